@@ -1,0 +1,61 @@
+# The project's commands. `make up` runs it, `make test` tests it; each does all its own set-up.
+
+PYTHON ?= $(shell for one in python3 python3.13 python3.12 python3.11 python3.10; do \
+	$$one -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null && echo $$one && break; done)
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+PROTOC := $(BIN)/python -m grpc_tools.protoc -I proto
+generate = $(PROTOC) --python_out=$(1) --pyi_out=$(1) proto/paramsync/v1/*.proto && \
+	$(PROTOC) --grpc_python_out=$(1) proto/paramsync/v1/sync.proto
+
+RESOLVE := $(BIN)/uv pip compile --quiet --universal --python-version 3.10 --generate-hashes --no-annotate --no-header
+
+.PHONY: up test check fast slow compose-test proto lock format clean
+
+up: $(READY)  ## trainer and inferencer over a fresh store, live; ARGS="--seconds 20 --json" are passed on
+	@$(BIN)/paramsync up $(ARGS)
+
+test: check fast slow  ## everything CI checks
+
+check: $(READY)  ## the static part: format, lint, types, dependency directions, generated code
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	@fresh=$$(mktemp -d) && trap 'rm -rf "$$fresh"' EXIT && $(call generate,$$fresh) && \
+		cp paramsync/v1/__init__.py $$fresh/paramsync/v1/ && diff -r -x __pycache__ $$fresh/paramsync/v1 paramsync/v1 || \
+		{ echo "paramsync/v1 is not what proto/ says: run make proto" >&2; exit 1; }
+
+fast: $(READY)  ## tests that stay under a minute
+	$(BIN)/pytest -m "not slow and not docker" $(ARGS)
+
+slow: $(READY)  ## tests with real processes; those with a Docker engine run where one can be had
+	$(BIN)/pytest -m "slow or docker" $(ARGS)
+
+compose-test: $(READY)  ## the Docker tests, after installing what they need from Debian
+	deploy/compose-deps
+	$(BIN)/pytest -m docker $(ARGS)
+
+proto: $(READY)  ## generate paramsync/v1 from proto/
+	$(call generate,.)
+
+format: $(READY)  ## format, and mend what the linter can
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+lock: $(READY)  ## resolve the locked requirements again
+	$(RESOLVE) --upgrade pyproject.toml --group dev -o requirements-dev.lock
+	$(RESOLVE) -c requirements-dev.lock pyproject.toml -o requirements.lock
+	$(RESOLVE) -c requirements-dev.lock pyproject.toml --extra gpu -o requirements-gpu.lock
+
+$(READY): requirements-dev.lock pyproject.toml
+	@test -n "$(PYTHON)" || { echo "make: needs Python 3.10 to 3.13; set PYTHON=/path/to/python" >&2; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --require-hashes -r requirements-dev.lock
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+clean:  ## forget the virtual environment and all caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

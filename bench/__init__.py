@@ -1,0 +1,1 @@
+"""Benchmarks: each has main(argv) and prints a table or JSON."""

@@ -1,0 +1,1 @@
+"""What trainer, inferencer and operator share. Importing it never imports TensorFlow."""

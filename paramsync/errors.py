@@ -1,0 +1,102 @@
+"""Every error of the project, grouped by whose fault it is. Each says what was expected, what was found, what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+
+class ParamsyncError(Exception):
+    """What all errors of this project are. Its text is one line for a person."""
+
+
+# The caller's or operator's fault -------------------------------------------------------------------------------------
+
+
+class SettingsError(ParamsyncError):
+    """An argument, setting or address that cannot be used. Programs end with exit code 2."""
+
+
+class RequestError(ParamsyncError):
+    """A request that no version could answer."""
+
+
+class UnknownModelError(RequestError):
+    def __init__(self, model: str, known: Iterable[str]) -> None:
+        super().__init__(f"model {model!r} is not served here; served: {', '.join(sorted(known)) or 'none'}")
+
+
+class UnknownVersionError(RequestError):
+    def __init__(self, where: str, number: int, known: Iterable[int]) -> None:
+        listed = ", ".join(map(str, sorted(known))) or "none"
+        super().__init__(f"version {number} of {where} is not there; there are: {listed}")
+
+
+class UnknownSignatureError(RequestError):
+    def __init__(self, signature: str, known: Iterable[str]) -> None:
+        super().__init__(f"signature {signature!r} does not exist; there are: {', '.join(sorted(known)) or 'none'}")
+
+
+class InputError(RequestError):
+    """An input or output filter that does not fit the signature."""
+
+    def __init__(self, what: str, *, expected: object, found: object) -> None:
+        super().__init__(f"{what}: expected {expected}, found {found}")
+
+
+# The store's fault ----------------------------------------------------------------------------------------------------
+
+
+class StoreError(ParamsyncError):
+    """A store that cannot be read or written."""
+
+    def __init__(self, path: Path, problem: str) -> None:
+        super().__init__(f"store {path}: {problem}")
+        self.path = path
+
+
+class StoreLockedError(StoreError):
+    """A second publisher on one store."""
+
+    def __init__(self, path: Path, owner: str) -> None:
+        super().__init__(path, f"already has a publisher ({owner}); a store has one publisher at a time")
+
+
+class CorruptCheckpointError(ParamsyncError):
+    """Files that are not the checkpoint they claim to be."""
+
+    def __init__(self, path: Path, *, expected: object, found: object) -> None:
+        super().__init__(f"{path}: expected {expected}, found {found}")
+        self.path = path
+
+
+# The graph's fault ----------------------------------------------------------------------------------------------------
+
+
+class GraphError(ParamsyncError):
+    """A graph that cannot be captured, lifted, read or called."""
+
+
+class ParameterError(GraphError):
+    """Parameters that do not fit the graph, or must not be served: names, shapes, dtypes, values."""
+
+    def __init__(self, where: str, *, expected: object, found: object) -> None:
+        super().__init__(f"parameters of {where}: expected {expected}, found {found}")
+
+
+# Nobody's fault -------------------------------------------------------------------------------------------------------
+
+
+class NotServingError(ParamsyncError):
+    """No version serves yet, or none any more."""
+
+    def __init__(self, model: str, why: str) -> None:
+        super().__init__(f"model {model!r} is not serving: {why}")
+
+
+class SyncError(ParamsyncError):
+    """A sync that did not reach the version asked for."""
+
+
+class PublishError(ParamsyncError):
+    """A publication that failed; training goes on, and the version before it is still the latest."""

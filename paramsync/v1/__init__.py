@@ -1,0 +1,1 @@
+"""Generated from proto/paramsync/v1 by `make proto`. Do not edit."""

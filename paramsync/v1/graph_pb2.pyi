@@ -1,0 +1,59 @@
+from paramsync.v1 import bundle_pb2 as _bundle_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Graph(_message.Message):
+    __slots__ = ("graph_def", "parameters", "signatures", "digest")
+    class SignaturesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: Signature
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[Signature, _Mapping]] = ...) -> None: ...
+    GRAPH_DEF_FIELD_NUMBER: _ClassVar[int]
+    PARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURES_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    graph_def: bytes
+    parameters: _containers.RepeatedCompositeFieldContainer[Parameter]
+    signatures: _containers.MessageMap[str, Signature]
+    digest: str
+    def __init__(self, graph_def: _Optional[bytes] = ..., parameters: _Optional[_Iterable[_Union[Parameter, _Mapping]]] = ..., signatures: _Optional[_Mapping[str, Signature]] = ..., digest: _Optional[str] = ...) -> None: ...
+
+class Parameter(_message.Message):
+    __slots__ = ("name", "node", "dtype", "shape")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    node: str
+    dtype: int
+    shape: _bundle_pb2.TensorShape
+    def __init__(self, name: _Optional[str] = ..., node: _Optional[str] = ..., dtype: _Optional[int] = ..., shape: _Optional[_Union[_bundle_pb2.TensorShape, _Mapping]] = ...) -> None: ...
+
+class Signature(_message.Message):
+    __slots__ = ("inputs", "outputs")
+    INPUTS_FIELD_NUMBER: _ClassVar[int]
+    OUTPUTS_FIELD_NUMBER: _ClassVar[int]
+    inputs: _containers.RepeatedCompositeFieldContainer[Endpoint]
+    outputs: _containers.RepeatedCompositeFieldContainer[Endpoint]
+    def __init__(self, inputs: _Optional[_Iterable[_Union[Endpoint, _Mapping]]] = ..., outputs: _Optional[_Iterable[_Union[Endpoint, _Mapping]]] = ...) -> None: ...
+
+class Endpoint(_message.Message):
+    __slots__ = ("name", "tensor", "dtype", "shape")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TENSOR_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    tensor: str
+    dtype: int
+    shape: _bundle_pb2.TensorShape
+    def __init__(self, name: _Optional[str] = ..., tensor: _Optional[str] = ..., dtype: _Optional[int] = ..., shape: _Optional[_Union[_bundle_pb2.TensorShape, _Mapping]] = ...) -> None: ...

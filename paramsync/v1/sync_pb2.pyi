@@ -1,0 +1,223 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Version(_message.Message):
+    __slots__ = ("number", "step", "prefix", "graph", "step_done_at", "snapshot_at", "committed_at", "bytes", "metrics")
+    class MetricsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_FIELD_NUMBER: _ClassVar[int]
+    GRAPH_FIELD_NUMBER: _ClassVar[int]
+    STEP_DONE_AT_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_AT_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_AT_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    step: int
+    prefix: str
+    graph: str
+    step_done_at: float
+    snapshot_at: float
+    committed_at: float
+    bytes: int
+    metrics: _containers.ScalarMap[str, float]
+    def __init__(self, number: _Optional[int] = ..., step: _Optional[int] = ..., prefix: _Optional[str] = ..., graph: _Optional[str] = ..., step_done_at: _Optional[float] = ..., snapshot_at: _Optional[float] = ..., committed_at: _Optional[float] = ..., bytes: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ...) -> None: ...
+
+class GetStatusRequest(_message.Message):
+    __slots__ = ("model",)
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    def __init__(self, model: _Optional[str] = ...) -> None: ...
+
+class GetStatusResponse(_message.Message):
+    __slots__ = ("models",)
+    MODELS_FIELD_NUMBER: _ClassVar[int]
+    models: _containers.RepeatedCompositeFieldContainer[ModelStatus]
+    def __init__(self, models: _Optional[_Iterable[_Union[ModelStatus, _Mapping]]] = ...) -> None: ...
+
+class ModelStatus(_message.Message):
+    __slots__ = ("model", "store", "state", "published", "serving", "resident", "quarantined", "lag_seconds", "lag_steps", "pinned", "last_error", "swaps", "restore_seconds")
+    class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        STATE_UNSPECIFIED: _ClassVar[ModelStatus.State]
+        WAITING: _ClassVar[ModelStatus.State]
+        SERVING: _ClassVar[ModelStatus.State]
+        DRAINING: _ClassVar[ModelStatus.State]
+    STATE_UNSPECIFIED: ModelStatus.State
+    WAITING: ModelStatus.State
+    SERVING: ModelStatus.State
+    DRAINING: ModelStatus.State
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    STORE_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    PUBLISHED_FIELD_NUMBER: _ClassVar[int]
+    SERVING_FIELD_NUMBER: _ClassVar[int]
+    RESIDENT_FIELD_NUMBER: _ClassVar[int]
+    QUARANTINED_FIELD_NUMBER: _ClassVar[int]
+    LAG_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    LAG_STEPS_FIELD_NUMBER: _ClassVar[int]
+    PINNED_FIELD_NUMBER: _ClassVar[int]
+    LAST_ERROR_FIELD_NUMBER: _ClassVar[int]
+    SWAPS_FIELD_NUMBER: _ClassVar[int]
+    RESTORE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    store: str
+    state: ModelStatus.State
+    published: Version
+    serving: Version
+    resident: _containers.RepeatedScalarFieldContainer[int]
+    quarantined: _containers.RepeatedCompositeFieldContainer[Quarantine]
+    lag_seconds: float
+    lag_steps: int
+    pinned: int
+    last_error: str
+    swaps: int
+    restore_seconds: float
+    def __init__(self, model: _Optional[str] = ..., store: _Optional[str] = ..., state: _Optional[_Union[ModelStatus.State, str]] = ..., published: _Optional[_Union[Version, _Mapping]] = ..., serving: _Optional[_Union[Version, _Mapping]] = ..., resident: _Optional[_Iterable[int]] = ..., quarantined: _Optional[_Iterable[_Union[Quarantine, _Mapping]]] = ..., lag_seconds: _Optional[float] = ..., lag_steps: _Optional[int] = ..., pinned: _Optional[int] = ..., last_error: _Optional[str] = ..., swaps: _Optional[int] = ..., restore_seconds: _Optional[float] = ...) -> None: ...
+
+class Quarantine(_message.Message):
+    __slots__ = ("number", "reason", "since")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    reason: str
+    since: float
+    def __init__(self, number: _Optional[int] = ..., reason: _Optional[str] = ..., since: _Optional[float] = ...) -> None: ...
+
+class SyncRequest(_message.Message):
+    __slots__ = ("model", "version")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    version: int
+    def __init__(self, model: _Optional[str] = ..., version: _Optional[int] = ...) -> None: ...
+
+class SyncProgress(_message.Message):
+    __slots__ = ("phase", "version", "status")
+    class Phase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        PHASE_UNSPECIFIED: _ClassVar[SyncProgress.Phase]
+        LOOKING: _ClassVar[SyncProgress.Phase]
+        RESTORING: _ClassVar[SyncProgress.Phase]
+        DONE: _ClassVar[SyncProgress.Phase]
+    PHASE_UNSPECIFIED: SyncProgress.Phase
+    LOOKING: SyncProgress.Phase
+    RESTORING: SyncProgress.Phase
+    DONE: SyncProgress.Phase
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    phase: SyncProgress.Phase
+    version: int
+    status: ModelStatus
+    def __init__(self, phase: _Optional[_Union[SyncProgress.Phase, str]] = ..., version: _Optional[int] = ..., status: _Optional[_Union[ModelStatus, _Mapping]] = ...) -> None: ...
+
+class WatchRequest(_message.Message):
+    __slots__ = ("model",)
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    def __init__(self, model: _Optional[str] = ...) -> None: ...
+
+class Event(_message.Message):
+    __slots__ = ("kind", "model", "version", "reason", "at", "restore_seconds")
+    class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        KIND_UNSPECIFIED: _ClassVar[Event.Kind]
+        FOUND: _ClassVar[Event.Kind]
+        SWAPPED: _ClassVar[Event.Kind]
+        QUARANTINED: _ClassVar[Event.Kind]
+    KIND_UNSPECIFIED: Event.Kind
+    FOUND: Event.Kind
+    SWAPPED: Event.Kind
+    QUARANTINED: Event.Kind
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
+    RESTORE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    kind: Event.Kind
+    model: str
+    version: Version
+    reason: str
+    at: float
+    restore_seconds: float
+    def __init__(self, kind: _Optional[_Union[Event.Kind, str]] = ..., model: _Optional[str] = ..., version: _Optional[_Union[Version, _Mapping]] = ..., reason: _Optional[str] = ..., at: _Optional[float] = ..., restore_seconds: _Optional[float] = ...) -> None: ...
+
+class PinRequest(_message.Message):
+    __slots__ = ("model", "version")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    version: int
+    def __init__(self, model: _Optional[str] = ..., version: _Optional[int] = ...) -> None: ...
+
+class UnpinRequest(_message.Message):
+    __slots__ = ("model",)
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    def __init__(self, model: _Optional[str] = ...) -> None: ...
+
+class GetPublisherStatusRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class PublishRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class WatchPublisherRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class PublisherStatus(_message.Message):
+    __slots__ = ("state", "store", "device", "step", "total_steps", "steps_per_epoch", "loss", "steps_per_second", "published", "publishes", "skipped", "last_error")
+    class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        STATE_UNSPECIFIED: _ClassVar[PublisherStatus.State]
+        STARTING: _ClassVar[PublisherStatus.State]
+        TRAINING: _ClassVar[PublisherStatus.State]
+        STOPPING: _ClassVar[PublisherStatus.State]
+    STATE_UNSPECIFIED: PublisherStatus.State
+    STARTING: PublisherStatus.State
+    TRAINING: PublisherStatus.State
+    STOPPING: PublisherStatus.State
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    STORE_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_STEPS_FIELD_NUMBER: _ClassVar[int]
+    STEPS_PER_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    LOSS_FIELD_NUMBER: _ClassVar[int]
+    STEPS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    PUBLISHED_FIELD_NUMBER: _ClassVar[int]
+    PUBLISHES_FIELD_NUMBER: _ClassVar[int]
+    SKIPPED_FIELD_NUMBER: _ClassVar[int]
+    LAST_ERROR_FIELD_NUMBER: _ClassVar[int]
+    state: PublisherStatus.State
+    store: str
+    device: str
+    step: int
+    total_steps: int
+    steps_per_epoch: int
+    loss: float
+    steps_per_second: float
+    published: Version
+    publishes: int
+    skipped: int
+    last_error: str
+    def __init__(self, state: _Optional[_Union[PublisherStatus.State, str]] = ..., store: _Optional[str] = ..., device: _Optional[str] = ..., step: _Optional[int] = ..., total_steps: _Optional[int] = ..., steps_per_epoch: _Optional[int] = ..., loss: _Optional[float] = ..., steps_per_second: _Optional[float] = ..., published: _Optional[_Union[Version, _Mapping]] = ..., publishes: _Optional[int] = ..., skipped: _Optional[int] = ..., last_error: _Optional[str] = ...) -> None: ...
