@@ -1,0 +1,1 @@
+"""Graph work: capture, lift, call. The only part of the library that imports TensorFlow; import it explicitly."""

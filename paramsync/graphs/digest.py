@@ -1,0 +1,99 @@
+"""The digest of a graph's structure: equal for two traces of one model, different when anything that computes differs.
+
+A node's digest covers its op, its attributes and the digests of what it reads; names of nodes and functions do not
+count, names of inputs, outputs and parameters do.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+
+def digest(graph_def: Any, named: Mapping[str, str], results: Iterable[tuple[str, str]]) -> str:
+    """The digest, in hex, of what computes `results`, pairs of name and tensor.
+
+    `named` gives the meaning of the placeholders: node to name of the input or parameter.
+    """
+    functions = {function.signature.name: function for function in graph_def.library.function}
+    nodes = _Nodes(graph_def.node, named, functions)
+    whole = hashlib.sha256()
+    for name, tensor in sorted(results):
+        whole.update(_packed(name.encode(), nodes.tensor(tensor)))
+    return whole.hexdigest()[:32]
+
+
+class _Nodes:
+    """The digests of the nodes of a graph or of one function, made when asked for."""
+
+    def __init__(self, nodes: Iterable[Any], named: Mapping[str, str], functions: Mapping[str, Any]) -> None:
+        self._nodes = {node.name: node for node in nodes}
+        self._functions = functions
+        self._done = {node: _hash(b"named", name.encode()) for node, name in named.items()}
+
+    def tensor(self, name: str) -> bytes:
+        node, _, port = name.partition(":")
+        return _hash(self._node(node), port.removesuffix(":0").encode() if port not in ("", "0") else b"")
+
+    def _node(self, wanted: str) -> bytes:
+        entered: set[str] = set()
+        stack = [wanted]
+        while stack:  # not recursive: real graphs are deeper than Python's stack
+            name = stack[-1]
+            if name in self._done:
+                stack.pop()
+                continue
+            inputs = [_node_of(one) for one in self._nodes[name].input]
+            missing = [one for one in inputs if one not in self._done and one not in entered]
+            entered.add(name)
+            if missing:
+                stack += missing
+            else:
+                self._done[name] = self._digest(self._nodes[name])
+                stack.pop()
+        return self._done[wanted]
+
+    def _digest(self, node: Any) -> bytes:
+        data, control = [], []
+        for one in node.input:
+            name = _node_of(one)
+            # what is not done yet leads back here: the loop of an old while, marked by the op that closes it
+            before = self._done.get(name) or _hash(b"back", self._nodes[name].op.encode())
+            if one.startswith("^"):
+                control.append(before)
+            else:
+                data.append(_hash(before, one[len(name) :].removesuffix(":0").encode()))
+        op = self._function(node.op) if node.op in self._functions else node.op.encode()
+        attributes = [
+            _packed(name.encode(), self._attribute(value))
+            for name, value in sorted(node.attr.items())
+            if not name.startswith("_")
+        ]
+        return _hash(op, _packed(*data), _packed(*sorted(control)), _packed(*attributes))
+
+    def _attribute(self, value: Any) -> bytes:
+        called = [value.func.name] if value.HasField("func") else [one.name for one in value.list.func]
+        if called:
+            return _packed(*(self._function(name) for name in called))
+        return bytes(value.SerializeToString(deterministic=True))
+
+    def _function(self, name: str) -> bytes:
+        function = self._functions[name]
+        named = {one.name: f"argument {at}" for at, one in enumerate(function.signature.input_arg)}
+        nodes = _Nodes(function.node_def, named, self._functions)
+        results = [nodes.tensor(function.ret[one.name]) for one in function.signature.output_arg]
+        effects = [nodes.tensor(one) for one in function.control_ret.values()]
+        return _hash(_packed(*results), _packed(*sorted(effects)))
+
+
+def _node_of(name: str) -> str:
+    return name.removeprefix("^").partition(":")[0]
+
+
+def _packed(*parts: bytes) -> bytes:
+    return b"".join(len(part).to_bytes(8, "little") + part for part in parts)
+
+
+def _hash(*parts: bytes) -> bytes:
+    return hashlib.sha256(_packed(*parts)).digest()
