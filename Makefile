@@ -12,18 +12,26 @@ generate = $(PROTOC) --python_out=$(1) --pyi_out=$(1) proto/paramsync/v1/*.proto
 
 RESOLVE := $(BIN)/uv pip compile --quiet --universal --python-version 3.10 --generate-hashes --no-annotate --no-header
 
-.PHONY: up test check fast slow compose-test proto lock format clean
+.PHONY: up test check lint types imports generated fast slow compose-test proto lock format clean
 
 up: $(READY)  ## trainer and inferencer over a fresh store, live; ARGS="--seconds 20 --json" are passed on
 	@$(BIN)/paramsync up $(ARGS)
 
 test: check fast slow  ## everything CI checks
 
-check: $(READY)  ## the static part: format, lint, types, dependency directions, generated code
+check: lint types imports generated  ## the static part, nothing is run
+
+lint: $(READY)  ## format and rules
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+
+types: $(READY)  ## mypy, strict
 	$(BIN)/mypy
-	$(BIN)/lint-imports
+
+imports: $(READY)  ## which package may import which
+	$(BIN)/lint-imports --no-cache
+
+generated: $(READY)  ## paramsync/v1 is what proto/ says
 	@fresh=$$(mktemp -d) && trap 'rm -rf "$$fresh"' EXIT && $(call generate,$$fresh) && \
 		cp paramsync/v1/__init__.py $$fresh/paramsync/v1/ && diff -r -x __pycache__ $$fresh/paramsync/v1 paramsync/v1 || \
 		{ echo "paramsync/v1 is not what proto/ says: run make proto" >&2; exit 1; }

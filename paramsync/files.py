@@ -1,0 +1,73 @@
+"""Files that either are complete or are not there, and files of others that nobody has to trust."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from paramsync.errors import CorruptCheckpointError
+
+TEMPORARY = ".tmp-"
+
+_SHOWN = 200  # characters
+_IRREGULAR = {errno.ELOOP: "a symbolic link", errno.ENXIO: "a socket or a device"}
+
+
+@contextmanager
+def aside(path: Path) -> Iterator[BinaryIO]:
+    """A file to write that takes the name `path` when the block ends, and leaves nothing behind when it fails."""
+    temporary = path.with_name(TEMPORARY + path.name)
+    try:
+        with temporary.open("wb") as file:
+            yield file
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def regular(path: Path) -> Iterator[BinaryIO]:
+    """A file to read, which must be a regular one: a link could lead out of the directory, a FIFO could block.
+
+    Raises OSError where it cannot be opened, CorruptCheckpointError where it is something else.
+    """
+    descriptor = _open(path)
+    try:
+        mode = os.fstat(descriptor).st_mode
+        if not stat.S_ISREG(mode):
+            raise CorruptCheckpointError(path, expected="a regular file", found=f"one of mode {stat.filemode(mode)}")
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
+            yield file
+    finally:
+        os.close(descriptor)
+
+
+def content(path: Path, *, limit: int) -> bytes:
+    """All of a regular file, which may not be larger than `limit` bytes. Raises as `regular` does."""
+    with regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > limit:
+            raise CorruptCheckpointError(path, expected=f"at most {limit} bytes", found=size)
+        return file.read(size)  # a file that grows meanwhile is no concern of this reader
+
+
+def shown(found: object) -> str:
+    """What was found in a file, on one line of a message: of what is long, or means harm, the beginning will do."""
+    text = " ".join((repr(found) if isinstance(found, str | bytes) else str(found)).split())
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+def _open(path: Path) -> int:
+    try:
+        # O_NONBLOCK: opening a FIFO that nobody writes would wait for a writer.
+        return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno in _IRREGULAR:
+            raise CorruptCheckpointError(path, expected="a regular file", found=_IRREGULAR[error.errno]) from error
+        raise

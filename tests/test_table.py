@@ -1,0 +1,139 @@
+"""The table codec on its own: what is written is read, and nothing else is believed."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from crc32c import crc32c
+
+from paramsync import table
+from paramsync.errors import CorruptCheckpointError
+
+WHERE = Path("a.index")
+
+
+def records(count: int) -> list[tuple[bytes, bytes]]:
+    return [(b"layer/%06d/kernel" % number, b"value %d" % number) for number in range(count)]
+
+
+def read(content: bytes) -> list[tuple[bytes, bytes]]:
+    return list(table.read(content, path=WHERE))
+
+
+@pytest.mark.parametrize("count", [0, 1, 15, 16, 17, 33, 40_000])
+def test_what_is_written_is_read(count: int) -> None:
+    assert read(table.write(records(count))) == records(count)
+
+
+def test_a_large_table_has_several_blocks() -> None:
+    content = table.write(records(40_000))
+    sizes = [size for _, size in table._Reader(content, WHERE).handles()]
+    assert len(sizes) >= 3
+    assert all(256 * 1024 <= size < 270 * 1024 for size in sizes[:-1])
+
+
+def test_empty_keys_and_values_are_records() -> None:
+    pairs = [(b"", b""), (b"\0", b""), (b"a", b"x" * 300_000), (b"b", b"")]
+    assert read(table.write(pairs)) == pairs
+
+
+@pytest.mark.parametrize("keys", [(b"b", b"a"), (b"a", b"a")])
+def test_keys_are_written_in_ascending_order_only(keys: tuple[bytes, bytes]) -> None:
+    with pytest.raises(ValueError, match="expected one after"):
+        table.write((key, b"") for key in keys)
+
+
+def test_a_table_cut_anywhere_is_refused() -> None:
+    content = table.write(records(40))
+    for length in range(len(content)):
+        with pytest.raises(CorruptCheckpointError):
+            read(content[:length])
+
+
+def test_every_flipped_bit_is_found_or_does_not_matter() -> None:
+    content = table.write(records(20))
+    unread = 0
+    for bit in range(len(content) * 8):
+        changed = bytearray(content)
+        changed[bit // 8] ^= 1 << bit % 8
+        try:
+            found = read(bytes(changed))
+        except CorruptCheckpointError:
+            continue
+        assert found == records(20), f"bit {bit}"
+        unread += 1
+    assert unread < 64 * 8  # the metaindex, its handle and the padding of the footer
+
+
+def test_random_bytes_with_the_right_end_are_refused() -> None:
+    chance = random.Random(0)
+    end = table.write([])[-8:]
+    for _ in range(2000):
+        with pytest.raises(CorruptCheckpointError):
+            read(chance.randbytes(chance.randrange(200)) + end)
+
+
+def block(content: bytes, restarts: int = 0) -> bytes:
+    """A table of one block of records with these bytes, its checksums right."""
+    return assembled([content + restarts.to_bytes(4, "little")])
+
+
+def assembled(blocks: list[bytes], *, repeat: int = 1, kind: int = 0) -> bytes:
+    content = bytearray()
+    handles = []
+    for one in blocks:
+        handles.append(table.varint(len(content)) + table.varint(len(one)))
+        content += trailed(one, kind)
+    index = table._BlockWriter(1)
+    for number, handle in enumerate(handles * repeat):
+        index.add(b"%09d" % number, handle)
+    at = len(content)
+    last = index.finish()
+    content += trailed(last, 0)
+    footer = table.varint(0) + table.varint(0) + table.varint(at) + table.varint(len(last))
+    return bytes(content) + footer.ljust(40, b"\0") + table.write([])[-8:]
+
+
+def trailed(content: bytes, kind: int) -> bytes:
+    behind = bytes([kind])
+    return content + behind + table.mask(crc32c(content + behind)).to_bytes(4, "little")
+
+
+EXPANDING = [table.varint(50_000 + number) + b"\1\0k" for number in range(1000)]
+
+
+def test_the_hostile_tables_below_are_well_formed_but_for_one_thing() -> None:
+    assert read(block(b"\0\1\1ab" + b"\1\1\1cd")) == [(b"a", b"b"), (b"ac", b"d")]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        pytest.param(block(b"\1\1\1ab"), "shares at most 0 bytes", id="shares with nothing"),
+        pytest.param(block(b"\0\1\2ab"), "ends by 5", id="ends outside the block"),
+        pytest.param(block(b"\0" + b"\xff" * 9 + b"\1\0a"), "a record that shares", id="length of 64 bits"),
+        pytest.param(block(b"\0" + b"\xff" * 10 + b"\1\0a"), "expected a record", id="length above 64 bits"),
+        pytest.param(block(b"\0\1"), "expected a record", id="ends within a length"),
+        pytest.param(block(b"\0\1\0a\0\1\0a"), "a key after b'a'", id="the same key twice"),
+        pytest.param(block(b"\0\1\0b\0\1\0a"), "a key after b'b'", id="keys descend"),
+        pytest.param(block(b"\0\1\0a", restarts=1 << 30), "1073741824 restarts", id="restarts outside the block"),
+        pytest.param(assembled([b"ab"]), "its count of restarts", id="no count of restarts"),
+        pytest.param(assembled([b"\0\1\0a\0\0\0\0"], repeat=2), "a key after b'a'", id="the same block twice"),
+        pytest.param(assembled([b"\0\1\0a\0\0\0\0"], kind=1), "uncompressed blocks", id="compressed"),
+        pytest.param(
+            block(b"\0\xd0\x86\x03\0" + b"k" * 50_000 + b"".join(EXPANDING)),
+            "together",
+            id="keys that expand",
+        ),
+    ],
+)
+def test_hostile_tables_are_refused(content: bytes, message: str) -> None:
+    with pytest.raises(CorruptCheckpointError, match=message):
+        read(content)
+
+
+def test_a_checksum_is_masked_as_the_format_says() -> None:
+    assert table.mask(0) == 0xA282EAD8
+    assert table.mask(0xFFFFFFFF) == 0xA282EAD7
