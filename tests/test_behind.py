@@ -1,0 +1,157 @@
+"""WriteBehind, with writers that stop where a test wants them to."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import threading
+import weakref
+from concurrent.futures import Future
+
+import pytest
+
+from paramsync.errors import PublishError
+from paramsync.version import Version
+from trainer.behind import WriteBehind
+
+TIMEOUT = 30
+
+
+def version(number: int) -> Version:
+    return Version(number=number, step=number, prefix=f"ckpt-{number}", step_done_at=0.0, snapshot_at=0.0)
+
+
+def test_of_those_that_wait_only_the_newest_is_written_and_the_others_are_counted() -> None:
+    begun, go_on = threading.Event(), threading.Event()
+    written = []
+
+    def write(number: int) -> Version:
+        begun.set()
+        assert go_on.wait(TIMEOUT)
+        written.append(number)
+        return version(number)
+
+    behind = WriteBehind(write)
+    behind.start()
+    behind.put(1)
+    assert begun.wait(TIMEOUT)
+    for number in (2, 3, 4):
+        behind.put(number)
+    go_on.set()
+    assert behind.flush(TIMEOUT)
+    behind.close()
+    assert written == [1, 4]
+    status = behind.status()
+    assert (status.publishes, status.skipped, status.published) == (2, 2, version(4))
+
+
+def test_who_waits_for_one_that_is_overtaken_gets_the_one_that_overtook_it() -> None:
+    behind = WriteBehind(version)
+    first: Future[Version] = Future()
+    second: Future[Version] = Future()
+    behind.put(1, first)
+    behind.put(2, second)
+    assert behind.run_once()
+    assert first.result(0) == second.result(0) == version(2)
+    assert not behind.run_once()
+
+
+def test_an_error_goes_to_who_waits_and_into_the_status_until_a_write_succeeds(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def write(number: int) -> Version:
+        if number == 1:
+            raise OSError("disk full")
+        return version(number)
+
+    behind = WriteBehind(write)
+    future: Future[Version] = Future()
+    behind.put(1, future)
+    with caplog.at_level(logging.ERROR):
+        behind.run_once()
+    assert [record.getMessage() for record in caplog.records] == ["a publication failed, training goes on: disk full"]
+    with pytest.raises(PublishError, match="disk full"):
+        future.result(0)
+    assert behind.status().last_error == "disk full"
+    assert behind.take_error() == "disk full"
+    assert behind.take_error() is None
+    behind.put(2)
+    behind.run_once()
+    assert behind.status().last_error is None
+
+
+def test_a_future_that_was_cancelled_is_left_alone() -> None:
+    behind = WriteBehind(version)
+    future: Future[Version] = Future()
+    behind.put(1, future)
+    future.cancel()
+    assert behind.run_once()
+    assert behind.status().publishes == 1
+
+
+def test_listeners_hear_of_each_version_after_it_is_in_the_status() -> None:
+    behind = WriteBehind(version)
+    heard: list[tuple[Version, Version | None]] = []
+    behind.subscribe(lambda one: heard.append((one, behind.status().published)))
+    behind.put(1)
+    behind.run_once()
+    assert heard == [(version(1), version(1))]
+
+
+def test_flush_says_when_it_takes_too_long() -> None:
+    behind = WriteBehind(version)
+    behind.put(1)
+    assert not behind.flush(0)
+    behind.run_once()
+    assert behind.flush(0)
+
+
+def test_close_writes_what_waits() -> None:
+    behind = WriteBehind(version)
+    behind.put(1)
+    behind.start()
+    behind.close()
+    assert behind.status().published == version(1)
+
+
+def test_nothing_is_taken_once_closed() -> None:
+    behind = WriteBehind(version)
+    behind.close()
+    with pytest.raises(PublishError, match="the publisher is closed"):
+        behind.put(1)
+
+
+def test_a_listener_that_fails_harms_nobody_else(caplog: pytest.LogCaptureFixture) -> None:
+    def fail(version: Version) -> None:
+        raise ValueError("mine")
+
+    behind = WriteBehind(version)
+    heard: list[Version] = []
+    behind.subscribe(fail)
+    behind.subscribe(heard.append)
+    future: Future[Version] = Future()
+    behind.put(1, future)
+    assert behind.run_once()
+    assert [future.result(0)] == heard == [version(1)]
+    assert behind.status().last_error is None
+    assert "a listener failed at version 1" in caplog.text
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_what_was_written_is_not_held_in_memory_afterwards(fails: bool) -> None:
+    class Item:
+        pass
+
+    def write(item: Item) -> Version:
+        if fails:
+            raise OSError("disk full")
+        return version(1)
+
+    behind = WriteBehind(write)
+    item = Item()
+    gone = weakref.ref(item)
+    behind.put(item)
+    del item
+    behind.run_once()
+    gc.collect()
+    assert gone() is None

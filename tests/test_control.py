@@ -1,0 +1,239 @@
+"""The trainer's control port, over real gRPC."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import tensorflow as tf
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from paramsync.errors import SettingsError
+from paramsync.store import Store
+from paramsync.v1 import sync_pb2, sync_pb2_grpc
+from tests.test_behind import version
+from trainer import watchers
+from trainer.control import Control, Training
+from trainer.meter import Meter
+from trainer.publisher import Publisher
+from trainer.schedule import PublishSchedule
+
+TIMEOUT = 30
+STATES = sync_pb2.PublisherStatus
+
+
+class Doubling(tf.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.by = tf.Variable(2.0)
+
+    @tf.function(input_signature=[tf.TensorSpec([], name="x")])
+    def __call__(self, x: tf.Tensor) -> tf.Tensor:
+        return x * self.by
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A control port and a client of it, over one store."""
+
+    store: Path
+    control: Control
+    channel: grpc.Channel
+    stub: Any
+
+    @contextmanager
+    def training(self) -> Iterator[Publisher]:
+        schedule = PublishSchedule(at_start=False, at_end=False)
+        with Publisher(self.store, Doubling(), schedule=schedule) as publisher:
+            meter = Meter(0, time.monotonic())
+            self.control.training_begins(
+                Training(publisher=publisher, meter=meter, device="CPU", total_steps=None, steps_per_epoch=10)
+            )
+            meter.advance(7, tf.constant(0.5), time.monotonic())
+            yield publisher
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[Pair]:
+    with (
+        closing(Control("127.0.0.1", 0, store=tmp_path)) as control,
+        grpc.insecure_channel(control.address) as channel,
+    ):
+        yield Pair(tmp_path, control, channel, sync_pb2_grpc.PublisherStub(channel))
+
+
+@contextmanager
+def stepping(publisher: Publisher) -> Iterator[None]:
+    """A training loop beside the test, that takes steps until the block ends."""
+    over = threading.Event()
+
+    def steps() -> None:
+        step = 0
+        while not over.is_set():
+            step += 1
+            publisher.publish_if_due(step)
+
+    thread = threading.Thread(target=steps)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join(TIMEOUT)
+
+
+def watch(pair: Pair) -> Any:
+    call = pair.stub.Watch(sync_pb2.WatchPublisherRequest(), timeout=TIMEOUT)
+    call.initial_metadata()  # arrives when nothing is missed any more
+    return call
+
+
+def status(pair: Pair) -> sync_pb2.PublisherStatus:
+    answer = pair.stub.GetStatus(sync_pb2.GetPublisherStatusRequest(), timeout=TIMEOUT)
+    assert isinstance(answer, sync_pb2.PublisherStatus)
+    return answer
+
+
+def healthy(pair: Pair, service: str = "") -> bool:
+    request = health_pb2.HealthCheckRequest(service=service)
+    answer = health_pb2_grpc.HealthStub(pair.channel).Check(request, timeout=TIMEOUT)
+    return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+
+
+def test_status_and_health_follow_training_from_start_to_end(pair: Pair) -> None:
+    assert status(pair) == STATES(state=STATES.STARTING, store=str(pair.store))
+    assert not healthy(pair)
+    with pair.training() as publisher:
+        found = status(pair)
+        assert (found.state, found.step, found.loss, found.device) == (STATES.TRAINING, 7, 0.5, "CPU")
+        assert not found.HasField("total_steps")
+        assert not found.HasField("published")
+        assert healthy(pair)
+        assert healthy(pair, "paramsync.v1.Publisher")
+        version = publisher.publish(7, wait=True)
+        found = status(pair)
+        assert (found.published.number, found.publishes, found.last_error) == (version.number, 1, "")
+        pair.control.training_ends()
+        assert status(pair).state == STATES.STOPPING
+        assert not healthy(pair)
+
+
+def test_publish_answers_when_the_version_is_committed(pair: Pair) -> None:
+    with pair.training() as publisher, stepping(publisher):
+        answer = pair.stub.Publish(sync_pb2.PublishRequest(), timeout=TIMEOUT)
+        latest = Store(pair.store).latest()
+    assert latest is not None
+    assert (answer.number, answer.step, answer.committed_at) == (latest.number, latest.step, latest.committed_at)
+    assert (answer.graph, answer.bytes, answer.prefix) == (latest.graph, latest.bytes, latest.prefix)
+
+
+def test_publish_before_training_begins_may_be_tried_again(pair: Pair) -> None:
+    with pytest.raises(grpc.RpcError) as refused:
+        pair.stub.Publish(sync_pb2.PublishRequest(), timeout=TIMEOUT)
+    assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+def test_publish_after_training_has_stopped_is_a_failed_precondition(pair: Pair) -> None:
+    with pair.training() as publisher:
+        publisher.finish(1)
+        with pytest.raises(grpc.RpcError) as refused:
+            pair.stub.Publish(sync_pb2.PublishRequest(), timeout=TIMEOUT)
+    assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    assert "training has stopped" in str(refused.value.details())
+
+
+def test_a_publication_that_fails_is_an_internal_error_that_says_why(pair: Pair) -> None:
+    with pair.training() as publisher:
+        (pair.store / "checkpoint").mkdir()
+        with stepping(publisher), pytest.raises(grpc.RpcError) as failed:
+            pair.stub.Publish(sync_pb2.PublishRequest(), timeout=TIMEOUT)
+    assert failed.value.code() is grpc.StatusCode.INTERNAL
+    assert str(pair.store) in str(failed.value.details())
+
+
+def test_callers_of_publish_that_leave_give_their_threads_back(pair: Pair) -> None:
+    with pair.training() as publisher:  # takes no step, so that Publish has to wait
+        for _ in range(3 * watchers.MOST):
+            with pytest.raises(grpc.RpcError) as late:
+                pair.stub.Publish(sync_pb2.PublishRequest(), timeout=0.05)
+            assert late.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        with stepping(publisher):
+            assert pair.stub.Publish(sync_pb2.PublishRequest(), timeout=TIMEOUT).number > 0
+
+
+def test_watch_tells_of_every_version_from_now_on(pair: Pair) -> None:
+    with pair.training() as publisher:
+        publisher.publish(1, wait=True)
+        call = watch(pair)
+        numbers = [publisher.publish(step, wait=True).number for step in (2, 3, 4)]
+        assert [next(call).number for _ in numbers] == numbers
+
+
+def test_there_are_only_so_many_watchers_and_status_is_answered_beside_them(pair: Pair) -> None:
+    calls = [watch(pair) for _ in range(watchers.MOST)]
+    with pytest.raises(grpc.RpcError) as refused:
+        next(pair.stub.Watch(sync_pb2.WatchPublisherRequest(), timeout=TIMEOUT))
+    assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert status(pair).state == STATES.STARTING
+    calls[0].cancel()
+    deadline = time.monotonic() + TIMEOUT
+    while time.monotonic() < deadline:  # the server hears of it in its own time
+        if not is_refused(pair):
+            return
+    pytest.fail("a watcher left, and its place was not given to another")
+
+
+def is_refused(pair: Pair) -> bool:
+    call = pair.stub.Watch(sync_pb2.WatchPublisherRequest(), timeout=TIMEOUT)
+    call.initial_metadata()
+    if call.is_active():
+        call.cancel()
+        return False
+    return True
+
+
+def test_a_watcher_that_does_not_read_is_dropped_and_told_so() -> None:
+    all_of_them = watchers.Watchers()
+    slow = all_of_them.add()
+    assert slow is not None
+    for number in range(watchers.MOST_WAITING + 10):
+        all_of_them.tell(version(number))
+    read = []
+    while (one := slow.next()) is not None:
+        read.append(one.number)
+    assert read == list(range(watchers.MOST_WAITING))
+    assert slow.fell_behind
+
+
+def test_watches_end_when_the_port_is_closed(tmp_path: Path) -> None:
+    control = Control("127.0.0.1", 0, store=tmp_path)
+    with grpc.insecure_channel(control.address) as channel, ThreadPoolExecutor() as pool:
+        call = sync_pb2_grpc.PublisherStub(channel).Watch(sync_pb2.WatchPublisherRequest(), timeout=TIMEOUT)
+        call.initial_metadata()
+        heard = pool.submit(list, call)
+        control.close()
+        assert heard.result(TIMEOUT) == []
+        assert call.code() is grpc.StatusCode.OK
+
+
+def test_a_port_that_is_taken_is_refused(pair: Pair) -> None:
+    host, _, port = pair.control.address.partition(":")
+    with pytest.raises(SettingsError, match=f"control port {pair.control.address} cannot be listened on"):
+        Control(host, int(port), store=pair.store)
+
+
+def test_reflection_lists_the_services(pair: Pair) -> None:
+    stub = reflection_pb2_grpc.ServerReflectionStub(pair.channel)
+    request = reflection_pb2.ServerReflectionRequest(list_services="")
+    answer = next(stub.ServerReflectionInfo(iter([request]), timeout=TIMEOUT))
+    names = {service.name for service in answer.list_services_response.service}
+    assert {"paramsync.v1.Publisher", "grpc.health.v1.Health"} <= names

@@ -1,0 +1,226 @@
+"""Publisher over real stores, read back by a follower and by TensorFlow."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from paramsync.errors import GraphError, PublishError, RequestError, SettingsError, StoreLockedError
+from paramsync.store import Store
+from paramsync.version import Version
+from trainer.publisher import Publisher
+from trainer.schedule import PublishSchedule
+
+TIMEOUT = 60
+EVERY_STEP = PublishSchedule(every_steps=1)
+ON_REQUEST = PublishSchedule(at_start=False, at_end=False)
+
+
+class Counters(tf.Module):
+    """Variables that all equal the number of steps taken."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.many = [tf.Variable(tf.zeros([size, 257])) for size in (1, 2, 64, 512)]
+        self.step = tf.Variable(0, dtype=tf.int64)
+
+    @tf.function(input_signature=[tf.TensorSpec([], name="x")])
+    def __call__(self, x: tf.Tensor) -> tf.Tensor:
+        return x + tf.add_n([tf.reduce_sum(one) for one in self.many]) + tf.cast(self.step, tf.float32)
+
+    @tf.function
+    def train(self) -> None:
+        for one in self.many:
+            one.assign_add(tf.ones_like(one))
+        self.step.assign_add(1)
+
+
+def network() -> keras.Model:
+    return keras.Sequential([keras.Input((4,), name="x"), keras.layers.Dense(3), keras.layers.BatchNormalization()])
+
+
+def test_every_published_version_has_the_values_of_exactly_one_step(tmp_path: Path) -> None:
+    model = Counters()
+    seen: list[tuple[int, set[float]]] = []
+
+    def look(version: Version) -> None:
+        reader = tf.train.load_checkpoint(str(tmp_path / version.prefix))
+        names = [name for name in reader.get_variable_to_shape_map() if name.endswith("VARIABLE_VALUE")]
+        assert len(names) == 5
+        seen.append((version.step, {float(value) for name in names for value in np.unique(reader.get_tensor(name))}))
+
+    with Publisher(tmp_path, model, schedule=EVERY_STEP) as publisher:
+        publisher.subscribe(look)
+        publisher.publish_if_due(0)
+        for step in range(1, 601):
+            model.train()
+            publisher.publish_if_due(step)
+        publisher.finish(600)
+        status = publisher.status()
+    assert status.last_error is None
+    assert len(seen) == status.publishes > 5
+    assert status.publishes + status.skipped == 601
+    assert seen == [(step, {float(step)}) for step, _ in seen]
+    assert [step for step, _ in seen] == sorted({step for step, _ in seen})
+    assert seen[-1][0] == 600
+
+
+def test_tensorflow_reads_a_published_keras_model(tmp_path: Path) -> None:
+    model, copy = network(), network()
+    for index, weight in enumerate(model.weights):
+        weight.assign(np.full(weight.shape, index + 0.5))
+    with Publisher(tmp_path, model, schedule=EVERY_STEP) as publisher:
+        publisher.publish(7, wait=True)
+    prefix = tf.train.latest_checkpoint(tmp_path)
+    assert prefix == str(tmp_path / "ckpt-7")
+    tf.train.Checkpoint(copy).read(prefix).assert_existing_objects_matched().expect_partial()
+    for mine, theirs in zip(model.weights, copy.weights, strict=True):
+        np.testing.assert_array_equal(mine.numpy(), theirs.numpy())
+
+
+def test_the_first_call_publishes_and_says_what(tmp_path: Path) -> None:
+    with Publisher(tmp_path, Counters(), schedule=PublishSchedule(every_steps=10)) as publisher:
+        version = publisher.publish_if_due(3)
+        assert version is not None
+        assert (version.number, version.step, version.committed_at) == (3, 3, None)
+        assert version.step_done_at <= version.snapshot_at
+        assert publisher.publish_if_due(12) is None
+        assert publisher.publish_if_due(13) is not None
+    latest = Store(tmp_path).latest()
+    assert latest is not None
+    assert (latest.number, latest.graph) == (13, version.graph)
+
+
+def test_without_a_publication_at_the_start_counting_begins_there(tmp_path: Path) -> None:
+    schedule = PublishSchedule(every_steps=10, at_start=False)
+    with Publisher(tmp_path, Counters(), schedule=schedule) as publisher:
+        assert publisher.publish_if_due(5) is None
+        assert publisher.publish_if_due(14) is None
+        assert publisher.publish_if_due(15) is not None
+
+
+def test_metrics_travel_in_the_version(tmp_path: Path) -> None:
+    with Publisher(tmp_path, Counters(), schedule=EVERY_STEP) as publisher:
+        published = publisher.publish(1, wait=True, metrics={"loss": tf.constant(0.25), "accuracy": 0.5})
+    assert published.metrics == {"loss": 0.25, "accuracy": 0.5}
+    assert Store(tmp_path).latest() == published
+
+
+def test_versions_keep_rising_where_a_restart_falls_back_in_steps(tmp_path: Path) -> None:
+    with Publisher(tmp_path, Counters(), schedule=EVERY_STEP) as publisher:
+        publisher.publish(100, wait=True)
+    with Publisher(tmp_path, Counters(), schedule=EVERY_STEP) as publisher:
+        again = publisher.publish(40, wait=True)
+    assert (again.number, again.step) == (101, 40)
+
+
+def test_a_request_from_another_thread_is_answered_with_the_next_step(tmp_path: Path) -> None:
+    with Publisher(tmp_path, Counters(), schedule=ON_REQUEST) as publisher:
+        assert publisher.publish_if_due(1) is None
+        answers: list[Version] = []
+        asked = threading.Event()
+
+        def ask() -> None:
+            future = publisher.request()
+            asked.set()
+            answers.append(future.result(TIMEOUT))
+
+        operator = threading.Thread(target=ask)
+        operator.start()
+        assert asked.wait(TIMEOUT)
+        assert publisher.publish_if_due(2) is not None
+        operator.join(TIMEOUT)
+        assert publisher.publish_if_due(3) is None
+    assert [version.step for version in answers] == [2]
+    assert Store(tmp_path).latest() == answers[0]
+
+
+def test_finish_publishes_the_last_step_once(tmp_path: Path) -> None:
+    with Publisher(tmp_path, Counters(), schedule=PublishSchedule(every_steps=10)) as publisher:
+        publisher.publish_if_due(0)
+        last = publisher.finish(5)
+        assert last is not None
+        assert last.step == 5
+        assert publisher.finish(5) == last
+        assert publisher.status().publishes == 2
+
+
+def test_finish_answers_who_asked_and_then_refuses(tmp_path: Path) -> None:
+    with Publisher(tmp_path, Counters(), schedule=ON_REQUEST) as publisher:
+        future = publisher.request()
+        publisher.finish(5)
+        assert future.result(0).step == 5
+        with pytest.raises(RequestError, match="training has stopped"):
+            publisher.request()
+
+
+def test_close_publishes_nothing_and_answers_who_asked(tmp_path: Path) -> None:
+    publisher = Publisher(tmp_path, Counters(), schedule=EVERY_STEP)
+    future = publisher.request()
+    publisher.close()
+    publisher.close()
+    with pytest.raises(RequestError, match="training has stopped"):
+        future.result(0)
+    assert Store(tmp_path).latest() is None
+
+
+def test_training_survives_a_store_that_goes_away_and_publishes_when_it_is_back(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    with Publisher(store, Counters(), schedule=EVERY_STEP) as publisher:
+        publisher.publish(1, wait=True)
+        shutil.rmtree(store)
+        store.touch()
+        publisher.publish_if_due(2)
+        assert publisher.flush(TIMEOUT)
+        error = publisher.status().last_error
+        assert error is not None
+        assert str(store) in error
+        store.unlink()
+        store.mkdir()
+        publisher.publish(3, wait=True)
+        assert publisher.status().last_error is None
+    latest = Store(store).latest()
+    assert latest is not None
+    assert latest.step == 3
+
+
+def test_an_error_is_raised_at_the_next_call_where_that_is_wanted(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    with Publisher(store, Counters(), schedule=EVERY_STEP, on_error="raise") as publisher:
+        shutil.rmtree(store)
+        store.touch()
+        publisher.publish_if_due(1)
+        with pytest.raises(PublishError, match="an earlier publication failed"):
+            publisher.flush(TIMEOUT)
+        assert publisher.flush(TIMEOUT)
+
+
+def test_who_waits_for_a_publication_is_told_that_it_failed(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    with Publisher(store, Counters(), schedule=EVERY_STEP) as publisher:
+        shutil.rmtree(store)
+        store.touch()
+        with pytest.raises(PublishError, match="store"):
+            publisher.publish(1, wait=True)
+
+
+def test_a_second_publisher_is_refused(tmp_path: Path) -> None:
+    with Publisher(tmp_path, Counters(), schedule=EVERY_STEP), pytest.raises(StoreLockedError):
+        Publisher(tmp_path, Counters(), schedule=EVERY_STEP)
+
+
+def test_an_unknown_way_with_errors_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match='on_error: expected "log" or "raise"'):
+        Publisher(tmp_path, Counters(), schedule=EVERY_STEP, on_error="ignore")  # type: ignore[arg-type]
+
+
+def test_a_model_that_is_not_built_is_refused_and_leaves_the_store_free(tmp_path: Path) -> None:
+    with pytest.raises(GraphError, match="build it"):
+        Publisher(tmp_path, keras.Sequential([keras.layers.Dense(1)]), schedule=EVERY_STEP)
+    Publisher(tmp_path, Counters(), schedule=EVERY_STEP).close()

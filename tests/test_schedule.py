@@ -1,0 +1,68 @@
+"""PublishSchedule, as tables: it is pure."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from paramsync.errors import SettingsError
+from trainer.schedule import Moment, PublishSchedule
+
+STEPS = PublishSchedule(every_steps=10)
+SECONDS = PublishSchedule(every_seconds=2.0)
+BOTH = PublishSchedule(every_steps=10, every_seconds=2.0)
+NEITHER = PublishSchedule()
+LAST = Moment(100, 50.0)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "step", "now", "due"),
+    [
+        (STEPS, 109, 1e9, False),
+        (STEPS, 110, 50.0, True),
+        (STEPS, 119, 50.0, True),
+        (SECONDS, 10**9, 51.9, False),
+        (SECONDS, 101, 52.0, True),
+        (BOTH, 109, 51.9, False),
+        (BOTH, 110, 51.9, True),
+        (BOTH, 101, 52.0, True),
+        (NEITHER, 10**9, 1e9, False),
+        (SECONDS, 100, 1e9, False),  # the same step again has nothing new
+        (STEPS, 5, 50.0, False),
+    ],
+)
+def test_a_publication_is_due_after_so_many_steps_or_seconds(
+    schedule: PublishSchedule, step: int, now: float, due: bool
+) -> None:
+    assert schedule.due(step, now, since=LAST) is due
+
+
+@pytest.mark.parametrize("at_start", [True, False])
+def test_the_first_step_seen_is_due_where_the_start_is_wanted(at_start: bool) -> None:
+    assert PublishSchedule(every_steps=10, at_start=at_start).due(7, 0.0, since=None) is at_start
+
+
+@pytest.mark.parametrize(
+    ("at_end", "published", "due"), [(True, 9, True), (True, None, True), (True, 10, False), (False, 9, False)]
+)
+def test_the_end_is_due_unless_it_is_published_already(at_end: bool, published: int | None, due: bool) -> None:
+    assert PublishSchedule(every_steps=10, at_end=at_end).due_at_end(10, published=published) is due
+
+
+@pytest.mark.parametrize("value", [0, -1, float("nan")])
+def test_a_schedule_of_zero_or_less_is_refused_by_name(value: float) -> None:
+    with pytest.raises(SettingsError, match="every_seconds: expected a number above 0, found"):
+        PublishSchedule(every_seconds=value)
+    with pytest.raises(SettingsError, match="every_steps: expected a number above 0, found 0"):
+        PublishSchedule(every_steps=0)
+
+
+def test_the_schedule_needs_nothing_but_the_standard_library() -> None:
+    code = (
+        "import sys, trainer.schedule\n"
+        "heavy = {'tensorflow', 'keras', 'numpy', 'grpc', 'google'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -1,0 +1,55 @@
+"""Snapshots of real variables."""
+
+from __future__ import annotations
+
+import numpy as np
+import tensorflow as tf
+
+from paramsync.graphs.capture import capture
+from paramsync.version import Version
+from trainer.snapshot import Snapshot, pin
+
+
+class Affine(tf.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = tf.Variable(tf.ones([1024, 1024]))
+        self.shift = tf.Variable(tf.zeros([1024], tf.bfloat16))
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 1024], name="x")])
+    def __call__(self, x: tf.Tensor) -> tf.Tensor:
+        return x @ self.scale + tf.cast(self.shift, tf.float32)
+
+
+def snapshot(model: tf.Module) -> Snapshot:
+    version = Version(number=1, step=1, prefix="ckpt-1", step_done_at=0.0, snapshot_at=0.0)
+    return Snapshot(version=version, values=pin(capture(model)), metrics={"loss": tf.constant(1.5)})
+
+
+def test_a_snapshot_keeps_the_values_of_its_step_through_later_updates() -> None:
+    model = Affine()
+    taken = snapshot(model)
+    model.scale.assign_add(tf.ones_like(model.scale))
+    model.shift.assign_add(tf.ones_like(model.shift))
+    arrays = {array.shape: array for name, array in taken.tensors().items() if array.dtype != object}
+    assert (arrays[1024, 1024] == 1).all()
+    assert (arrays[1024,].astype(np.float32) == 0).all()
+    assert (model.scale.numpy() == 2).all()
+
+
+def test_a_snapshot_shares_the_variables_memory() -> None:
+    model = Affine()
+    live = np.asarray(model.scale.read_value())
+    assert any(np.shares_memory(live, array) for array in snapshot(model).tensors().values() if array.dtype != object)
+
+
+def test_a_snapshot_names_what_tensorflow_looks_for_in_a_checkpoint() -> None:
+    assert set(snapshot(Affine()).tensors()) == {
+        "scale/.ATTRIBUTES/VARIABLE_VALUE",
+        "shift/.ATTRIBUTES/VARIABLE_VALUE",
+        "_CHECKPOINTABLE_OBJECT_GRAPH",
+    }
+
+
+def test_metrics_that_are_tensors_are_read_when_they_are_measured() -> None:
+    assert snapshot(Affine()).measured() == {"loss": 1.5}

@@ -1,0 +1,30 @@
+"""The training program: `python -m trainer --store DIR`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from trainer.stop import Stop
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the program; returns its exit code."""
+    stop = Stop()
+    stop.listen()  # before the imports, which take time
+    from paramsync.errors import SettingsError, StoreError
+    from trainer import settings
+
+    settings.set_environment()
+    from trainer import program
+
+    try:
+        program.run(settings.parse(sys.argv[1:] if arguments is None else arguments), stop=stop)
+    except (SettingsError, StoreError) as error:
+        sys.stderr.write(f"trainer: {error}\n")
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

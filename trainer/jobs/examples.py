@@ -1,0 +1,77 @@
+"""What the digits job learns from: digits drawn here, or the file mnist.npz. numpy only."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from paramsync.errors import SettingsError
+from trainer.jobs import glyphs
+
+PIXELS = glyphs.SIDE * glyphs.SIDE
+_DRAWN = 20_000
+_DRAWN_HELD_OUT = 2_000
+_KEYS = ("x_train", "y_train", "x_test", "y_test")
+
+
+@dataclass(frozen=True, slots=True)
+class Examples:
+    """Pictures of digits, uint8 [n, 784], and what they show, int64 [n]."""
+
+    images: npt.NDArray[np.uint8]
+    labels: npt.NDArray[np.int64]
+
+    def scaled(self) -> npt.NDArray[np.float32]:
+        """The pictures as the network takes them: float32 in 0..1."""
+        return self.images.astype(np.float32) / np.float32(255)
+
+    def save(self, path: Path) -> None:
+        """Write x (float32) and y (int64) as one file that appears when it is complete. Raises SettingsError."""
+        aside = path.with_name(f".tmp-{path.name}-{os.getpid()}")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with aside.open("wb") as file:
+                np.savez(file, x=self.scaled(), y=self.labels)
+            aside.replace(path)
+        except OSError as error:
+            raise SettingsError(f"held-out examples cannot be written to {path}: {error.strerror}") from error
+
+
+def drawn(*, seed: int) -> tuple[Examples, Examples]:
+    """Digits drawn here, to train on and held out. The same seed draws the same."""
+    images, labels = glyphs.draw(_DRAWN + _DRAWN_HELD_OUT, seed=seed)
+    pixels = np.rint(images * 255).astype(np.uint8)
+    return Examples(pixels[:_DRAWN], labels[:_DRAWN]), Examples(pixels[_DRAWN:], labels[_DRAWN:])
+
+
+def read(path: Path) -> tuple[Examples, Examples]:
+    """The examples of an `mnist.npz`, to train on and held out. Raises SettingsError, which says what is wrong."""
+    try:
+        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
+            missing = [key for key in _KEYS if key not in file]
+            if missing:
+                raise SettingsError(
+                    f"{path}: expected the arrays {', '.join(_KEYS)}, found {', '.join(file) or 'none'}"
+                )
+            x_train, y_train, x_test, y_test = (file[key] for key in _KEYS)
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, TypeError, AttributeError) as error:
+        raise SettingsError(f"{path} cannot be read as an .npz file: {error}") from error
+    return _examples(path, "train", x_train, y_train), _examples(path, "test", x_test, y_test)
+
+
+def _examples(path: Path, part: str, images: npt.NDArray[Any], labels: npt.NDArray[Any]) -> Examples:
+    expected = f"uint8 [n, {glyphs.SIDE}, {glyphs.SIDE}]"
+    if images.dtype != np.uint8 or images.shape[1:] != (glyphs.SIDE, glyphs.SIDE) or not len(images):
+        raise SettingsError(f"{path}: x_{part}: expected {expected}, found {images.dtype} {list(images.shape)}")
+    if labels.dtype.kind not in "iu" or labels.shape != (len(images),):
+        expected = f"whole numbers [{len(images)}]"
+        raise SettingsError(f"{path}: y_{part}: expected {expected}, found {labels.dtype} {list(labels.shape)}")
+    if not np.isin(labels, range(10)).all():
+        raise SettingsError(f"{path}: y_{part}: expected digits from 0 to 9, found {labels.min()} to {labels.max()}")
+    return Examples(images.reshape(-1, PIXELS), labels.astype(np.int64))

@@ -1,0 +1,32 @@
+"""Meter: the step training is at, its loss and its speed."""
+
+from __future__ import annotations
+
+from typing import SupportsFloat
+
+_WINDOW = 1.0  # seconds over which the speed is measured
+
+
+class Meter:
+    """Written by the thread that trains, read from any: a reader waits for nothing but a loss still being computed."""
+
+    def __init__(self, step: int, now: float) -> None:
+        self.step = step
+        self.steps_per_second = 0.0
+        self._loss: SupportsFloat | None = None
+        self._since = (step, now)
+
+    def advance(self, step: int, loss: SupportsFloat, now: float) -> None:
+        """A step is done."""
+        self.step = step
+        self._loss = loss
+        before, began = self._since
+        if now - began >= _WINDOW:
+            self.steps_per_second = (step - before) / (now - began)
+            self._since = (step, now)
+
+    @property
+    def loss(self) -> float | None:
+        """The loss of the last step; None before the first."""
+        loss = self._loss
+        return None if loss is None else float(loss)

@@ -1,0 +1,54 @@
+"""When a publication is due. Pure: the time and the last publication come in as arguments."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from paramsync.errors import SettingsError
+
+
+class Moment(NamedTuple):
+    """A step and the time it was at, in seconds of any clock that never goes back."""
+
+    step: int
+    time: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishSchedule:
+    """Publish every so many steps, or every so many seconds; where both are given, whichever comes first.
+
+    Where neither is given, only the start and the end are published, and what an operator asks for.
+
+        schedule = PublishSchedule(every_steps=100, every_seconds=30)
+        if schedule.due(step, now, since=last): ...
+    """
+
+    every_steps: int | None = None
+    every_seconds: float | None = None
+    at_start: bool = True
+    at_end: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("every_steps", "every_seconds"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise SettingsError(f"{name}: expected a number above 0, found {value}")
+
+    def due(self, step: int, now: float, *, since: Moment | None) -> bool:
+        """Whether `step` is to be published now. `since` is the last publication; None where there was none.
+
+        Without a publication at the start, `since` is where the counting began.
+        """
+        if since is None:
+            return self.at_start
+        if step == since.step:
+            return False  # its values are published already
+        by_steps = self.every_steps is not None and step - since.step >= self.every_steps
+        by_seconds = self.every_seconds is not None and now - since.time >= self.every_seconds
+        return by_steps or by_seconds
+
+    def due_at_end(self, step: int, *, published: int | None) -> bool:
+        """Whether the last step is to be published. `published` is the last one that was; None where none was."""
+        return self.at_end and step != published

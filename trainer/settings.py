@@ -1,0 +1,112 @@
+"""The training program's settings: arguments, and the environment it gives to TensorFlow."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from paramsync.errors import SettingsError
+from trainer.schedule import PublishSchedule
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What the program was asked to do. `steps` is None where it trains until it is stopped."""
+
+    store: Path
+    schedule: PublishSchedule
+    steps: int | None
+    data: Path | None
+    seed: int
+    keep: int
+    state: Path
+    held_out: Path | None
+    host: str
+    control_port: int
+
+
+def parse(arguments: Sequence[str]) -> Settings:
+    """Read the program's arguments. Raises SettingsError, one line that says what to mend."""
+    given = _parser().parse_args(arguments)
+    every_seconds = given.every_seconds
+    if given.every_steps is None and every_seconds is None:
+        every_seconds = 1.0
+    return Settings(
+        store=given.store,
+        schedule=PublishSchedule(every_steps=given.every_steps, every_seconds=every_seconds),
+        steps=given.steps,
+        data=given.data,
+        seed=given.seed,
+        keep=given.keep,
+        state=given.state or given.store / "training",
+        held_out=given.held_out,
+        host=given.host,
+        control_port=given.control_port,
+    )
+
+
+def set_environment() -> None:
+    """Prepare the environment for TensorFlow, Keras and gRPC; to be called before they are imported."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what it has to say about a taken port, we say
+    os.environ["KERAS_BACKEND"] = "tensorflow"  # another one would not run the training step
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise SettingsError(message)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="trainer", description="Train a network on digits and publish it while it is being trained.")
+    add = parser.add_argument
+    add("--store", type=Path, required=True, metavar="DIR", help="where to publish")
+    add("--every-steps", type=_whole(1), metavar="N", help="publish every N steps")
+    add(
+        "--every-seconds",
+        type=_seconds,
+        metavar="T",
+        help="publish every T seconds (default: 1, without --every-steps)",
+    )
+    add("--steps", type=_whole(1), metavar="N", help="stop at step N (default: train until stopped)")
+    add("--data", type=Path, metavar="MNIST.NPZ", help="train on this file (default: digits drawn here)")
+    add("--seed", type=_whole(0), default=0, metavar="N", help="of the drawn digits, weights and batches (default: 0)")
+    add("--keep", type=_whole(1), default=5, metavar="N", help="how many versions stay in the store (default: 5)")
+    add("--state", type=Path, metavar="DIR", help="where to save what resuming needs (default: STORE/training)")
+    add("--held-out", type=Path, metavar="FILE.NPZ", help="write the examples that are not trained on here")
+    add("--host", default="127.0.0.1", help="address of the control port (default: 127.0.0.1)")
+    add("--control-port", type=_port, default=8503, metavar="PORT", help="0: any free one (default: 8503)")
+    return parser
+
+
+def _whole(least: int) -> Callable[[str], int]:
+    def read(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = least - 1
+        if value < least:
+            raise argparse.ArgumentTypeError(f"expected a whole number of at least {least}, found {text!r}")
+        return value
+
+    return read
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected seconds above 0, found {text!r}")
+    return value
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"expected a port from 0 to 65535, found {text!r}")
+    return int(text)
