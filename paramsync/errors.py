@@ -98,5 +98,23 @@ class SyncError(ParamsyncError):
     """A sync that did not reach the version asked for."""
 
 
+class CallError(ParamsyncError):
+    """A call that got no answer. The text is the other program's own where it gave one, the code gRPC's name for it."""
+
+    def __init__(self, text: str, code: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class NotReachableError(CallError):
+    """Nobody answers at the address."""
+
+    def __init__(self, program: str, address: str, why: str) -> None:
+        super().__init__(
+            f"{program} not reachable at {address} ({why}): start it, or give the address it logs when it is ready",
+            "UNAVAILABLE",
+        )
+
+
 class PublishError(ParamsyncError):
     """A publication that failed; training goes on, and the version before it is still the latest."""

@@ -1,0 +1,149 @@
+"""What can be said to `paramsync` on the command line. Imports nothing that takes time."""
+
+from __future__ import annotations
+
+import argparse
+
+INFERENCER = "127.0.0.1:8502"
+TRAINER = "127.0.0.1:8503"
+PREDICTIONS = "127.0.0.1:8500"
+
+_EXAMPLES = """\
+examples:
+  paramsync up                          see it work, on this machine
+  paramsync status                      what is trained, published and served, and how far apart
+  paramsync sync digits                 serve the newest version now
+  paramsync predict digits --input image=@held_out.npz:x --rows 3
+
+exit codes: 0 done, 1 it did not happen, 2 wrong arguments
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(
+        prog="paramsync",
+        description="Keeps an inference copy of a TensorFlow model up to date while the model is being trained.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True, title="commands")
+    for add in (_add_up, _add_status, _add_sync, _add_pin, _add_unpin, _add_predict):
+        add(commands)
+    return top
+
+
+_Commands = argparse._SubParsersAction  # argparse gives it no public name
+
+
+def _command(
+    commands: _Commands[argparse.ArgumentParser], name: str, module: str, summary: str
+) -> argparse.ArgumentParser:
+    one = commands.add_parser(
+        name, help=summary, description=summary[0].upper() + summary[1:] + ".", allow_abbrev=False
+    )
+    one.set_defaults(module=module)
+    return one
+
+
+def _add_up(commands: _Commands[argparse.ArgumentParser]) -> None:
+    one = _command(commands, "up", "up", "start a trainer and an inferencer here and watch versions flow")
+    one.add_argument(
+        "--seconds", type=_seconds, metavar="S", help="end by itself S seconds after the first version serves"
+    )
+    one.add_argument("--json", action="store_true", help="at the end print what happened as one JSON object")
+    for option, default, what in (
+        ("--port", 8500, "predictions"),
+        ("--control-port", 8502, "the inferencer's control"),
+        ("--trainer-port", 8503, "the trainer's control"),
+    ):
+        text = f"for {what}; 0: any free port (default {default})"
+        one.add_argument(option, type=_port, default=default, metavar="PORT", help=text)
+
+
+def _add_status(commands: _Commands[argparse.ArgumentParser]) -> None:
+    one = _command(commands, "status", "status", "show what is trained, published and served, and how far apart")
+    _add_inferencer(one)
+    one.add_argument(
+        "--trainer", default=TRAINER, metavar="HOST:PORT", help=f"the trainer's control port (default {TRAINER})"
+    )
+
+
+def _add_sync(commands: _Commands[argparse.ArgumentParser]) -> None:
+    one = _command(commands, "sync", "sync", "serve the newest version, or the one given, now; wait until it serves")
+    one.add_argument("model", nargs="?", default="", metavar="MODEL", help="may be left out where one model is served")
+    one.add_argument("--version", type=_number, metavar="N", help="this version in place of the newest")
+    one.add_argument("--timeout", type=_seconds, default=30.0, metavar="S", help="give up after S seconds (default 30)")
+    _add_inferencer(one)
+
+
+def _add_pin(commands: _Commands[argparse.ArgumentParser]) -> None:
+    one = _command(commands, "pin", "pin", "serve one version and stay there")
+    one.add_argument("model", metavar="MODEL")
+    one.add_argument("version", type=_number, metavar="N")
+    _add_inferencer(one)
+
+
+def _add_unpin(commands: _Commands[argparse.ArgumentParser]) -> None:
+    one = _command(commands, "unpin", "pin", "follow the newest version again")
+    one.add_argument("model", metavar="MODEL")
+    one.set_defaults(version=None)
+    _add_inferencer(one)
+
+
+def _add_predict(commands: _Commands[argparse.ArgumentParser]) -> None:
+    one = _command(commands, "predict", "predict", "ask a model, and say which version answered")
+    one.formatter_class = argparse.RawDescriptionHelpFormatter
+    one.epilog = (
+        "VALUE is JSON, @FILE.npy or @FILE.npz:KEY. JSON numbers become float32, or int64 where all are whole and\n"
+        "the model does not ask for float32; arrays from files keep their dtype."
+    )
+    one.add_argument("model", metavar="MODEL")
+    one.add_argument(
+        "--input", dest="inputs", action="append", required=True, type=_named_value, metavar="NAME=VALUE",
+        help="one input of the model; once for each",
+    )  # fmt: skip
+    one.add_argument("--rows", type=_number, metavar="N", help="send only the first N rows of each input")
+    one.add_argument(
+        "--server", default=PREDICTIONS, metavar="HOST:PORT", help=f"the predictions port (default {PREDICTIONS})"
+    )
+    _add_json(one)
+
+
+def _add_inferencer(one: argparse.ArgumentParser) -> None:
+    text = f"the inferencer's control port (default {INFERENCER})"
+    one.add_argument("--inferencer", default=INFERENCER, metavar="HOST:PORT", help=text)
+    _add_json(one)
+
+
+def _add_json(one: argparse.ArgumentParser) -> None:
+    one.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"expected a port, 0 to 65535, found {text!r}")
+    return int(text)
+
+
+def _number(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"expected a whole number, 0 or more, found {text!r}")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < 1e9:
+        raise argparse.ArgumentTypeError(f"expected seconds, more than 0, found {text!r}")
+    return seconds
+
+
+def _named_value(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not (name and equals and value):
+        raise argparse.ArgumentTypeError(f"expected NAME=VALUE, found {text!r}")
+    return name, value

@@ -1,0 +1,83 @@
+"""`paramsync predict`: asks a model and says which version answered."""
+
+from __future__ import annotations
+
+import sys
+import time
+from argparse import Namespace
+from collections.abc import Mapping
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from paramsync.cli.values import Value, read
+from paramsync.cli.wording import console, duration, to_json
+from paramsync.client import Prediction, Predictor
+from paramsync.errors import RequestError
+
+_ROWS = 12  # how many rows of an answer are shown
+_CLASSES = 1000  # a wider row is hardly one of scores, so its greatest element says nothing
+
+
+def run(arguments: Namespace) -> bool:
+    values = {name: read(name, text, rows=arguments.rows) for name, text in arguments.inputs}
+    started = time.monotonic()
+    with Predictor(arguments.server) as predictor:
+        prediction = _ask(predictor, arguments.model, values)
+    if arguments.json:
+        outputs = {name: _listed(array) for name, array in prediction.outputs.items()}
+        sys.stdout.write(to_json({"model": arguments.model, "version": prediction.version, "outputs": outputs}))
+        return True
+    took = duration(time.monotonic() - started)
+    screen = console()
+    screen.print(f"{arguments.model}: version {prediction.version} answered in {took}", style="bold", soft_wrap=True)
+    for name, array in sorted(prediction.outputs.items()):
+        _show(screen, name, array)
+    return True
+
+
+def _ask(predictor: Predictor, model: str, values: Mapping[str, Value]) -> Prediction:
+    """JSON does not say whether 1 is whole by chance: what the server refuses naming float32 is sent as float32."""
+    values = dict(values)
+    while True:
+        try:
+            return predictor.predict(model, {name: value.array for name, value in values.items()})
+        except RequestError as error:
+            refused = [name for name, value in values.items() if value.maybe_float and name in str(error)]
+            if not refused or "float32" not in str(error):
+                raise
+            values |= {name: values[name].as_float() for name in refused}
+
+
+def _listed(array: np.ndarray) -> object:
+    return np.char.decode(array.astype(bytes), errors="replace").tolist() if array.dtype == object else array.tolist()
+
+
+def _show(screen: Console, name: str, array: np.ndarray) -> None:
+    scores = array.ndim == 2 and 0 < array.shape[1] <= _CLASSES and array.dtype.kind in "fiu"
+    rows = array.reshape(1, -1) if array.ndim == 0 else array
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0), expand=True)
+    table.add_column("row", justify="right", no_wrap=True)
+    if scores:
+        table.add_column("argmax", justify="right", no_wrap=True)
+    kind = "string" if array.dtype == object else array.dtype
+    table.add_column(f"{name}: {kind} {list(array.shape)}", no_wrap=True, overflow="ellipsis", ratio=1)
+    for number, row in enumerate(rows[:_ROWS]):
+        table.add_row(str(number), *([str(int(row.argmax()))] if scores else []), _shortened(row))
+    screen.print(table)
+    if len(rows) > _ROWS:
+        screen.print(f"{len(rows) - _ROWS} more rows; --json gives all", style="dim")
+
+
+def _shortened(row: np.ndarray) -> str:
+    if row.dtype == object:
+        return " ".join(one.decode(errors="replace") for one in row.flat)
+    text = np.array2string(
+        row.reshape(-1),
+        formatter={"float_kind": lambda value: f"{value:.4g}"},
+        threshold=12,
+        edgeitems=5,
+        max_line_width=10_000,
+    )
+    return text.strip("[]")

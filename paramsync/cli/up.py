@@ -1,0 +1,158 @@
+"""`paramsync up`: a trainer and an inferencer on this machine, for as long as somebody wants to watch."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import tempfile
+import threading
+import time
+from argparse import Namespace
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from paramsync.cli.ledger import Ledger
+from paramsync.cli.observer import Observer
+from paramsync.cli.prober import HeldOut
+from paramsync.cli.processes import Child, check_ports, end_all, fast_folder
+from paramsync.cli.screen import Screen
+from paramsync.cli.wording import console, duration, share, to_json
+from paramsync.client import Inferencer, Predictor, Trainer
+from paramsync.errors import CallError, ParamsyncError
+
+_MODEL, _INPUT = "digits", "image"
+_READY_SECONDS = 180.0  # a small machine imports TensorFlow twice at the same time
+_END_SECONDS = 15.0
+_LOOK_SECONDS = 0.25
+_READY_LOOK_SECONDS = 0.05  # so that the first version is asked before the second comes
+
+
+class _EndedError(Exception):
+    """Somebody wants the end, or a child has ended, and there is nothing to show yet."""
+
+
+def run(arguments: Namespace) -> bool:
+    """True where nothing failed."""
+    check_ports(
+        {"--port": arguments.port, "--control-port": arguments.control_port, "--trainer-port": arguments.trainer_port}
+    )
+    ledger, faults = Ledger(), []
+    people = console(stderr=arguments.json)
+    with _set_by_signals() as stop, tempfile.TemporaryDirectory(prefix="paramsync-up-", dir=fast_folder()) as name:
+        children = _start(arguments, Path(name))
+        try:
+            with Screen(people, store=f"{name}/store") as screen:
+                _watch(children, Path(name), ledger, screen, stop, seconds=arguments.seconds)
+        except _EndedError:
+            pass  # what was wrong with a child is told below
+        except ParamsyncError as error:
+            faults.append(str(error))
+        finally:
+            faults += end_all(children, seconds=_END_SECONDS)
+    faults += [f"a prediction failed: {ledger.last_failure}"] if ledger.last_failure else []
+    for fault in faults:
+        sys.stderr.write(f"paramsync up: {fault}\n")
+    summary = ledger.summary()
+    if arguments.json:
+        sys.stdout.write(to_json(summary))
+    else:
+        people.print(_sentences(summary), soft_wrap=True)
+    return not faults
+
+
+def _start(arguments: Namespace, folder: Path) -> tuple[Child, Child]:
+    store = str(folder / "store")
+    trainer = ["--store", store, "--state", str(folder / "state"), "--held-out", str(folder / "held_out.npz")]
+    trainer += ["--every-seconds", "0.5", "--control-port", str(arguments.trainer_port)]
+    inferencer = ["--model", f"{_MODEL}={store}"]
+    inferencer += ["--port", str(arguments.port), "--control-port", str(arguments.control_port)]
+    return (
+        Child("trainer", trainer, log=folder / "trainer.log"),
+        Child("inferencer", inferencer, log=folder / "inferencer.log"),
+    )
+
+
+def _watch(
+    children: tuple[Child, Child], folder: Path, ledger: Ledger, screen: Screen, stop: threading.Event,
+    *, seconds: float | None,
+) -> None:  # fmt: skip
+    """From their start until somebody wants the end, the time is over or one of them ends by itself."""
+    with contextlib.ExitStack() as stack:
+        clients = _wait_until_ready(children, folder, screen, stop, stack)
+        held_out = HeldOut.read(folder / "held_out.npz")
+        observer = Observer(*clients, held_out, ledger, model=_MODEL, input_name=_INPUT)
+        observer.start()
+        deadline = time.monotonic() + seconds if seconds is not None else None
+        try:
+            while not stop.wait(_LOOK_SECONDS) and (deadline is None or time.monotonic() < deadline):
+                if any(child.ended for child in children):
+                    return
+                observer.look()
+                screen.show(ledger.view(time.time()))
+        finally:
+            observer.stop()
+
+
+def _wait_until_ready(
+    children: tuple[Child, Child], folder: Path, screen: Screen, stop: threading.Event, stack: contextlib.ExitStack
+) -> tuple[Trainer, Inferencer, Predictor]:
+    """Wait for the ports, then for the first version to serve. Raises ParamsyncError where that does not happen."""
+    trainer, inferencer = children
+    deadline = time.monotonic() + _READY_SECONDS
+
+    def wait(what: str) -> None:
+        if any(child.ended for child in children):
+            raise _EndedError
+        if time.monotonic() > deadline:
+            raise ParamsyncError(
+                f"still {what} after {_READY_SECONDS:g} s; " + "\n".join(map(Child.last_lines, children))
+            )
+        screen.wait(what)
+        if stop.wait(_READY_LOOK_SECONDS):
+            raise _EndedError
+
+    while not trainer.addresses():
+        wait("waiting for the trainer to start")
+    while not inferencer.addresses():
+        wait("waiting for the inferencer to start")
+    clients = (
+        stack.enter_context(Trainer(trainer.addresses()["control"])),
+        stack.enter_context(Inferencer(inferencer.addresses()["control"])),
+        stack.enter_context(Predictor(inferencer.addresses()["predictions"])),
+    )
+    while not (_serves(clients[2]) and (folder / "held_out.npz").exists()):
+        wait("waiting for the first version to serve")
+    return clients
+
+
+def _serves(predictor: Predictor) -> bool:
+    try:
+        return predictor.serves(_MODEL)
+    except CallError:
+        return False
+
+
+@contextlib.contextmanager
+def _set_by_signals() -> Iterator[threading.Event]:
+    """An event that Ctrl-C, SIGTERM and a closed terminal set, as often as they come."""
+    wanted = threading.Event()
+    before = {
+        one: signal.signal(one, lambda *_: wanted.set()) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    }
+    try:
+        yield wanted
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
+
+
+def _sentences(summary: Mapping[str, float | int | None]) -> str:
+    accuracies = (share(summary[f"{which}_accuracy"]) for which in ("first", "last"))
+    fresh = summary["freshness_ms_p50"]
+    answered = "" if fresh is None else f"; a step was answered from {duration(fresh / 1000)} after its end (median)"
+    return (
+        f"{summary['published']} versions published, {summary['served']} served; "
+        f"{summary['predictions']} predictions, {summary['failed']} failed\n"
+        "accuracy {} at first, {} at last{}".format(*accuracies, answered)
+    )

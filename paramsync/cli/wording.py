@@ -1,0 +1,74 @@
+"""How times, numbers and messages are said: to a person in words, to a program as JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING, Any
+
+from google.protobuf.message import Message
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+NOTHING = "–"  # noqa: RUF001, stands where there is no value
+
+
+def console(*, stderr: bool = False) -> Console:
+    """Where people read. Takes every text as it is: names and errors may hold what rich would read as markup."""
+    from rich.console import Console
+
+    return Console(stderr=stderr, markup=False, highlight=False, emoji=False)
+
+
+def duration(seconds: float) -> str:
+    if seconds < 0.9995:
+        return f"{seconds * 1000:.0f} ms"
+    for limit, size, unit in ((120, 1, "s"), (7200, 60, "min"), (172_800, 3600, "h")):
+        if seconds < limit:
+            return f"{seconds / size:.1f} {unit}" if seconds < 10 else f"{seconds / size:.0f} {unit}"
+    return f"{seconds / 86_400:.0f} d"
+
+
+def ago(then: float, now: float) -> str:
+    return f"{duration(max(0.0, now - then))} ago"
+
+
+def share(value: float | None) -> str:
+    return NOTHING if value is None else f"{value:.1%}"
+
+
+def plain(message: Message) -> dict[str, Any]:
+    """A message as JSON values: every field, None for what is absent, enum values as words."""
+    return {field.name: _field(message, field) for field in message.DESCRIPTOR.fields}
+
+
+def to_json(value: object) -> str:
+    """One line. What JSON has no number for stands as a string."""
+    return json.dumps(_numbers(value), allow_nan=False) + "\n"
+
+
+def _field(message: Message, field: Any) -> Any:  # a FieldDescriptor: one of two classes, as protobuf was built
+    if field.has_presence and not message.HasField(field.name):
+        return None
+    value = getattr(message, field.name)
+    if field.message_type is not None and field.message_type.GetOptions().map_entry:
+        return dict(value)
+    if field.is_repeated:
+        return [_single(one, field) for one in value]
+    return _single(value, field)
+
+
+def _single(value: Any, field: Any) -> Any:
+    if field.enum_type is not None:
+        name: str = field.enum_type.values_by_number[value].name
+        return name.lower()
+    return plain(value) if field.message_type is not None else value
+
+
+def _numbers(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _numbers(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_numbers(one) for one in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,133 @@
+"""Real gRPC servers that speak the contract and do what a test needs: refuse, wait for ever, or end too early."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent import futures
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+
+from paramsync import errors
+from paramsync.v1 import serving_pb2, sync_pb2_grpc
+from paramsync.v1 import sync_pb2 as pb
+
+SERVING = pb.ModelStatus(
+    model="digits",
+    store="/store",
+    state=pb.ModelStatus.SERVING,
+    published=pb.Version(number=421, step=421, committed_at=1000.0),
+    serving=pb.Version(number=420, step=420, committed_at=999.0),
+    resident=[419, 420],
+    quarantined=[pb.Quarantine(number=421, reason="[not finite] dense/kernel", since=1000.0)],
+    lag_seconds=12.0,
+    lag_steps=1,
+)
+TRAINING = pb.PublisherStatus(
+    state=pb.PublisherStatus.TRAINING, device="CPU", step=7, steps_per_epoch=100, steps_per_second=412.0,
+    published=pb.Version(number=6, step=6, committed_at=1000.0), publishes=3,
+)  # fmt: skip
+NEVER, CORRUPT, ENDS_EARLY = 1, 2, 3  # versions that a sync does not reach, each in its way
+
+_FLOAT32 = 1
+
+
+class Sync(sync_pb2_grpc.SyncServicer):
+    """One model, `digits`, that serves version 420."""
+
+    def __init__(self) -> None:
+        self.restoring = threading.Event()
+
+    def GetStatus(self, request: pb.GetStatusRequest, context: grpc.ServicerContext) -> pb.GetStatusResponse:
+        _check(request.model, context)
+        return pb.GetStatusResponse(models=[SERVING])
+
+    def Sync(self, request: pb.SyncRequest, context: grpc.ServicerContext) -> Iterator[pb.SyncProgress]:
+        _check(request.model, context)
+        number = request.version if request.HasField("version") else SERVING.serving.number
+        yield pb.SyncProgress(phase=pb.SyncProgress.LOOKING, version=number)
+        yield pb.SyncProgress(phase=pb.SyncProgress.RESTORING, version=number)
+        self.restoring.set()
+        if number == NEVER:
+            _until_the_caller_leaves(context)
+        elif number == CORRUPT:
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, "version 2 was refused: not finite")
+        elif number != ENDS_EARLY:
+            yield pb.SyncProgress(phase=pb.SyncProgress.DONE, version=number, status=SERVING)
+
+    def Watch(self, request: pb.WatchRequest, context: grpc.ServicerContext) -> Iterator[pb.Event]:
+        yield pb.Event(kind=pb.Event.SWAPPED, model="digits", version=SERVING.serving, at=999.5)
+        _until_the_caller_leaves(context)
+
+    def Pin(self, request: pb.PinRequest, context: grpc.ServicerContext) -> pb.ModelStatus:
+        _check(request.model, context)
+        return pb.ModelStatus(model=request.model, serving=SERVING.serving, pinned=request.version)
+
+    def Unpin(self, request: pb.UnpinRequest, context: grpc.ServicerContext) -> pb.ModelStatus:
+        _check(request.model, context)
+        return SERVING
+
+
+class Publisher(sync_pb2_grpc.PublisherServicer):
+    def GetStatus(self, request: pb.GetPublisherStatusRequest, context: grpc.ServicerContext) -> pb.PublisherStatus:
+        return TRAINING
+
+    def Publish(self, request: pb.PublishRequest, context: grpc.ServicerContext) -> pb.Version:
+        return pb.Version(number=7, step=7)
+
+    def Watch(self, request: pb.WatchPublisherRequest, context: grpc.ServicerContext) -> Iterator[pb.Version]:
+        yield from (pb.Version(number=number) for number in (5, 6, 7))
+
+
+def add_sync(server: grpc.Server) -> None:
+    sync_pb2_grpc.add_SyncServicer_to_server(Sync(), server)
+
+
+def add_publisher(server: grpc.Server) -> None:
+    sync_pb2_grpc.add_PublisherServicer_to_server(Publisher(), server)
+
+
+def add_predictions(server: grpc.Server) -> None:
+    """Models that answer with their inputs, as version 420: `digits` takes all, `strict` only float32."""
+    method = grpc.unary_unary_rpc_method_handler(
+        _predict, serving_pb2.PredictRequest.FromString, serving_pb2.PredictResponse.SerializeToString
+    )
+    service = "tensorflow.serving.PredictionService"
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {"Predict": method}),))
+
+
+@contextmanager
+def serving(*add: Callable[[grpc.Server], Any]) -> Iterator[str]:
+    """A server on a free port; yields its address."""
+    server = grpc.server(futures.ThreadPoolExecutor(4))
+    for one in add:
+        one(server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        server.stop(None).wait()
+
+
+def _predict(request: serving_pb2.PredictRequest, context: grpc.ServicerContext) -> serving_pb2.PredictResponse:
+    if request.model_spec.name == "waiting":
+        context.abort(grpc.StatusCode.UNAVAILABLE, "model 'waiting' is not serving: store /s is empty")
+    if request.model_spec.name == "strict" and request.inputs["image"].dtype != _FLOAT32:
+        context.abort(grpc.StatusCode.INVALID_ARGUMENT, "input 'image', dtype: expected float32,\n found another")
+    answer = serving_pb2.PredictResponse(outputs=request.inputs, model_spec=request.model_spec)
+    answer.model_spec.version.value = 420
+    return answer
+
+
+def _check(model: str, context: grpc.ServicerContext) -> None:
+    if model not in ("", "digits"):
+        context.abort(grpc.StatusCode.NOT_FOUND, str(errors.UnknownModelError(model, ["digits"])))
+
+
+def _until_the_caller_leaves(context: grpc.ServicerContext) -> None:
+    left = threading.Event()
+    if context.add_callback(left.set):
+        left.wait()

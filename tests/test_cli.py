@@ -1,0 +1,246 @@
+"""The operator's commands, all but up and predict, against real servers that speak the contract."""
+
+from __future__ import annotations
+
+import json
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import grpc
+import pytest
+
+from paramsync.cli.__main__ import main
+from paramsync.cli.wording import duration, plain, to_json
+from paramsync.v1 import sync_pb2 as pb
+from paramsync.v1 import sync_pb2_grpc
+from tests.servers import CORRUPT, NEVER, SERVING, Sync, add_publisher, add_sync, serving
+
+ADDRESSES = {"status": "--inferencer", "sync": "--inferencer", "pin": "--inferencer", "unpin": "--inferencer"}
+WORDS = {"status": [], "sync": ["digits"], "pin": ["digits", "420"], "unpin": ["digits"]}
+
+
+@pytest.fixture
+def inferencer() -> Iterator[str]:
+    with serving(add_sync) as address:
+        yield address
+
+
+@pytest.fixture
+def trainer() -> Iterator[str]:
+    with serving(add_publisher) as address:
+        yield address
+
+
+@pytest.fixture
+def nobody() -> str:
+    with serving() as address:
+        pass
+    return address
+
+
+@pytest.fixture(autouse=True)
+def _columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+
+
+def test_help_names_every_command_and_gives_an_example(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--help"])
+    text = capsys.readouterr().out
+    assert ended.value.code == 0
+    assert all(f"\n    {command} " in text for command in ("up", "status", "sync", "pin", "unpin", "predict"))
+    assert "paramsync sync digits" in text
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "",
+        "nosuch",
+        "status --colour",
+        "sync digits --version newest",
+        "sync digits --timeout 0",
+        "sync digits --timeout nan",
+        "pin digits",
+        "pin digits -1",
+        "up --port 70000",
+        "up --seconds -1",
+        "predict digits",
+        "predict digits --input image",
+        "predict digits --input =1",
+    ],
+)
+def test_wrong_arguments_get_the_usage_and_exit_code_2(arguments: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments.split())
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.startswith("usage: paramsync")
+
+
+def test_an_address_without_a_port_is_a_wrong_argument(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sync", "--inferencer", "localhost"]) == 2
+    assert _only_line(capsys.readouterr().err).startswith("paramsync sync: address 'localhost': expected HOST:PORT")
+
+
+@pytest.mark.parametrize("command", ["sync", "pin", "unpin"])
+def test_nobody_there_is_one_line_with_the_address(
+    command: str, nobody: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([command, *WORDS[command], "--inferencer", nobody]) == 1
+    line = _only_line(capsys.readouterr().err)
+    assert line.startswith(f"paramsync {command}: inferencer not reachable at {nobody} (Connection refused): start it")
+
+
+@pytest.mark.parametrize("command", ["sync", "pin", "unpin"])
+def test_an_unknown_model_is_one_line_with_the_known_ones(
+    command: str, inferencer: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([command, "cats", *WORDS[command][1:], "--inferencer", inferencer]) == 1
+    assert _only_line(capsys.readouterr().err).endswith("model 'cats' is not served here; served: digits")
+
+
+def test_status_shows_both_programs_in_80_columns(
+    inferencer: str, trainer: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["status", "--inferencer", inferencer, "--trainer", trainer]) == 0
+    text = capsys.readouterr().out
+    for fact in ("training", "CPU", "412.0", "digits", "serving", "419", "420", "421", "12 s", "1 steps"):
+        assert fact in text
+    assert "digits: version 421 was refused" in text
+    assert "[not finite] dense/kernel" in text  # what looks like markup stays
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_status_as_json_is_one_object_with_every_field(
+    inferencer: str, trainer: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["status", "--inferencer", inferencer, "--trainer", trainer, "--json"]) == 0
+    found = json.loads(_only_line(capsys.readouterr().out))
+    assert found["trainer"]["status"]["step"] == 7
+    assert found["trainer"]["status"]["loss"] is None
+    (model,) = found["inferencer"]["models"]
+    assert (model["state"], model["serving"]["number"], model["resident"]) == ("serving", 420, [419, 420])
+    assert (model["lag_seconds"], model["pinned"]) == (12.0, None)
+
+
+def test_status_without_the_trainer_shows_the_inferencer(
+    inferencer: str, nobody: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["status", "--inferencer", inferencer, "--trainer", nobody]) == 0
+    text = capsys.readouterr().out
+    assert f"trainer not reachable at {nobody}" in text
+    assert "digits" in text
+
+
+def test_status_without_the_inferencer_shows_the_trainer_and_fails(
+    nobody: str, trainer: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["status", "--inferencer", nobody, "--trainer", trainer]) == 1
+    text = capsys.readouterr().out
+    assert f"inferencer not reachable at {nobody}" in text
+    assert "CPU" in text
+
+
+def test_sync_says_which_version_serves(inferencer: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sync", "digits", "--inferencer", inferencer]) == 0
+    assert _only_line(capsys.readouterr().out).startswith("digits: version 420 (step 420) serves, ")
+
+
+def test_sync_as_json_is_one_object(inferencer: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sync", "--inferencer", inferencer, "--json"]) == 0
+    found = json.loads(_only_line(capsys.readouterr().out))
+    assert (found["model"], found["status"]["serving"]["number"]) == ("digits", 420)
+
+
+@pytest.mark.parametrize(
+    ("version", "why"), [(CORRUPT, "version 2 was refused: not finite"), (NEVER, "did not answer within 0.2 s")]
+)
+def test_sync_says_why_not(version: int, why: str, inferencer: str, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--version", str(version), "--timeout", "0.2", "--inferencer", inferencer]
+    assert main(["sync", "digits", *arguments]) == 1
+    assert _only_line(capsys.readouterr().err).endswith(why)
+
+
+def test_pin_and_unpin_say_what_holds_now(inferencer: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["pin", "digits", "420", "--inferencer", inferencer]) == 0
+    assert main(["unpin", "digits", "--inferencer", inferencer]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "digits: pinned to version 420; version 420 serves",
+        "digits: follows the newest version; version 420 serves",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [(0, "0 ms"), (0.0123, "12 ms"), (0.9994, "999 ms"), (1, "1.0 s"), (9.96, "10.0 s"), (90, "90 s"), (600, "10 min")],
+)
+def test_durations_are_short(seconds: float, said: str) -> None:
+    assert duration(seconds) == said
+
+
+def test_json_has_a_string_where_it_has_no_number() -> None:
+    status = pb.PublisherStatus(loss=float("nan"), published=pb.Version(metrics={"loss": float("inf")}))
+    found = json.loads(to_json(plain(status)))
+    assert (found["loss"], found["published"]["metrics"], found["total_steps"]) == ("nan", {"loss": "inf"}, None)
+
+
+def test_no_module_of_the_commands_imports_tensorflow_or_the_programs() -> None:
+    code = """
+import importlib, pkgutil, sys
+import paramsync.cli, paramsync.client, paramsync.wire
+for found in pkgutil.iter_modules(paramsync.cli.__path__):
+    importlib.import_module(f"paramsync.cli.{found.name}")
+unwanted = {"tensorflow", "keras", "trainer", "inferencer"} & set(sys.modules)
+assert not unwanted, unwanted
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_help_costs_less_than_importing_grpc() -> None:
+    def median(*arguments: str) -> float:
+        return statistics.median(_seconds(arguments) for _ in range(5))
+
+    assert median("-m", "paramsync.cli", "--help") < median("-c", "import grpc")
+
+
+def test_ctrl_c_ends_a_command_quietly() -> None:
+    servicer = Sync()
+
+    def add(server: grpc.Server) -> None:
+        sync_pb2_grpc.add_SyncServicer_to_server(servicer, server)
+
+    with serving(add) as address:
+        command = [sys.executable, "-m", "paramsync.cli", "sync", "--version", str(NEVER), "--inferencer", address]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+            assert servicer.restoring.wait(30)
+            process.send_signal(signal.SIGINT)
+            said, _ = process.communicate(timeout=30)
+    assert (process.returncode, said) == (130, "")
+
+
+def test_a_reader_that_leaves_is_no_reason_to_complain(inferencer: str, nobody: str) -> None:
+    command = [sys.executable, "-m", "paramsync.cli", "status", "--inferencer", inferencer, "--trainer", nobody]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == ""
+
+
+def test_the_status_shown_is_the_status_sent() -> None:
+    assert pb.ModelStatus.State.Value(plain(SERVING)["state"].upper()) == SERVING.state
+
+
+def _only_line(text: str) -> str:
+    (line,) = text.splitlines()
+    return line
+
+
+def _seconds(arguments: tuple[str, ...]) -> float:
+    started = time.perf_counter()
+    subprocess.run([sys.executable, *arguments], check=True, stdout=subprocess.DEVNULL)
+    return time.perf_counter() - started

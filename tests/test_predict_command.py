@@ -1,0 +1,123 @@
+"""`paramsync predict`, against a real server that speaks the contract, and the values given to it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from paramsync.cli import values
+from paramsync.cli.__main__ import main
+from paramsync.errors import SettingsError
+from tests.servers import add_predictions, serving
+
+
+@pytest.fixture
+def predictions(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    monkeypatch.setenv("COLUMNS", "80")
+    with serving(add_predictions) as address:
+        yield address
+
+
+def test_predict_shows_the_version_and_the_greatest_of_each_row(
+    predictions: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    np.savez(tmp_path / "a.npz", x=np.eye(4, 10, 3, dtype=np.float32) * 1e-7)
+    inputs = ["--input", f"image=@{tmp_path / 'a.npz'}:x", "--rows", "2"]
+    assert main(["predict", "digits", *inputs, "--server", predictions]) == 0
+    head, columns, *rows = capsys.readouterr().out.splitlines()
+    assert head.startswith("digits: version 420 answered in ")
+    assert columns.split() == ["row", "argmax", "image:", "float32", "[2,", "10]"]
+    assert [row.split()[:2] for row in rows] == [["0", "3"], ["1", "4"]]
+    assert max(map(len, rows)) <= 80
+
+
+def test_predict_as_json_gives_every_value(
+    predictions: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    np.save(tmp_path / "a.npy", np.array([[1.5, np.inf]], np.float64))
+    inputs = ["--input", f"image=@{tmp_path / 'a.npy'}", "--input", 'text=["é"]']
+    assert main(["predict", "digits", *inputs, "--server", predictions, "--json"]) == 0
+    found = json.loads(_only_line(capsys.readouterr().out))
+    assert found == {"model": "digits", "version": 420, "outputs": {"image": [[1.5, "inf"]], "text": ["é"]}}
+
+
+def test_whole_json_numbers_become_float32_where_the_model_asks_for_it(
+    predictions: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    inputs = ["--input", "image=[[0, 1]]", "--input", "ids=[7]"]
+    assert main(["predict", "strict", *inputs, "--server", predictions]) == 0
+    text = capsys.readouterr().out
+    assert "image: float32 [1, 2]" in text
+    assert "ids: int64 [1]" in text
+
+
+def test_arrays_from_files_keep_their_dtype(
+    predictions: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    np.save(tmp_path / "a.npy", np.zeros((1, 2), np.int64))
+    assert main(["predict", "strict", "--input", f"image=@{tmp_path / 'a.npy'}", "--server", predictions]) == 1
+    assert "expected float32, found another" in _only_line(capsys.readouterr().err)
+
+
+def test_predict_says_that_no_version_serves(predictions: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["predict", "waiting", "--input", "image=1.0", "--server", predictions]) == 1
+    assert _only_line(capsys.readouterr().err).endswith("model 'waiting' is not serving: store /s is empty")
+
+
+@pytest.mark.parametrize(
+    ("text", "dtype", "shape"),
+    [
+        ("[[0.5, 1]]", "float32", (1, 2)),
+        ("3", "int64", ()),
+        ("[true, false]", "bool", (2,)),
+        ('[["a"], ["bc"]]', "<U2", (2, 1)),
+        ("[1e400]", "float32", (1,)),
+    ],
+)
+def test_json_values_become_arrays(text: str, dtype: str, shape: tuple[int, ...]) -> None:
+    array = values.read("x", text).array
+    assert (str(array.dtype), array.shape) == (dtype, shape)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("[1, 2", "expected JSON"),
+        ("[[1], [1, 2]]", "expected rows of one length"),
+        ('["a", 1]', "of one kind"),
+        ('{"a": 1}', "of one kind"),
+        ("null", "of one kind"),
+        ("[99999999999999999999]", "of one kind"),
+        ("@nosuch.npy", "nosuch.npy: No such file"),
+        ("@pyproject.toml", "expected JSON, @FILE.npy or @FILE.npz:KEY"),
+        ("@two.npz", "has the keys a, b; say which"),
+        ("@two.npz:c", "has the keys a, b; say which"),
+        ("@text.npy", "input 'x': "),
+        ("@objects.npy", "input 'x': "),
+        ("@cut.npz:a", "input 'x': "),
+    ],
+)
+def test_what_is_no_value_is_a_wrong_argument(
+    text: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    np.savez("two.npz", a=np.zeros(1), b=np.zeros(1))
+    Path("cut.npz").write_bytes(Path("two.npz").read_bytes()[:-40])
+    Path("text.npy").write_text("hello")
+    np.save("objects.npy", np.array([{}], object))
+    with pytest.raises(SettingsError, match=why):
+        values.read("x", text)
+
+
+def test_rows_of_a_single_value_are_refused() -> None:
+    with pytest.raises(SettingsError, match="--rows needs an array"):
+        values.read("x", "3", rows=1)
+
+
+def _only_line(text: str) -> str:
+    (line,) = text.splitlines()
+    return line

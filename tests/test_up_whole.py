@@ -1,0 +1,129 @@
+"""`paramsync up` as people run it: with the real trainer and the real inferencer."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+UP = [sys.executable, "-m", "paramsync.cli", "up", "--port", "0", "--control-port", "0", "--trainer-port", "0"]
+
+
+class Running:
+    """`paramsync up` as a process, once it has started its children."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        self._lines = process.stderr if "--json" in process.args else process.stdout  # type: ignore[operator]
+        self.seen = ""
+        self.read_until("waiting for the trainer")
+        listed = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
+        self.children = {_program(int(pid)): int(pid) for pid in listed.split()}
+        self._ends = {os.pidfd_open(pid) for pid in self.children.values()}
+        arguments = Path(f"/proc/{self.children['trainer']}/cmdline").read_text().split("\0")
+        self.folder = Path(arguments[arguments.index("--store") + 1]).parent
+
+    def read_until(self, words: str) -> None:
+        assert self._lines is not None
+        while words not in self.seen:
+            line = self._lines.readline()
+            assert line, f"expected {words!r}, found the end of {self.seen}"
+            self.seen += line
+
+    def children_end(self) -> bool:
+        """Wait for the end of both, however they end."""
+        deadline = time.monotonic() + 30
+        while self._ends and time.monotonic() < deadline:
+            for pidfd in select.select(self._ends, [], [], 1)[0]:
+                os.close(pidfd)
+                self._ends.discard(pidfd)
+        return not self._ends
+
+
+@contextmanager
+def running(*arguments: str, **environment: str) -> Iterator[Running]:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        [*UP, *arguments], stdout=pipe, stderr=pipe, text=True, env=os.environ | environment
+    ) as process:
+        try:
+            yield Running(process)
+        finally:
+            process.kill()
+
+
+def _program(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_text().split("\0")[2]
+
+
+def test_up_ends_by_itself_and_prints_one_object() -> None:
+    with running("--seconds", "6", "--json") as run:
+        out, err = run.process.communicate(timeout=240)
+        assert run.children_end()
+    assert run.process.returncode == 0, err
+    found = json.loads(out)
+    assert len(out.splitlines()) == 1
+    assert found["published"] >= 5
+    assert found["served"] >= 5
+    assert found["failed"] == 0
+    assert found["predictions"] >= 5 * found["served"]
+    assert found["last_accuracy"] > found["first_accuracy"] + 0.1
+    assert 0 < found["freshness_ms_p50"] < 60_000
+    assert not run.folder.exists()
+
+
+@pytest.mark.parametrize("terminal", ["", "1"], ids=["lines", "terminal"])
+def test_ctrl_c_ends_up_cleanly(terminal: str) -> None:
+    with running(FORCE_COLOR=terminal, COLUMNS="80", LINES="24") as run:
+        run.read_until("requests/s" if terminal else "serving")
+        run.process.send_signal(signal.SIGINT)
+        out, err = run.process.communicate(timeout=60)
+        assert run.children_end()
+    assert (run.process.returncode, err) == (0, "")
+    assert "versions published" in out
+    assert not run.folder.exists()
+
+
+def test_sigterm_while_the_programs_start_ends_up_cleanly() -> None:
+    with running("--json") as run:
+        run.process.terminate()
+        out, err = run.process.communicate(timeout=60)
+        assert run.children_end()
+    assert run.process.returncode == 0, err
+    assert json.loads(out)["predictions"] == 0
+    assert not run.folder.exists()
+
+
+@pytest.mark.parametrize(("program", "moment"), [("trainer", "waiting"), ("inferencer", "serving")])
+def test_a_child_that_dies_ends_up_with_exit_code_1(program: str, moment: str) -> None:
+    with running("--json") as run:
+        run.read_until(moment)
+        os.kill(run.children[program], signal.SIGKILL)
+        out, err = run.process.communicate(timeout=60)
+        assert run.children_end()
+    assert run.process.returncode == 1
+    assert f"paramsync up: {program} ended by itself, exit code -9; the end of its log:" in err
+    assert "Traceback" not in err
+    assert set(json.loads(out)) >= {"published", "served", "failed"}
+    assert not run.folder.exists()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child of its parent's death")
+def test_the_children_end_when_up_is_killed() -> None:
+    with running() as run:
+        run.read_until("serving")
+        run.process.kill()
+        assert run.children_end()
+    shutil.rmtree(run.folder)  # nobody was left to do it
