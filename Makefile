@@ -42,9 +42,9 @@ fast: $(READY)  ## tests that stay under a minute
 slow: $(READY)  ## tests with real processes; those with a Docker engine run where one can be had
 	$(BIN)/pytest -m "slow or docker" $(ARGS)
 
-compose-test: $(READY)  ## the Docker tests, after installing what they need from Debian
+compose-test: $(READY)  ## the Docker tests, after installing what they need from Debian; COMPOSE_TEST_LOG=FILE keeps the log
 	deploy/compose-deps
-	$(BIN)/pytest -m docker $(ARGS)
+	COMPOSE_TEST_LOG=$(COMPOSE_TEST_LOG) $(BIN)/pytest -m docker $(ARGS)
 
 proto: $(READY)  ## generate paramsync/v1 from proto/
 	$(call generate,.)

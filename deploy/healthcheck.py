@@ -1,0 +1,23 @@
+"""The containers' health: exit code 0 when the program beside it says that it serves."""
+
+from __future__ import annotations
+
+import sys
+
+from paramsync.cli.arguments import INFERENCER, TRAINER
+from paramsync.client import Inferencer, Trainer
+from paramsync.errors import ParamsyncError
+
+
+def main(program: str) -> int:
+    try:
+        with Trainer(TRAINER) if program == "trainer" else Inferencer(INFERENCER) as client:
+            serves = client.serves()
+    except ParamsyncError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    return 0 if serves else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))
