@@ -22,7 +22,7 @@ from paramsync.client import Inferencer, Predictor, Trainer
 from paramsync.errors import CallError, ParamsyncError
 
 _MODEL, _INPUT = "digits", "image"
-_READY_SECONDS = 180.0  # a small machine imports TensorFlow twice at the same time
+_READY_SECONDS = 180.0  # a small machine takes its time to import TensorFlow
 _END_SECONDS = 15.0
 _LOOK_SECONDS = 0.25
 _READY_LOOK_SECONDS = 0.05  # so that the first version is asked before the second comes
@@ -39,11 +39,11 @@ def run(arguments: Namespace) -> bool:
     )
     ledger, faults = Ledger(), []
     people = console(stderr=arguments.json)
+    children: list[Child] = []
     with _set_by_signals() as stop, tempfile.TemporaryDirectory(prefix="paramsync-up-", dir=fast_folder()) as name:
-        children = _start(arguments, Path(name))
         try:
             with Screen(people, store=f"{name}/store") as screen:
-                _watch(children, Path(name), ledger, screen, stop, seconds=arguments.seconds)
+                _watch(arguments, children, Path(name), ledger, screen, stop)
         except _EndedError:
             pass  # what was wrong with a child is told below
         except ParamsyncError as error:
@@ -61,25 +61,25 @@ def run(arguments: Namespace) -> bool:
     return not faults
 
 
-def _start(arguments: Namespace, folder: Path) -> tuple[Child, Child]:
-    store = str(folder / "store")
-    trainer = ["--store", store, "--state", str(folder / "state"), "--held-out", str(folder / "held_out.npz")]
-    trainer += ["--every-seconds", "0.5", "--control-port", str(arguments.trainer_port)]
-    inferencer = ["--model", f"{_MODEL}={store}"]
-    inferencer += ["--port", str(arguments.port), "--control-port", str(arguments.control_port)]
-    return (
-        Child("trainer", trainer, log=folder / "trainer.log"),
-        Child("inferencer", inferencer, log=folder / "inferencer.log"),
-    )
+def _inferencer(arguments: Namespace, folder: Path) -> Child:
+    options = ["--model", f"{_MODEL}={folder / 'store'}"]
+    options += ["--port", str(arguments.port), "--control-port", str(arguments.control_port)]
+    return Child("inferencer", options, log=folder / "inferencer.log")
+
+
+def _trainer(arguments: Namespace, folder: Path) -> Child:
+    options = ["--store", str(folder / "store"), "--state", str(folder / "state")]
+    options += ["--held-out", str(folder / "held_out.npz"), "--every-seconds", "0.5"]
+    return Child("trainer", [*options, "--control-port", str(arguments.trainer_port)], log=folder / "trainer.log")
 
 
 def _watch(
-    children: tuple[Child, Child], folder: Path, ledger: Ledger, screen: Screen, stop: threading.Event,
-    *, seconds: float | None,
-) -> None:  # fmt: skip
+    arguments: Namespace, children: list[Child], folder: Path, ledger: Ledger, screen: Screen, stop: threading.Event
+) -> None:
     """From their start until somebody wants the end, the time is over or one of them ends by itself."""
+    seconds: float | None = arguments.seconds
     with contextlib.ExitStack() as stack:
-        clients = _wait_until_ready(children, folder, screen, stop, stack)
+        clients = _wait_until_ready(arguments, children, folder, screen, stop, stack)
         held_out = HeldOut.read(folder / "held_out.npz")
         observer = Observer(*clients, held_out, ledger, model=_MODEL, input_name=_INPUT)
         observer.start()
@@ -95,10 +95,17 @@ def _watch(
 
 
 def _wait_until_ready(
-    children: tuple[Child, Child], folder: Path, screen: Screen, stop: threading.Event, stack: contextlib.ExitStack
+    arguments: Namespace,
+    children: list[Child],
+    folder: Path,
+    screen: Screen,
+    stop: threading.Event,
+    stack: contextlib.ExitStack,
 ) -> tuple[Trainer, Inferencer, Predictor]:
-    """Wait for the ports, then for the first version to serve. Raises ParamsyncError where that does not happen."""
-    trainer, inferencer = children
+    """Start one after the other and wait for the first version to serve. Raises ParamsyncError where it does not.
+
+    The trainer comes second, so that what is served and shown begins with a network that has learnt nothing yet.
+    """
     deadline = time.monotonic() + _READY_SECONDS
 
     def wait(what: str) -> None:
@@ -112,10 +119,12 @@ def _wait_until_ready(
         if stop.wait(_READY_LOOK_SECONDS):
             raise _EndedError
 
-    while not trainer.addresses():
-        wait("waiting for the trainer to start")
+    children.append(inferencer := _inferencer(arguments, folder))
     while not inferencer.addresses():
         wait("waiting for the inferencer to start")
+    children.append(trainer := _trainer(arguments, folder))
+    while not trainer.addresses():
+        wait("waiting for the trainer to start")
     clients = (
         stack.enter_context(Trainer(trainer.addresses()["control"])),
         stack.enter_context(Inferencer(inferencer.addresses()["control"])),
