@@ -1,0 +1,82 @@
+"""What happens at a follower, as values, and how many listeners hear of it without ever holding it up."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+from paramsync.version import Version
+
+_KEPT = 256  # events a slow subscriber may fall behind before it loses the oldest
+
+
+class EventKind(Enum):
+    FOUND = "found"  # a version that was not the latest before is in the store
+    RESTORING = "restoring"  # it is being restored
+    SWAPPED = "swapped"  # it serves
+    QUARANTINED = "quarantined"  # it was refused, see reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """One thing that happened. `at` is in seconds since the epoch."""
+
+    kind: EventKind
+    model: str
+    version: Version
+    at: float
+    reason: str = ""
+    restore_seconds: float = 0.0
+
+
+class Subscription:
+    """The events of one follower from now on, for one listener. Any thread may use it.
+
+    `wake` is called on the follower's thread after each event: it must return at once and must not raise.
+    """
+
+    def __init__(self, wake: Callable[[], None], leave: Callable[[Subscription], None]) -> None:
+        self._events: deque[Event] = deque(maxlen=_KEPT)
+        self._wake = wake
+        self._leave = leave
+
+    def put(self, event: Event) -> None:
+        self._events.append(event)
+        self._wake()
+
+    def take(self) -> list[Event]:
+        """Every event since the last call, oldest first; of very many, the newest."""
+        taken = []
+        while True:
+            try:
+                taken.append(self._events.popleft())
+            except IndexError:
+                return taken
+
+    def close(self) -> None:
+        self._leave(self)
+
+
+class Subscribers:
+    """Who listens to one follower. Its lock is held to change the list, never while an event is delivered."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._members: tuple[Subscription, ...] = ()
+
+    def add(self, wake: Callable[[], None]) -> Subscription:
+        member = Subscription(wake, self._remove)
+        with self._lock:
+            self._members = (*self._members, member)
+        return member
+
+    def _remove(self, member: Subscription) -> None:
+        with self._lock:
+            self._members = tuple(one for one in self._members if one is not member)
+
+    def tell(self, event: Event) -> None:
+        for member in self._members:
+            member.put(event)

@@ -1,0 +1,44 @@
+"""What identifies the files of a version, so that files written again are told from those already seen."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import defaultdict
+from collections.abc import Hashable, Iterable
+
+from paramsync.store import Store
+from paramsync.version import Version
+
+_OF_A_CHECKPOINT = re.compile(r"(?P<prefix>.+)\.(?:index|json|meta|data-\d+-of-\d+)")
+
+
+def identities(store: Store, versions: Iterable[Version]) -> dict[int, Hashable]:
+    """For each version's number a value that is another one once any of its files, or its graph, was replaced."""
+    wanted = {store.prefix(one).name: one for one in versions}
+    graphs = {store.graph_file(one.graph).name: one.graph for one in wanted.values() if one.graph}
+    of_prefix: defaultdict[str, set[Hashable]] = defaultdict(set)
+    of_graph: dict[str, Hashable] = {}
+    for entry in _entries(store):
+        match = _OF_A_CHECKPOINT.fullmatch(entry.name)
+        if match and match["prefix"] in wanted:
+            of_prefix[match["prefix"]].add(_identity(entry))
+        elif entry.name in graphs:
+            of_graph[graphs[entry.name]] = _identity(entry)
+    return {one.number: (frozenset(of_prefix[prefix]), of_graph.get(one.graph)) for prefix, one in wanted.items()}
+
+
+def _entries(store: Store) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(store.path) as found:
+            return list(found)
+    except FileNotFoundError:
+        return []
+
+
+def _identity(entry: os.DirEntry[str]) -> Hashable:
+    try:
+        found = entry.stat()
+    except FileNotFoundError:
+        return None
+    return entry.name, found.st_ino, found.st_size, found.st_mtime_ns

@@ -1,0 +1,58 @@
+"""next_restore(): which version to restore now, if any. Pure: no clock, disk or thread; the standard library only."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+
+class Numbered(Protocol):
+    @property
+    def number(self) -> int: ...
+
+
+V = TypeVar("V", bound=Numbered)
+
+
+@dataclass(frozen=True)
+class Candidate(Generic[V]):
+    """A version and what identifies its files: another value once they were rewritten."""
+
+    version: V
+    files: Hashable
+
+    @property
+    def number(self) -> int:
+        return self.version.number
+
+    def same_as(self, other: Candidate[V] | None) -> bool:
+        """Whether both are one version with the same files."""
+        return other is not None and (self.number, self.files) == (other.number, other.files)
+
+
+def next_restore(
+    published: Sequence[Candidate[V]],
+    *,
+    serving: Candidate[V] | None,
+    refused: Mapping[int, Hashable],
+    pinned: int | None,
+) -> Candidate[V] | None:
+    """The version to restore now; None to stay with what serves.
+
+    `published` ascends and ends with the latest. `refused` maps the number of each quarantined version to the files it
+    had then: it is passed over for as long as it has them. Pinned, only that version counts. Otherwise it is the newest
+    that is not refused, and never one older than what serves, unless the store itself started over with lower numbers.
+    """
+    if pinned is not None:
+        wanted = [one for one in published if one.number == pinned]
+    elif serving is None or (published and published[-1].number < serving.number):
+        wanted = list(published)
+    else:
+        wanted = [one for one in published if one.number >= serving.number]
+    for one in reversed(wanted):
+        if one.same_as(serving):
+            return None
+        if one.number not in refused or refused[one.number] != one.files:
+            return one
+    return None

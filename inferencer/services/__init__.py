@@ -1,0 +1,1 @@
+"""One module a gRPC service: translate, call, map errors."""

@@ -1,0 +1,41 @@
+"""Events of followers, for a coroutine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from inferencer.events import Event
+from inferencer.follower import Follower
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class Feed:
+    """Every event of some followers from now on, in a `with` block on an event loop."""
+
+    def __init__(self, followers: Iterable[Follower]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._ready = asyncio.Event()
+        self._subscriptions = [one.subscribe(self._wake) for one in followers]
+
+    async def next(self) -> list[Event]:
+        """The events since the last call, in order for each follower; waits for the first."""
+        await self._ready.wait()
+        self._ready.clear()
+        return [event for one in self._subscriptions for event in one.take()]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for one in self._subscriptions:
+            one.close()
+
+    def _wake(self) -> None:
+        self._loop.call_soon_threadsafe(self._ready.set)

@@ -1,0 +1,72 @@
+"""grpc.health.v1: whether the server, and each model, answers predictions now."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from inferencer.services.feed import Feed
+from inferencer.services.models import Models
+from inferencer.status import State
+
+_SERVING = health_pb2.HealthCheckResponse.SERVING
+_NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+_UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+
+
+class Health(health_pb2_grpc.HealthServicer):
+    """Overall under "", each model under its name, and whatever else the server answers for. Lives on one event loop.
+
+    The servicer that comes with grpcio loses watchers when one of several leaves, and waits for those that do not read.
+    """
+
+    def __init__(self, models: Models, services: Iterable[str]) -> None:
+        self._models = models
+        self._overall = ("", *services)
+        self._draining = False
+        self._changed = asyncio.Event()
+        self._codes = self._look()
+
+    async def follow(self) -> None:
+        """Keep it true, until cancelled."""
+        with Feed(self._models) as feed:
+            while True:
+                self._update()
+                await feed.next()
+
+    def drain(self) -> None:
+        """NOT_SERVING from now on; the watchers are told, and their streams end."""
+        self._draining = True
+        self._update()
+
+    async def Check(self, request: health_pb2.HealthCheckRequest, context: Any) -> health_pb2.HealthCheckResponse:
+        if request.service not in self._codes:
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"{request.service!r} is neither a model nor a service here")
+        return health_pb2.HealthCheckResponse(status=self._codes[request.service])
+
+    async def Watch(
+        self, request: health_pb2.HealthCheckRequest, context: Any
+    ) -> AsyncIterator[health_pb2.HealthCheckResponse]:
+        last = None
+        while True:
+            changed, code = self._changed, self._codes.get(request.service, _UNKNOWN)
+            if code != last:
+                yield health_pb2.HealthCheckResponse(status=code)
+            if self._draining:
+                return
+            last = code
+            await changed.wait()
+
+    def _look(self) -> dict[str, int]:
+        serving = {one.model: not self._draining and one.status().state is State.SERVING for one in self._models}
+        overall = dict.fromkeys(self._overall, all(serving.values()))
+        return {name: _SERVING if ok else _NOT_SERVING for name, ok in (overall | serving).items()}
+
+    def _update(self) -> None:
+        self._codes = self._look()
+        self._changed.set()
+        self._changed = asyncio.Event()

@@ -1,0 +1,67 @@
+"""The program's values as messages of paramsync.v1."""
+
+from __future__ import annotations
+
+from inferencer.events import Event, EventKind
+from inferencer.status import State, Status
+from paramsync.v1 import sync_pb2 as pb
+from paramsync.version import Version
+
+_STATES = {
+    State.WAITING: pb.ModelStatus.WAITING,
+    State.SERVING: pb.ModelStatus.SERVING,
+    State.DRAINING: pb.ModelStatus.DRAINING,
+}
+_KINDS = {
+    EventKind.FOUND: pb.Event.FOUND,
+    EventKind.SWAPPED: pb.Event.SWAPPED,
+    EventKind.QUARANTINED: pb.Event.QUARANTINED,
+}
+
+
+def of_version(version: Version) -> pb.Version:
+    return pb.Version(
+        number=version.number,
+        step=version.step,
+        prefix=version.prefix,
+        graph=version.graph,
+        step_done_at=version.step_done_at,
+        snapshot_at=version.snapshot_at,
+        committed_at=version.committed_at or 0.0,
+        bytes=version.bytes,
+        metrics=version.metrics,
+    )
+
+
+def of_status(status: Status) -> pb.ModelStatus:
+    return pb.ModelStatus(
+        model=status.model,
+        store=str(status.store),
+        state=_STATES[status.state],
+        published=None if status.published is None else of_version(status.published),
+        serving=None if status.serving is None else of_version(status.serving),
+        resident=status.resident,
+        quarantined=[
+            pb.Quarantine(number=one.number, reason=one.reason, since=one.since) for one in status.quarantined
+        ],
+        lag_seconds=status.lag_seconds,
+        lag_steps=status.lag_steps,
+        pinned=status.pinned,
+        last_error=status.last_error or "",
+        swaps=status.swaps,
+        restore_seconds=status.restore_seconds,
+    )
+
+
+def of_event(event: Event) -> pb.Event | None:
+    """None for what the wire has no word for."""
+    if event.kind not in _KINDS:
+        return None
+    return pb.Event(
+        kind=_KINDS[event.kind],
+        model=event.model,
+        version=of_version(event.version),
+        reason=event.reason,
+        at=event.at,
+        restore_seconds=event.restore_seconds,
+    )

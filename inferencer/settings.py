@@ -1,0 +1,174 @@
+"""Command line and environment: what may be said, and what is wrong with it, known before TensorFlow is imported."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import os
+import re
+import socket
+import stat
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from paramsync.errors import SettingsError, StoreError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSettings:
+    name: str
+    store: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What one run of the program is told. Ports: 0 is any free one."""
+
+    models: tuple[ModelSettings, ...]
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+    host: str = "127.0.0.1"
+    port: int = 8500
+    control_port: int = 8502
+    poll_seconds: float = 5.0
+
+
+def parse(arguments: Sequence[str]) -> Settings:
+    """Raises SettingsError, or StoreError for a store that cannot be one."""
+    found = _parser().parse_args(arguments)
+    models = tuple(_model(text) for text in found.model)
+    names = [one.name for one in models]
+    for name in names:
+        if names.count(name) > 1:
+            raise SettingsError(f"--model {name}=...: expected each name once, found it {names.count(name)} times")
+    if bool(found.inputs) != bool(found.outputs):
+        raise SettingsError("expected --inputs and --outputs together, found one of them")
+    if found.port and found.port == found.control_port:
+        raise SettingsError(f"expected two different ports, found {found.port} for both --port and --control-port")
+    for one in models:
+        check_store(one.store)
+    return Settings(
+        models=models,
+        inputs=found.inputs,
+        outputs=found.outputs,
+        host=found.host,
+        port=found.port,
+        control_port=found.control_port,
+        poll_seconds=found.poll_seconds,
+    )
+
+
+def check_store(path: Path) -> None:
+    """A store may be missing, as long as nobody publishes. Raises StoreError for what never can be one."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise StoreError(path, f"cannot be read: {error.strerror}") from error
+    if not stat.S_ISDIR(found.st_mode):
+        raise StoreError(path, "expected a directory, found a file")
+    if not os.access(path, os.R_OK | os.X_OK):
+        raise StoreError(path, "cannot be read: permission denied; the user that runs this must be able to list it")
+
+
+def check_ports(settings: Settings) -> None:
+    """Says at once that a port is taken, not only once TensorFlow is there. Raises SettingsError."""
+    for option, port in (("--port", settings.port), ("--control-port", settings.control_port)):
+        if port:
+            check_port(settings.host, port, option)
+
+
+def check_port(host: str, port: int, option: str) -> None:
+    """Raises SettingsError where nobody could listen there now."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as gRPC will
+            probe.bind(address)
+            probe.listen()
+    except OSError as error:
+        raise port_error(host, port, option, error) from error
+
+
+def port_error(host: str, port: int, option: str, error: OSError) -> SettingsError:
+    if error.errno == errno.EADDRINUSE:
+        return SettingsError(f"port {port} of {host} is taken; choose another with {option} (0: any free)")
+    return SettingsError(
+        f"cannot listen on port {port} of {host}: {error.strerror}; choose another with --host and {option}"
+    )
+
+
+def prepare_environment() -> None:
+    """What TensorFlow and gRPC read when they are imported. What the operator has set stays."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")  # it serves on the CPU: no look for GPUs, no words about them
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise SettingsError(message)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="python -m inferencer", description="Serves predictions from the newest published version.")
+    add = parser.add_argument
+    add("--model", action="append", required=True, metavar="NAME=STORE", help="a model and its store; may be repeated")
+    add(
+        "--inputs",
+        type=_names,
+        default=(),
+        metavar="x:0,...",
+        help="tensors, for stores that TensorFlow's Saver writes",
+    )
+    add(
+        "--outputs",
+        type=_names,
+        default=(),
+        metavar="y:0,...",
+        help="tensors, for stores that TensorFlow's Saver writes",
+    )
+    add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    add("--port", type=_port, default=8500, help="predictions (default: %(default)s; 0: any free)")
+    add("--control-port", type=_port, default=8502, help="status and sync (default: %(default)s; 0: any free)")
+    add(
+        "--poll-seconds",
+        type=_seconds,
+        default=5.0,
+        metavar="S",
+        help="how often to look where the file system does not say that something is new (default: %(default)s)",
+    )
+    return parser
+
+
+def _model(text: str) -> ModelSettings:
+    name, equals, store = text.partition("=")
+    if not (equals and store and re.fullmatch(r"[\w.-]+", name)):
+        raise SettingsError(f"--model {text}: expected NAME=STORE, such as digits=/var/lib/paramsync/digits")
+    return ModelSettings(name=name, store=Path(store))
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(one.strip() for one in text.split(","))
+    if not all(names):
+        raise argparse.ArgumentTypeError(f"expected names of tensors, such as x:0,y:0, found {text!r}")
+    return names
+
+
+def _port(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text) < 65536):
+        raise argparse.ArgumentTypeError(f"expected a port from 0 to 65535, found {text!r}")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < 86400:
+        raise argparse.ArgumentTypeError(f"expected seconds above 0, found {text!r}")
+    return seconds

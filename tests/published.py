@@ -1,0 +1,148 @@
+"""A store for tests: a small model whose parameters are the version, so that each answer proves its own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from inferencer.follower import Follower
+from inferencer.replica import Replica
+from paramsync.graphs.capture import Capture, capture
+from paramsync.store import Store, StoreWriter
+from paramsync.version import Version
+
+PARAMETERS = 6
+
+
+class Witness(tf.Module):
+    """Every parameter is the version's number all over; every answer shows the first element of each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = [tf.Variable(tf.zeros([64, 32])) for _ in range(PARAMETERS)]
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 2], tf.float32, name="x")])
+    def __call__(self, x: tf.Tensor) -> dict[str, tf.Tensor]:
+        return {
+            "seen": tf.stack([part[0, 0] for part in self.parts]),
+            "total": tf.reduce_sum(x, axis=-1) * tf.add_n([part[63, 31] for part in self.parts]),
+        }
+
+
+class Doubled(Witness):
+    """The same parameters in another graph."""
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 2], tf.float32, name="x")])
+    def __call__(self, x: tf.Tensor) -> dict[str, tf.Tensor]:
+        return {"seen": tf.stack([part[0, 0] for part in self.parts]), "doubled": 2.0 * tf.reduce_sum(x, axis=-1)}
+
+
+class Lookup(Witness):
+    """Rows of a table of 64: asked for another one, its kernel refuses."""
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.int32, name="rows")])
+    def __call__(self, rows: tf.Tensor) -> dict[str, tf.Tensor]:
+        return {"seen": tf.stack([tf.gather(part, rows)[0, 0] for part in self.parts])}
+
+
+class Slow(Witness):
+    """Takes as many rounds as it is told; some milliseconds each."""
+
+    @tf.function(input_signature=[tf.TensorSpec([], tf.int32, name="rounds")])
+    def __call__(self, rounds: tf.Tensor) -> dict[str, tf.Tensor]:
+        square = tf.fill([512, 512], self.parts[0][0, 0])
+        _, square = tf.while_loop(
+            lambda at, _: at < rounds, lambda at, last: (at + 1, tf.tanh(last @ last)), (tf.constant(0), square)
+        )
+        return {"seen": tf.stack([part[0, 0] for part in self.parts]), "square": square[0, 0]}
+
+
+_CAPTURED: dict[str, Capture] = {}
+
+
+def captured(kind: type[Witness] = Witness) -> Capture:
+    """Built once for each kind."""
+    if kind.__name__ not in _CAPTURED:
+        _CAPTURED[kind.__name__] = capture(kind())
+    return _CAPTURED[kind.__name__]
+
+
+def values(number: float, found: Capture) -> dict[str, np.ndarray[Any, Any]]:
+    tensors = {
+        spec.name: np.full(variable.shape, number, np.float32)
+        for spec, variable in zip(found.graph.parameters, found.variables, strict=True)
+    }
+    return tensors | {"_CHECKPOINTABLE_OBJECT_GRAPH": np.array(found.object_graph, object)}
+
+
+class Publisher:
+    """The other end of a follower: publishes whole and broken versions into one directory."""
+
+    def __init__(self, path: Path, *, keep: int = 5) -> None:
+        self.path = path
+        self._writer = StoreWriter(path, keep=keep)
+
+    def publish(
+        self,
+        step: int = 0,
+        *,
+        kind: type[Witness] = Witness,
+        tensors: Mapping[str, np.ndarray[Any, Any]] | None = None,
+    ) -> Version:
+        """A version whose parameters are its number, unless `tensors` are given."""
+        found = captured(kind)
+        self._writer.add_graph(found.graph.digest, found.graph.to_bytes())
+        number = self._writer.next_number(step)
+        now = time.time()
+        version = Version(
+            number=number,
+            step=step,
+            prefix=f"ckpt-{number}",
+            graph=found.graph.digest,
+            step_done_at=now,
+            snapshot_at=now,
+        )
+        return self._writer.commit(version, values(number, found) if tensors is None else tensors)
+
+    def publish_corrupt(self, step: int = 0) -> Version:
+        """Committed like any other, then a byte of its data was flipped. For followers that do not look meanwhile."""
+        version = self.publish(step)
+        self.flip(version)
+        return version
+
+    def publish_bad(self, step: int = 0) -> Version:
+        """Whole, but not to be served: it is bad from the first moment that anybody can see it."""
+        return self.publish(step, tensors=values(float("nan"), captured()))
+
+    def flip(self, version: Version) -> None:
+        """Change the data file's last byte in a copy with the same name, as a broken disk or copy would leave it."""
+        path = self.path / f"{version.prefix}.data-00000-of-00001"
+        content = bytearray(path.read_bytes())
+        content[-1] ^= 0xFF
+        aside = path.with_name(".tmp-flipped")
+        aside.write_bytes(content)
+        aside.replace(path)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+def follower_of(path: Path, *, model: str = "m", poll_seconds: float = 60.0) -> Follower:
+    store = Store(path)
+    return Follower(Replica(model, store), store, poll_seconds=poll_seconds)
+
+
+def ask(follower: Follower, version: int | None = None) -> tuple[list[float], int]:
+    """What the parameters were that answered, and the version the answer names."""
+    outputs, answered = follower.replica.predict({"x": np.ones([1, 2], np.float32)}, version=version)
+    return outputs["seen"].numpy().tolist(), answered.number
+
+
+def proven(seen: list[float], number: int) -> bool:
+    """Whether all parameters of an answer were those of the version it names."""
+    return seen == [float(number)] * PARAMETERS

@@ -1,0 +1,295 @@
+"""The program: what it says to bad settings, and how it starts, follows, drains and ends as a process."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+import tensorflow as tf
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from tensorflow_serving.apis import predict_pb2, prediction_service_pb2_grpc
+
+from inferencer.settings import ModelSettings, Settings, parse
+from paramsync.errors import SettingsError, StoreError
+from paramsync.v1 import sync_pb2 as pb
+from paramsync.v1 import sync_pb2_grpc
+from tests.published import Publisher, Slow, proven
+
+LONG = 60.0
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+# Settings -------------------------------------------------------------------------------------------------------------
+
+
+def test_settings_as_documented(tmp_path: Path) -> None:
+    found = parse(["--model", f"a={tmp_path}", "--model", "b=/not/there=yet"])
+    models = (ModelSettings(name="a", store=tmp_path), ModelSettings(name="b", store=Path("/not/there=yet")))
+    assert found == Settings(models=models)
+    assert (found.host, found.port, found.control_port, found.poll_seconds) == ("127.0.0.1", 8500, 8502, 5.0)
+
+
+def test_tensor_names_are_split() -> None:
+    found = parse(["--model", "a=/s", "--inputs", "x:0, z:0", "--outputs", "y:0"])
+    assert (found.inputs, found.outputs) == (("x:0", "z:0"), ("y:0",))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ([], "--model"),
+        (["--model", "digits"], "--model digits: expected NAME=STORE, such as digits=/"),
+        (["--model", "=store"], "expected NAME=STORE"),
+        (["--model", "digits="], "expected NAME=STORE"),
+        (["--model", "two words=store"], "expected NAME=STORE"),
+        (["--model", "a=x", "--model", "a=y"], "--model a=...: expected each name once, found it 2 times"),
+        (["--model", "a=x", "--inputs", "x:0"], "expected --inputs and --outputs together"),
+        (["--model", "a=x", "--inputs", "x:0,", "--outputs", "y:0"], "expected names of tensors"),
+        (["--model", "a=x", "--port", "65536"], "expected a port from 0 to 65535, found '65536'"),
+        (["--model", "a=x", "--port", "-1"], "port"),
+        (["--model", "a=x", "--port", "9000", "--control-port", "9000"], "expected two different ports, found 9000"),
+        (["--model", "a=x", "--poll-seconds", "0"], "expected seconds above 0, found '0'"),
+        (["--model", "a=x", "--poll-seconds", "nan"], "expected seconds above 0, found 'nan'"),
+        (["--model", "a=x", "--wrong"], "--wrong"),
+    ],
+)
+def test_wrong_settings_say_what_was_expected(arguments: list[str], text: str) -> None:
+    with pytest.raises(SettingsError, match=re.escape(text)):
+        parse(arguments)
+
+
+def test_a_store_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(StoreError, match=f"store {tmp_path}/file: expected a directory, found a file"):
+        parse(["--model", f"a={tmp_path}/file"])
+    with pytest.raises(StoreError, match="Not a directory"):
+        parse(["--model", f"a={tmp_path}/file/store"])
+
+
+def ended(*arguments: str, user: str | int | None = None) -> tuple[int, str]:
+    """Exit code and standard error of a run that ends by itself."""
+    command = [sys.executable, "-m", "inferencer", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LONG, user=user, check=False)
+    return done.returncode, done.stderr
+
+
+def test_bad_settings_end_with_one_line_and_exit_code_2(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    code, text = ended("--model", f"digits={tmp_path}/file")
+    assert (code, text) == (2, f"inferencer: store {tmp_path}/file: expected a directory, found a file\n")
+
+
+def test_a_taken_port_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        code, text = ended("--model", f"digits={tmp_path}", "--port", str(port))
+    assert code == 2
+    assert text == f"inferencer: port {port} of 127.0.0.1 is taken; choose another with --port (0: any free)\n"
+
+
+def test_settings_are_judged_before_tensorflow_is_imported(tmp_path: Path) -> None:
+    program = "import sys; from inferencer.__main__ import main; print(main(sys.argv[1:]), 'tensorflow' in sys.modules)"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        arguments = ["--model", f"a={tmp_path}", "--port", str(taken.getsockname()[1])]
+        done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=True)
+    assert done.stdout == "2 False\n"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_an_unreadable_store_is_refused(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    store.mkdir(mode=0)
+    with pytest.raises(StoreError, match="cannot be read: permission denied"):
+        parse(["--model", f"a={store}"])
+
+
+# The process ----------------------------------------------------------------------------------------------------------
+
+
+class Process:
+    """A real inferencer, and what it logs."""
+
+    def __init__(self, store: Path) -> None:
+        command = [sys.executable, "-m", "inferencer", "--model", f"m={store}", "--port", "0", "--control-port", "0"]
+        self.lines: list[str] = []
+        self._ready = threading.Event()
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.lines.append(line)
+            if "inferencer ready" in line:
+                self._ready.set()
+        self._ready.set()
+
+    def connect(self) -> None:
+        assert self._ready.wait(LONG)
+        ports = re.search(r"inferencer ready: predictions (\S+), control (\S+)$", "".join(self.lines), re.MULTILINE)
+        assert ports is not None, "".join(self.lines)
+        self.predictions = grpc.insecure_channel(ports[1])
+        self.control = grpc.insecure_channel(ports[2])
+        self.sync = sync_pb2_grpc.SyncStub(self.control)
+        self.predict = prediction_service_pb2_grpc.PredictionServiceStub(self.predictions).Predict
+        self.health = health_pb2_grpc.HealthStub(self.predictions)
+
+    def end(self, *signals: signal.Signals) -> int:
+        for one in signals:
+            self.process.send_signal(one)
+        return self.ended()
+
+    def ended(self) -> int:
+        code = self.process.wait(LONG)
+        self._reader.join(LONG)
+        return code
+
+    def close(self) -> None:
+        self.process.kill()
+        self.ended()
+        assert self.process.stderr is not None
+        self.process.stderr.close()
+        for channel in (getattr(self, "predictions", None), getattr(self, "control", None)):
+            if channel is not None:
+                channel.close()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def program(store: Path) -> Iterator[Process]:
+    program = Process(store)
+    yield program
+    program.close()
+
+
+@pytest.fixture
+def publisher(store: Path) -> Iterator[Publisher]:
+    publisher = Publisher(store)
+    yield publisher
+    publisher.close()
+
+
+def of_witness() -> predict_pb2.PredictRequest:
+    message = predict_pb2.PredictRequest()
+    message.model_spec.name = "m"
+    message.inputs["x"].CopyFrom(tf.make_tensor_proto(np.ones([1, 2], np.float32)))
+    return message
+
+
+def of_slow(rounds: int) -> predict_pb2.PredictRequest:
+    message = predict_pb2.PredictRequest()
+    message.model_spec.name = "m"
+    message.inputs["rounds"].CopyFrom(tf.make_tensor_proto(rounds, tf.int32))
+    return message
+
+
+@pytest.mark.slow
+def test_it_starts_without_a_store_and_serves_once_something_is_published(program: Process, store: Path) -> None:
+    program.connect()
+    assert program.health.Check(health_pb2.HealthCheckRequest()).status == NOT_SERVING
+    with pytest.raises(grpc.RpcError) as raised:
+        program.predict(of_witness(), timeout=LONG)
+    assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert str(store) in str(raised.value.details())
+    watched = program.health.Watch(health_pb2.HealthCheckRequest(service="m"), timeout=LONG)
+    assert next(watched).status == NOT_SERVING
+    publisher = Publisher(store)
+    publisher.publish(3)
+    assert next(watched).status == SERVING  # nobody asked for a sync
+    answer = program.predict(of_witness(), timeout=LONG)
+    assert proven(list(answer.outputs["seen"].float_val), answer.model_spec.version.value)
+    assert answer.model_spec.version.value == 3
+    publisher.close()
+    assert program.end(signal.SIGINT) == 0
+    assert "Traceback" not in "".join(program.lines)
+
+
+@pytest.mark.slow
+def test_killed_and_started_again_with_a_corrupt_newest_version_it_serves_the_newest_good_one(
+    publisher: Publisher, store: Path
+) -> None:
+    publisher.publish(1)
+    first = Process(store)
+    first.connect()
+    list(first.sync.Sync(pb.SyncRequest(), timeout=LONG))
+    first.close()  # kill -9
+    publisher.publish(2)
+    publisher.publish_corrupt(3)
+    second = Process(store)
+    second.connect()
+    with pytest.raises(grpc.RpcError, match="version 3 of model 'm' was refused"):
+        list(second.sync.Sync(pb.SyncRequest(), timeout=LONG))
+    answer = second.predict(of_witness(), timeout=LONG)
+    assert (answer.model_spec.version.value, proven(list(answer.outputs["seen"].float_val), 2)) == (2, True)
+    second.close()
+
+
+@pytest.mark.slow
+def test_a_request_in_flight_at_sigterm_is_answered_and_a_second_signal_changes_nothing(
+    program: Process, publisher: Publisher
+) -> None:
+    publisher.publish(4, kind=Slow)
+    program.connect()
+    list(program.sync.Sync(pb.SyncRequest(), timeout=LONG))
+    watched = program.health.Watch(health_pb2.HealthCheckRequest(), timeout=LONG)
+    assert next(watched).status == SERVING
+    watching = program.sync.Watch(pb.WatchRequest(), timeout=LONG)  # a stream that nobody ends
+    waiting = program.sync.Sync(pb.SyncRequest(version=99), timeout=LONG)
+    assert next(waiting).phase == pb.SyncProgress.LOOKING
+
+    rounds = 100
+    answer = program.predict.future(of_slow(rounds), timeout=LONG)
+    answer.result()
+    answer = program.predict.future(of_slow(20 * rounds), timeout=LONG)
+    program.health.Check(health_pb2.HealthCheckRequest())  # answered after the request before it was taken up
+    program.process.send_signal(signal.SIGTERM)
+    assert next(watched).status == NOT_SERVING
+    assert not answer.done()
+    with pytest.raises(grpc.RpcError, match="stopping"):
+        next(waiting)
+    program.process.send_signal(signal.SIGTERM)
+    program.process.send_signal(signal.SIGINT)
+    assert list(answer.result().outputs["seen"].float_val) == [4.0] * 6
+    assert program.ended() == 0
+    assert list(watching) == []
+    text = "".join(program.lines)
+    assert "Traceback" not in text
+    assert "inferencer stopped" in text
+
+
+@pytest.mark.slow
+def test_a_signal_before_it_is_ready_ends_it_quietly(program: Process) -> None:
+    while program.process.poll() is None and not imports_tensorflow(program.process.pid):
+        pass
+    assert program.end(signal.SIGINT) == 0
+    assert "Traceback" not in "".join(program.lines)
+
+
+def imports_tensorflow(pid: int) -> bool:
+    return "tensorflow" in Path(f"/proc/{pid}/maps").read_text()
+
+
+@pytest.mark.slow
+def test_a_second_server_on_the_same_port_is_refused(program: Process, store: Path) -> None:
+    program.connect()
+    port = re.search(r"predictions 127.0.0.1:(\d+)", "".join(program.lines))
+    assert port is not None
+    code, text = ended("--model", f"m={store}", "--port", port[1], "--control-port", "0")
+    assert (code, len(text.splitlines())) == (2, 1)
+    assert "is taken" in text

@@ -1,0 +1,160 @@
+"""The watch on a store's directory, with real files and the real inotify."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from inferencer.watch import Watch
+
+SOON = 10.0  # seconds; a test that waits this long has failed
+
+
+class Bell:
+    """Counts, and lets a test wait for the next ring."""
+
+    def __init__(self) -> None:
+        self.rings = 0
+        self._rung = threading.Semaphore(0)
+
+    def ring(self) -> None:
+        self.rings += 1
+        self._rung.release()
+
+    def rang(self, seconds: float = SOON) -> bool:
+        return self._rung.acquire(timeout=seconds)
+
+
+@pytest.fixture
+def bell() -> Bell:
+    return Bell()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    return tmp_path / "parent" / "store"
+
+
+@pytest.fixture
+def watch(store: Path, bell: Bell) -> Iterator[Watch]:
+    watch = Watch(store, bell.ring)
+    yield watch
+    watch.close()
+
+
+def commit(store: Path, text: str = "x") -> None:
+    aside = store / ".tmp-checkpoint"
+    aside.write_text(text)
+    aside.replace(store / "checkpoint")
+
+
+def test_a_commit_rings(store: Path, watch: Watch, bell: Bell) -> None:
+    store.mkdir(parents=True)
+    watch.arm()
+    commit(store)
+    assert bell.rang()
+
+
+def test_other_files_do_not_ring(store: Path, watch: Watch, bell: Bell) -> None:
+    store.mkdir(parents=True)
+    watch.arm()
+    for name in ("ckpt-1.index", "ckpt-1.data-00000-of-00001", "checkpoint.tmp123"):
+        (store / name).write_text("x")
+        (store / name).rename(store / f"{name}.moved")
+    commit(store)  # events come in order: once this one rang, the others would have rung
+    assert bell.rang()
+    assert bell.rings == 1
+
+
+def test_a_checkpoint_written_in_place_rings_when_it_is_closed(store: Path, watch: Watch, bell: Bell) -> None:
+    store.mkdir(parents=True)
+    commit(store)
+    watch.arm()
+    (store / "checkpoint").write_text("y")
+    assert bell.rang()
+
+
+def test_a_store_that_appears_later_is_noticed_and_then_watched(store: Path, watch: Watch, bell: Bell) -> None:
+    store.parent.mkdir()
+    watch.arm()
+    store.mkdir()
+    assert bell.rang()
+    watch.arm()
+    commit(store)
+    assert bell.rang()
+
+
+def test_a_missing_parent_is_no_error_and_is_watched_once_it_is_there(store: Path, watch: Watch, bell: Bell) -> None:
+    watch.arm()
+    store.mkdir(parents=True)
+    watch.arm()
+    commit(store)
+    assert bell.rang()
+
+
+def test_a_store_that_was_removed_and_made_again_is_watched(store: Path, watch: Watch, bell: Bell) -> None:
+    store.mkdir(parents=True)
+    watch.arm()
+    for _ in range(3):
+        shutil.rmtree(store)
+        watch.arm()
+        store.mkdir()
+        watch.arm()
+        while bell.rang(0):  # what the making of the folder rang for
+            pass
+        commit(store)
+        assert bell.rang()
+
+
+def test_a_store_made_again_before_anybody_looked_is_watched(store: Path, watch: Watch, bell: Bell) -> None:
+    store.mkdir(parents=True)
+    watch.arm()
+    for _ in range(5):  # the new folder may or may not get the inode of the old one
+        shutil.rmtree(store)
+        store.mkdir()
+        assert bell.rang()  # for the end of the old one
+        while not rings_for_a_commit(store, bell):  # each of its looks a follower arms again
+            watch.arm()
+
+
+def rings_for_a_commit(store: Path, bell: Bell) -> bool:
+    commit(store)
+    return bell.rang(0.2)
+
+
+def test_a_link_to_a_store_is_watched(tmp_path: Path, store: Path, bell: Bell) -> None:
+    store.mkdir(parents=True)
+    link = tmp_path / "link"
+    link.symlink_to(store)
+    watch = Watch(link, bell.ring)
+    watch.arm()
+    commit(store)
+    assert bell.rang()
+    watch.close()
+
+
+def test_arming_again_changes_nothing_while_the_store_is_the_same(store: Path, watch: Watch, bell: Bell) -> None:
+    store.mkdir(parents=True)
+    before = threading.active_count()
+    watch.arm()
+    running = threading.active_count()
+    assert running > before
+    watch.arm()
+    assert threading.active_count() == running
+    commit(store)
+    assert bell.rang()
+    assert bell.rings == 1
+
+
+def test_close_ends_the_threads_and_may_be_called_twice(store: Path, bell: Bell) -> None:
+    store.mkdir(parents=True)
+    before = set(threading.enumerate())
+    watch = Watch(store, bell.ring)
+    watch.arm()
+    watch.close()
+    watch.close()
+    assert {one for one in threading.enumerate() if one.is_alive()} <= before | {threading.current_thread()}
