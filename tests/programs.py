@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
@@ -17,6 +18,19 @@ ROOT = Path(__file__).parent.parent
 PATIENCE = 120.0  # seconds; TensorFlow may take many to import on a busy machine
 
 T = TypeVar("T")
+
+
+def refused(*arguments: str | Path) -> str:
+    """What a program that is told something impossible says before it ends with exit code 2.
+
+    It runs without root's power over other people's files, so that modes mean something.
+    """
+    drop = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
+    command = [*drop, sys.executable, "-m", *map(str, arguments)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE)
+    assert (done.returncode, done.stdout) == (2, ""), done
+    assert done.stderr.count("\n") == 1, done.stderr
+    return done.stderr
 
 
 class Program:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
-import select
 import socket
 import tempfile
 from collections.abc import Iterator
@@ -23,6 +21,7 @@ from paramsync.cli.prober import HeldOut, Prober
 from paramsync.cli.processes import Child, end_all, fast_folder
 from paramsync.client import Predictor
 from paramsync.v1 import sync_pb2 as pb
+from tests.programs import eventually
 from tests.servers import SERVING, TRAINING, add_predictions, serving
 
 IMAGE = np.linspace(0, 1, 784, dtype=np.float32)
@@ -189,14 +188,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def started(program: str, folder: Path) -> Child:
     """A child that has come as far as its first line."""
-    os.mkfifo(folder / "log")
-    reader = os.open(folder / "log", os.O_RDONLY | os.O_NONBLOCK)
     child = Child(program, [], log=folder / "log")
-    select.select([reader], [], [], 30)
-    written = os.read(reader, 1000)
-    os.close(reader)
-    (folder / "log").unlink()
-    (folder / "log").write_bytes(written)
+    eventually(lambda: "ready" in child.last_lines(), lambda: f"{program} to be ready, it said: {child.last_lines()}")
     return child
 
 
