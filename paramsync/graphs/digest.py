@@ -16,8 +16,7 @@ def digest(graph_def: Any, named: Mapping[str, str], results: Iterable[tuple[str
 
     `named` gives the meaning of the placeholders: node to name of the input or parameter.
     """
-    functions = {function.signature.name: function for function in graph_def.library.function}
-    nodes = _Nodes(graph_def.node, named, functions)
+    nodes = _Nodes(graph_def.node, named, _Functions(graph_def.library.function))
     whole = hashlib.sha256()
     for name, tensor in sorted(results):
         whole.update(_packed(name.encode(), nodes.tensor(tensor)))
@@ -27,7 +26,7 @@ def digest(graph_def: Any, named: Mapping[str, str], results: Iterable[tuple[str
 class _Nodes:
     """The digests of the nodes of a graph or of one function, made when asked for."""
 
-    def __init__(self, nodes: Iterable[Any], named: Mapping[str, str], functions: Mapping[str, Any]) -> None:
+    def __init__(self, nodes: Iterable[Any], named: Mapping[str, str], functions: _Functions) -> None:
         self._nodes = {node.name: node for node in nodes}
         self._functions = functions
         self._done = {node: _hash(b"named", name.encode()) for node, name in named.items()}
@@ -64,7 +63,7 @@ class _Nodes:
                 control.append(before)
             else:
                 data.append(_hash(before, one[len(name) :].removesuffix(":0").encode()))
-        op = self._function(node.op) if node.op in self._functions else node.op.encode()
+        op = self._functions.digest(node.op) or node.op.encode()
         attributes = [
             _packed(name.encode(), self._attribute(value))
             for name, value in sorted(node.attr.items())
@@ -75,16 +74,28 @@ class _Nodes:
     def _attribute(self, value: Any) -> bytes:
         called = [value.func.name] if value.HasField("func") else [one.name for one in value.list.func]
         if called:
-            return _packed(*(self._function(name) for name in called))
+            return _packed(*(self._functions.digest(name) or name.encode() for name in called))
         return bytes(value.SerializeToString(deterministic=True))
 
-    def _function(self, name: str) -> bytes:
-        function = self._functions[name]
-        named = {one.name: f"argument {at}" for at, one in enumerate(function.signature.input_arg)}
-        nodes = _Nodes(function.node_def, named, self._functions)
-        results = [nodes.tensor(function.ret[one.name]) for one in function.signature.output_arg]
-        effects = [nodes.tensor(one) for one in function.control_ret.values()]
-        return _hash(_packed(*results), _packed(*sorted(effects)))
+
+class _Functions:
+    """The digests of a graph's functions, each made once however often it is called."""
+
+    def __init__(self, functions: Iterable[Any]) -> None:
+        self._functions = {function.signature.name: function for function in functions}
+        self._done: dict[str, bytes] = {}
+
+    def digest(self, name: str) -> bytes | None:
+        """None for what is not a function of this graph."""
+        if name in self._functions and name not in self._done:
+            self._done[name] = b"itself"  # what a function that calls itself finds there
+            function = self._functions[name]
+            named = {one.name: f"argument {at}" for at, one in enumerate(function.signature.input_arg)}
+            nodes = _Nodes(function.node_def, named, self)
+            results = [nodes.tensor(function.ret[one.name]) for one in function.signature.output_arg]
+            effects = [nodes.tensor(one) for one in function.control_ret.values()]
+            self._done[name] = _hash(_packed(*results), _packed(*sorted(effects)))
+        return self._done.get(name)
 
 
 def _node_of(name: str) -> str:

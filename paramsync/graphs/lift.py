@@ -114,24 +114,22 @@ class _Body:
         """Rewrite every consumer of `values`, tensors that were handles. Returns the tensors that changed name."""
         values = dict(values)
         renamed: dict[str, str] = {}
-        waiting = list(self._nodes)
-        progress = True
-        while progress:  # an Identity of a handle gives a handle too, and nodes come in any order
-            progress = False
-            for node in list(waiting):
-                at = {
-                    i: values[self._tensor(name)] for i, name in enumerate(node.input) if self._tensor(name) in values
-                }
-                if at:
-                    waiting.remove(node)
-                    progress = True
-                    if node.op == "Identity":
-                        node.attr["T"].type = at[0].as_datatype_enum
-                        values[self._output(node.name)] = at[0]
-                    else:
-                        before = self._output(node.name, _RESULTS.get(node.op, "output"))
-                        self._lift_consumer(node, at)
-                        renamed[before] = self._output(node.name)
+        waiting: list[Any] = []
+        left = list(self._nodes)
+        while len(left) != len(waiting):  # an Identity of a handle gives a handle too, and nodes come in any order
+            waiting, left = left, []
+            for node in waiting:
+                tensors = [self._tensor(name) for name in node.input]
+                at = {position: values[tensor] for position, tensor in enumerate(tensors) if tensor in values}
+                if not at:
+                    left.append(node)
+                elif node.op == "Identity":
+                    node.attr["T"].type = at[0].as_datatype_enum
+                    values[self._output(node.name)] = at[0]
+                else:
+                    before = self._output(node.name, _RESULTS.get(node.op, "output"))
+                    self._lift_consumer(node, at)
+                    renamed[before] = self._output(node.name)
         self._rename(renamed)
         return renamed
 
