@@ -10,14 +10,14 @@ from enum import Enum
 
 from paramsync.version import Version
 
-_KEPT = 256  # events a slow subscriber may fall behind before it loses the oldest
+MOST_UNREAD = 256  # events that a subscriber may leave unread
 
 
 class EventKind(Enum):
     FOUND = "found"  # a version that was not the latest before is in the store
     RESTORING = "restoring"  # it is being restored
     SWAPPED = "swapped"  # it serves
-    QUARANTINED = "quarantined"  # it was refused, see reason
+    QUARANTINED = "quarantined"  # it cannot be used, see reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,20 +35,24 @@ class Event:
 class Subscription:
     """The events of one follower from now on, for one listener. Any thread may use it.
 
-    `wake` is called on the follower's thread after each event: it must return at once and must not raise.
+    `wake` is called on the follower's thread after each event: it must return at once and must not raise. Where the
+    listener leaves too many unread it has fallen behind, and nothing comes after those.
     """
 
     def __init__(self, wake: Callable[[], None], leave: Callable[[Subscription], None]) -> None:
-        self._events: deque[Event] = deque(maxlen=_KEPT)
+        self._events: deque[Event] = deque()
         self._wake = wake
         self._leave = leave
+        self.fell_behind = False
 
     def put(self, event: Event) -> None:
-        self._events.append(event)
+        self.fell_behind = self.fell_behind or len(self._events) >= MOST_UNREAD
+        if not self.fell_behind:
+            self._events.append(event)
         self._wake()
 
     def take(self) -> list[Event]:
-        """Every event since the last call, oldest first; of very many, the newest."""
+        """Every event since the last call, oldest first."""
         taken = []
         while True:
             try:

@@ -12,24 +12,20 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from inferencer.events import Event, EventKind, Subscribers, Subscription
-from inferencer.files import identities
+from inferencer.faults import Fault, fault_of, told
+from inferencer.identity import identities
+from inferencer.look import Look, look
+from inferencer.patience import Patience
 from inferencer.policy import Candidate, next_restore
-from inferencer.refusals import Refusals
+from inferencer.quarantine import Quarantine
 from inferencer.replica import Replica
 from inferencer.status import State, Status
 from inferencer.wishes import Action, Wishes, waiting_for
-from paramsync.errors import (
-    CorruptCheckpointError,
-    GraphError,
-    NotServingError,
-    ParamsyncError,
-    StoreError,
-    UnknownVersionError,
-)
+from paramsync.errors import NotServingError
 from paramsync.store import Store
 from paramsync.version import Version
 
-_LOG = logging.getLogger("paramsync.follower")
+_log = logging.getLogger("paramsync.follower")
 _JOIN_SECONDS = 10.0
 
 
@@ -59,7 +55,9 @@ class Follower:
         self._status = Status(model=replica.model, store=store.path)  # replaced by the worker alone, as all below
         self._serving: Candidate[Version] | None = None
         self._files: dict[int, Hashable] = {}  # of the resident versions
-        self._refusals = Refusals()
+        self._quarantine = Quarantine()
+        self._patience = Patience()
+        self._look_again: float | None = None  # seconds, where that is sooner than the next poll
         self._wishes = Wishes()
         self._subscribers = Subscribers()
         self._rung = threading.Event()
@@ -78,14 +76,19 @@ class Follower:
         return replace(status, state=State.DRAINING) if self._draining.is_set() else status
 
     def subscribe(self, wake: Callable[[], None]) -> Subscription:
-        """Every event from now on; a listener that is too slow loses the oldest. `wake` must return at once."""
+        """Every event from now on, until the listener falls too far behind. `wake` must return at once."""
         return self._subscribers.add(wake)
 
     def ask(self, action: Action, number: int | None = None) -> Future[Status]:
         """A sync, pin or unpin that nobody waits for here. The future may be cancelled."""
         answer = self._wishes.ask(action, number)
+        answer.add_done_callback(self._answered)
         self.notify()
         return answer
+
+    def _answered(self, answer: Future[Status]) -> None:
+        if answer.cancelled():  # a pin that nobody waits for is given up
+            self.notify()
 
     def sync(self, version: int | None = None, *, timeout: float | None = None) -> Status:
         """Returns once that version or a newer one serves; None: the newest published when the call arrives.
@@ -114,8 +117,9 @@ class Follower:
         try:
             return answer.result(timeout)
         except concurrent.futures.TimeoutError:
-            answer.cancel()
-            raise TimeoutError(self.late(number, timeout)) from None
+            if answer.cancel():
+                raise TimeoutError(self.late(number, timeout)) from None
+            return answer.result()  # it came at the last moment
 
     # The worker -------------------------------------------------------------------------------------------------------
 
@@ -145,9 +149,9 @@ class Follower:
                 while self.run_once() is not None:
                     pass
             except Exception as error:  # noqa: BLE001, an end of this thread would be the end of following
-                _LOG.exception("%s: the follower goes on after an error of its own", self.model)
-                self._set(last_error=_text(error))
-            self._rung.wait(self._poll_seconds)
+                _log.exception("%s: the follower goes on after an error of its own", self.model)
+                self._set(last_error=told(error))
+            self._rung.wait(self._poll_seconds if self._look_again is None else self._look_again)
         if bell is not None:
             bell.close()
 
@@ -157,46 +161,32 @@ class Follower:
         A version that cannot be used is quarantined, and the next best one is taken in the same look.
         """
         fresh = self._wishes.fresh()
-        published = self._look()
-        numbers = None if published is None else [one.number for one in published]
-        if numbers is not None:
-            for number in self._wishes.admit(fresh, self._status, {*numbers, *self._status.resident}):
-                self._refusals.forget(number)
+        found = self._look()
+        for number in self._wishes.admit(fresh, self._status, found.numbers):
+            self._quarantine.forget(number)
         self._set(pinned=self._wishes.pinned)
-        swapped = self._advance(published or [])
-        self._wishes.settle(self.status(), numbers)
+        swapped = self._advance(found.published or [])
+        self._wishes.settle(self.status(), found.numbers)
         if self._wishes.pinned != self._status.pinned:  # a pin that failed
             self._set(pinned=self._wishes.pinned)
             self.notify()
         return swapped
 
-    def _look(self) -> list[Candidate[Version]] | None:
-        """What is published, ascending up to the latest; None where the store cannot be read, which is noted."""
-        problem: Exception | None = None
-        latest = None
-        try:
-            try:
-                latest = self._store.latest()
-            except CorruptCheckpointError as error:  # older versions may be sound
-                problem = error
-            versions = self._store.versions()
-            files = identities(self._store, versions)
-        except (ParamsyncError, OSError) as error:
-            self._note(error)
-            return None
-        self._note(problem)
-        if latest is None and problem is not None and versions:
-            latest = versions[-1]
-        self._found(latest)
-        published = [one for one in versions if latest is not None and one.number <= latest.number]
-        self._refusals.keep({one.number for one in published})
-        return [Candidate(one, files[one.number]) for one in published]
+    def _look(self) -> Look:
+        """Look at the store, and report what was found."""
+        found = look(self._store)
+        self._note(found.problem)
+        if found.numbers is not None:
+            self._found(found.latest)
+            self._quarantine.keep(found.numbers)
+            self._patience.keep(found.numbers)
+        return found
 
     def _note(self, problem: Exception | None) -> None:
         """Health is a field of its own: trouble with the store changes nothing about what serves."""
-        text = None if problem is None else _text(problem)
+        text = None if problem is None else told(problem)
         if text is not None and text != self._status.last_error:
-            _LOG.warning("%s: %s", self.model, text)
+            _log.warning("%s: %s", self.model, text)
         self._set(last_error=text)
 
     def _found(self, latest: Version | None) -> None:
@@ -210,35 +200,34 @@ class Follower:
         pinned = self._status.pinned
         listed = {one.number for one in published}
         candidates = [one for one in self._residents() if one.number == pinned and pinned not in listed] + published
-        refused = self._refusals.files()
-        self._set(quarantined=self._refusals.quarantined())
+        passed_over = self._quarantine.files()
+        self._look_again = None
+        self._set(quarantined=self._quarantine.told())
         while not self._draining.is_set():
-            one = next_restore(candidates, serving=self._serving, refused=refused, pinned=pinned)
+            one = next_restore(candidates, serving=self._serving, quarantined=passed_over, pinned=pinned)
             if one is None:
                 return None
             if self._restore(one):
                 return one.version
-            refused[one.number] = one.files
+            passed_over[one.number] = one.files
         return None
 
     def _residents(self) -> list[Candidate[Version]]:
         return [Candidate(one.version, self._files[one.version.number]) for one in self.replica.residents]
 
     def _restore(self, one: Candidate[Version]) -> bool:
-        """Whether it serves now. If not, it was refused."""
+        """Whether it serves now."""
         self._set(restoring=one.number)
         self._tell(EventKind.RESTORING, one.version)
         began = time.monotonic()
         try:
             at_hand = any(one.same_as(resident) for resident in self._residents())
             restored = self.replica.take(one.number) if at_hand else self.replica.restore(one.version)
-        except (CorruptCheckpointError, GraphError) as error:
-            return self._refuse(one, error, own_fault=True)
-        except (UnknownVersionError, StoreError, OSError, MemoryError) as error:
-            return self._refuse(one, error, own_fault=False)
         except Exception as error:  # noqa: BLE001, no content of a store may end the follower
-            _LOG.exception("%s: version %d failed in a way nobody foresaw", self.model, one.number)
-            return self._refuse(one, error, own_fault=True)
+            self._set(restoring=None)
+            self._failed(one, error)
+            return False
+        self.replica.warm(restored)
         self.replica.swap(restored)
         self._swapped(one, time.monotonic() - began)
         return True
@@ -246,7 +235,7 @@ class Follower:
     def _swapped(self, one: Candidate[Version], seconds: float) -> None:
         """Report after the swap, never before."""
         self._serving = one
-        self._refusals.forget(one.number)
+        self._quarantine.forget(one.number)
         resident = tuple(have.version.number for have in self.replica.residents)
         self._files = {number: one.files if number == one.number else self._files[number] for number in resident}
         self._set(
@@ -254,27 +243,36 @@ class Follower:
             serving=one.version,
             restoring=None,
             resident=resident,
-            quarantined=self._refusals.quarantined(),
+            quarantined=self._quarantine.told(),
             swaps=self._status.swaps + 1,
             restore_seconds=seconds,
         )
-        _LOG.info("%s: version %d serves, restored in %.1f ms", self.model, one.number, seconds * 1000)
+        _log.info("%s: version %d serves, restored in %.1f ms", self.model, one.number, seconds * 1000)
         self._tell(EventKind.SWAPPED, one.version, restore_seconds=seconds)
 
-    def _refuse(self, one: Candidate[Version], error: Exception, *, own_fault: bool) -> bool:
-        """False, for the caller to return."""
-        self._set(restoring=None)
+    def _failed(self, one: Candidate[Version], error: Exception) -> None:
+        """What is not complete yet is looked at again soon, and after a while like any other fault."""
+        fault = fault_of(error)
+        left = self._patience.left(one, time.monotonic()) if fault is Fault.UNFINISHED else None
+        if fault is Fault.UNFORESEEN:
+            _log.error("%s: version %d failed in a way nobody foresaw", self.model, one.number, exc_info=error)
+        if left is None:
+            self._set_aside(one, told(error), own_fault=fault is not Fault.NOT_ITS_OWN)
+        else:
+            _log.debug("%s: version %d is not complete yet: %s", self.model, one.number, told(error))
+            self._look_again = left if self._look_again is None else min(left, self._look_again)
+
+    def _set_aside(self, one: Candidate[Version], reason: str, *, own_fault: bool) -> None:
+        """It is quarantined unless its files are others by now."""
         if identities(self._store, [one.version])[one.number] != one.files:
-            _LOG.debug("%s: version %d was pruned or rewritten while it was read", self.model, one.number)
+            _log.debug("%s: version %d was pruned or rewritten while it was read", self.model, one.number)
             self.notify()
-            return False
-        reason = _text(error)
-        news = self._refusals.add(one.number, reason, since=self._clock(), files=one.files if own_fault else None)
-        self._set(quarantined=self._refusals.quarantined())
+            return
+        news = self._quarantine.add(one.number, reason, since=self._clock(), files=one.files if own_fault else None)
+        self._set(quarantined=self._quarantine.told())
         if news:
-            _LOG.warning("%s: version %d is quarantined: %s", self.model, one.number, reason)
+            _log.warning("%s: version %d is quarantined: %s", self.model, one.number, reason)
             self._tell(EventKind.QUARANTINED, one.version, reason=reason)
-        return False
 
     def _set(self, **changes: Any) -> None:
         self._status = replace(self._status, **changes)
@@ -290,9 +288,3 @@ class Follower:
                 restore_seconds=restore_seconds,
             )
         )
-
-
-def _text(error: Exception) -> str:
-    """The error as one line for a person."""
-    text = " ".join(str(error).split())
-    return text if isinstance(error, ParamsyncError) else f"{type(error).__name__}: {text}"

@@ -35,14 +35,15 @@ def next_restore(
     published: Sequence[Candidate[V]],
     *,
     serving: Candidate[V] | None,
-    refused: Mapping[int, Hashable],
+    quarantined: Mapping[int, Hashable],
     pinned: int | None,
 ) -> Candidate[V] | None:
     """The version to restore now; None to stay with what serves.
 
-    `published` ascends and ends with the latest. `refused` maps the number of each quarantined version to the files it
-    had then: it is passed over for as long as it has them. Pinned, only that version counts. Otherwise it is the newest
-    that is not refused, and never one older than what serves, unless the store itself started over with lower numbers.
+    `published` ascends and ends with the latest. `quarantined` maps the number of each version that could not be used
+    to the files it had then: it is passed over for as long as it has them. Pinned, only that version counts. Otherwise
+    it is the newest that is not quarantined, and never one older than what serves, unless the store itself started over
+    with lower numbers.
     """
     if pinned is not None:
         wanted = [one for one in published if one.number == pinned]
@@ -53,6 +54,6 @@ def next_restore(
     for one in reversed(wanted):
         if one.same_as(serving):
             return None
-        if one.number not in refused or refused[one.number] != one.files:
+        if one.number not in quarantined or quarantined[one.number] != one.files:
             return one
     return None

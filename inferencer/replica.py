@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,16 +11,18 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
-from paramsync import dtypes
+from paramsync import dtypes, files
 from paramsync.bundle import Bundle, Entry
-from paramsync.errors import GraphError, NotServingError, ParameterError, UnknownVersionError
+from paramsync.errors import GraphError, NotServingError, ParameterError, UnfinishedMetaError, UnknownVersionError
 from paramsync.graphs.capture import capture_meta
-from paramsync.graphs.graph import DEFAULT_SIGNATURE, Graph, described
+from paramsync.graphs.graph import DEFAULT_SIGNATURE, Graph, TensorSpec, described
 from paramsync.graphs.tensors import alias
 from paramsync.store import Store
 from paramsync.version import Version
 
+_log = logging.getLogger("paramsync.replica")
 RESIDENT = 2  # the serving version and the one before it, so that going back is a swap
+_GRAPH_BYTES = (1 << 31) - 1  # no message of protobuf is larger
 _CHUNK = 1 << 18  # elements looked at together when values are checked: small enough for a core's cache
 
 
@@ -122,15 +125,21 @@ class Replica:
             raise GraphError(
                 f"version {version.number} names no graph: give --inputs and --outputs to take it from {meta}"
             )
-        content = _content(meta, version)
+        try:
+            content = files.content(meta, limit=_GRAPH_BYTES)
+        except FileNotFoundError as error:
+            raise UnfinishedMetaError(_needs(version, meta)) from error
         return self._known(
             hashlib.sha256(content).hexdigest(),
-            lambda: capture_meta(meta, inputs=self._meta_inputs, outputs=self._meta_outputs),
+            lambda: capture_meta(content, path=meta, inputs=self._meta_inputs, outputs=self._meta_outputs),
         )
 
     def _published_graph(self, version: Version) -> Graph:
         path = self._store.graph_file(version.graph)
-        graph = Graph.from_bytes(_content(path, version))
+        try:
+            graph = Graph.from_bytes(files.content(path, limit=_GRAPH_BYTES))
+        except FileNotFoundError as error:
+            raise GraphError(_needs(version, path)) from error
         if graph.digest != version.graph:
             raise GraphError(f"{path}: expected the graph {version.graph}, found {graph.digest}")
         return graph
@@ -142,12 +151,28 @@ class Replica:
             del self._graphs[next(iter(self._graphs))]
         return graph
 
+    def warm(self, restored: Resident) -> None:
+        """Calls each signature of a graph that is new here once: the first call prepares it, many times slower.
 
-def _content(path: Path, version: Version) -> bytes:
-    try:
-        return path.read_bytes()
-    except FileNotFoundError as error:
-        raise GraphError(f"version {version.number} needs the graph file {path}, which is not there") from error
+        A graph that cannot compute on made-up inputs may well do so on real ones, so that this never fails.
+        """
+        if any(one.graph is restored.graph for one in self._residents):
+            return
+        for name, signature in restored.graph.signatures.items():
+            try:
+                inputs = {spec.name: _blank(spec) for spec in signature.inputs.values()}
+                restored.graph(restored.parameters, inputs, signature=name)
+            except Exception as error:  # noqa: BLE001, see above
+                _log.debug("%s: %s was not called beforehand: %s", self.model, name, error)
+
+
+def _needs(version: Version, path: Path) -> str:
+    return f"version {version.number} needs the graph file {path}, which is not there"
+
+
+def _blank(spec: TensorSpec) -> tf.Tensor:
+    """Zeros, or empty strings; one of what there may be any number of."""
+    return tf.zeros([1 if size is None else size for size in spec.shape or ()], tf.as_dtype(spec.dtype))
 
 
 def _check_entries(version: Version, graph: Graph, entries: Mapping[str, Entry]) -> None:

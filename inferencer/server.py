@@ -5,34 +5,35 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
-from tensorflow_serving.apis import (
-    model_service_pb2,
-    model_service_pb2_grpc,
-    prediction_service_pb2,
-    prediction_service_pb2_grpc,
-)
+from google.protobuf.descriptor import ServiceDescriptor
+from grpc_health.v1 import health_pb2
+from tensorflow_serving.apis import model_service_pb2, prediction_service_pb2
 
 from inferencer.follower import Follower
 from inferencer.replica import Replica
+from inferencer.services.calls import add_servicer
+from inferencer.services.door import QUIET_SECONDS, Door
 from inferencer.services.health import Health
 from inferencer.services.model import ModelService
-from inferencer.services.models import InFlight, Models
+from inferencer.services.models import Models
 from inferencer.services.predict import PredictionService
+from inferencer.services.reflection import add_reflection
 from inferencer.services.sync import SyncService
-from inferencer.settings import Settings, check_port
+from inferencer.services.threads import Threads
+from inferencer.settings import Settings
 from inferencer.watch import Watch
-from paramsync.errors import SettingsError
+from paramsync.addresses import address, refused
 from paramsync.store import Store
-from paramsync.v1 import sync_pb2, sync_pb2_grpc
+from paramsync.v1 import sync_pb2
 
-_LOG = logging.getLogger("paramsync.inferencer")
-_GRACE_SECONDS = 10.0
-_QUIET_SECONDS = 0.1  # a request that has reached the process but not its servicer yet gets this long to do so
+_log = logging.getLogger("paramsync.inferencer")
+_GRACE_SECONDS = 20.0  # docs/guarantees.md names it; less than the composition gives
+_GRACE_OF_CONTROL = 1.0  # its calls have been answered by then, and its streams have ended, but for slow readers
+_MOST_REQUESTS = 256  # predictions that wait or are computed
+_MOST_CALLS = 1024  # of all kinds, streams among them, for each port
 _MESSAGE_BYTES = 64 << 20
 _OPTIONS = (
     ("grpc.so_reuseport", 0),  # else a second server could take the same port, and each would get some of the calls
@@ -48,22 +49,16 @@ class Server:
         self._settings = settings
         self.followers = tuple(_follower(one.name, Store(one.store), settings=settings) for one in settings.models)
         models = Models(self.followers)
-        services = [
-            prediction_service_pb2.DESCRIPTOR.services_by_name["PredictionService"].full_name,
-            model_service_pb2.DESCRIPTOR.services_by_name["ModelService"].full_name,
-        ]
-        sync = sync_pb2.DESCRIPTOR.services_by_name["Sync"].full_name
-        self._threads = ThreadPoolExecutor(_thread_count(), thread_name_prefix="predict")
-        self._in_flight = InFlight()
+        predictions = prediction_service_pb2.DESCRIPTOR.services_by_name["PredictionService"]
+        states = model_service_pb2.DESCRIPTOR.services_by_name["ModelService"]
+        sync = sync_pb2.DESCRIPTOR.services_by_name["Sync"]
+        self._threads = Threads(_thread_count(), most=_MOST_REQUESTS)
         self._draining = asyncio.Event()
-        self._health = Health(models, services)
-        self._predictions = self._part(services)
-        prediction_service_pb2_grpc.add_PredictionServiceServicer_to_server(
-            PredictionService(models, self._threads, self._in_flight), self._predictions
-        )
-        model_service_pb2_grpc.add_ModelServiceServicer_to_server(ModelService(models), self._predictions)
-        self._control = self._part([sync])
-        sync_pb2_grpc.add_SyncServicer_to_server(SyncService(models, self._draining), self._control)
+        self._health = Health(models, [predictions.full_name, states.full_name])
+        self._door = Door()
+        answering = {predictions: PredictionService(models), states: ModelService(models)}
+        self._predictions = self._part(answering, self._door)
+        self._control = self._part({sync: SyncService(models, self._draining)})
 
     async def start(self) -> tuple[int, int]:
         """Listen, and follow the stores. Returns the ports for predictions and control. Raises SettingsError."""
@@ -77,32 +72,34 @@ class Server:
             follower.start(Watch(follower.status().store, follower.notify))
         return port, control_port
 
-    async def drain(self) -> None:
-        """Say so first, then accept nothing more, answer what is in flight, and end every thread."""
+    async def drain(self, *, quiet_seconds: float = QUIET_SECONDS) -> None:
+        """Say so first, then accept no more predictions, answer what is in flight, and end every thread.
+
+        1. Health says NOT_SERVING, every stream is ended, syncs and pins are refused, and nothing more is restored.
+        2. The predictions' port is closed once no call has come for so long; what has come is answered.
+        3. The control port, where all of that could be watched, is closed too.
+
+        Of what is computed or restored beyond the grace nothing is waited for any more.
+        """
         self._health.drain()
         self._following_health.cancel()
         for follower in self.followers:
             follower.drain()
         self._draining.set()
-        stopped = asyncio.ensure_future(self._stop(_GRACE_SECONDS))
-        await asyncio.wait({stopped}, timeout=_QUIET_SECONDS)
-        if not stopped.done():  # streams are open that nobody will end, or requests are being answered
-            none = asyncio.ensure_future(self._in_flight.none())
-            await asyncio.wait({stopped, none}, return_when=asyncio.FIRST_COMPLETED)
-            none.cancel()
-            await self._stop(None)
-            await stopped
-        await asyncio.gather(*(asyncio.to_thread(one.close) for one in self.followers))
-        self._threads.shutdown()
+        followers = asyncio.gather(*(asyncio.to_thread(one.close) for one in self.followers))
+        await self._door.close(self._predictions, grace=_GRACE_SECONDS, quiet_seconds=quiet_seconds)
+        await self._control.stop(_GRACE_OF_CONTROL)
+        await followers
+        self._threads.close()
 
-    async def _stop(self, grace: float | None) -> None:
-        await asyncio.gather(self._predictions.stop(grace), self._control.stop(grace))
-
-    def _part(self, services: list[str]) -> grpc.aio.Server:
-        part = grpc.aio.server(options=_OPTIONS)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, part)
-        health = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
-        reflection.enable_server_reflection([*services, health, reflection.SERVICE_NAME], part)
+    def _part(
+        self, servicers: dict[ServiceDescriptor, Any], *first: grpc.GenericRpcHandler[Any, Any]
+    ) -> grpc.aio.Server:
+        part = grpc.aio.server(handlers=first, options=_OPTIONS, maximum_concurrent_rpcs=_MOST_CALLS)
+        servicers = {**servicers, health_pb2.DESCRIPTOR.services_by_name["Health"]: self._health}
+        for service, servicer in servicers.items():
+            add_servicer(servicer, service, part, self._threads)
+        add_reflection([one.full_name for one in servicers], part, self._draining)
         return part
 
 
@@ -111,11 +108,11 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
     server = Server(settings)
     port, control_port = await server.start()
     host = settings.host
-    _LOG.info("inferencer ready: predictions %s, control %s", _address(host, port), _address(host, control_port))
+    _log.info("inferencer ready: predictions %s, control %s", address(host, port), address(host, control_port))
     await stop.wait()
-    _LOG.info("inferencer stops: answering what is in flight")
+    _log.info("inferencer stops: answering what is in flight")
     await server.drain()
-    _LOG.info("inferencer stopped")
+    _log.info("inferencer stopped")
 
 
 def _follower(model: str, store: Store, *, settings: Settings) -> Follower:
@@ -125,14 +122,9 @@ def _follower(model: str, store: Store, *, settings: Settings) -> Follower:
 
 def _bind(server: grpc.aio.Server, host: str, port: int, option: str) -> int:
     try:
-        return server.add_insecure_port(_address(host, port))
+        return server.add_insecure_port(address(host, port))
     except RuntimeError as error:
-        check_port(host, port, option)
-        raise SettingsError(f"cannot listen on port {port} of {host}; choose another with {option}") from error
-
-
-def _address(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        raise refused(host, port, option) from error
 
 
 def _thread_count() -> int:

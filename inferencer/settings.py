@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import errno
 import os
 import re
-import socket
 import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from paramsync.addresses import CONTROL_PORT, HOST, PREDICTIONS_PORT, check_different, read_port
 from paramsync.errors import SettingsError, StoreError
 
 
@@ -29,14 +28,16 @@ class Settings:
     models: tuple[ModelSettings, ...]
     inputs: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
-    host: str = "127.0.0.1"
-    port: int = 8500
-    control_port: int = 8502
+    host: str = HOST
+    port: int = PREDICTIONS_PORT
+    control_port: int = CONTROL_PORT
     poll_seconds: float = 5.0
 
 
 def parse(arguments: Sequence[str]) -> Settings:
     """Raises SettingsError, or StoreError for a store that cannot be one."""
+    for argument in arguments:
+        _check_text(argument)
     found = _parser().parse_args(arguments)
     models = tuple(_model(text) for text in found.model)
     names = [one.name for one in models]
@@ -45,8 +46,11 @@ def parse(arguments: Sequence[str]) -> Settings:
             raise SettingsError(f"--model {name}=...: expected each name once, found it {names.count(name)} times")
     if bool(found.inputs) != bool(found.outputs):
         raise SettingsError("expected --inputs and --outputs together, found one of them")
-    if found.port and found.port == found.control_port:
-        raise SettingsError(f"expected two different ports, found {found.port} for both --port and --control-port")
+    if found.inputs and len(models) > 1:
+        raise SettingsError(
+            f"--inputs and --outputs name tensors of one graph: expected one --model with them, found {len(models)}"
+        )
+    check_different({"--port": found.port, "--control-port": found.control_port})
     for one in models:
         check_store(one.store)
     return Settings(
@@ -74,38 +78,19 @@ def check_store(path: Path) -> None:
         raise StoreError(path, "cannot be read: permission denied; the user that runs this must be able to list it")
 
 
-def check_ports(settings: Settings) -> None:
-    """Says at once that a port is taken, not only once TensorFlow is there. Raises SettingsError."""
-    for option, port in (("--port", settings.port), ("--control-port", settings.control_port)):
-        if port:
-            check_port(settings.host, port, option)
-
-
-def check_port(host: str, port: int, option: str) -> None:
-    """Raises SettingsError where nobody could listen there now."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as gRPC will
-            probe.bind(address)
-            probe.listen()
-    except OSError as error:
-        raise port_error(host, port, option, error) from error
-
-
-def port_error(host: str, port: int, option: str, error: OSError) -> SettingsError:
-    if error.errno == errno.EADDRINUSE:
-        return SettingsError(f"port {port} of {host} is taken; choose another with {option} (0: any free)")
-    return SettingsError(
-        f"cannot listen on port {port} of {host}: {error.strerror}; choose another with --host and {option}"
-    )
-
-
 def prepare_environment() -> None:
     """What TensorFlow and gRPC read when they are imported. What the operator has set stays."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")  # it serves on the CPU: no look for GPUs, no words about them
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+
+
+def _check_text(argument: str) -> None:
+    """What is not text could be in no status and no message."""
+    try:
+        argument.encode()
+    except UnicodeEncodeError as error:
+        raise SettingsError(f"expected arguments in UTF-8, found {argument!r}") from error
 
 
 class _Parser(argparse.ArgumentParser):
@@ -131,9 +116,14 @@ def _parser() -> argparse.ArgumentParser:
         metavar="y:0,...",
         help="tensors, for stores that TensorFlow's Saver writes",
     )
-    add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
-    add("--port", type=_port, default=8500, help="predictions (default: %(default)s; 0: any free)")
-    add("--control-port", type=_port, default=8502, help="status and sync (default: %(default)s; 0: any free)")
+    add("--host", default=HOST, help="address to listen on (default: %(default)s)")
+    add("--port", type=read_port, default=PREDICTIONS_PORT, help="predictions (default: %(default)s; 0: any free)")
+    add(
+        "--control-port",
+        type=read_port,
+        default=CONTROL_PORT,
+        help="status and sync (default: %(default)s; 0: any free)",
+    )
     add(
         "--poll-seconds",
         type=_seconds,
@@ -156,12 +146,6 @@ def _names(text: str) -> tuple[str, ...]:
     if not all(names):
         raise argparse.ArgumentTypeError(f"expected names of tensors, such as x:0,y:0, found {text!r}")
     return names
-
-
-def _port(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and int(text) < 65536):
-        raise argparse.ArgumentTypeError(f"expected a port from 0 to 65535, found {text!r}")
-    return int(text)
 
 
 def _seconds(text: str) -> float:

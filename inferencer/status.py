@@ -16,8 +16,8 @@ class State(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Quarantine:
-    """A version that was refused. `since` is in seconds since the epoch."""
+class Quarantined:
+    """A version that cannot be used. `since` is in seconds since the epoch."""
 
     number: int
     reason: str
@@ -35,7 +35,7 @@ class Status:
     serving: Version | None = None
     restoring: int | None = None
     resident: tuple[int, ...] = ()
-    quarantined: tuple[Quarantine, ...] = ()
+    quarantined: tuple[Quarantined, ...] = ()
     pinned: int | None = None
     last_error: str | None = None
     swaps: int = 0
@@ -52,7 +52,7 @@ class Status:
         seconds = 0.0 if self.serving.number == self.published.number else _age(self.published, now)
         return replace(self, lag_seconds=seconds, lag_steps=self.published.step - self.serving.step)
 
-    def quarantine_of(self, number: int) -> Quarantine | None:
+    def quarantine_of(self, number: int) -> Quarantined | None:
         return next((one for one in self.quarantined if one.number == number), None)
 
 

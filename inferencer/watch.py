@@ -20,8 +20,9 @@ from watchdog.events import (
 from watchdog.observers import Observer
 from watchdog.observers.api import BaseObserver
 
-_LOG = logging.getLogger("paramsync.watch")
+_log = logging.getLogger("paramsync.watch")
 _COMMIT = "checkpoint"  # the name a publisher renames onto: the commit point
+_META = ".meta"  # TensorFlow's Saver writes the graph after the commit
 _IN_STORE: list[type[FileSystemEvent]] = [FileMovedEvent, FileCreatedEvent, FileClosedEvent, DirDeletedEvent]
 _IN_PARENT: list[type[FileSystemEvent]] = [DirCreatedEvent, DirMovedEvent]
 
@@ -65,15 +66,18 @@ class Watch:
     def _start(self, target: _Target) -> bool:
         path = target[0]
         folder = path.resolve()  # a link would be watched in place of what it leads to
-        names, events = ({_COMMIT, folder.name}, _IN_STORE) if path == self._store else ({self._store.name}, _IN_PARENT)
+        if path == self._store:
+            bell, events = _Bell({_COMMIT, folder.name}, self._ring, ending=_META), _IN_STORE
+        else:
+            bell, events = _Bell({self._store.name}, self._ring), _IN_PARENT
         observer = Observer()
         try:
-            observer.schedule(_Bell(names, self._ring), str(folder), event_filter=events)
+            observer.schedule(bell, str(folder), event_filter=events)
             observer.start()
         except Exception as error:  # noqa: BLE001, whatever it is, no folder or no inotify watches left: there is the poll
             if not self._warned:
                 self._warned = True
-                _LOG.warning("cannot watch %s, new versions are found by polling: %s", path, error)
+                _log.warning("cannot watch %s, new versions are found by polling: %s", path, error)
             return False
         self._observer, self._armed, self._warned = observer, target, False
         return True
@@ -82,12 +86,14 @@ class Watch:
 class _Bell(FileSystemEventHandler):
     """Runs under the observer's lock, where an exception would end its thread: it rings, and nothing else."""
 
-    def __init__(self, names: set[str], ring: Callable[[], None]) -> None:
+    def __init__(self, names: set[str], ring: Callable[[], None], *, ending: str | None = None) -> None:
         self._names = names
         self._ring = ring
+        self._ending = ending
 
     def dispatch(self, event: FileSystemEvent) -> None:
-        if os.path.basename(os.fsdecode(event.dest_path or event.src_path)) in self._names:  # noqa: PTH119, at each event
+        name = os.path.basename(os.fsdecode(event.dest_path or event.src_path))  # noqa: PTH119, at each event
+        if name in self._names or (self._ending is not None and name.endswith(self._ending)):
             self._ring()
 
 

@@ -27,14 +27,18 @@ class Wish:
     answer: Future[Status] = field(default_factory=Future)
     admitted: bool = False
     backward: bool = False  # a sync that names a version older than the one that serves
-    pinned_before: int | None = None
 
 
 class Wishes:
-    """The calls not answered yet, and the version pinned. A lock guards the list; the worker admits and settles."""
+    """The calls not answered yet, and the version pinned. A lock guards the list; the worker admits and settles.
+
+    A pin is kept once it has come true. Until then it is tried: where it fails, where its caller leaves or another pin
+    or unpin takes its place, what was kept before it stands.
+    """
 
     def __init__(self) -> None:
-        self.pinned: int | None = None
+        self._kept: int | None = None
+        self._tried: Wish | None = None
         self._lock = threading.Lock()
         self._open: list[Wish] = []
         self._refusal: ParamsyncError | None = None
@@ -46,25 +50,36 @@ class Wishes:
                 self._open.append(wish)
             else:
                 wish.answer.set_exception(self._refusal)
+        wish.answer.add_done_callback(lambda _: self._take(wish))  # whose caller left is nobody's concern any more
         return wish.answer
+
+    @property
+    def pinned(self) -> int | None:
+        """The version to serve and to stay at. For the worker."""
+        tried = self._tried
+        return self._kept if tried is None or tried.answer.done() else tried.number
 
     def fresh(self) -> list[Wish]:
         """What is new: to be taken before a look at the store, and admitted after it."""
         with self._lock:
             return [wish for wish in self._open if not wish.admitted]
 
-    def admit(self, fresh: Iterable[Wish], status: Status, known: Collection[int]) -> set[int]:
-        """Take it up. Returns the versions it asks for: a quarantined one is tried once more."""
+    def admit(self, fresh: Iterable[Wish], status: Status, published: Collection[int] | None) -> set[int]:
+        """Take up what can be judged now. Returns the versions it asks for: a quarantined one is tried once more.
+
+        `published` is None where nobody knows; then unpin and what is about versions in memory can be judged.
+        """
         for wish in fresh:
-            if wish.action is Action.SYNC and wish.number is None:
-                newest = status.published if status.last_error is None else None  # else nobody knows which is newest
-                wish.number = newest.number if newest else None
-            elif wish.action is Action.SYNC and wish.number is not None:
-                wish.backward = status.serving is not None and wish.number < status.serving.number
-            elif wish.action is Action.UNPIN or wish.number in known:
-                wish.pinned_before, self.pinned = self.pinned, wish.number
-            wish.admitted = wish.action is Action.UNPIN or wish.number is not None
-        return {wish.number for wish in fresh if wish.number is not None}
+            if wish.action is Action.SYNC:
+                wish.admitted = _sync_admitted(wish, status)
+            elif wish.action is Action.UNPIN:
+                self._kept, self._tried = None, None
+                wish.admitted = True
+            else:
+                known = wish.number in status.resident or (published is not None and wish.number in published)
+                self._tried = wish if known else self._tried
+                wish.admitted = known or published is not None
+        return {wish.number for wish in fresh if wish.admitted and wish.number is not None}
 
     def settle(self, status: Status, published: Collection[int] | None) -> None:
         """Answer every wish that has come true in `status` or never will. `published` is None where nobody knows."""
@@ -72,10 +87,10 @@ class Wishes:
             waiting = [wish for wish in self._open if wish.admitted]
         outcomes = [(wish, _outcome(wish, status, published)) for wish in waiting]
         for wish, outcome in outcomes:
-            if outcome is not None and self._take(wish):
-                if isinstance(outcome, ParamsyncError) and wish.action is Action.PIN and self.pinned == wish.number:
-                    self.pinned = wish.pinned_before
-                _answer(wish, outcome)
+            if outcome is None or not self._take(wish):
+                continue
+            if _answer(wish, outcome) and wish.action is Action.PIN:
+                self._kept = wish.number
 
     def refuse(self, error: ParamsyncError) -> None:
         """Answer everything, now and from now on, with this error."""
@@ -86,30 +101,41 @@ class Wishes:
             _answer(wish, error)
 
     def _take(self, wish: Wish) -> bool:
-        """Whether it is the caller's to answer. Those whose caller left are dropped with it."""
+        """Whether it was still open, which it is no longer."""
         with self._lock:
             there = wish in self._open
-            self._open = [one for one in self._open if one is not wish and not one.answer.cancelled()]
+            if there:
+                self._open.remove(wish)
         return there
+
+
+def _sync_admitted(wish: Wish, status: Status) -> bool:
+    if wish.number is not None:
+        wish.backward = status.serving is not None and wish.number < status.serving.number
+        return True
+    if status.published is None or status.last_error is not None:  # nobody knows which is newest
+        return False
+    wish.number = status.published.number
+    return True
 
 
 def _outcome(wish: Wish, status: Status, published: Collection[int] | None) -> Status | ParamsyncError | None:
     """What to answer; None as long as it has to wait."""
-    if wish.answer.cancelled():
-        return status
     try:
         return status if fulfilled(wish, status, published) else None
     except (SyncError, UnknownVersionError) as error:
         return error
 
 
-def _answer(wish: Wish, outcome: Status | ParamsyncError) -> None:
+def _answer(wish: Wish, outcome: Status | ParamsyncError) -> bool:
+    """Whether it came true and somebody was told so."""
     if not wish.answer.set_running_or_notify_cancel():
-        return
+        return False
     if isinstance(outcome, ParamsyncError):
         wish.answer.set_exception(outcome)
-    else:
-        wish.answer.set_result(outcome)
+        return False
+    wish.answer.set_result(outcome)
+    return True
 
 
 def fulfilled(wish: Wish, status: Status, published: Collection[int] | None) -> bool:
@@ -118,14 +144,17 @@ def fulfilled(wish: Wish, status: Status, published: Collection[int] | None) -> 
         return True
     if wish.number is None:
         return False
-    refusal = status.quarantine_of(wish.number)
-    if refusal is not None:
-        raise SyncError(f"version {wish.number} of model {status.model!r} was refused: {refusal.reason}")
+    quarantined = status.quarantine_of(wish.number)
+    if quarantined is not None:
+        raise SyncError(f"version {wish.number} of model {status.model!r} is quarantined: {quarantined.reason}")
     serving = status.serving.number if status.serving else None
-    if serving == wish.number:
+    if serving == wish.number and (wish.action is Action.SYNC or status.pinned == wish.number):
         return True
     if published is not None and _never_comes(wish, wish.number, status, published):
         raise UnknownVersionError(f"store {status.store}", wish.number, published)
+    if wish.action is Action.PIN and status.pinned != wish.number:
+        instead = "unpinned" if status.pinned is None else f"pinned to version {status.pinned}"
+        raise SyncError(f"model {status.model!r} was {instead} while it was being pinned to version {wish.number}")
     if status.pinned not in (None, wish.number):
         raise SyncError(f"model {status.model!r} is pinned to version {status.pinned}; unpin it to follow its store")
     if wish.action is Action.SYNC and serving is not None and serving > wish.number:
@@ -149,7 +178,7 @@ def _never_comes(wish: Wish, number: int, status: Status, published: Collection[
 
 
 def waiting_for(number: int | None, status: Status) -> str:
-    """Why a wish that is neither fulfilled nor refused has to wait."""
+    """Why a wish that neither came true nor failed has to wait."""
     if status.restoring is not None:
         return f"version {status.restoring} is being restored"
     if status.last_error is not None:

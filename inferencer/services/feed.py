@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from inferencer.events import Event
+from inferencer.events import MOST_UNREAD, Event
 from inferencer.follower import Follower
+from paramsync.errors import BusyError
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -22,11 +23,23 @@ class Feed:
         self._ready = asyncio.Event()
         self._subscriptions = [one.subscribe(self._wake) for one in followers]
 
-    async def next(self) -> list[Event]:
-        """The events since the last call, in order for each follower; waits for the first."""
+    async def changed(self) -> None:
+        """Returns once something happened since the last call."""
         await self._ready.wait()
         self._ready.clear()
-        return [event for one in self._subscriptions for event in one.take()]
+
+    async def next(self) -> list[Event]:
+        """The events since the last call, in order for each follower; waits for the first.
+
+        Raises BusyError, after the last one before the gap, where too many were left unread.
+        """
+        await self.changed()
+        events = [event for one in self._subscriptions for event in one.take()]
+        if any(one.fell_behind for one in self._subscriptions):
+            if not events:
+                raise BusyError(f"left {MOST_UNREAD} events unread, more were lost; ask for the status and watch again")
+            self._ready.set()
+        return events
 
     def __enter__(self) -> Self:
         return self

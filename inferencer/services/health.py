@@ -6,19 +6,19 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
-import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2
 
 from inferencer.services.feed import Feed
 from inferencer.services.models import Models
 from inferencer.status import State
+from paramsync.errors import UnknownModelError
 
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 _UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
 
 
-class Health(health_pb2_grpc.HealthServicer):
+class Health:
     """Overall under "", each model under its name, and whatever else the server answers for. Lives on one event loop.
 
     The servicer that comes with grpcio loses watchers when one of several leaves, and waits for those that do not read.
@@ -36,7 +36,7 @@ class Health(health_pb2_grpc.HealthServicer):
         with Feed(self._models) as feed:
             while True:
                 self._update()
-                await feed.next()
+                await feed.changed()
 
     def drain(self) -> None:
         """NOT_SERVING from now on; the watchers are told, and their streams end."""
@@ -45,7 +45,7 @@ class Health(health_pb2_grpc.HealthServicer):
 
     async def Check(self, request: health_pb2.HealthCheckRequest, context: Any) -> health_pb2.HealthCheckResponse:
         if request.service not in self._codes:
-            await context.abort(grpc.StatusCode.NOT_FOUND, f"{request.service!r} is neither a model nor a service here")
+            raise UnknownModelError(request.service, [one.model for one in self._models])
         return health_pb2.HealthCheckResponse(status=self._codes[request.service])
 
     async def Watch(

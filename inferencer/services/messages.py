@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from inferencer.events import Event, EventKind
 from inferencer.status import State, Status
+from paramsync.messages import of_version
 from paramsync.v1 import sync_pb2 as pb
-from paramsync.version import Version
 
 _STATES = {
     State.WAITING: pb.ModelStatus.WAITING,
@@ -17,20 +17,6 @@ _KINDS = {
     EventKind.SWAPPED: pb.Event.SWAPPED,
     EventKind.QUARANTINED: pb.Event.QUARANTINED,
 }
-
-
-def of_version(version: Version) -> pb.Version:
-    return pb.Version(
-        number=version.number,
-        step=version.step,
-        prefix=version.prefix,
-        graph=version.graph,
-        step_done_at=version.step_done_at,
-        snapshot_at=version.snapshot_at,
-        committed_at=version.committed_at or 0.0,
-        bytes=version.bytes,
-        metrics=version.metrics,
-    )
 
 
 def of_status(status: Status) -> pb.ModelStatus:

@@ -5,22 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 import grpc
-from tensorflow_serving.apis import get_model_status_pb2, model_service_pb2_grpc
+from tensorflow_serving.apis import get_model_status_pb2
 
-from inferencer.services.errors import answered
 from inferencer.services.models import Models
 from inferencer.services.predict import asked
 from inferencer.status import State, Status
 from paramsync.errors import NotServingError, UnknownVersionError
 
 
-class ModelService(model_service_pb2_grpc.ModelServiceServicer):
+class ModelService:
     """Lives on one event loop."""
 
     def __init__(self, models: Models) -> None:
         self._models = models
 
-    @answered
     async def GetModelStatus(
         self, request: get_model_status_pb2.GetModelStatusRequest, context: Any
     ) -> get_model_status_pb2.GetModelStatusResponse:
@@ -36,7 +34,6 @@ class ModelService(model_service_pb2_grpc.ModelServiceServicer):
             model_version_status=[versions[number] for number in asked_for]
         )
 
-    @answered
     async def HandleReloadConfigRequest(self, request: Any, context: Any) -> Any:
         raise NotImplementedError(
             "the models are given at the start; to be at the newest version now, use paramsync sync"

@@ -1,10 +1,8 @@
-"""The models of one server by name, and the requests that are being answered."""
+"""The models of one server by name."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 
 from inferencer.follower import Follower
 from paramsync.errors import UnknownModelError
@@ -32,27 +30,3 @@ class Models:
     def some(self, model: str) -> list[Follower]:
         """The one of that name; all where none is named."""
         return [self.find(model)] if model else list(self)
-
-
-class InFlight:
-    """Counts the requests being answered. Used from the event loop alone."""
-
-    def __init__(self) -> None:
-        self._count = 0
-        self._none = asyncio.Event()
-        self._none.set()
-
-    @contextmanager
-    def one(self) -> Iterator[None]:
-        self._count += 1
-        self._none.clear()
-        try:
-            yield
-        finally:
-            self._count -= 1
-            if not self._count:
-                self._none.set()
-
-    async def none(self) -> None:
-        """Returns when nothing is being answered."""
-        await self._none.wait()

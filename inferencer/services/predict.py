@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-from concurrent.futures import Executor
 from typing import Any
 
 from tensorflow.core.framework import tensor_shape_pb2, types_pb2
 from tensorflow.core.protobuf import meta_graph_pb2
-from tensorflow_serving.apis import get_model_metadata_pb2, model_pb2, predict_pb2, prediction_service_pb2_grpc
+from tensorflow_serving.apis import get_model_metadata_pb2, model_pb2, predict_pb2
 
 from inferencer.replica import Resident
-from inferencer.services.errors import answered
-from inferencer.services.models import InFlight, Models
-from inferencer.services.tensors import decode, encode
+from inferencer.services.models import Models
+from inferencer.services.tensors import encode
+from paramsync import wire
 from paramsync.errors import InputError
 from paramsync.graphs.graph import DEFAULT_SIGNATURE, Signature, TensorSpec
 
@@ -21,20 +19,26 @@ _METADATA = "signature_def"
 _METHOD = "tensorflow/serving/predict"
 
 
-class PredictionService(prediction_service_pb2_grpc.PredictionServiceServicer):
-    """Lives on one event loop; decoding, computing and encoding are on the threads given."""
+class PredictionService:
+    """Predict is called on threads, with all that it takes; everything else lives on one event loop."""
 
-    def __init__(self, models: Models, threads: Executor, in_flight: InFlight) -> None:
+    def __init__(self, models: Models) -> None:
         self._models = models
-        self._threads = threads
-        self._in_flight = in_flight
 
-    @answered
-    async def Predict(self, request: predict_pb2.PredictRequest, context: Any) -> predict_pb2.PredictResponse:
-        with self._in_flight.one():
-            return await asyncio.get_running_loop().run_in_executor(self._threads, self._predict, request)
+    def Predict(self, request: predict_pb2.PredictRequest) -> predict_pb2.PredictResponse:
+        model, version = asked(request.model_spec)
+        one = self._models.find(model).replica.take(version)
+        signature = request.model_spec.signature_name or DEFAULT_SIGNATURE
+        outlines = {name: wire.outline(proto, f"input {name!r}") for name, proto in request.inputs.items()}
+        one.graph.check_inputs(signature, outlines, request.output_filter)  # before memory is spent on any of them
+        outputs = one.predict(
+            wire.to_arrays(request.inputs, "input"), signature=signature, outputs=request.output_filter
+        )
+        response = predict_pb2.PredictResponse(model_spec=_spec(model, one, signature))
+        for name, tensor in outputs.items():
+            response.outputs[name].CopyFrom(encode(tensor))
+        return response
 
-    @answered
     async def GetModelMetadata(
         self, request: get_model_metadata_pb2.GetModelMetadataRequest, context: Any
     ) -> get_model_metadata_pb2.GetModelMetadataResponse:
@@ -49,29 +53,14 @@ class PredictionService(prediction_service_pb2_grpc.PredictionServiceServicer):
         response.metadata[_METADATA].Pack(signatures)
         return response
 
-    @answered
     async def Classify(self, request: Any, context: Any) -> Any:
         raise NotImplementedError("Classify is not offered; use Predict")
 
-    @answered
     async def Regress(self, request: Any, context: Any) -> Any:
         raise NotImplementedError("Regress is not offered; use Predict")
 
-    @answered
     async def MultiInference(self, request: Any, context: Any) -> Any:
         raise NotImplementedError("MultiInference is not offered; use Predict")
-
-    def _predict(self, request: predict_pb2.PredictRequest) -> predict_pb2.PredictResponse:
-        model, version = asked(request.model_spec)
-        replica = self._models.find(model).replica
-        one = replica.take(version)
-        signature = request.model_spec.signature_name or DEFAULT_SIGNATURE
-        inputs = {name: decode(name, proto) for name, proto in request.inputs.items()}
-        outputs = one.predict(inputs, signature=signature, outputs=request.output_filter)
-        response = predict_pb2.PredictResponse(model_spec=_spec(model, one, signature))
-        for name, tensor in outputs.items():
-            response.outputs[name].CopyFrom(encode(tensor))
-        return response
 
 
 def asked(spec: model_pb2.ModelSpec) -> tuple[str, int | None]:

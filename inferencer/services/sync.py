@@ -8,30 +8,27 @@ from typing import Any
 
 from inferencer.events import EventKind
 from inferencer.follower import Follower
-from inferencer.services.errors import answered, streamed
 from inferencer.services.feed import Feed
 from inferencer.services.messages import of_event, of_status
 from inferencer.services.models import Models
 from inferencer.status import Status
 from inferencer.wishes import Action
+from paramsync.errors import InputError
 from paramsync.v1 import sync_pb2 as pb
-from paramsync.v1 import sync_pb2_grpc
 
 _MARGIN = 0.1  # seconds before the caller's deadline in which to say why it will not be met
 
 
-class SyncService(sync_pb2_grpc.SyncServicer):
+class SyncService:
     """Lives on one event loop, and never blocks it: followers answer through futures."""
 
     def __init__(self, models: Models, draining: asyncio.Event) -> None:
         self._models = models
         self._draining = draining
 
-    @answered
     async def GetStatus(self, request: pb.GetStatusRequest, context: Any) -> pb.GetStatusResponse:
         return pb.GetStatusResponse(models=[of_status(one.status()) for one in self._models.some(request.model)])
 
-    @streamed
     async def Sync(self, request: pb.SyncRequest, context: Any) -> AsyncIterator[pb.SyncProgress]:
         follower = self._models.only(request.model)
         number = request.version if request.HasField("version") else None
@@ -54,9 +51,9 @@ class SyncService(sync_pb2_grpc.SyncServicer):
         serving = status.serving.number if status.serving else 0
         yield pb.SyncProgress(phase=pb.SyncProgress.DONE, version=serving, status=of_status(status))
 
-    @streamed
     async def Watch(self, request: pb.WatchRequest, context: Any) -> AsyncIterator[pb.Event]:
         with Feed(self._models.some(request.model)) as feed:
+            await context.send_initial_metadata(())  # from here on the caller is told everything
             ended = asyncio.ensure_future(self._draining.wait())
             try:
                 while not ended.done():
@@ -70,12 +67,12 @@ class SyncService(sync_pb2_grpc.SyncServicer):
             finally:
                 ended.cancel()
 
-    @answered
     async def Pin(self, request: pb.PinRequest, context: Any) -> pb.ModelStatus:
+        if not request.HasField("version"):
+            raise InputError("version", expected="the number of a version", found="none")
         follower = self._models.only(request.model)
         return of_status(await _wait(follower, Action.PIN, request.version, context))
 
-    @answered
     async def Unpin(self, request: pb.UnpinRequest, context: Any) -> pb.ModelStatus:
         return of_status(await _wait(self._models.only(request.model), Action.UNPIN, None, context))
 

@@ -38,7 +38,7 @@ def _entries(store: Store) -> list[os.DirEntry[str]]:
 
 def _identity(entry: os.DirEntry[str]) -> Hashable:
     try:
-        found = entry.stat()
-    except FileNotFoundError:
-        return None
+        found = entry.stat(follow_symlinks=False)  # a link is refused wherever it leads: what counts is that it is one
+    except OSError as error:
+        return entry.name, error.errno
     return entry.name, found.st_ino, found.st_size, found.st_mtime_ns

@@ -1,0 +1,40 @@
+"""Server reflection that ends when the server drains: callers keep its stream open for as long as they please."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from typing import Any
+
+import grpc
+from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
+
+
+def add_reflection(services: Iterable[str], server: grpc.aio.Server, draining: asyncio.Event) -> None:
+    """Tell which services there are, itself among them."""
+    servicer = _Reflection([*services, reflection.SERVICE_NAME], draining)
+    reflection_pb2_grpc.add_ServerReflectionServicer_to_server(servicer, server)
+
+
+class _Reflection(reflection.aio.ReflectionServicer):  # type: ignore[name-defined]  # its stubs lack it
+    def __init__(self, services: Iterable[str], draining: asyncio.Event) -> None:
+        super().__init__(services)
+        self._draining = draining
+
+    async def ServerReflectionInfo(self, requests: Any, context: Any) -> AsyncIterator[Any]:
+        async for response in super().ServerReflectionInfo(_until(self._draining, requests), context):
+            yield response
+
+
+async def _until(ended: asyncio.Event, requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    end = asyncio.ensure_future(ended.wait())
+    try:
+        while True:
+            one = asyncio.ensure_future(anext(requests, None))
+            await asyncio.wait({end, one}, return_when=asyncio.FIRST_COMPLETED)
+            if not one.done() or one.result() is None:
+                one.cancel()
+                return
+            yield one.result()
+    finally:
+        end.cancel()
