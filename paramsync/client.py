@@ -11,6 +11,7 @@ import grpc
 from google.protobuf.message import Message
 
 from paramsync import errors
+from paramsync.addresses import check_address
 from paramsync.v1 import serving_pb2
 from paramsync.v1 import sync_pb2 as pb
 
@@ -62,6 +63,7 @@ class _Client:
     """One channel to one program; threads may share it. Connects at the first call, and again after a failure."""
 
     program: str
+    mistaken: str  # what the address may be instead
 
     def __init__(self, address: str) -> None:
         self.address = check_address(address)
@@ -110,6 +112,8 @@ class _Client:
             return errors.NotReachableError(self.program, self.address, detail.rpartition(": ")[2].rstrip("]"))
         if code is grpc.StatusCode.DEADLINE_EXCEEDED and "deadline exceeded" in detail.lower():  # gRPC's words
             return errors.CallError(f"{self.program} at {self.address} did not answer within {seconds:g} s", code.name)
+        if code is grpc.StatusCode.UNIMPLEMENTED:
+            return errors.CallError(f"{self.address} does not answer this call ({detail}): {self.mistaken}", code.name)
         if code in _CALLERS_FAULT:
             return errors.RequestError(detail)
         return errors.CallError(detail or f"{self.program} at {self.address} answered {code.name}", code.name)
@@ -119,6 +123,7 @@ class Trainer(_Client):
     """A trainer's control port."""
 
     program = "trainer"
+    mistaken = "it may be a port of the inferencer; expected the trainer's control port"
 
     def status(self) -> pb.PublisherStatus:
         return self._ask("/paramsync.v1.Publisher/GetStatus", pb.GetPublisherStatusRequest(), pb.PublisherStatus)
@@ -136,6 +141,7 @@ class Inferencer(_Client):
     """An inferencer's control port: what it serves, and the calls that change it. Predictions have their own port."""
 
     program = "inferencer"
+    mistaken = "it may be the inferencer's other port, for predictions; expected its control port"
 
     def status(self, model: str = "") -> tuple[pb.ModelStatus, ...]:
         """One status a model; of all models where none is named."""
@@ -193,6 +199,7 @@ class Predictor(_Client):
     """The predictions port of an inferencer, or of anything that speaks TensorFlow Serving's PredictionService."""
 
     program = "inferencer"
+    mistaken = "it may be the inferencer's other port, for control; expected its port for predictions"
 
     def predict(self, model: str, inputs: Mapping[str, np.ndarray], *, seconds: float = SECONDS) -> Prediction:
         """Raises RequestError where the inputs do not fit, CallError where no version serves."""
@@ -203,16 +210,11 @@ class Predictor(_Client):
             request.inputs[name].CopyFrom(wire.from_array(array))
         method = "/tensorflow.serving.PredictionService/Predict"
         answer = self._ask(method, request, serving_pb2.PredictResponse, seconds=seconds)
-        outputs = {name: wire.to_array(tensor) for name, tensor in answer.outputs.items()}
+        try:
+            outputs = wire.to_arrays(answer.outputs, "output")
+        except errors.InputError as error:  # this time it is the server's fault
+            raise errors.CallError(f"{self.program} at {self.address} answered {error}", "INTERNAL") from error
         return Prediction(outputs, answer.model_spec.version.value)
-
-
-def check_address(address: str) -> str:
-    """The address itself where it is HOST:PORT; raises SettingsError where it is not."""
-    host, _, port = address.rpartition(":")
-    if not host or not (port.isascii() and port.isdigit()) or not 0 < int(port) < 65536:
-        raise errors.SettingsError(f"address {address!r}: expected HOST:PORT, such as 127.0.0.1:8500")
-    return address
 
 
 def _serialize(message: Message) -> bytes:

@@ -44,6 +44,13 @@ class InputError(RequestError):
         super().__init__(f"{what}: expected {expected}, found {found}")
 
 
+class StoppedError(RequestError):
+    """A request to publish that came when training had stopped."""
+
+    def __init__(self) -> None:
+        super().__init__("training has stopped; nothing more is published")
+
+
 # The store's fault ----------------------------------------------------------------------------------------------------
 
 
@@ -77,6 +84,10 @@ class GraphError(ParamsyncError):
     """A graph that cannot be captured, lifted, read or called."""
 
 
+class UnfinishedMetaError(GraphError):
+    """A `.meta` file that is not there or not whole: whoever writes it may not be done yet."""
+
+
 class ParameterError(GraphError):
     """Parameters that do not fit the graph, or must not be served: names, shapes, dtypes, values."""
 
@@ -92,6 +103,10 @@ class NotServingError(ParamsyncError):
 
     def __init__(self, model: str, why: str) -> None:
         super().__init__(f"model {model!r} is not serving: {why}")
+
+
+class BusyError(ParamsyncError):
+    """As many ask for the same as may; one that leaves makes room."""
 
 
 class SyncError(ParamsyncError):

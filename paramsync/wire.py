@@ -1,27 +1,48 @@
-"""Arrays as the tensors that prediction calls carry, and back, without TensorFlow."""
+"""Arrays as the tensors that prediction calls carry, and back, without TensorFlow.
+
+What a stranger sent is checked before memory is spent on it.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from paramsync import dtypes
-from paramsync.errors import InputError, ParamsyncError
+from paramsync.errors import InputError
 from paramsync.v1 import serving_pb2
 
-_VALUE_FIELDS = {  # where senders may put values one by one in place of their bytes
+Tensor = Any
+"""A serving_pb2.Tensor or a tensorflow.TensorProto: they have the same fields."""
+
+MAX_BYTES = 64 << 20
+"""What all arrays of a call may take that repeat a value; others are bounded by the size of their message."""
+
+VALUE_FIELDS = {  # where values are put one by one in place of their bytes
     "float32": "float_val",
     "float64": "double_val",
-    "int32": "int_val",
-    "int16": "int_val",
     "int8": "int_val",
+    "int16": "int_val",
+    "int32": "int_val",
     "uint8": "int_val",
     "uint16": "int_val",
     "int64": "int64_val",
+    "uint32": "uint32_val",
+    "uint64": "uint64_val",
     "bool": "bool_val",
     "string": "string_val",
+    "float16": "half_val",  # the bits, as integers
+    "bfloat16": "half_val",
+    "complex64": "scomplex_val",  # real and imaginary part in turn
+    "complex128": "dcomplex_val",
 }
+_PARTS = {"complex64": np.float32, "complex128": np.float64}
+_MOST_DIMENSIONS = 32  # what a numpy array may have at least
+_ADDRESSABLE = 1 << 63  # bytes; numpy refuses sizes that go beyond, even where another one is 0
 
 
 def from_array(array: np.ndarray) -> serving_pb2.Tensor:
@@ -41,24 +62,99 @@ def from_array(array: np.ndarray) -> serving_pb2.Tensor:
     return tensor
 
 
-def to_array(tensor: serving_pb2.Tensor) -> np.ndarray:
-    """Raises ParamsyncError for a tensor that does not hold what it says."""
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """What a tensor says of itself before its values are looked at. Its text says whose it is."""
+
+    what: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+    @property
+    def count(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def size(self) -> int:
+        """In bytes, as an array; of strings only what points at them."""
+        return self.count * self.dtype.itemsize
+
+    def __str__(self) -> str:
+        return f"{self.what} {'string' if self.dtype.kind == 'O' else self.dtype} {list(self.shape)}"
+
+
+def outline(tensor: Tensor, what: str) -> Outline:
+    """Raises InputError, which begins with `what`, where the tensor can be no array."""
     dtype = dtypes.to_numpy(tensor.dtype)
+    if dtype is None:
+        expected = "a dtype of numbers, booleans or strings"
+        raise InputError(f"{what}, dtype", expected=expected, found=dtypes.name(tensor.dtype))
+    return Outline(what, dtype, _shape(tensor, what, dtype.itemsize))
+
+
+def to_arrays(tensors: Mapping[str, Tensor], side: str) -> dict[str, np.ndarray]:
+    """The arrays that one call carries; strings are object arrays of bytes. `side` is "input" or "output".
+
+    Raises InputError, which names the one that does not hold what it says.
+    """
+    arrays = {}
+    left = MAX_BYTES
+    for name, tensor in tensors.items():
+        head = outline(tensor, f"{side} {name!r}")
+        array = _of_content(head, tensor.tensor_content) if tensor.tensor_content else _of_values(head, tensor)
+        if array.size < head.count:  # TensorFlow leaves out what repeats the last value
+            left -= head.size
+            if left < 0:
+                expected = f"at most {MAX_BYTES} bytes of repeated values"
+                raise InputError(f"{side}s", expected=expected, found=f"{head.size} in {head}")
+            array = np.pad(array, (0, head.count - array.size), "edge")
+        arrays[name] = array.reshape(head.shape)
+    return arrays
+
+
+def _shape(tensor: Tensor, what: str, itemsize: int) -> tuple[int, ...]:
     shape = tuple(dim.size for dim in tensor.tensor_shape.dim)
-    name = dtypes.name(tensor.dtype)
-    if dtype is None or tensor.tensor_shape.unknown_rank or min(shape, default=0) < 0:
-        raise ParamsyncError(f"cannot read an answer of {name} {list(shape)}")
-    if tensor.tensor_content:
-        flat = np.frombuffer(tensor.tensor_content, np.uint8)
-        count, found = math.prod(shape) * dtype.itemsize, flat.size
-        if tensor.dtype == dtypes.STRING or count != found:
-            raise ParamsyncError(f"answer of {name} {list(shape)}: expected {count} bytes, found {found}")
-        return flat.view(dtype).reshape(shape)
-    values = getattr(tensor, _VALUE_FIELDS.get(name, ""), ())
-    count = math.prod(shape)
-    if len(values) > count or (count and not values):
-        raise ParamsyncError(f"answer of {name} {list(shape)}: expected {count} values, found {len(values)}")
-    array = np.empty(count, dtype)
-    array[: len(values)] = values
-    array[len(values) :] = values[-1:]  # TensorFlow leaves out what repeats the last value
-    return array.reshape(shape)
+    if tensor.tensor_shape.unknown_rank or min(shape, default=0) < 0:
+        found = "an unknown rank" if tensor.tensor_shape.unknown_rank else list(shape)
+        raise InputError(f"{what}, shape", expected="dimensions of 0 or more", found=found)
+    if len(shape) > _MOST_DIMENSIONS:
+        raise InputError(f"{what}, shape", expected=f"at most {_MOST_DIMENSIONS} dimensions", found=len(shape))
+    if math.prod(size for size in shape if size) * itemsize >= _ADDRESSABLE:
+        raise InputError(f"{what}, shape", expected="fewer elements", found=list(shape))
+    return shape
+
+
+def _of_content(head: Outline, content: bytes) -> np.ndarray:
+    if head.dtype.kind == "O":
+        raise InputError(str(head), expected="strings in string_val", found="tensor_content")
+    if len(content) != head.size:
+        raise InputError(str(head), expected=f"{head.size} bytes of tensor_content", found=len(content))
+    if head.dtype.kind == "b":  # any byte but 0 is true; a boolean of another byte than 1 is not defined
+        return np.not_equal(np.frombuffer(content, np.uint8), 0)
+    return np.frombuffer(content, head.dtype)
+
+
+def _of_values(head: Outline, tensor: Tensor) -> np.ndarray:
+    """All values, or those up to where the last one stands for all that follow."""
+    kind = dtypes.name(tensor.dtype)
+    values = getattr(tensor, VALUE_FIELDS[kind])
+    found, rest = divmod(len(values), 2 if kind in _PARTS else 1)
+    if rest or found > head.count or (head.count and not found):
+        raise InputError(str(head), expected=f"{head.count} values", found=found)
+    if kind == "string":
+        array = np.empty(found, object)
+        array[:] = values
+        return array
+    if kind in _PARTS:
+        return np.fromiter(values, _PARTS[kind], len(values)).view(head.dtype)
+    if VALUE_FIELDS[kind] in ("int_val", "half_val"):
+        return _narrowed(head, np.fromiter(values, np.int32, found), bits=VALUE_FIELDS[kind] == "half_val")
+    return np.fromiter(values, head.dtype, found)
+
+
+def _narrowed(head: Outline, wide: np.ndarray, *, bits: bool) -> np.ndarray:
+    """Values that came as int32, or bits that did."""
+    limits = np.iinfo(np.uint16 if bits else head.dtype)
+    if wide.size and not (limits.min <= wide.min() and wide.max() <= limits.max):
+        raise InputError(str(head), expected=f"values from {limits.min} to {limits.max}", found="others")
+    return wide.astype(np.uint16).view(head.dtype) if bits else wide.astype(head.dtype)

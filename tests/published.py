@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from inferencer.follower import Follower
 from inferencer.replica import Replica
+from paramsync import keys
 from paramsync.graphs.capture import Capture, capture
 from paramsync.store import Store, StoreWriter
 from paramsync.version import Version
@@ -50,16 +51,21 @@ class Lookup(Witness):
         return {"seen": tf.stack([tf.gather(part, rows)[0, 0] for part in self.parts])}
 
 
-class Slow(Witness):
-    """Takes as many rounds as it is told; some milliseconds each."""
+class Gated(Witness):
+    """Says that it was called by writing a file, and answers once there is another one; at once without a gate."""
 
-    @tf.function(input_signature=[tf.TensorSpec([], tf.int32, name="rounds")])
-    def __call__(self, rounds: tf.Tensor) -> dict[str, tf.Tensor]:
-        square = tf.fill([512, 512], self.parts[0][0, 0])
-        _, square = tf.while_loop(
-            lambda at, _: at < rounds, lambda at, last: (at + 1, tf.tanh(last @ last)), (tf.constant(0), square)
-        )
-        return {"seen": tf.stack([part[0, 0] for part in self.parts]), "square": square[0, 0]}
+    @tf.function(
+        input_signature=[
+            tf.TensorSpec([None, 2], tf.float32, name="x"),
+            tf.TensorSpec([], tf.string, name="called"),
+            tf.TensorSpec([], tf.string, name="gate"),
+        ]
+    )
+    def __call__(self, x: tf.Tensor, called: tf.Tensor, gate: tf.Tensor) -> dict[str, tf.Tensor]:
+        with tf.control_dependencies([tf.io.write_file(called, "")]):
+            rounds = tf.while_loop(lambda _: tf.size(tf.io.matching_files(gate)) == 0, lambda at: [at + 1], [0])
+        with tf.control_dependencies(rounds):
+            return {"seen": tf.stack([part[0, 0] for part in self.parts]), "same": tf.identity(x)}
 
 
 _CAPTURED: dict[str, Capture] = {}
@@ -77,7 +83,7 @@ def values(number: float, found: Capture) -> dict[str, np.ndarray[Any, Any]]:
         spec.name: np.full(variable.shape, number, np.float32)
         for spec, variable in zip(found.graph.parameters, found.variables, strict=True)
     }
-    return tensors | {"_CHECKPOINTABLE_OBJECT_GRAPH": np.array(found.object_graph, object)}
+    return tensors | {keys.OBJECT_GRAPH: np.array(found.object_graph, object)}
 
 
 class Publisher:
@@ -146,3 +152,20 @@ def ask(follower: Follower, version: int | None = None) -> tuple[list[float], in
 def proven(seen: list[float], number: int) -> bool:
     """Whether all parameters of an answer were those of the version it names."""
     return seen == [float(number)] * PARAMETERS
+
+
+def saver_store(path: Path, steps: int, saved: Callable[[int], object] = lambda step: None) -> None:
+    """What a v1 script leaves behind: checkpoints by Saver, the graph in .meta files. `saved` is called after each."""
+    path.mkdir(parents=True, exist_ok=True)
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        x = tf.compat.v1.placeholder(tf.float32, [None, 2], name="x")
+        w = tf.compat.v1.get_variable("w", [2], initializer=tf.compat.v1.zeros_initializer())
+        tf.multiply(x, w, name="y")
+        step_now = tf.compat.v1.placeholder(tf.float32, [])
+        train = w.assign(tf.fill([2], step_now))
+        saver = tf.compat.v1.train.Saver()
+        session.run(tf.compat.v1.global_variables_initializer())
+        for step in range(1, steps + 1):
+            session.run(train, {step_now: step})
+            saver.save(session, str(path / "model"), global_step=step)
+            saved(step)

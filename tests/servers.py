@@ -90,7 +90,8 @@ def add_publisher(server: grpc.Server) -> None:
 
 
 def add_predictions(server: grpc.Server) -> None:
-    """Models that answer with their inputs, as version 420: `digits` takes all, `strict` only float32."""
+    """Models that answer with their inputs, as version 420: `digits` takes all, `strict` only float32, and `cut off`
+    leaves some bytes out."""
     method = grpc.unary_unary_rpc_method_handler(
         _predict, serving_pb2.PredictRequest.FromString, serving_pb2.PredictResponse.SerializeToString
     )
@@ -119,6 +120,8 @@ def _predict(request: serving_pb2.PredictRequest, context: grpc.ServicerContext)
         context.abort(grpc.StatusCode.INVALID_ARGUMENT, "input 'image', dtype: expected float32,\n found another")
     answer = serving_pb2.PredictResponse(outputs=request.inputs, model_spec=request.model_spec)
     answer.model_spec.version.value = 420
+    if request.model_spec.name == "cut off":
+        answer.outputs["image"].tensor_content = answer.outputs["image"].tensor_content[:-1]
     return answer
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from tensorflow.core.protobuf import trackable_object_graph_pb2
 from paramsync.errors import GraphError
 from paramsync.graphs.capture import Capture, capture, capture_meta
 from paramsync.graphs.graph import DEFAULT_SIGNATURE, Graph
-from paramsync.graphs.objects import KEY
+from paramsync.keys import OBJECT_GRAPH
 
 
 def mlp(activation: str = "relu") -> keras.Model:
@@ -129,7 +129,7 @@ def test_the_object_graph_is_tensorflows_less_what_is_not_published(tmp_path: Pa
     captured = capture(model)
     tf.train.Checkpoint(model).write(str(tmp_path / "stock"))
     parse = trackable_object_graph_pb2.TrackableObjectGraph.FromString
-    stock = parse(tf.train.load_checkpoint(str(tmp_path / "stock")).get_tensor(KEY))
+    stock = parse(tf.train.load_checkpoint(str(tmp_path / "stock")).get_tensor(OBJECT_GRAPH))
     ours = parse(captured.object_graph)
     published = {spec.name for spec in captured.graph.parameters}
     assert len(ours.nodes) == len(stock.nodes)
@@ -209,10 +209,14 @@ def v1_checkpoint(directory: Path, *, use_resource: bool) -> npt.NDArray[Any]:
             return np.asarray(session.run(output, {x: np.ones((1, 4))}))
 
 
+def meta_graph(path: Path, *, inputs: Sequence[str], outputs: Sequence[str]) -> Graph:
+    return capture_meta(path.read_bytes(), path=path, inputs=inputs, outputs=outputs)
+
+
 @pytest.mark.parametrize("use_resource", [False, True], ids=["reference", "resource"])
 def test_a_meta_file_gives_the_graph_between_two_names(tmp_path: Path, use_resource: bool) -> None:
     expected = v1_checkpoint(tmp_path, use_resource=use_resource)
-    graph = capture_meta(tmp_path / "model.ckpt-100.meta", inputs=["x:0"], outputs=["probabilities"])
+    graph = meta_graph(tmp_path / "model.ckpt-100.meta", inputs=["x:0"], outputs=["probabilities"])
     assert [spec.name for spec in graph.parameters] == ["layer/bias", "layer/weights"]
     saved = tf.train.load_checkpoint(str(tmp_path / "model.ckpt-100"))
     values = [tf.constant(saved.get_tensor(spec.name)) for spec in graph.parameters]
@@ -222,16 +226,16 @@ def test_a_meta_file_gives_the_graph_between_two_names(tmp_path: Path, use_resou
 def test_an_unknown_tensor_of_a_meta_file_is_refused_with_the_placeholders_there_are(tmp_path: Path) -> None:
     v1_checkpoint(tmp_path, use_resource=True)
     with pytest.raises(GraphError, match="no tensor 'y:0'; its placeholders: x, keep"):
-        capture_meta(tmp_path / "model.ckpt-100.meta", inputs=["y:0"], outputs=["probabilities"])
+        meta_graph(tmp_path / "model.ckpt-100.meta", inputs=["y:0"], outputs=["probabilities"])
 
 
 def test_an_input_left_out_of_a_meta_file_is_named(tmp_path: Path) -> None:
     v1_checkpoint(tmp_path, use_resource=True)
     with pytest.raises(GraphError, match="placeholder 'x' is needed"):
-        capture_meta(tmp_path / "model.ckpt-100.meta", inputs=["keep:0"], outputs=["probabilities"])
+        meta_graph(tmp_path / "model.ckpt-100.meta", inputs=["keep:0"], outputs=["probabilities"])
 
 
 def test_a_file_that_is_no_meta_graph_is_refused(tmp_path: Path) -> None:
     (tmp_path / "model.meta").write_bytes(b"\xff" * 100)
     with pytest.raises(GraphError, match="not a readable meta graph"):
-        capture_meta(tmp_path / "model.meta", inputs=["x:0"], outputs=["y:0"])
+        meta_graph(tmp_path / "model.meta", inputs=["x:0"], outputs=["y:0"])

@@ -9,6 +9,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
 
 import grpc
 import pytest
@@ -68,6 +70,8 @@ def test_help_names_every_command_and_gives_an_example(capsys: pytest.CaptureFix
         "pin digits",
         "pin digits -1",
         "up --port 70000",
+        "pin digits 9999999999999999999",
+        "pin digits \u0663",
         "up --seconds -1",
         "predict digits",
         "predict digits --input image",
@@ -113,6 +117,18 @@ def test_status_shows_both_programs_in_80_columns(
     assert "digits: version 421 was refused" in text
     assert "[not finite] dense/kernel" in text  # what looks like markup stays
     assert max(map(len, text.splitlines())) <= 80
+
+
+def test_status_shows_a_fact_a_line_in_40_columns(
+    inferencer: str, trainer: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    assert main(["status", "--inferencer", inferencer, "--trainer", trainer]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    words = [line.split() for line in lines]
+    for fact in (["trainer", "training"], ["step", "7"], ["model", "digits"], ["serving", "420"], ["lag", "12", "s"]):
+        assert fact in words
+    assert max(map(len, lines)) <= 40
 
 
 def test_status_as_json_is_one_object_with_every_field(
@@ -231,8 +247,41 @@ def test_a_reader_that_leaves_is_no_reason_to_complain(inferencer: str, nobody: 
         assert process.stderr.read() == ""
 
 
+@pytest.mark.parametrize("command", ["status", "status --json"])
+def test_output_that_cannot_be_written_is_one_line(command: str, inferencer: str) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = run(*command.split(), "--inferencer", inferencer, stdout=full)
+    assert (done.returncode, done.stderr) == (1, "paramsync: standard output: No space left on device\n")
+
+
+@pytest.mark.parametrize("redirections", [">&-", ">&- 2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_do_not_matter(redirections: str, inferencer: str) -> None:
+    command = [sys.executable, "-m", "paramsync.cli", "status", "--inferencer", inferencer]
+    done = subprocess.run(
+        ["sh", "-c", f'"$@" {redirections}', "sh", *command], check=False, stderr=subprocess.PIPE, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("command", ["sync", "pin", "unpin"])
+def test_arguments_that_are_no_text_are_wrong(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, "\udcff", *WORDS[command][1:]]) == 2
+    assert _only_line(capsys.readouterr().err) == r"paramsync: expected arguments in UTF-8, found '\udcff'"
+
+
+def test_ctrl_c_within_an_import_is_quiet() -> None:
+    code = "import signal; from paramsync.cli.interrupts import importing\nwith importing(): signal.raise_signal(2)"
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
 def test_the_status_shown_is_the_status_sent() -> None:
     assert pb.ModelStatus.State.Value(plain(SERVING)["state"].upper()) == SERVING.state
+
+
+def run(*arguments: str, stdout: IO[str]) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "paramsync.cli", *arguments]
+    return subprocess.run(command, check=False, stdout=stdout, stderr=subprocess.PIPE, text=True)
 
 
 def _only_line(text: str) -> str:

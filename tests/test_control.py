@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 import time
 from collections.abc import Iterator
@@ -17,12 +18,15 @@ import tensorflow as tf
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from paramsync.client import Trainer
 from paramsync.errors import SettingsError
 from paramsync.store import Store
 from paramsync.v1 import sync_pb2, sync_pb2_grpc
+from tests.programs import eventually
+from tests.test_addresses import IPV6
 from tests.test_behind import version
 from trainer import watchers
-from trainer.control import Control, Training
+from trainer.control import MOST_PUBLISHING, Control, Training
 from trainer.meter import Meter
 from trainer.publisher import Publisher
 from trainer.schedule import PublishSchedule
@@ -170,6 +174,34 @@ def test_callers_of_publish_that_leave_give_their_threads_back(pair: Pair) -> No
             assert pair.stub.Publish(sync_pb2.PublishRequest(), timeout=TIMEOUT).number > 0
 
 
+def test_only_so_many_wait_for_a_publication_and_status_is_answered_beside_them(pair: Pair) -> None:
+    over: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    with pair.training() as publisher:  # takes no step, so that Publish has to wait
+        calls = [pair.stub.Publish.future(sync_pb2.PublishRequest(), timeout=TIMEOUT) for _ in range(20)]
+        for call in calls:
+            call.add_done_callback(over.put)
+        refused = [over.get(timeout=TIMEOUT) for _ in range(len(calls) - MOST_PUBLISHING)]
+        assert {call.code() for call in refused} == {grpc.StatusCode.RESOURCE_EXHAUSTED}
+        assert any(f"{MOST_PUBLISHING} wait for a publication already" in call.details() for call in refused)
+        assert status(pair).state == STATES.TRAINING
+        assert healthy(pair)
+        with stepping(publisher):
+            assert all(call.result().number > 0 for call in calls if call not in refused)
+
+
+def test_callers_that_leave_at_once_hold_no_place(pair: Pair) -> None:
+    def places_are_free() -> bool:
+        calls = [pair.stub.Publish.future(sync_pb2.PublishRequest(), timeout=0.2) for _ in range(MOST_PUBLISHING)]
+        return {call.code() for call in calls} == {grpc.StatusCode.DEADLINE_EXCEEDED}  # all of them were waiting
+
+    with pair.training():  # takes no step
+        for attempt in range(500):
+            call = pair.stub.Publish.future(sync_pb2.PublishRequest())
+            threading.Event().wait(attempt % 5 * 0.0003)  # so that the server has come more or less far with it
+            call.cancel()
+        eventually(places_are_free, lambda: "every place to be free again")
+
+
 def test_watch_tells_of_every_version_from_now_on(pair: Pair) -> None:
     with pair.training() as publisher:
         publisher.publish(1, wait=True)
@@ -227,7 +259,7 @@ def test_watches_end_when_the_port_is_closed(tmp_path: Path) -> None:
 
 def test_a_port_that_is_taken_is_refused(pair: Pair) -> None:
     host, _, port = pair.control.address.partition(":")
-    with pytest.raises(SettingsError, match=f"control port {pair.control.address} cannot be listened on"):
+    with pytest.raises(SettingsError, match=f"port {port} of {host} is taken; choose another with --control-port"):
         Control(host, int(port), store=pair.store)
 
 
@@ -237,3 +269,9 @@ def test_reflection_lists_the_services(pair: Pair) -> None:
     answer = next(stub.ServerReflectionInfo(iter([request]), timeout=TIMEOUT))
     names = {service.name for service in answer.list_services_response.service}
     assert {"paramsync.v1.Publisher", "grpc.health.v1.Health"} <= names
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", IPV6])
+def test_the_address_can_be_called_as_it_is_written(host: str, tmp_path: Path) -> None:
+    with closing(Control(host, 0, store=tmp_path)) as control, Trainer(control.address) as client:
+        assert client.status().state == STATES.STARTING

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -130,8 +131,9 @@ def test_a_file_that_is_not_mnist_is_refused_with_what_is_wrong(
         lambda path: path.write_bytes(b"no numbers in here"),
         lambda path: path.write_bytes(b"PK\x03\x04 and then nothing"),
         lambda path: path.write_bytes(npy()),
+        os.mkfifo,
     ],
-    ids=["missing", "directory", "empty", "text", "broken zip", "npy"],
+    ids=["missing", "directory", "empty", "text", "broken zip", "npy", "fifo"],
 )
 def test_a_file_that_cannot_be_read_is_refused_in_one_line(tmp_path: Path, make: Callable[[Path], None]) -> None:
     path = tmp_path / "mnist.npz"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -11,13 +12,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from inferencer.events import EventKind
+from inferencer.events import MOST_UNREAD, EventKind
 from inferencer.follower import Follower
+from inferencer.patience import Patience
+from inferencer.policy import Candidate
+from inferencer.replica import Replica
 from inferencer.status import State, Status
 from inferencer.watch import Watch
-from inferencer.wishes import Action
+from inferencer.wishes import Action, Wishes
 from paramsync.errors import NotServingError, SyncError, UnknownVersionError
-from tests.published import Doubled, Publisher, ask, captured, follower_of, proven, values
+from paramsync.store import Store
+from paramsync.version import Version
+from tests.programs import eventually
+from tests.published import Doubled, Publisher, ask, captured, follower_of, proven, saver_store, values
 
 LONG = 30.0  # seconds; a test that waits this long has failed
 
@@ -219,6 +226,21 @@ def test_a_store_that_vanishes_leaves_what_serves_and_is_followed_when_it_starts
     second.close()
 
 
+def test_a_data_file_that_became_a_link_to_itself_is_a_fault_of_its_version_alone(
+    follower: Follower, publisher: Publisher, path: Path
+) -> None:
+    for step in (1, 2):
+        publisher.publish(step)
+    data = path / "ckpt-2.data-00000-of-00001"
+    data.unlink()
+    data.symlink_to(data)
+    follower.run_once()
+    assert (serving(follower), quarantined(follower), follower.status().last_error) == (1, [2], None)
+    publisher.publish(3)
+    follower.run_once()
+    assert (serving(follower), follower.status().last_error) == (3, None)
+
+
 def test_a_rewritten_serving_version_is_restored_again(follower: Follower, path: Path) -> None:
     for total in (1.0, 2.0):  # two lives of a store, with the same number
         publisher = Publisher(path)
@@ -250,14 +272,18 @@ def test_events_tell_what_happened_in_order(follower: Follower, publisher: Publi
     assert events.take() == []
 
 
-def test_a_slow_subscriber_loses_the_oldest_events(follower: Follower, publisher: Publisher) -> None:
+def test_a_subscriber_that_falls_behind_has_every_event_up_to_there(follower: Follower, publisher: Publisher) -> None:
     events = follower.subscribe(lambda: None)
     for step in range(1, 102):
+        assert events.fell_behind == (3 * (step - 1) > MOST_UNREAD)
         publisher.publish(step)
         follower.run_once()
     taken = events.take()
-    assert len(taken) == 256
-    assert (taken[-1].kind, taken[-1].version.number) == (EventKind.SWAPPED, 101)
+    assert len(taken) == MOST_UNREAD
+    assert [one.version.number for one in taken] == [1 + at // 3 for at in range(MOST_UNREAD)]
+    publisher.publish(102)
+    follower.run_once()
+    assert events.take() == []
 
 
 # What operators ask ---------------------------------------------------------------------------------------------------
@@ -311,7 +337,7 @@ def test_each_sync_to_a_bad_version_tries_it_once_more_and_says_why_not(
     publisher.publish_bad(2)
     events = working.subscribe(lambda: None)
     for _ in range(2):
-        with pytest.raises(SyncError, match=r"version 2 of model 'm' was refused: .*finite values"):
+        with pytest.raises(SyncError, match=r"version 2 of model 'm' is quarantined: .*finite values"):
             working.sync(timeout=LONG)
         assert EventKind.QUARANTINED in [one.kind for one in events.take()]
     assert serving(working) == 1
@@ -396,13 +422,84 @@ def test_a_pin_that_fails_changes_nothing(working: Follower, publisher: Publishe
     publisher.publish_bad(1)
     publisher.publish(2)
     working.sync(timeout=LONG)
-    with pytest.raises(SyncError, match=r"version 1 .* was refused"):
+    with pytest.raises(SyncError, match=r"version 1 .* is quarantined"):
         working.pin(1, timeout=LONG)
     with pytest.raises(UnknownVersionError, match="there are: 1, 2"):
         working.pin(7, timeout=LONG)
     publisher.publish(3)
     working.sync(timeout=LONG)
     assert (working.status().pinned, serving(working)) == (None, 3)
+
+
+def test_what_needs_no_store_is_done_while_it_cannot_be_read(working: Follower, publisher: Publisher) -> None:
+    for step in (1, 2):
+        publisher.publish(step)
+        working.sync(timeout=LONG)
+    (publisher.path / "checkpoint").write_text("garbage {{{")
+    assert working.pin(1, timeout=LONG).pinned == 1
+    assert (serving(working), proven(*ask(working))) == (1, True)
+    assert working.unpin(timeout=LONG).pinned is None
+    with pytest.raises(TimeoutError, match="checkpoint"):
+        working.pin(7, timeout=0.2)
+    assert working.unpin(timeout=LONG).pinned is None
+
+
+def test_of_two_pins_in_one_look_the_later_counts_and_none_that_failed_changed_anything(
+    follower: Follower, publisher: Publisher
+) -> None:
+    for step in (1, 2):
+        publisher.publish(step)
+        follower.run_once()
+    publisher.publish_bad(3)
+    overtaken, failed = follower.ask(Action.PIN, 1), follower.ask(Action.PIN, 3)
+    follower.run_once()
+    with pytest.raises(SyncError, match="was pinned to version 3 while it was being pinned to version 1"):
+        overtaken.result(0)
+    with pytest.raises(SyncError, match=r"version 3 .* is quarantined"):
+        failed.result(0)
+    assert (follower.status().pinned, serving(follower)) == (None, 2)
+    overtaken, done = follower.ask(Action.PIN, 2), follower.ask(Action.PIN, 1)
+    follower.run_once()
+    assert done.result(0).pinned == 1
+    with pytest.raises(SyncError, match="pinned to version 1"):
+        overtaken.result(0)
+    failed = follower.ask(Action.PIN, 3)
+    follower.run_once()
+    assert isinstance(failed.exception(0), SyncError)
+    assert (follower.status().pinned, serving(follower)) == (1, 1)
+
+
+def test_a_pin_overtaken_by_an_unpin_is_told_so(follower: Follower, publisher: Publisher) -> None:
+    for step in (1, 2):
+        publisher.publish(step)
+        follower.run_once()
+    overtaken, done = follower.ask(Action.PIN, 1), follower.ask(Action.UNPIN)
+    follower.run_once()
+    assert done.result(0).pinned is None
+    with pytest.raises(SyncError, match="was unpinned while"):
+        overtaken.result(0)
+
+
+def test_a_pin_whose_caller_left_before_it_came_true_is_given_up(path: Path) -> None:
+    saver_store(path, 2)
+    follower = saver_follower(path)
+    follower.run_once()
+    (path / "model-1.meta").unlink()
+    pin = follower.ask(Action.PIN, 1)
+    follower.run_once()
+    assert (pin.done(), follower.status().pinned) == (False, 1)
+    pin.cancel()
+    follower.run_once()
+    assert (follower.status().pinned, serving(follower)) == (None, 2)
+
+
+def test_what_nobody_waits_for_any_more_is_forgotten() -> None:
+    wishes = Wishes()
+    answers = [wishes.ask(Action.SYNC, None), wishes.ask(Action.PIN, 7)]
+    assert len(wishes.fresh()) == 2
+    for one in answers:
+        one.cancel()
+    assert wishes.fresh() == []
 
 
 def test_draining_refuses_what_is_asked_and_goes_on_serving(working: Follower, publisher: Publisher) -> None:
@@ -468,3 +565,73 @@ def test_versions_are_never_mixed_while_they_are_committed_all_the_time(
     assert follower.status().swaps >= 10
     assert all(len(mine) > 2 for mine in answered)
     assert serving(follower) == 51
+
+
+# What TensorFlow's Saver writes ---------------------------------------------------------------------------------------
+
+
+def saver_follower(path: Path) -> Follower:
+    store = Store(path)
+    return Follower(Replica("m", store, inputs=["x:0"], outputs=["y:0"]), store, poll_seconds=60.0)
+
+
+def test_each_checkpoint_of_a_saver_is_served_soon_and_none_is_quarantined(path: Path) -> None:
+    path.mkdir(parents=True)
+    follower = saver_follower(path)
+    events = follower.subscribe(lambda: None)
+    follower.start(Watch(path, follower.notify))
+
+    def served(step: int) -> None:
+        eventually(lambda: serving(follower) == step, lambda: f"version {step}")
+
+    began = time.monotonic()
+    saver_store(path, 5, served)
+    assert time.monotonic() - began < 20.0  # far below one poll
+    follower.close()
+    assert EventKind.QUARANTINED not in [one.kind for one in events.take()]
+
+
+def test_a_graph_still_being_written_is_waited_for_and_then_a_fault(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path.mkdir(parents=True)
+    saver_store(path, 1)
+    meta = path / "model-1.meta"
+    content = meta.read_bytes()
+    follower = saver_follower(path)
+    meta.unlink()
+    for part in (None, b"", content[:100]):
+        if part is not None:
+            meta.write_bytes(part)
+        follower.run_once()
+        assert (serving(follower), quarantined(follower)) == (None, [])
+    monkeypatch.setattr("inferencer.patience.LONGEST", 0.0)
+    follower.run_once()
+    assert "not a readable meta graph" in follower.status().quarantined[0].reason
+    meta.write_bytes(content)
+    follower.run_once()
+    assert (serving(follower), quarantined(follower)) == (1, [])
+
+
+def test_a_graph_that_comes_unnoticed_is_found_long_before_the_next_poll(path: Path) -> None:
+    path.mkdir(parents=True)
+    saver_store(path, 1)
+    content = (path / "model-1.meta").read_bytes()
+    (path / "model-1.meta").unlink()
+    follower = saver_follower(path)
+    looked = threading.Event()
+    follower.subscribe(looked.set)
+    follower.start()  # without a watch
+    assert looked.wait(LONG)
+    (path / "model-1.meta").write_bytes(content)
+    eventually(lambda: serving(follower) == 1, lambda: "version 1")
+    follower.close()
+
+
+def test_patience_doubles_and_ends_and_begins_again_with_other_files() -> None:
+    patience = Patience()
+    one = Candidate(Version(number=1, step=1, prefix="model-1", step_done_at=0.0, snapshot_at=0.0), "files")
+    assert [patience.left(one, now) for now in (10.0, 10.05, 10.1, 11.0, 12.0)] == pytest.approx(
+        [0.05, 0.05, 0.1, 1.0, None]
+    )
+    assert patience.left(Candidate(one.version, "others"), 13.0) == 0.05

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import socket
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
@@ -22,12 +25,14 @@ from inferencer.settings import ModelSettings, Settings, parse
 from paramsync.errors import SettingsError, StoreError
 from paramsync.v1 import sync_pb2 as pb
 from paramsync.v1 import sync_pb2_grpc
-from tests.programs import refused
-from tests.published import Publisher, Slow, proven
+from tests.programs import eventually, refused
+from tests.published import Gated, Publisher, proven
 
 LONG = 60.0
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+OK, UNAVAILABLE = grpc.StatusCode.OK, grpc.StatusCode.UNAVAILABLE
+Predict = Any  # a stock client's method
 
 
 # Settings -------------------------------------------------------------------------------------------------------------
@@ -55,6 +60,10 @@ def test_tensor_names_are_split() -> None:
         (["--model", "two words=store"], "expected NAME=STORE"),
         (["--model", "a=x", "--model", "a=y"], "--model a=...: expected each name once, found it 2 times"),
         (["--model", "a=x", "--inputs", "x:0"], "expected --inputs and --outputs together"),
+        (
+            ["--model", "a=x", "--model", "b=y", "--inputs", "x:0", "--outputs", "y:0"],
+            "--inputs and --outputs name tensors of one graph: expected one --model with them, found 2",
+        ),
         (["--model", "a=x", "--inputs", "x:0,", "--outputs", "y:0"], "expected names of tensors"),
         (["--model", "a=x", "--port", "65536"], "expected a port from 0 to 65535, found '65536'"),
         (["--model", "a=x", "--port", "-1"], "port"),
@@ -62,6 +71,7 @@ def test_tensor_names_are_split() -> None:
         (["--model", "a=x", "--poll-seconds", "0"], "expected seconds above 0, found '0'"),
         (["--model", "a=x", "--poll-seconds", "nan"], "expected seconds above 0, found 'nan'"),
         (["--model", "a=x", "--wrong"], "--wrong"),
+        (["--model", "a=/n\udcff"], "expected arguments in UTF-8, found 'a=/n\\udcff'"),
     ],
 )
 def test_wrong_settings_say_what_was_expected(arguments: list[str], text: str) -> None:
@@ -98,12 +108,23 @@ def test_a_taken_port_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
     assert text == f"inferencer: port {port} of 127.0.0.1 is taken; choose another with --port (0: any free)\n"
 
 
+def test_a_path_that_is_not_utf8_is_one_line_and_exit_code_2() -> None:
+    code, text = ended("--model", os.fsdecode(b"digits=/n\xff"))
+    assert (code, text) == (2, "inferencer: expected arguments in UTF-8, found 'digits=/n\\udcff'\n")
+
+
 def test_settings_are_judged_before_tensorflow_is_imported(tmp_path: Path) -> None:
     program = "import sys; from inferencer.__main__ import main; print(main(sys.argv[1:]), 'tensorflow' in sys.modules)"
     with socket.create_server(("127.0.0.1", 0)) as taken:
         arguments = ["--model", f"a={tmp_path}", "--port", str(taken.getsockname()[1])]
         done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=True)
     assert done.stdout == "2 False\n"
+
+
+def test_signals_are_taken_over_before_anything_that_takes_time_is_imported() -> None:
+    program = "import sys, inferencer.__main__; print({'argparse', 'asyncio', 'logging', 'grpc'} & {*sys.modules})"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
 
 
 def test_an_unreadable_store_is_refused(tmp_path: Path) -> None:
@@ -139,7 +160,8 @@ class Process:
         assert self._ready.wait(LONG)
         ports = re.search(r"inferencer ready: predictions (\S+), control (\S+)$", "".join(self.lines), re.MULTILINE)
         assert ports is not None, "".join(self.lines)
-        self.predictions = grpc.insecure_channel(ports[1])
+        self.address = ports[1]
+        self.predictions = grpc.insecure_channel(self.address)
         self.control = grpc.insecure_channel(ports[2])
         self.sync = sync_pb2_grpc.SyncStub(self.control)
         self.predict = prediction_service_pb2_grpc.PredictionServiceStub(self.predictions).Predict
@@ -191,10 +213,10 @@ def of_witness() -> predict_pb2.PredictRequest:
     return message
 
 
-def of_slow(rounds: int) -> predict_pb2.PredictRequest:
-    message = predict_pb2.PredictRequest()
-    message.model_spec.name = "m"
-    message.inputs["rounds"].CopyFrom(tf.make_tensor_proto(rounds, tf.int32))
+def of_gated(called: Path, gate: Path) -> predict_pb2.PredictRequest:
+    message = of_witness()
+    message.inputs["called"].CopyFrom(tf.make_tensor_proto(str(called)))
+    message.inputs["gate"].CopyFrom(tf.make_tensor_proto(str(gate)))
     return message
 
 
@@ -232,7 +254,7 @@ def test_killed_and_started_again_with_a_corrupt_newest_version_it_serves_the_ne
     publisher.publish_corrupt(3)
     second = Process(store)
     second.connect()
-    with pytest.raises(grpc.RpcError, match="version 3 of model 'm' was refused"):
+    with pytest.raises(grpc.RpcError, match="version 3 of model 'm' is quarantined"):
         list(second.sync.Sync(pb.SyncRequest(), timeout=LONG))
     answer = second.predict(of_witness(), timeout=LONG)
     assert (answer.model_spec.version.value, proven(list(answer.outputs["seen"].float_val), 2)) == (2, True)
@@ -241,9 +263,9 @@ def test_killed_and_started_again_with_a_corrupt_newest_version_it_serves_the_ne
 
 @pytest.mark.slow
 def test_a_request_in_flight_at_sigterm_is_answered_and_a_second_signal_changes_nothing(
-    program: Process, publisher: Publisher
+    program: Process, publisher: Publisher, tmp_path: Path
 ) -> None:
-    publisher.publish(4, kind=Slow)
+    publisher.publish(4, kind=Gated)
     program.connect()
     list(program.sync.Sync(pb.SyncRequest(), timeout=LONG))
     watched = program.health.Watch(health_pb2.HealthCheckRequest(), timeout=LONG)
@@ -252,11 +274,9 @@ def test_a_request_in_flight_at_sigterm_is_answered_and_a_second_signal_changes_
     waiting = program.sync.Sync(pb.SyncRequest(version=99), timeout=LONG)
     assert next(waiting).phase == pb.SyncProgress.LOOKING
 
-    rounds = 100
-    answer = program.predict.future(of_slow(rounds), timeout=LONG)
-    answer.result()
-    answer = program.predict.future(of_slow(20 * rounds), timeout=LONG)
-    program.health.Check(health_pb2.HealthCheckRequest())  # answered after the request before it was taken up
+    called, gate = tmp_path / "called", tmp_path / "gate"
+    answer = program.predict.future(of_gated(called, gate), timeout=LONG)
+    eventually(called.exists, lambda: "the request to be computed")
     program.process.send_signal(signal.SIGTERM)
     assert next(watched).status == NOT_SERVING
     assert not answer.done()
@@ -264,6 +284,7 @@ def test_a_request_in_flight_at_sigterm_is_answered_and_a_second_signal_changes_
         next(waiting)
     program.process.send_signal(signal.SIGTERM)
     program.process.send_signal(signal.SIGINT)
+    gate.touch()
     assert list(answer.result().outputs["seen"].float_val) == [4.0] * 6
     assert program.ended() == 0
     assert list(watching) == []
@@ -272,10 +293,75 @@ def test_a_request_in_flight_at_sigterm_is_answered_and_a_second_signal_changes_
     assert "inferencer stopped" in text
 
 
+def connected(program: Process, count: int) -> list[Predict]:
+    """As many clients of one process, each with a connection of its own that stands."""
+    options = [("grpc.use_local_subchannel_pool", 1)]
+    channels = [grpc.insecure_channel(program.address, options) for _ in range(count)]
+    for one in channels:
+        grpc.channel_ready_future(one).result(LONG)
+    return [prediction_service_pb2_grpc.PredictionServiceStub(one).Predict for one in channels]
+
+
+@pytest.mark.slow
+def test_no_call_sent_before_sigterm_is_lost(program: Process, publisher: Publisher) -> None:
+    publisher.publish(4)
+    program.connect()
+    list(program.sync.Sync(pb.SyncRequest(), timeout=LONG))
+    clients = connected(program, 8)
+    answers = [clients[at % 8].future(of_witness(), timeout=LONG) for at in range(400)]
+    program.process.send_signal(signal.SIGTERM)
+    codes = Counter(one.code() for one in answers)
+    assert set(codes) <= {OK, UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED}, codes  # which is: too many at once
+    assert codes[OK] >= 256, codes
+    assert program.ended() == 0
+
+
+@pytest.mark.slow
+def test_clients_that_call_again_and_again_are_refused_at_the_end_and_lose_no_call(
+    program: Process, publisher: Publisher
+) -> None:
+    publisher.publish(4)
+    program.connect()
+    list(program.sync.Sync(pb.SyncRequest(), timeout=LONG))
+    codes: list[list[grpc.StatusCode]] = [[] for _ in range(16)]
+
+    def call(client: Predict, mine: list[grpc.StatusCode]) -> None:
+        while mine.count(OK) == len(mine):
+            mine.append(client.future(of_witness(), timeout=LONG).code())
+
+    threads = [
+        threading.Thread(target=call, args=both) for both in zip(connected(program, len(codes)), codes, strict=True)
+    ]
+    for one in threads:
+        one.start()
+    eventually(lambda: all(len(mine) > 10 for mine in codes), lambda: "some answers for each")
+    program.process.send_signal(signal.SIGTERM)
+    for one in threads:
+        one.join(LONG)
+    assert [mine[-1] for mine in codes] == [UNAVAILABLE] * len(codes)
+    assert program.ended() == 0
+
+
+@pytest.mark.slow
+def test_a_computation_that_never_ends_is_given_up_after_the_grace(
+    program: Process, publisher: Publisher, tmp_path: Path
+) -> None:
+    publisher.publish(4, kind=Gated)
+    program.connect()
+    list(program.sync.Sync(pb.SyncRequest(), timeout=LONG))
+    called = tmp_path / "called"
+    answer = program.predict.future(of_gated(called, tmp_path / "never"), timeout=LONG)
+    eventually(called.exists, lambda: "the request to be computed")
+    assert program.end(signal.SIGTERM) == 0
+    assert answer.code() is not OK
+    text = "".join(program.lines)
+    assert "Traceback" not in text
+    assert "are given up: 1\n" in text
+
+
 @pytest.mark.slow
 def test_a_signal_before_it_is_ready_ends_it_quietly(program: Process) -> None:
-    while program.process.poll() is None and not imports_tensorflow(program.process.pid):
-        pass
+    eventually(lambda: imports_tensorflow(program.process.pid), lambda: "TensorFlow to be imported")
     assert program.end(signal.SIGINT) == 0
     assert "Traceback" not in "".join(program.lines)
 

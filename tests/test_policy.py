@@ -25,7 +25,7 @@ class Case:
     published: Sequence[Candidate[Numbered]]
     expected: Candidate[Numbered] | None
     serving: Candidate[Numbered] | None = None
-    refused: Mapping[int, str] | None = None
+    quarantined: Mapping[int, str] | None = None
     pinned: int | None = None
 
 
@@ -37,20 +37,36 @@ CASES = [
     Case("nothing to do where the newest serves", [one(1), one(2)], None, serving=one(2)),
     Case("what serves may be pruned from the store", [one(8), one(9)], one(9), serving=one(3)),
     Case("a store that vanished changes nothing", [], None, serving=one(3)),
-    Case("a refused newest version leaves the serving one", [one(1), one(2)], None, serving=one(1), refused={2: BAD}),
-    Case("the newest good one is served after a restart", [one(1), one(2), one(3)], one(2), refused={3: BAD}),
-    Case("a newer good one is taken past a refused one", [one(1), one(2), one(3)], one(2), one(1), {3: BAD}),
-    Case("nothing older than what serves is taken", [one(1), one(2), one(3)], None, serving=one(2), refused={3: BAD}),
-    Case("a later version than the refused one is taken", [one(3), one(4)], one(4), serving=one(2), refused={3: BAD}),
-    Case("where all are refused nothing is restored", [one(1), one(2)], None, refused={1: BAD, 2: BAD}),
-    Case("a rewritten refused version is tried again", [one(2, "mended")], one(2, "mended"), refused={2: BAD}),
+    Case(
+        "a quarantined newest version leaves the serving one",
+        [one(1), one(2)],
+        None,
+        serving=one(1),
+        quarantined={2: BAD},
+    ),
+    Case("the newest good one is served after a restart", [one(1), one(2), one(3)], one(2), quarantined={3: BAD}),
+    Case("a newer good one is taken past a quarantined one", [one(1), one(2), one(3)], one(2), one(1), {3: BAD}),
+    Case(
+        "nothing older than what serves is taken", [one(1), one(2), one(3)], None, serving=one(2), quarantined={3: BAD}
+    ),
+    Case(
+        "a later version than the quarantined one is taken",
+        [one(3), one(4)],
+        one(4),
+        serving=one(2),
+        quarantined={3: BAD},
+    ),
+    Case("where all are quarantined nothing is restored", [one(1), one(2)], None, quarantined={1: BAD, 2: BAD}),
+    Case("a rewritten quarantined version is tried again", [one(2, "mended")], one(2, "mended"), quarantined={2: BAD}),
     Case("a rewritten serving version is taken again", [one(2, "again")], one(2, "again"), serving=one(2)),
-    Case("a rewritten bad one leaves the serving one", [one(1), one(2, "x")], None, serving=one(2), refused={2: "x"}),
+    Case(
+        "a rewritten bad one leaves the serving one", [one(1), one(2, "x")], None, serving=one(2), quarantined={2: "x"}
+    ),
     Case("a store that started over is followed", [one(1), one(2)], one(2), serving=one(900)),
     Case("in a store that started over bad ones are passed", [one(1), one(2)], one(1), one(900), {2: BAD}),
     Case("a pinned version is restored", [one(1), one(2)], one(1), serving=one(2), pinned=1),
     Case("pinned, newer versions are left alone", [one(1), one(2)], None, serving=one(1), pinned=1),
-    Case("a pinned version that is refused is not retried", [one(1), one(2)], None, one(2), {1: BAD}, pinned=1),
+    Case("a pinned version that is quarantined is not retried", [one(1), one(2)], None, one(2), {1: BAD}, pinned=1),
     Case("a pinned version that is not there leaves what serves", [one(2)], None, serving=one(2), pinned=1),
     Case("number 0 is a version like any other", [one(0)], one(0)),
     Case("pinned to number 0", [one(0), one(1)], one(0), serving=one(1), pinned=0),
@@ -59,5 +75,5 @@ CASES = [
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_next_restore(case: Case) -> None:
-    found = next_restore(case.published, serving=case.serving, refused=case.refused or {}, pinned=case.pinned)
+    found = next_restore(case.published, serving=case.serving, quarantined=case.quarantined or {}, pinned=case.pinned)
     assert found == case.expected

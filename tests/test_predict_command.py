@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -45,6 +46,16 @@ def test_predict_as_json_gives_every_value(
     assert found == {"model": "digits", "version": 420, "outputs": {"image": [[1.5, "inf"]], "text": ["é"]}}
 
 
+def test_strings_are_shown_and_listed_whole(predictions: str, capsys: pytest.CaptureFixture[str]) -> None:
+    inputs = ["--input", r'rows=[["a\u0000", ""], ["\u0000b\u0000\u0000", "c"]]', "--input", r'one="d\u0000"']
+    assert main(["predict", "digits", *inputs, "--server", predictions, "--json"]) == 0
+    found = json.loads(_only_line(capsys.readouterr().out))
+    assert found["outputs"] == {"rows": [["a\0", ""], ["\0b\0\0", "c"]], "one": "d\0"}
+    assert main(["predict", "digits", "--input", 'list=["first", "second"]', "--server", predictions]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split() for line in lines[1:]] == [["row", "list:", "string", "[2]"], ["0", "first"], ["1", "second"]]
+
+
 def test_whole_json_numbers_become_float32_where_the_model_asks_for_it(
     predictions: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -74,7 +85,7 @@ def test_predict_says_that_no_version_serves(predictions: str, capsys: pytest.Ca
         ("[[0.5, 1]]", "float32", (1, 2)),
         ("3", "int64", ()),
         ("[true, false]", "bool", (2,)),
-        ('[["a"], ["bc"]]', "<U2", (2, 1)),
+        ('[["a"], ["bc"]]', "object", (2, 1)),
         ("[1e400]", "float32", (1,)),
     ],
 )
@@ -94,8 +105,14 @@ def test_json_values_become_arrays(text: str, dtype: str, shape: tuple[int, ...]
         ("[99999999999999999999]", "of one kind"),
         ("@nosuch.npy", "nosuch.npy: No such file"),
         ("@pyproject.toml", "expected JSON, @FILE.npy or @FILE.npz:KEY"),
-        ("@two.npz", "has the keys a, b; say which"),
-        ("@two.npz:c", "has the keys a, b; say which"),
+        ("[" * 5000, "expected JSON"),
+        ("9" * 5000, "expected JSON"),
+        (r'"\ud800"', "surrogates not allowed"),
+        ("@two.npz", "expected one of the keys a, b, as in @two.npz:KEY, found none"),
+        ("@two.npz:c", "expected one of the keys a, b, as in @two.npz:KEY, found c"),
+        ("@damaged.npz:a", "damaged.npz: "),
+        ("@vast.npy", "vast.npy: Unable to allocate 1.07 PiB"),
+        ("@fifo.npy", "expected a regular file, found fifo.npy"),
         ("@text.npy", "input 'x': "),
         ("@objects.npy", "input 'x': "),
         ("@cut.npz:a", "input 'x': "),
@@ -107,10 +124,22 @@ def test_what_is_no_value_is_a_wrong_argument(
     monkeypatch.chdir(tmp_path)
     np.savez("two.npz", a=np.zeros(1), b=np.zeros(1))
     Path("cut.npz").write_bytes(Path("two.npz").read_bytes()[:-40])
+    np.savez_compressed("damaged.npz", a=np.arange(2000.0))
+    content = bytearray(Path("damaged.npz").read_bytes())
+    content[200:300] = bytes(100)
+    Path("damaged.npz").write_bytes(content)
+    with Path("vast.npy").open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": (3 * 10**14,)})
+    os.mkfifo("fifo.npy")
     Path("text.npy").write_text("hello")
     np.save("objects.npy", np.array([{}], object))
     with pytest.raises(SettingsError, match=why):
         values.read("x", text)
+
+
+def test_an_input_given_twice_is_a_wrong_argument(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["predict", "digits", "--input", "image=1", "--input", "image=2"]) == 2
+    assert _only_line(capsys.readouterr().err) == "paramsync predict: input 'image': expected it once, found it again"
 
 
 def test_rows_of_a_single_value_are_refused() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import threading
 from pathlib import Path
@@ -151,6 +152,74 @@ def test_finish_publishes_the_last_step_once(tmp_path: Path) -> None:
         assert publisher.status().publishes == 2
 
 
+def test_leaving_the_block_publishes_the_last_step(tmp_path: Path) -> None:
+    model = Counters()
+    with Publisher(tmp_path, model, schedule=PublishSchedule(every_seconds=3600)) as publisher:
+        for step in range(1, 6):
+            model.train()
+            publisher.publish_if_due(step, {"loss": step / 2})
+    latest = Store(tmp_path).latest()
+    assert latest is not None
+    assert (latest.step, latest.metrics) == (5, {"loss": 2.5})
+    assert tf.train.load_checkpoint(str(tmp_path)).get_tensor("step/.ATTRIBUTES/VARIABLE_VALUE") == 5
+    assert publications(publisher) == 2
+
+
+def publications(publisher: Publisher) -> int:
+    """All that were begun: one may be overtaken by the next."""
+    return publisher.status().publishes + publisher.status().skipped
+
+
+def test_leaving_the_block_publishes_nothing_twice(tmp_path: Path) -> None:
+    with Publisher(tmp_path, Counters(), schedule=EVERY_STEP) as publisher:
+        publisher.publish_if_due(1)
+    assert publisher.status().publishes == 1
+    with Publisher(tmp_path, Counters(), schedule=PublishSchedule(every_steps=10)) as publisher:
+        publisher.publish_if_due(3)
+        publisher.publish(4)
+    assert (publications(publisher), step_of_latest(tmp_path)) == (2, 4)
+    with Publisher(tmp_path, Counters(), schedule=PublishSchedule(every_steps=10, at_start=False)) as publisher:
+        publisher.publish_if_due(5)
+        publisher.finish(6)
+    assert (publisher.status().publishes, step_of_latest(tmp_path)) == (1, 6)
+
+
+def test_leaving_the_block_publishes_nothing_that_was_not_asked_for(tmp_path: Path) -> None:
+    with Publisher(tmp_path, Counters(), schedule=ON_REQUEST) as publisher:
+        publisher.publish_if_due(1)
+    with Publisher(tmp_path, Counters(), schedule=EVERY_STEP):
+        pass
+    assert step_of_latest(tmp_path) is None
+
+
+def test_an_error_in_the_block_publishes_nothing_more(tmp_path: Path) -> None:
+    def train(publisher: Publisher) -> None:
+        with publisher:
+            publisher.publish_if_due(1)
+            publisher.publish_if_due(2)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        train(Publisher(tmp_path, Counters(), schedule=PublishSchedule(every_steps=10)))
+    assert step_of_latest(tmp_path) == 1
+
+
+def step_of_latest(store: Path) -> int | None:
+    latest = Store(store).latest()
+    return None if latest is None else latest.step
+
+
+def test_a_metric_that_is_no_number_costs_no_version(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with Publisher(tmp_path, Counters(), schedule=EVERY_STEP) as publisher:
+        for step in (1, 2):
+            metrics = {"loss": step / 2, "confusion": tf.ones([2, 2]), "name": "x"}
+            published = publisher.publish(step, wait=True, metrics=metrics)
+    assert published.metrics == {"loss": 1.0}
+    assert publisher.status().last_error is None
+    warned = [record.getMessage() for record in caplog.records]
+    assert [text.partition(" is left out")[0] for text in warned] == ["metric 'confusion'", "metric 'name'"]
+
+
 def test_finish_answers_who_asked_and_then_refuses(tmp_path: Path) -> None:
     with Publisher(tmp_path, Counters(), schedule=ON_REQUEST) as publisher:
         future = publisher.request()
@@ -192,13 +261,28 @@ def test_training_survives_a_store_that_goes_away_and_publishes_when_it_is_back(
 
 def test_an_error_is_raised_at_the_next_call_where_that_is_wanted(tmp_path: Path) -> None:
     store = tmp_path / "store"
-    with Publisher(store, Counters(), schedule=EVERY_STEP, on_error="raise") as publisher:
+    schedule = PublishSchedule(every_steps=1, at_end=False)
+    with Publisher(store, Counters(), schedule=schedule, on_error="raise") as publisher:
         shutil.rmtree(store)
         store.touch()
         publisher.publish_if_due(1)
         with pytest.raises(PublishError, match="an earlier publication failed"):
             publisher.flush(TIMEOUT)
         assert publisher.flush(TIMEOUT)
+
+
+def test_leaving_the_block_raises_where_the_last_step_cannot_be_published(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    schedule = PublishSchedule(at_start=False)
+    with contextlib.ExitStack() as block:
+        publisher = block.enter_context(Publisher(store, Counters(), schedule=schedule, on_error="raise"))
+        publisher.publish_if_due(1)
+        shutil.rmtree(store)
+        store.touch()
+        with pytest.raises(PublishError, match="an earlier publication failed"):
+            block.close()
+    store.unlink()
+    Publisher(store, Counters(), schedule=schedule).close()  # it was given up all the same
 
 
 def test_who_waits_for_a_publication_is_told_that_it_failed(tmp_path: Path) -> None:

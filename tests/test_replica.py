@@ -21,7 +21,7 @@ from paramsync.errors import (
     UnknownVersionError,
 )
 from paramsync.store import Store
-from tests.published import PARAMETERS, Doubled, Publisher, captured, values
+from tests.published import PARAMETERS, Doubled, Gated, Publisher, Witness, captured, saver_store, values
 
 X = {"x": np.ones([3, 2], np.float32)}
 
@@ -125,6 +125,54 @@ def test_a_graph_file_of_garbage_is_refused(publisher: Publisher, replica: Repli
         replica.restore(version)
 
 
+def test_a_fifo_in_place_of_a_graph_file_is_refused_and_holds_nobody_up(
+    publisher: Publisher, replica: Replica, tmp_path: Path
+) -> None:
+    version = publisher.publish(1)
+    graph = publisher.path / f"graph-{version.graph}.pb"
+    graph.unlink()
+    os.mkfifo(graph)
+    with pytest.raises(CorruptCheckpointError, match="expected a regular file"):
+        replica.restore(version)
+    saver_store(tmp_path / "v1", 1)
+    (tmp_path / "v1" / "model-1.meta").unlink()
+    os.mkfifo(tmp_path / "v1" / "model-1.meta")
+    store = Store(tmp_path / "v1")
+    with pytest.raises(CorruptCheckpointError, match="expected a regular file"):
+        Replica("m", store, inputs=["x:0"], outputs=["y:0"]).restore(store.versions()[0])
+
+
+class Noted(Witness):
+    """Appends to a file whenever it computes."""
+
+    note = ""
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 2], tf.float32, name="x")])
+    def __call__(self, x: tf.Tensor) -> dict[str, tf.Tensor]:
+        with tf.control_dependencies([tf.io.write_file(self.note, "")]):
+            return {"seen": tf.stack([part[0, 0] for part in self.parts]), "same": tf.identity(x)}
+
+
+def test_a_graph_that_is_new_is_called_once_before_anybody_asks(
+    publisher: Publisher, replica: Replica, tmp_path: Path
+) -> None:
+    note = tmp_path / "note"
+    Noted.note = str(note)
+    for step, called in ((1, True), (2, False)):
+        restored = replica.restore(publisher.publish(step, kind=Noted))
+        replica.warm(restored)
+        assert note.exists() is called
+        note.unlink(missing_ok=True)
+        replica.swap(restored)
+
+
+def test_a_graph_that_cannot_compute_on_made_up_inputs_is_served(publisher: Publisher, replica: Replica) -> None:
+    restored = replica.restore(publisher.publish(1, kind=Gated))
+    replica.warm(restored)  # it cannot write a file without a name
+    replica.swap(restored)
+    assert replica.take().version.number == 1
+
+
 def test_flipped_bytes_are_refused(publisher: Publisher, replica: Replica) -> None:
     with pytest.raises(CorruptCheckpointError):
         replica.restore(publisher.publish_corrupt(1))
@@ -176,22 +224,6 @@ def test_wrong_requests_are_refused_with_both_sides(publisher: Publisher, replic
         replica.predict({"x": np.ones([3, 2])})
     with pytest.raises(InputError, match=r"expected some of seen, total, found logits"):
         replica.predict(X, outputs=["logits"])
-
-
-def saver_store(path: Path, steps: int) -> None:
-    """What a v1 script leaves behind: checkpoints by Saver, the graph in .meta files."""
-    path.mkdir()
-    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        x = tf.compat.v1.placeholder(tf.float32, [None, 2], name="x")
-        w = tf.compat.v1.get_variable("w", [2], initializer=tf.compat.v1.zeros_initializer())
-        tf.multiply(x, w, name="y")
-        step_now = tf.compat.v1.placeholder(tf.float32, [])
-        train = w.assign(tf.fill([2], step_now))
-        saver = tf.compat.v1.train.Saver()
-        session.run(tf.compat.v1.global_variables_initializer())
-        for step in range(1, steps + 1):
-            session.run(train, {step_now: step})
-            saver.save(session, str(path / "model"), global_step=step)
 
 
 def test_a_store_of_savers_checkpoints_is_served_with_the_graph_of_its_meta_file(tmp_path: Path) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 from tensorflow.core.framework import tensor_pb2, types_pb2
 from tensorflow_serving.apis import (
@@ -25,14 +28,18 @@ from tensorflow_serving.apis import (
     prediction_service_pb2_grpc,
 )
 
+from inferencer.events import MOST_UNREAD
 from inferencer.server import Server
 from inferencer.services.errors import status_of
-from inferencer.services.tensors import MAX_BYTES, decode, encode
+from inferencer.services.tensors import encode
+from inferencer.services.threads import Threads
 from inferencer.settings import ModelSettings, Settings
-from paramsync.errors import InputError, SettingsError
+from paramsync import wire
+from paramsync.errors import BusyError, SettingsError, SyncError
 from paramsync.v1 import sync_pb2 as pb
 from paramsync.v1 import sync_pb2_grpc
-from tests.published import PARAMETERS, Lookup, Publisher, proven
+from tests.programs import eventually
+from tests.published import PARAMETERS, Gated, Lookup, Publisher, proven
 
 LONG = 30.0
 Code = grpc.StatusCode
@@ -67,7 +74,7 @@ class Running:
         return asyncio.run_coroutine_threadsafe(function(), self._loop).result(LONG)
 
     def drain(self) -> None:
-        self.call(self.server.drain)
+        self.call(partial(self.server.drain, quiet_seconds=0.01))
 
     def close(self) -> None:
         for channel in (getattr(self, "predictions", None), getattr(self, "control", None)):
@@ -169,6 +176,12 @@ def change(message: predict_pb2.PredictRequest, **fields: Any) -> predict_pb2.Pr
     return message
 
 
+def with_input(name: str) -> predict_pb2.PredictRequest:
+    message = request()
+    message.inputs[name].CopyFrom(tf.make_tensor_proto(1.0))
+    return message
+
+
 def filtered(name: str) -> predict_pb2.PredictRequest:
     message = request()
     message.output_filter.append(name)
@@ -216,9 +229,40 @@ def test_what_a_kernel_refuses_is_the_callers_fault_in_one_line(running: Running
     assert "\n" not in text
 
 
-def test_garbage_bytes_leave_the_server_unharmed(served: Running) -> None:
-    call = served.predictions.unary_unary("/tensorflow.serving.PredictionService/Predict", None, None)
-    assert "Traceback" not in refused(call, b"\xff" * 100)[1]
+@pytest.mark.parametrize("name", ["n" * 100_000, "\N{SNOWMAN}" * 100_000])
+def test_of_a_name_without_end_the_answer_repeats_the_beginning(served: Running, name: str) -> None:
+    for message, code in (
+        (request(name), Code.NOT_FOUND),
+        (change(request(), signature_name=name), Code.FAILED_PRECONDITION),
+        (with_input(name), Code.INVALID_ARGUMENT),
+        (filtered(name), Code.INVALID_ARGUMENT),
+    ):
+        found, text = refused(served.prediction_service.Predict, message)
+        assert found is code
+        assert name[:100] in text
+        assert text.endswith("...")
+
+
+def test_an_empty_tensor_beyond_any_address_is_the_callers_fault(served: Running) -> None:
+    message = request()
+    message.inputs["x"].CopyFrom(tensor_pb2.TensorProto(dtype=types_pb2.DT_FLOAT))
+    for size in (0, 1 << 61):
+        message.inputs["x"].tensor_shape.dim.add(size=size)
+    code, text = refused(served.prediction_service.Predict, message)
+    assert code is Code.INVALID_ARGUMENT
+    assert "input 'x', shape: expected fewer elements" in text
+
+
+def test_bytes_that_are_no_message_are_the_callers_fault(served: Running, caplog: pytest.LogCaptureFixture) -> None:
+    expected = (Code.INVALID_ARGUMENT, "request: expected a {}, found 100 bytes that are none")
+    for channel, service, method, kind in (
+        (served.predictions, "tensorflow.serving.PredictionService", "Predict", "tensorflow.serving.PredictRequest"),
+        (served.control, "paramsync.v1.Sync", "Pin", "paramsync.v1.PinRequest"),
+        (served.control, "grpc.health.v1.Health", "Check", "grpc.health.v1.HealthCheckRequest"),
+    ):
+        call = channel.unary_unary(f"/{service}/{method}", None, None)
+        assert refused(call, b"\xff" * 100) == (expected[0], expected[1].format(kind))
+    assert caplog.records == []
     assert served.prediction_service.Predict(request(), timeout=LONG).model_spec.version.value == 7
 
 
@@ -357,7 +401,7 @@ def test_sync_of_a_bad_version_says_why_not(served: Running, publisher: Publishe
     publisher.publish_bad(8)
     code, text = refused(lambda message, timeout: list(served.sync.Sync(message, timeout=timeout)), pb.SyncRequest())
     assert code is Code.FAILED_PRECONDITION
-    assert "version 8 of model 'm' was refused" in text
+    assert "version 8 of model 'm' is quarantined" in text
     assert seen(served.prediction_service.Predict(request(), timeout=LONG)) == [7.0] * PARAMETERS
 
 
@@ -378,10 +422,11 @@ def test_sync_to_an_unknown_version_or_model_is_not_found(served: Running, publi
 
 
 def test_a_sync_whose_caller_left_is_forgotten(running: Running) -> None:
+    wishes = running.server.followers[0]._wishes
     call = running.sync.Sync(pb.SyncRequest(), timeout=LONG)
-    assert next(call).phase == pb.SyncProgress.LOOKING
+    eventually(wishes.fresh, lambda: "the sync to be asked for")
     call.cancel()
-    assert running.sync.GetStatus(pb.GetStatusRequest(), timeout=LONG).models[0].state == pb.ModelStatus.WAITING
+    eventually(lambda: not wishes.fresh(), lambda: "the sync to be forgotten")
 
 
 def test_status_tells_all_there_is_to_know(served: Running, publisher: Publisher, tmp_path: Path) -> None:
@@ -408,38 +453,49 @@ def test_pin_and_unpin(served: Running, publisher: Publisher) -> None:
     status = served.sync.Unpin(pb.UnpinRequest(), timeout=LONG)
     assert (status.HasField("pinned"), status.serving.number) == (False, 8)
     assert refused(served.sync.Pin, pb.PinRequest(model="m", version=3))[0] is Code.NOT_FOUND
+    code, text = refused(served.sync.Pin, pb.PinRequest(model="m"))
+    assert (code, text) == (Code.INVALID_ARGUMENT, "version: expected the number of a version, found none")
 
 
 def test_watch_tells_every_event_until_the_server_drains(served: Running, publisher: Publisher) -> None:
     call = served.sync.Watch(pb.WatchRequest(), timeout=LONG)
-    events: list[pb.Event] = []
-    first = threading.Event()
-
-    def listen() -> None:
-        for event in call:
-            events.append(event)
-            first.set()
-
-    listener = threading.Thread(target=listen)
-    listener.start()
-    number = 7
-    while not first.wait(0.2):  # until the server has the call, nobody hears of versions
-        number += 1
-        publisher.publish(number)
-        synced(served)
-    publisher.publish_bad(number + 1)
+    call.initial_metadata()  # from here on nothing is missed
+    publisher.publish(8)
+    synced(served)
+    publisher.publish_bad(9)
     refused(lambda message, timeout: list(served.sync.Sync(message, timeout=timeout)), pb.SyncRequest())
     served.drain()
-    listener.join(LONG)
-    assert not listener.is_alive()
+    events = list(call)
     found = [(event.kind, event.version.number) for event in events]
-    assert list(dict.fromkeys(found))[-4:] == [  # the sync may have tried the bad one once more
-        (pb.Event.FOUND, number),
-        (pb.Event.SWAPPED, number),
-        (pb.Event.FOUND, number + 1),
-        (pb.Event.QUARANTINED, number + 1),
+    assert list(dict.fromkeys(found)) == [  # the sync may have tried the bad one once more
+        (pb.Event.FOUND, 8),
+        (pb.Event.SWAPPED, 8),
+        (pb.Event.FOUND, 9),
+        (pb.Event.QUARANTINED, 9),
     ]
     assert "finite" in events[-1].reason
+
+
+def test_a_watch_that_falls_behind_ends_with_that_after_the_last_event_before_the_gap(
+    served: Running, publisher: Publisher
+) -> None:
+    call = served.sync.Watch(pb.WatchRequest(), timeout=LONG)
+    call.initial_metadata()
+    follower = served.server.followers[0]
+
+    async def hold_up() -> None:
+        for step in range(8, 8 + MOST_UNREAD // 3 + 1):
+            publisher.publish(step)
+            follower.sync(timeout=LONG)
+
+    served.call(hold_up)  # the loop, and with it all that is sent, while that happens
+    numbers: list[int] = []
+    with pytest.raises(grpc.RpcError, match="events unread") as raised:
+        numbers.extend(event.version.number for event in call)
+    assert raised.value.code() is Code.RESOURCE_EXHAUSTED
+    assert len(numbers) > MOST_UNREAD // 2
+    assert sorted(set(numbers)) == list(range(8, 8 + len(set(numbers))))
+    assert served.health("m") == SERVING
 
 
 # Health, reflection, ports --------------------------------------------------------------------------------------------
@@ -496,6 +552,80 @@ def test_an_error_nobody_foresaw_shows_the_client_nothing() -> None:
     assert status_of(ZeroDivisionError("secret")) == (Code.INTERNAL, "internal error; the server's log has it")
 
 
+def test_an_error_that_is_no_text_can_be_told_all_the_same() -> None:
+    assert status_of(SyncError("no \udcff here")) == (Code.FAILED_PRECONDITION, "no \\udcff here")
+
+
+# Many at once ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("repetition", range(3))
+def test_what_was_taken_up_before_the_end_is_answered_to_the_last_byte(
+    running: Running, publisher: Publisher, tmp_path: Path, repetition: int
+) -> None:
+    publisher.publish(7, kind=Gated)
+    synced(running)
+    gate = tmp_path / "gate"
+    x = np.ones([1 << 19, 2], np.float32)  # 4 MB there, and back
+    message = request(x=x, called=str(tmp_path / "called"), gate=str(gate))
+    channels = [grpc.insecure_channel(f"127.0.0.1:{running.port}", _OPTIONS) for _ in range(12)]
+    stubs = [prediction_service_pb2_grpc.PredictionServiceStub(one) for one in channels]
+    answers = [one.Predict.future(message, timeout=LONG) for one in stubs]
+    eventually(lambda: running.server._threads.taken == len(answers), lambda: "all to be taken up")
+    draining = threading.Thread(target=running.drain)
+    draining.start()
+    eventually(lambda: running.health(control=True) == NOT_SERVING, lambda: "the drain")
+    gate.touch()
+    assert all(len(one.result().outputs["same"].float_val) == x.size for one in answers)
+    draining.join(LONG)
+    for one in channels:
+        one.close()
+
+
+def test_a_stream_that_its_caller_never_ends_does_not_hold_up_the_end(running: Running) -> None:
+    over = threading.Event()
+
+    def ask() -> Iterator[reflection_pb2.ServerReflectionRequest]:
+        yield reflection_pb2.ServerReflectionRequest(list_services="")
+        over.wait(LONG)
+
+    stub = reflection_pb2_grpc.ServerReflectionStub(running.predictions)
+    answers = stub.ServerReflectionInfo(ask(), timeout=LONG)
+    assert next(answers).list_services_response.service
+    running.drain()  # fails where it takes longer than the grace
+    assert list(answers) == []
+    over.set()
+
+
+def test_more_requests_than_may_wait_are_refused_and_those_whose_callers_left_are_not_computed() -> None:
+    gate = threading.Event()
+    computed: list[str] = []
+
+    def work(name: str) -> str:
+        assert gate.wait(LONG)
+        computed.append(name)
+        return name
+
+    async def ask() -> None:
+        threads = Threads(1, most=3)
+        first, second, third = (asyncio.ensure_future(threads.run(partial(work, name))) for name in "abc")
+        await asyncio.sleep(0)
+        second.cancel()
+        await asyncio.wait({second})
+        with pytest.raises(BusyError, match="3 requests are waiting or being answered already"):
+            await threads.run(partial(work, "d"))
+        gate.set()
+        assert (await first, await third) == ("a", "c")
+        assert await threads.run(partial(work, "e")) == "e"
+        await asyncio.sleep(0)
+        assert threads.taken == 0
+        threads.close()
+
+    asyncio.run(ask())
+    assert computed == ["a", "c", "e"]
+    assert status_of(BusyError("x"))[0] is Code.RESOURCE_EXHAUSTED
+
+
 # Tensors --------------------------------------------------------------------------------------------------------------
 
 NUMBERS = ["float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
@@ -503,68 +633,26 @@ NUMBERS = ["float16", "float32", "float64", "int8", "int16", "int32", "int64", "
 
 @pytest.mark.parametrize("dtype", [*NUMBERS, "bool", "complex64", "complex128", "bfloat16"])
 @pytest.mark.parametrize("shape", [(), (0,), (2, 3), (3, 0, 2)])
-def test_every_dtype_is_read_from_typed_fields_and_from_content(dtype: str, shape: tuple[int, ...]) -> None:
+def test_every_dtype_is_written_as_tensorflow_and_our_client_read_it(dtype: str, shape: tuple[int, ...]) -> None:
     kind = tf.dtypes.as_dtype(dtype)
     values = np.arange(np.prod(shape, dtype=int)).reshape(shape).astype(kind.as_numpy_dtype)
-    for proto in (tf.make_tensor_proto(values), encode(tf.constant(values))):
-        found = decode("x", proto)
-        assert (found.dtype, found.shape) == (values.dtype, shape)
-        assert found.tolist() == values.tolist()
-        assert tf.make_ndarray(proto).tolist() == values.tolist()
-    typed = tf.make_tensor_proto(values.reshape(-1).tolist(), kind, shape) if values.size else proto
-    assert decode("x", typed).tolist() == values.tolist()
+    proto = encode(tf.constant(values))
+    for found in (tf.make_ndarray(proto), wire.to_arrays({"x": proto}, "output")["x"]):
+        assert (found.dtype, found.shape, found.tolist()) == (values.dtype, shape, values.tolist())
 
 
-def test_strings_are_read_and_written() -> None:
+def test_strings_are_written() -> None:
     values = np.array([["a", "\N{SNOWMAN}"], ["", "d"]])
-    assert decode("x", tf.make_tensor_proto(values)).tolist() == np.char.encode(values, "utf8").tolist()
     assert tf.make_ndarray(encode(tf.constant(values))).tolist() == np.char.encode(values, "utf8").tolist()
     assert encode(tf.constant("alone")).string_val[0] == b"alone"
 
 
-def tensor(dtype: int = types_pb2.DT_FLOAT, shape: tuple[int, ...] = (), **fields: Any) -> tensor_pb2.TensorProto:
-    proto = tensor_pb2.TensorProto(dtype=dtype, **fields)
-    for size in shape:
-        proto.tensor_shape.dim.add(size=size)
-    return proto
-
-
-def test_one_value_stands_for_all_as_in_tensorflow() -> None:
-    assert decode("x", tensor(shape=(2, 3), float_val=[1.5])).tolist() == [[1.5] * 3] * 2
-    assert decode("x", tensor(types_pb2.DT_STRING, (2,), string_val=[b"a"])).tolist() == [b"a", b"a"]
-
-
-@pytest.mark.parametrize(
-    ("proto", "text"),
-    [
-        (tensor(types_pb2.DT_INVALID), "expected a dtype of numbers, booleans or strings, found dtype 0"),
-        (tensor(types_pb2.DT_RESOURCE), "found dtype 20"),
-        (tensor(99), "found dtype 99"),
-        (tensor(shape=(-1, 2), float_val=[1]), r"expected dimensions of 0 or more, found \[-1, 2\]"),
-        (tensor(shape=(1,) * 40, float_val=[1]), "expected at most 32 dimensions, found 40"),
-        (tensor(shape=(1 << 40, 1 << 40, 0)), "expected fewer elements"),
-        (tensor(shape=(1 << 40,), float_val=[1]), f"expected at most {MAX_BYTES} bytes, found {1 << 42}"),
-        (tensor(types_pb2.DT_STRING, (1 << 40,), string_val=[b"a"]), "expected at most"),
-        (tensor(shape=(2, 2)), "expected 4 values, found 0"),
-        (tensor(shape=(2, 2), float_val=[1, 2]), "expected 4 values, found 2"),
-        (tensor(shape=(2,), float_val=[1, 2, 3]), "expected 2 values, found 3"),
-        (tensor(shape=(0,), float_val=[1]), "expected 0 values, found 1"),
-        (tensor(shape=(2,), int_val=[1, 2]), "expected 2 values, found 0"),
-        (tensor(types_pb2.DT_COMPLEX64, (2,), scomplex_val=[1, 2, 3]), "expected 2 values, found 1"),
-        (tensor(shape=(2, 2), tensor_content=b"1234"), "expected 16 bytes of tensor_content, found 4"),
-        (tensor(shape=(0,), tensor_content=b"1234"), "expected 0 bytes of tensor_content, found 4"),
-        (tensor(types_pb2.DT_STRING, (1,), tensor_content=b"\x01a"), "expected strings in string_val"),
-        (tensor(types_pb2.DT_INT8, (1,), int_val=[300]), "expected values from -128 to 127"),
-        (tensor(types_pb2.DT_UINT16, (1,), int_val=[-1]), "expected values from 0 to 65535"),
-    ],
-)
-def test_a_tensor_that_does_not_hold_what_it_says_is_refused_by_name(proto: tensor_pb2.TensorProto, text: str) -> None:
-    with pytest.raises(InputError, match=f"input 'x'.*{text}"):
-        decode("x", proto)
-
-
-def test_an_unknown_rank_is_refused() -> None:
-    proto = tensor(float_val=[1])
-    proto.tensor_shape.unknown_rank = True
-    with pytest.raises(InputError, match="found an unknown rank"):
-        decode("x", proto)
+def test_inputs_are_judged_before_memory_is_spent_on_them(served: Running) -> None:
+    message = request()
+    for at in range(20):
+        one = message.inputs[f"more {at}"]
+        one.CopyFrom(tensor_pb2.TensorProto(dtype=types_pb2.DT_FLOAT, float_val=[1.5]))
+        one.tensor_shape.dim.add(size=wire.MAX_BYTES // 4)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert refused(served.prediction_service.Predict, message)[0] is Code.INVALID_ARGUMENT
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < wire.MAX_BYTES >> 10

@@ -49,7 +49,3 @@ def test_a_snapshot_names_what_tensorflow_looks_for_in_a_checkpoint() -> None:
         "shift/.ATTRIBUTES/VARIABLE_VALUE",
         "_CHECKPOINTABLE_OBJECT_GRAPH",
     }
-
-
-def test_metrics_that_are_tensors_are_read_when_they_are_measured() -> None:
-    assert snapshot(Affine()).measured() == {"loss": 1.5}

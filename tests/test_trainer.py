@@ -51,8 +51,13 @@ def test_without_a_schedule_every_second_is_published() -> None:
         (["--steps", "many"], "--steps: expected a whole number of at least 1, found 'many'"),
         (["--keep", "0"], "--keep: expected a whole number of at least 1, found '0'"),
         (["--seed", "-1"], "--seed: expected a whole number of at least 0, found '-1'"),
+        (["--seed", "4294967296"], "--seed: expected a whole number of at most 4294967295, found '4294967296'"),
+        (["--steps", "9" * 19], "--steps: expected a whole number of at most 999999999999999999, found '9999"),
+        (["--held-out", "\udcff"], r"expected arguments in UTF-8, found '\udcff'"),
         (["--control-port", "65536"], "--control-port: expected a port from 0 to 65535, found '65536'"),
         (["--control-port", "-1"], "--control-port: expected a port from 0 to 65535, found '-1'"),
+        (["--state", "here"], "--state here: expected another directory than the store, found the same"),
+        (["--state", "here/../here/"], "expected another directory than the store"),
         (["--job", "x"], "unrecognized arguments: --job x"),
     ],
 )
@@ -162,10 +167,17 @@ def test_a_store_that_has_a_publisher_is_refused(tmp_path: Path) -> None:
         assert "already has a publisher" in refusal(tmp_path)
 
 
+def test_a_store_whose_state_is_broken_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "checkpoint").write_text("nonsense")
+    assert f"{tmp_path}/checkpoint: expected a CheckpointState" in refusal(tmp_path)
+
+
 def test_a_control_port_that_is_taken_is_refused(tmp_path: Path) -> None:
     server = grpc.server(ThreadPoolExecutor(1))
     port = server.add_insecure_port("127.0.0.1:0")
-    assert f"control port 127.0.0.1:{port} cannot be listened on" in refusal(tmp_path, "--control-port", str(port))
+    assert f"port {port} of 127.0.0.1 is taken; choose another with --control-port" in refusal(
+        tmp_path, "--control-port", str(port)
+    )
     server.stop(None)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import socket
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,9 +18,11 @@ from rich.console import Console
 from paramsync.cli import display
 from paramsync.cli.__main__ import main
 from paramsync.cli.drawing import chart, picture
+from paramsync.cli.folders import fast_place, remove_left_behind, run_folder
 from paramsync.cli.ledger import Example, Ledger
 from paramsync.cli.prober import HeldOut, Prober
-from paramsync.cli.processes import Child, end_all, fast_folder
+from paramsync.cli.processes import Child, end_all
+from paramsync.cli.screen import Screen
 from paramsync.client import Predictor
 from paramsync.v1 import sync_pb2 as pb
 from tests.programs import eventually
@@ -53,6 +57,12 @@ def test_the_summary_tells_first_from_last() -> None:
     }  # fmt: skip
 
 
+def test_what_was_served_counts_as_published_where_nobody_said_so() -> None:
+    ledger = Ledger()
+    ledger.answered(answer(7, 1000.5), batch=0, right=1)
+    assert (ledger.summary()["published"], ledger.summary()["served"]) == (1, 1)
+
+
 def test_a_run_that_saw_nothing_has_a_summary_too() -> None:
     summary = Ledger().summary()
     assert (summary["published"], summary["first_accuracy"], summary["freshness_ms_p50"]) == (0, None, None)
@@ -77,6 +87,19 @@ def test_a_frame_fits_its_terminal(ledger: Ledger, width: int) -> None:
     assert len(lines) == 22 or width < 80
     assert max(map(len, lines)) <= width
     assert len(display.line(view, elapsed=5).splitlines()) == 1
+
+
+@pytest.mark.parametrize("width", [20, 40, 69])
+def test_a_narrow_terminal_gets_the_line_broken_between_its_parts(width: int) -> None:
+    out = io.StringIO()
+    terminal = Console(file=out, width=width, height=24, force_terminal=True, color_system=None, markup=False)
+    view = seen_run().view(1021.0)
+    with Screen(terminal, store="/s") as screen:
+        screen.show(view)
+    text = out.getvalue()
+    for part in ("step 7", "412 steps/s", "published 6", "serving 420", "lag 12 s, 1 steps", "accuracy 100.0%"):
+        assert part in text
+    assert "│" not in text
 
 
 def test_a_frame_shows_what_counts() -> None:
@@ -152,9 +175,42 @@ def test_a_stopped_prober_asks_no_more(tmp_path: Path) -> None:
 
 
 def test_temporary_files_go_to_disk_where_memory_has_no_room(tmp_path: Path) -> None:
-    assert fast_folder(tmp_path, room=1) == str(tmp_path)
-    assert fast_folder(tmp_path, room=2**62) == tempfile.gettempdir()
-    assert fast_folder(tmp_path / "nosuch") == tempfile.gettempdir()
+    elsewhere = Path(tempfile.gettempdir())
+    assert fast_place(tmp_path, room=1) == tmp_path
+    assert fast_place(tmp_path, room=2**62) == elsewhere
+    assert fast_place(tmp_path / "nosuch") == elsewhere
+
+
+def test_a_folder_goes_with_its_run(tmp_path: Path) -> None:
+    with run_folder(tmp_path) as folder:
+        (folder / "store").mkdir()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_folder_of_a_killed_run_is_removed_by_the_next_one(tmp_path: Path) -> None:
+    code = f"""
+import os, pathlib
+from paramsync.cli.folders import run_folder
+with run_folder(pathlib.Path({str(tmp_path)!r})) as folder:
+    (folder / "store").mkdir()
+    os.kill(os.getpid(), 9)
+"""
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
+    (left,) = tmp_path.iterdir()
+    assert (left / "store").exists()
+    remove_left_behind(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_another_run_uses_or_is_not_of_a_run_stays(tmp_path: Path) -> None:
+    (tmp_path / "paramsync-up-file").touch()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "paramsync-up-link").symlink_to(tmp_path / "elsewhere")
+    with run_folder(tmp_path) as folder:
+        before = sorted(tmp_path.iterdir())
+        remove_left_behind(tmp_path)
+        assert sorted(tmp_path.iterdir()) == before
+        assert folder in before
 
 
 def test_a_taken_port_is_one_line_and_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
@@ -162,12 +218,12 @@ def test_a_taken_port_is_one_line_and_exit_code_2(capsys: pytest.CaptureFixture[
         port = taken.getsockname()[1]
         assert main(["up", "--control-port", str(port)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"paramsync up: --control-port {port}: Address already in use: end the program that has it")
+    assert line.startswith(f"paramsync up: port {port} of 127.0.0.1 is taken; choose another with --control-port")
 
 
 def test_one_port_given_twice_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["up", "--port", "18999", "--trainer-port", "18999"]) == 2
-    assert "--port 18999: another option gives the same port" in capsys.readouterr().err
+    assert "expected two different ports, found 18999 for both --port and --trainer-port" in capsys.readouterr().err
 
 
 PROGRAMS = {
@@ -189,7 +245,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def started(program: str, folder: Path) -> Child:
     """A child that has come as far as its first line."""
     child = Child(program, [], log=folder / "log")
-    eventually(lambda: "ready" in child.last_lines(), lambda: f"{program} to be ready, it said: {child.last_lines()}")
+    eventually(lambda: (folder / "log").read_text().endswith("\n"), lambda: f"a line of {program}")
     return child
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import select
-import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,8 +17,11 @@ from pathlib import Path
 
 import pytest
 
+from paramsync.cli.folders import remove_left_behind
+
 pytestmark = pytest.mark.slow
 
+PATIENCE = 240.0  # seconds; a run takes a few, but for a machine that is small and busy
 UP = [sys.executable, "-m", "paramsync.cli", "up", "--port", "0", "--control-port", "0", "--trainer-port", "0"]
 
 
@@ -36,11 +40,16 @@ class Running:
         self.folder = Path(arguments[arguments.index("--store") + 1]).parent
 
     def read_until(self, words: str) -> None:
+        self.read_until_match(re.escape(words))
+
+    def read_until_match(self, pattern: str) -> re.Match[str]:
+        """Read on until what was said has a match."""
         assert self._lines is not None
-        while words not in self.seen:
+        while not (found := re.search(pattern, self.seen)):
             line = self._lines.readline()
-            assert line, f"expected {words!r}, found the end of {self.seen}"
+            assert line, f"expected {pattern!r}, found the end of {self.seen}"
             self.seen += line
+        return found
 
     def children_end(self) -> bool:
         """Wait for the end of both, however they end."""
@@ -58,9 +67,12 @@ def running(*arguments: str, **environment: str) -> Iterator[Running]:
     with subprocess.Popen(
         [*UP, *arguments], stdout=pipe, stderr=pipe, text=True, env=os.environ | environment
     ) as process:
+        killer = threading.Timer(PATIENCE, process.kill)
+        killer.start()
         try:
             yield Running(process)
         finally:
+            killer.cancel()
             process.kill()
 
 
@@ -69,19 +81,29 @@ def _program(pid: int) -> str:
 
 
 def test_up_ends_by_itself_and_prints_one_object() -> None:
-    with running("--seconds", "6", "--json") as run:
-        out, err = run.process.communicate(timeout=240)
+    with running("--seconds", "0.5", "--json") as run:
+        out, err = run.process.communicate(timeout=PATIENCE)
+        assert run.children_end()
+    assert run.process.returncode == 0, err
+    assert len(out.splitlines()) == 1
+    assert json.loads(out)["failed"] == 0
+    assert not run.folder.exists()
+
+
+def test_versions_flow_and_answers_become_better() -> None:
+    with running("--json") as run:
+        learnt = run.read_until_match(r"serving (\d+) .* accuracy (9\d|100)\.\d%")
+        run.read_until_match(rf"serving (?!{learnt[1]} )\d+ ")
+        run.process.send_signal(signal.SIGINT)
+        out, err = run.process.communicate(timeout=60)
         assert run.children_end()
     assert run.process.returncode == 0, err
     found = json.loads(out)
-    assert len(out.splitlines()) == 1
-    assert found["published"] >= 5
-    assert found["served"] >= 5
+    assert found["published"] >= found["served"] >= 3
     assert found["failed"] == 0
-    assert found["predictions"] >= 5 * found["served"]
-    assert found["last_accuracy"] > found["first_accuracy"] + 0.1
-    assert 0 < found["freshness_ms_p50"] < 60_000
-    assert not run.folder.exists()
+    assert found["predictions"] >= 5
+    assert found["last_accuracy"] > found["first_accuracy"]
+    assert found["freshness_ms_p50"] > 0
 
 
 @pytest.mark.parametrize("terminal", ["", "1"], ids=["lines", "terminal"])
@@ -126,4 +148,5 @@ def test_the_children_end_when_up_is_killed() -> None:
         run.read_until("serving")
         run.process.kill()
         assert run.children_end()
-    shutil.rmtree(run.folder)  # nobody was left to do it
+    remove_left_behind(run.folder.parent)  # as the next run does
+    assert not run.folder.exists()

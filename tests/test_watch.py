@@ -78,6 +78,15 @@ def test_a_checkpoint_written_in_place_rings_when_it_is_closed(store: Path, watc
     assert bell.rang()
 
 
+def test_the_graph_that_a_saver_writes_after_its_commit_rings(store: Path, watch: Watch, bell: Bell) -> None:
+    store.mkdir(parents=True)
+    watch.arm()
+    (store / "model-1.meta.tmp123").write_text("x")
+    (store / "model-1.meta.tmp123").rename(store / "model-1.meta")
+    assert bell.rang()
+    assert bell.rings == 1
+
+
 def test_a_store_that_appears_later_is_noticed_and_then_watched(store: Path, watch: Watch, bell: Bell) -> None:
     store.parent.mkdir()
     watch.arm()

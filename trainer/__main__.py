@@ -12,7 +12,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the program; returns its exit code."""
     stop = Stop()
     stop.listen()  # before the imports, which take time
-    from paramsync.errors import SettingsError, StoreError
+    from paramsync.errors import ParamsyncError
     from trainer import settings
 
     settings.set_environment()
@@ -20,8 +20,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     try:
         program.run(settings.parse(sys.argv[1:] if arguments is None else arguments), stop=stop)
-    except (SettingsError, StoreError) as error:
-        sys.stderr.write(f"trainer: {error}\n")
+    except ParamsyncError as error:
+        if sys.stderr is not None:  # it was closed before the program began
+            sys.stderr.write(f"trainer: {error}\n")
         return 2
     return 0
 

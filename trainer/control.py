@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
+import threading
 from collections.abc import Iterator
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -14,22 +15,22 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from paramsync.errors import PublishError, RequestError, SettingsError
+from paramsync import addresses
+from paramsync.errors import BusyError
+from paramsync.messages import of_version
+from paramsync.status_codes import UNFORESEEN, code_of, one_line
 from paramsync.v1 import sync_pb2, sync_pb2_grpc
-from paramsync.version import Version
 from trainer import watchers
 from trainer.meter import Meter
 from trainer.publisher import Publisher
 from trainer.watchers import Watchers
 
 _SERVICE = sync_pb2.DESCRIPTOR.services_by_name["Publisher"].full_name
-_THREADS = 2 * watchers.MOST
+MOST_PUBLISHING = 4  # callers that wait for a publication; each holds a thread of the server
+_THREADS = watchers.MOST + MOST_PUBLISHING + 4  # the last ones are for calls that are answered at once
 _GRACE = 2.0  # seconds that calls have to end when the port is closed
-_CODES = {
-    RequestError: grpc.StatusCode.FAILED_PRECONDITION,
-    PublishError: grpc.StatusCode.INTERNAL,
-    CancelledError: grpc.StatusCode.CANCELLED,
-}
+
+_log = logging.getLogger("paramsync.trainer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,13 +61,10 @@ class Control:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         reflection.enable_server_reflection((_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
         try:
-            bound = self._server.add_insecure_port(f"{host}:{port}")
+            bound = self._server.add_insecure_port(addresses.address(host, port))
         except RuntimeError as error:
-            raise SettingsError(
-                f"control port {host}:{port} cannot be listened on: it is taken or no address of this machine; "
-                "give another --control-port or --host"
-            ) from error
-        self.address = f"{host}:{bound}"
+            raise addresses.refused(host, port, "--control-port") from error
+        self.address = addresses.address(host, bound)
         self._server.start()
 
     def training_begins(self, training: Training) -> None:
@@ -98,6 +96,7 @@ class _Service(sync_pb2_grpc.PublisherServicer):
         self.training: Training | None = None
         self.stopping = False
         self.watchers = Watchers()
+        self._publishing = threading.BoundedSemaphore(MOST_PUBLISHING)
 
     def GetStatus(
         self, request: sync_pb2.GetPublisherStatusRequest, context: grpc.ServicerContext
@@ -116,7 +115,7 @@ class _Service(sync_pb2_grpc.PublisherServicer):
             steps_per_epoch=training.steps_per_epoch,
             loss=training.meter.loss,
             steps_per_second=training.meter.steps_per_second,
-            published=None if publishing.published is None else _on_the_wire(publishing.published),
+            published=None if publishing.published is None else of_version(publishing.published),
             publishes=publishing.publishes,
             skipped=publishing.skipped,
             last_error=publishing.last_error or "",
@@ -126,57 +125,55 @@ class _Service(sync_pb2_grpc.PublisherServicer):
         training = self.training
         if training is None:
             _abort(context, grpc.StatusCode.UNAVAILABLE, "training has not begun yet; try again in a few seconds")
-        with _errors_answered(context):
+        with _errors_answered(context), self._one_publishing():
             future = training.publisher.request()
-            context.add_callback(partial(_cancel, future))  # a caller that leaves gives its thread back
-            return _on_the_wire(future.result())
+
+            def leave() -> None:
+                future.cancel()
+
+            if not context.add_callback(leave):  # a caller that leaves gives its thread back; this one has left
+                leave()
+            return of_version(future.result())
 
     def Watch(
         self, request: sync_pb2.WatchPublisherRequest, context: grpc.ServicerContext
     ) -> Iterator[sync_pb2.Version]:
-        watcher = self.watchers.add()
-        if watcher is None:
-            _abort(
-                context, grpc.StatusCode.RESOURCE_EXHAUSTED, f"{watchers.MOST} watch already; one has to leave first"
-            )
+        with _errors_answered(context):
+            watcher = self.watchers.add()
         try:
             if not context.add_callback(watcher.end):
                 watcher.end()
             context.send_initial_metadata(())  # tells the caller that no version is missed from here on
             while (version := watcher.next()) is not None:
-                yield _on_the_wire(version)
+                yield of_version(version)
         finally:
             self.watchers.remove(watcher)
         if watcher.fell_behind:
             _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, f"left {watchers.MOST_WAITING} versions unread")
 
-
-def _cancel(future: Future[Version]) -> None:
-    future.cancel()
+    @contextmanager
+    def _one_publishing(self) -> Iterator[None]:
+        """Count a caller that waits for a publication. Raises BusyError where there are as many as may be."""
+        if not self._publishing.acquire(blocking=False):
+            raise BusyError(f"{MOST_PUBLISHING} wait for a publication already; try again when one is answered")
+        try:
+            yield
+        finally:
+            self._publishing.release()
 
 
 @contextmanager
 def _errors_answered(context: grpc.ServicerContext) -> Iterator[None]:
     try:
         yield
-    except tuple(_CODES) as error:
-        _abort(context, _CODES[type(error)], str(error))
+    except Exception as error:  # noqa: BLE001, the edge
+        code = code_of(error)
+        if code is None:
+            _log.exception("a call failed in a way nobody foresaw")
+            _abort(context, grpc.StatusCode.INTERNAL, UNFORESEEN)
+        _abort(context, code, one_line(str(error)))
 
 
 def _abort(context: grpc.ServicerContext, code: grpc.StatusCode, text: str) -> NoReturn:
     context.abort(code, text)
     raise AssertionError(text)  # abort raises: for the type checker
-
-
-def _on_the_wire(version: Version) -> sync_pb2.Version:
-    return sync_pb2.Version(
-        number=version.number,
-        step=version.step,
-        prefix=version.prefix,
-        graph=version.graph,
-        step_done_at=version.step_done_at,
-        snapshot_at=version.snapshot_at,
-        committed_at=version.committed_at or 0.0,
-        bytes=version.bytes,
-        metrics=version.metrics,
-    )

@@ -39,20 +39,13 @@ class PublishCallback(keras.callbacks.Callback):
         self._keep = keep
         self._on_error: OnError = on_error
         self._publisher: Publisher | None = None
-        self._step = 0
-        self._epoch_start = 0
 
     def on_train_begin(self, logs: Any = None) -> None:
         self._release()  # of a fit that was interrupted
-        self._step = self._steps_done()
         if self.model.built:
             self._publish_if_due(None)
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        self._epoch_start = self._step = self._steps_done()
-
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self._step = self._epoch_start + batch + 1  # where one call runs several steps, `batch` is the last of them
         self._publish_if_due(logs)
 
     def on_train_end(self, logs: Any = None) -> None:
@@ -63,14 +56,16 @@ class PublishCallback(keras.callbacks.Callback):
             self._release()
 
     def _steps_done(self) -> int:
-        return int(self.model.optimizer.iterations)  # may wait for a GPU, so not asked for at every batch
+        # Not counted by batches: where one call runs several steps, Keras counts the last call of an epoch as a full
+        # one. Keras has read the loss of the step before it calls us, so there is no GPU to wait for.
+        return int(self.model.optimizer.iterations)
 
     def _publish_if_due(self, logs: Any) -> None:
         if self._publisher is None:
             self._publisher = Publisher(
                 self._store, self.model, schedule=self._schedule, keep=self._keep, on_error=self._on_error
             )
-        self._publisher.publish_if_due(self._step, logs)
+        self._publisher.publish_if_due(self._steps_done(), logs)
 
     def _release(self) -> None:
         publisher, self._publisher = self._publisher, None

@@ -6,8 +6,6 @@ import logging
 import time
 from dataclasses import dataclass
 
-import tensorflow as tf
-
 from paramsync.store import StoreWriter
 from trainer.control import Control, Training
 from trainer.job import Job
@@ -29,13 +27,13 @@ def train(
     settings: Settings,
     *,
     store: StoreWriter,
+    device: str,
     examples: Examples,
     control: Control,
     screen: Screen,
     stop: Stop,
 ) -> None:
     """Train from where the state left off. Raises SettingsError and StoreError before the first step only."""
-    device = _device()
     job = digits.build(examples, seed=settings.seed)
     stop.training_begins()
     with Publisher(store, job.model, schedule=settings.schedule) as publisher:
@@ -99,14 +97,3 @@ class _Loop:
     def _show(self) -> None:
         out_of = self.last_step or self.job.steps_per_epoch
         self.screen.show(self.meter, self.publisher.status().published, out_of=out_of)
-
-
-def _device() -> str:
-    """What TensorFlow will train on, in words."""
-    gpus = tf.config.list_physical_devices("GPU")
-    if gpus:
-        return f"GPU ({tf.config.experimental.get_device_details(gpus[0]).get('device_name', 'unknown')})"
-    # One thread trains a network this small faster than four do (870 steps/s against 580 on four cores), and leaves the
-    # other cores to those who serve it.
-    tf.config.threading.set_intra_op_parallelism_threads(1)
-    return "CPU"

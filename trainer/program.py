@@ -7,6 +7,7 @@ import os
 from contextlib import closing
 from pathlib import Path
 
+from paramsync import noise
 from paramsync.errors import SettingsError
 from paramsync.store import StoreWriter
 from trainer.control import Control
@@ -19,7 +20,7 @@ _log = logging.getLogger("paramsync.trainer")
 
 
 def run(settings: Settings, *, stop: Stop) -> None:
-    """Train until the last step, or until told to stop. Raises SettingsError and StoreError, each one line."""
+    """Train until the last step, or until told to stop. Raises ParamsyncError where it cannot begin."""
     screen = Screen()
     screen.take_logs()
     _make_writable(settings.store)
@@ -32,11 +33,15 @@ def run(settings: Settings, *, stop: Stop) -> None:
         if settings.held_out is not None:
             held_out.save(settings.held_out)
         _log.info("importing TensorFlow")
-        from trainer.loop import train
+        with noise.left_out():
+            from trainer import device
+            from trainer.loop import train
 
+            name = device.prepare()
         train(
             settings,
             store=store,
+            device=name,
             examples=learnt,
             control=control,
             screen=screen,

@@ -11,10 +11,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, SupportsFloat
 
-from paramsync.errors import PublishError, RequestError, SettingsError
+from paramsync.errors import PublishError, SettingsError, StoppedError
 from paramsync.store import StoreWriter
 from paramsync.version import Version
 from trainer.behind import PublisherStatus, WriteBehind
+from trainer.metrics import MetricReader
 from trainer.schedule import Moment, PublishSchedule
 from trainer.snapshot import Snapshot, pin
 
@@ -34,13 +35,17 @@ class Publisher:
                 train_step()
                 publisher.publish_if_due(step)
 
+    Leaving the block without an error is the end of training: where the schedule has `at_end`, the step that was seen
+    last is published, with the values that the variables have then. Call `finish` to say another step.
+
     `publish_if_due`, `publish` and `finish` belong to the thread that trains: they pin the values of the step in
     microseconds a variable, and one thread in the background writes them. Where publications come faster than they can
     be written, the newest wins and the others count as skipped. `request`, `status` and `subscribe` may be called from
     any thread.
 
     A publication that fails in the background is logged and in the status, and training goes on; with
-    `on_error="raise"` it is raised as PublishError at the next call. Metrics may be tensors still being computed.
+    `on_error="raise"` it is raised as PublishError at the next call. Metrics may be tensors still being computed; one
+    that is no number is left out with a warning.
 
     `store` is its directory, or one that is open already; `keep` is then its own.
 
@@ -66,6 +71,8 @@ class Publisher:
         self._schedule = schedule
         self._raise = on_error == "raise"
         self._since: Moment | None = None  # the last snapshot, or where the counting began
+        self._seen: tuple[int, Metrics | None] | None = None  # the last step there was a call for
+        self._metrics = MetricReader()  # of the writing thread
         self._lock = threading.Lock()  # guards the next two
         self._requests: list[Future[Version]] = []
         self._accepting = True
@@ -79,6 +86,7 @@ class Publisher:
         Returns the version that is being written, or None. It is visible once it is committed.
         """
         self._surface()
+        self._seen = (step, metrics)
         now = time.monotonic()
         if self._requests or self._schedule.due(step, now, since=self._since):
             return self._publish(step, now, metrics)
@@ -98,7 +106,7 @@ class Publisher:
     def finish(self, step: int, metrics: Metrics | None = None) -> Version | None:
         """Training is over: publish its last step where the schedule or a request wants that, and wait for the writer.
 
-        Requests are refused from here on. Returns the last committed version.
+        Requests are refused from here on. Returns the last committed version. Leaving the `with` block does the same.
         """
         with self._lock:
             self._accepting = False
@@ -112,11 +120,11 @@ class Publisher:
     def request(self) -> Future[Version]:
         """Ask for a publication at the next step, from any thread; the future has the version once it is committed.
 
-        Raises RequestError when training has stopped. The future raises PublishError where writing fails.
+        Raises StoppedError when training has stopped. The future raises PublishError where writing fails.
         """
         with self._lock:
             if not self._accepting:
-                raise RequestError("training has stopped; nothing more is published")
+                raise StoppedError
             future: Future[Version] = Future()
             self._requests.append(future)
         return future
@@ -146,11 +154,16 @@ class Publisher:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
-        self._release()
+        try:
+            if error is None and self._accepting and self._seen is not None:
+                self.finish(*self._seen)
+        finally:
+            self._release()
         if error is None:
             self._surface()
 
     def _publish(self, step: int, now: float, metrics: Metrics | None, *waiting: Future[Version]) -> Version:
+        self._seen = (step, metrics)
         done_at = time.time()
         with self._lock:
             requests, self._requests = self._requests, []
@@ -170,7 +183,9 @@ class Publisher:
 
     def _write(self, snapshot: Snapshot) -> Version:
         self._store.add_graph(self._capture.graph.digest, self._graph)
-        return self._store.commit(replace(snapshot.version, metrics=snapshot.measured()), snapshot.tensors())
+        return self._store.commit(
+            replace(snapshot.version, metrics=self._metrics.read(snapshot.metrics)), snapshot.tensors()
+        )
 
     def _surface(self) -> None:
         if self._raise and (error := self._behind.take_error()) is not None:
@@ -182,6 +197,6 @@ class Publisher:
             requests, self._requests = self._requests, []
         for future in requests:
             if future.set_running_or_notify_cancel():
-                future.set_exception(RequestError("training has stopped; nothing more is published"))
+                future.set_exception(StoppedError())
         self._behind.close()
         self._store.close()

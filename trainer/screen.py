@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.logging import RichHandler
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
+from paramsync import logs
 from paramsync.version import Version
 from trainer.meter import Meter
 
@@ -25,14 +26,12 @@ class Screen:
 
     def take_logs(self) -> None:
         """Have all log records written here, so that they and the bar leave each other whole."""
-        handler: logging.Handler = logging.StreamHandler()
-        if self._console.is_terminal:
-            handler = RichHandler(console=self._console, show_path=False)
-            handler.setFormatter(logging.Formatter("%(message)s"))
-        else:
-            handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-        logging.basicConfig(level=logging.WARNING, handlers=[handler])
-        logging.getLogger("paramsync").setLevel(logging.INFO)
+        if not self._console.is_terminal:
+            logs.start()
+            return
+        handler = RichHandler(console=self._console, show_path=False)
+        handler.setFormatter(logging.Formatter("%(message)s"))
+        logs.start(handler)
 
     def show(self, meter: Meter, published: Version | None, *, out_of: int) -> None:
         """Show the step out of as many, or within an epoch of as many."""

@@ -9,8 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from paramsync.addresses import HOST, TRAINER_PORT, read_port
+from paramsync.arguments import check_text
 from paramsync.errors import SettingsError
+from paramsync.layout import NUMBERS
 from trainer.schedule import PublishSchedule
+
+_SEEDS = 1 << 32  # what numpy and Keras take
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,10 +36,14 @@ class Settings:
 
 def parse(arguments: Sequence[str]) -> Settings:
     """Read the program's arguments. Raises SettingsError, one line that says what to mend."""
+    check_text(arguments)
     given = _parser().parse_args(arguments)
     every_seconds = given.every_seconds
     if given.every_steps is None and every_seconds is None:
         every_seconds = 1.0
+    state: Path = given.state or given.store / "training"
+    if state.resolve() == given.store.resolve():  # each has a file `checkpoint`
+        raise SettingsError(f"--state {state}: expected another directory than the store, found the same")
     return Settings(
         store=given.store,
         schedule=PublishSchedule(every_steps=given.every_steps, every_seconds=every_seconds),
@@ -42,7 +51,7 @@ def parse(arguments: Sequence[str]) -> Settings:
         data=given.data,
         seed=given.seed,
         keep=given.keep,
-        state=given.state or given.store / "training",
+        state=state,
         held_out=given.held_out,
         host=given.host,
         control_port=given.control_port,
@@ -74,16 +83,28 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--steps", type=_whole(1), metavar="N", help="stop at step N (default: train until stopped)")
     add("--data", type=Path, metavar="MNIST.NPZ", help="train on this file (default: digits drawn here)")
-    add("--seed", type=_whole(0), default=0, metavar="N", help="of the drawn digits, weights and batches (default: 0)")
+    add(
+        "--seed",
+        type=_whole(0, _SEEDS - 1),
+        default=0,
+        metavar="N",
+        help="of the drawn digits, weights and batches (default: 0)",
+    )
     add("--keep", type=_whole(1), default=5, metavar="N", help="how many versions stay in the store (default: 5)")
     add("--state", type=Path, metavar="DIR", help="where to save what resuming needs (default: STORE/training)")
     add("--held-out", type=Path, metavar="FILE.NPZ", help="write the examples that are not trained on here")
-    add("--host", default="127.0.0.1", help="address of the control port (default: 127.0.0.1)")
-    add("--control-port", type=_port, default=8503, metavar="PORT", help="0: any free one (default: 8503)")
+    add("--host", default=HOST, help="address of the control port (default: %(default)s)")
+    add(
+        "--control-port",
+        type=read_port,
+        default=TRAINER_PORT,
+        metavar="PORT",
+        help="0: any free one (default: %(default)s)",
+    )
     return parser
 
 
-def _whole(least: int) -> Callable[[str], int]:
+def _whole(least: int, most: int = NUMBERS - 1) -> Callable[[str], int]:
     def read(text: str) -> int:
         try:
             value = int(text)
@@ -91,6 +112,8 @@ def _whole(least: int) -> Callable[[str], int]:
             value = least - 1
         if value < least:
             raise argparse.ArgumentTypeError(f"expected a whole number of at least {least}, found {text!r}")
+        if value > most:
+            raise argparse.ArgumentTypeError(f"expected a whole number of at most {most}, found {text!r}")
         return value
 
     return read
@@ -104,9 +127,3 @@ def _seconds(text: str) -> float:
     if not 0 < value < float("inf"):
         raise argparse.ArgumentTypeError(f"expected seconds above 0, found {text!r}")
     return value
-
-
-def _port(text: str) -> int:
-    if not text.isdecimal() or int(text) > 65535:
-        raise argparse.ArgumentTypeError(f"expected a port from 0 to 65535, found {text!r}")
-    return int(text)

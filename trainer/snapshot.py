@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any, SupportsFloat
 import numpy as np
 import numpy.typing as npt
 
+from paramsync import keys
 from paramsync.version import Version
 
 if TYPE_CHECKING:
     from paramsync.graphs.capture import Capture
-
-_OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"  # where TensorFlow looks for it in a checkpoint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,10 +33,6 @@ class Snapshot:
         """What a checkpoint holds, by key. On the CPU these are the pinned buffers; from a GPU they are fetched."""
         return {name: np.asarray(value) for name, value in self.values.items()}
 
-    def measured(self) -> dict[str, float]:
-        """The metrics as numbers; waits for those still being computed."""
-        return {name: float(value) for name, value in self.metrics.items()}
-
 
 def pin(capture: Capture) -> dict[str, Any]:
     """The value of every captured variable, by its key in a checkpoint.
@@ -49,5 +44,5 @@ def pin(capture: Capture) -> dict[str, Any]:
     values: dict[str, Any] = {
         spec.name: variable.value() for spec, variable in zip(capture.graph.parameters, capture.variables, strict=True)
     }
-    values[_OBJECT_GRAPH] = np.array(capture.object_graph, dtype=object)
+    values[keys.OBJECT_GRAPH] = np.array(capture.object_graph, dtype=object)
     return values

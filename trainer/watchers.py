@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 
+from paramsync.errors import BusyError
 from paramsync.version import Version
 
 MOST = 8  # each holds a thread of the server
@@ -40,11 +41,11 @@ class Watchers:
         self._watchers: set[Watcher] = set()
         self._closed = False
 
-    def add(self) -> Watcher | None:
-        """One more; None where there are as many as may be."""
+    def add(self) -> Watcher:
+        """One more. Raises BusyError where there are as many as may be."""
         with self._lock:
             if len(self._watchers) >= MOST:
-                return None
+                raise BusyError(f"{MOST} watch already; one has to leave first")
             watcher = Watcher()
             self._watchers.add(watcher)
             if self._closed:

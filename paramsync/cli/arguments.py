@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import argparse
 
-INFERENCER = "127.0.0.1:8502"
-TRAINER = "127.0.0.1:8503"
-PREDICTIONS = "127.0.0.1:8500"
+from paramsync.addresses import CONTROL_PORT, HOST, PREDICTIONS_PORT, TRAINER_PORT, address, read_port
+
+INFERENCER = address(HOST, CONTROL_PORT)
+TRAINER = address(HOST, TRAINER_PORT)
+PREDICTIONS = address(HOST, PREDICTIONS_PORT)
+
+_DIGITS = 18  # of a version's number
 
 _EXAMPLES = """\
 examples:
@@ -53,12 +57,12 @@ def _add_up(commands: _Commands[argparse.ArgumentParser]) -> None:
     )
     one.add_argument("--json", action="store_true", help="at the end print what happened as one JSON object")
     for option, default, what in (
-        ("--port", 8500, "predictions"),
-        ("--control-port", 8502, "the inferencer's control"),
-        ("--trainer-port", 8503, "the trainer's control"),
+        ("--port", PREDICTIONS_PORT, "predictions"),
+        ("--control-port", CONTROL_PORT, "the inferencer's control"),
+        ("--trainer-port", TRAINER_PORT, "the trainer's control"),
     ):
         text = f"for {what}; 0: any free port (default {default})"
-        one.add_argument(option, type=_port, default=default, metavar="PORT", help=text)
+        one.add_argument(option, type=read_port, default=default, metavar="PORT", help=text)
 
 
 def _add_status(commands: _Commands[argparse.ArgumentParser]) -> None:
@@ -120,15 +124,9 @@ def _add_json(one: argparse.ArgumentParser) -> None:
     one.add_argument("--json", action="store_true", help="print one JSON object")
 
 
-def _port(text: str) -> int:
-    if not text.isdecimal() or int(text) > 65535:
-        raise argparse.ArgumentTypeError(f"expected a port, 0 to 65535, found {text!r}")
-    return int(text)
-
-
 def _number(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"expected a whole number, 0 or more, found {text!r}")
+    if not (text.isascii() and text.isdecimal() and len(text) <= _DIGITS):
+        raise argparse.ArgumentTypeError(f"expected a whole number from 0 to {10**_DIGITS - 1}, found {text!r}")
     return int(text)
 
 

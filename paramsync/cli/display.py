@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from rich.columns import Columns
 from rich.console import Group, RenderableType
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
@@ -32,6 +33,15 @@ def frame(view: View, *, elapsed: float, store: str, width: int, shades: bool) -
 
 def line(view: View, *, elapsed: float) -> str:
     """The same in one line."""
+    return "  ".join(_brief(view, elapsed))
+
+
+def few(view: View, *, elapsed: float) -> RenderableType:
+    """That line for a terminal too narrow for the frame: broken between its parts only."""
+    return Columns(_brief(view, elapsed), padding=(0, 2))
+
+
+def _brief(view: View, elapsed: float) -> list[str]:
     parts = [f"{elapsed:.0f} s"]
     if view.training is not None:
         parts += [f"step {view.training.step}", f"loss {_loss(view.training)}"]
@@ -39,7 +49,7 @@ def line(view: View, *, elapsed: float) -> str:
     if view.model is not None:
         parts += [f"serving {_number(view.model.serving)}", f"lag {lag(view.model)}"]
     accuracy = view.accuracies[-1] if view.accuracies else None
-    return "  ".join([*parts, f"accuracy {share(accuracy)}", f"failed {view.failed}"])
+    return [*parts, f"accuracy {share(accuracy)}", f"failed {view.failed}"]
 
 
 def _heading(elapsed: float, store: str) -> RenderableType:

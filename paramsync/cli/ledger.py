@@ -149,9 +149,8 @@ class Ledger:
         """What the run comes to; the keys are those of `paramsync up --json`."""
         with self._lock:
             accuracies, freshness = list(self._accuracies.values()), self._freshness()
-            committed = sum(seen.version is not None for seen in self._seen.values())
-            return {
-                "published": max(self._training.publishes if self._training else 0, committed),
+            return {  # what was seen was published, whether or not the trainer lived to say so
+                "published": max(self._training.publishes if self._training else 0, len(self._seen)),
                 "served": self._served(),
                 "predictions": self._predictions,
                 "failed": self._failed,

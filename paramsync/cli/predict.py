@@ -14,14 +14,20 @@ from rich.table import Table
 from paramsync.cli.values import Value, read
 from paramsync.cli.wording import console, duration, to_json
 from paramsync.client import Prediction, Predictor
-from paramsync.errors import RequestError
+from paramsync.errors import RequestError, SettingsError
 
 _ROWS = 12  # how many rows of an answer are shown
 _CLASSES = 1000  # a wider row is hardly one of scores, so its greatest element says nothing
 
+_decoded = np.frompyfunc(lambda one: one.decode(errors="replace"), 1, 1)
+
 
 def run(arguments: Namespace) -> bool:
-    values = {name: read(name, text, rows=arguments.rows) for name, text in arguments.inputs}
+    values: dict[str, Value] = {}
+    for name, text in arguments.inputs:
+        if name in values:
+            raise SettingsError(f"input {name!r}: expected it once, found it again")
+        values[name] = read(name, text, rows=arguments.rows)
     started = time.monotonic()
     with Predictor(arguments.server) as predictor:
         prediction = _ask(predictor, arguments.model, values)
@@ -51,7 +57,9 @@ def _ask(predictor: Predictor, model: str, values: Mapping[str, Value]) -> Predi
 
 
 def _listed(array: np.ndarray) -> object:
-    return np.char.decode(array.astype(bytes), errors="replace").tolist() if array.dtype == object else array.tolist()
+    if array.dtype == object:  # one by one: an array of bytes would drop what ends in zeros
+        array = np.array(_decoded(array), object)
+    return array.tolist()
 
 
 def _show(screen: Console, name: str, array: np.ndarray) -> None:
@@ -63,7 +71,8 @@ def _show(screen: Console, name: str, array: np.ndarray) -> None:
         table.add_column("argmax", justify="right", no_wrap=True)
     kind = "string" if array.dtype == object else array.dtype
     table.add_column(f"{name}: {kind} {list(array.shape)}", no_wrap=True, overflow="ellipsis", ratio=1)
-    for number, row in enumerate(rows[:_ROWS]):
+    for number in range(min(_ROWS, len(rows))):
+        row = rows[number : number + 1]  # an array also where the elements of one are bytes
         table.add_row(str(number), *([str(int(row.argmax()))] if scores else []), _shortened(row))
     screen.print(table)
     if len(rows) > _ROWS:
@@ -72,7 +81,7 @@ def _show(screen: Console, name: str, array: np.ndarray) -> None:
 
 def _shortened(row: np.ndarray) -> str:
     if row.dtype == object:
-        return " ".join(one.decode(errors="replace") for one in row.flat)
+        return " ".join(_decoded(row).flat)
     text = np.array2string(
         row.reshape(-1),
         formatter={"float_kind": lambda value: f"{value:.4g}"},

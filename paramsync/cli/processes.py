@@ -6,18 +6,14 @@ import ctypes
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from paramsync.cli.settings import environment_for_logs
-from paramsync.errors import SettingsError
 
-_HOST = "127.0.0.1"
 _PR_SET_PDEATHSIG = 1
 _ADDRESS = re.compile(r"(\w+) (\S+:\d+)")
 
@@ -81,35 +77,6 @@ def end_all(children: Sequence[Child], *, seconds: float) -> list[str]:
     deadline = time.monotonic() + seconds
     faults = [child.wait(max(0.0, deadline - time.monotonic())) for child in children]
     return [fault for fault in faults if fault]
-
-
-def check_ports(ports: Mapping[str, int]) -> None:
-    """Ports by the option that gives them. Raises SettingsError where one is taken, or given twice."""
-    for option, port in ports.items():
-        if port and list(ports.values()).count(port) > 1:
-            raise SettingsError(f"{option} {port}: another option gives the same port")
-        _check_port(port, option)
-
-
-def _check_port(port: int, option: str) -> None:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections that are closing do not matter
-        try:
-            probe.bind((_HOST, port))
-        except OSError as error:
-            raise SettingsError(
-                f"{option} {port}: {error.strerror}: end the program that has it, or give another (0: any free port)"
-            ) from error
-
-
-def fast_folder(memory: Path = Path("/dev/shm"), *, room: int = 256 * 2**20) -> str:
-    """Where temporary files are fastest: in memory where there is room, else where the system puts them."""
-    try:
-        found = os.statvfs(memory)
-    except OSError:
-        return tempfile.gettempdir()
-    usable = os.access(memory, os.W_OK | os.X_OK) and found.f_bavail * found.f_frsize >= room
-    return str(memory) if usable else tempfile.gettempdir()
 
 
 def _ending_with(parent: int) -> Callable[[], None] | None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from types import TracebackType
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from paramsync.cli.display import frame, line
+from paramsync.cli.display import few, frame, line
 from paramsync.cli.ledger import View
+from paramsync.cli.wording import WIDE
 
 _LINE_SECONDS = 2.0
 
@@ -38,17 +39,16 @@ class Screen:
 
     def show(self, view: View) -> None:
         if self._live is not None:
-            picture = frame(
-                view,
-                elapsed=self._elapsed,
-                store=self._store,
-                width=self._console.width,
-                shades=self._console.color_system is not None,
-            )
-            self._live.update(picture, refresh=True)
+            self._live.update(self._picture(view, self._console.width), refresh=True)
         elif self._elapsed >= self._next_line:
             self._next_line = self._elapsed + _LINE_SECONDS
             self._console.print(line(view, elapsed=self._elapsed), soft_wrap=True)
+
+    def _picture(self, view: View, width: int) -> RenderableType:
+        if width < WIDE:
+            return few(view, elapsed=self._elapsed)
+        shades = self._console.color_system is not None
+        return frame(view, elapsed=self._elapsed, store=self._store, width=width, shades=shades)
 
     def __enter__(self) -> Screen:
         if self._live is not None:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from rich.console import Group, RenderableType
-from rich.padding import Padding
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from paramsync.cli.wording import NOTHING, ago, console, duration, plain, to_json
+from paramsync.cli.wording import NOTHING, WIDE, ago, console, duration, plain, to_json
 from paramsync.client import Inferencer, Trainer
 from paramsync.errors import CallError
 from paramsync.v1 import sync_pb2 as pb
@@ -36,47 +36,49 @@ def run(arguments: Namespace) -> bool:
         sys.stdout.write(to_json(found))
     else:
         screen, now = console(), time.time()
-        screen.print(no_trainer if publisher is None else trainer_table(publisher, now), soft_wrap=publisher is None)
-        screen.print(no_inferencer if models is None else models_table(models, now), soft_wrap=models is None)
+        whole = not screen.is_terminal  # one line for a program to read; a terminal breaks it within words
+        screen.print(
+            no_trainer if publisher is None else _trainer(publisher, now), soft_wrap=whole and publisher is None
+        )
+        screen.print(no_inferencer if models is None else _models(models, now), soft_wrap=whole and models is None)
     return models is not None
 
 
-def trainer_table(status: pb.PublisherStatus, now: float) -> RenderableType:
-    table = _table("trainer", "device", "step", "loss", "steps/s", "published", "skipped")
-    step = f"{status.step}/{status.total_steps}" if status.HasField("total_steps") else str(status.step)
-    table.add_row(
-        pb.PublisherStatus.State.Name(status.state).lower(),
-        status.device,
-        step,
-        f"{status.loss:.4f}" if status.HasField("loss") else NOTHING,
-        f"{status.steps_per_second:.1f}",
-        _published(status.published, now) if status.HasField("published") else NOTHING,
-        str(status.skipped),
-    )
-    return _with_notes(table, [f"last error: {status.last_error}"] if status.last_error else [])
+def _trainer(status: pb.PublisherStatus, now: float) -> RenderableType:
+    facts = {
+        "trainer": pb.PublisherStatus.State.Name(status.state).lower(),
+        "device": status.device,
+        "step": f"{status.step}/{status.total_steps}" if status.HasField("total_steps") else str(status.step),
+        "loss": f"{status.loss:.4f}" if status.HasField("loss") else NOTHING,
+        "steps/s": f"{status.steps_per_second:.1f}",
+        "published": _published(status.published, now) if status.HasField("published") else NOTHING,
+        "skipped": str(status.skipped),
+    }
+    return _Facts((facts,), notes=[f"last error: {status.last_error}"] if status.last_error else [])
 
 
-def models_table(models: tuple[pb.ModelStatus, ...], now: float) -> RenderableType:
-    table = _table("model", "state", "published", "serving", "resident", "quarantined", "lag", "pinned")
-    notes = []
-    for one in models:
-        state = pb.ModelStatus.State.Name(one.state).lower()
-        table.add_row(
-            one.model,
-            Text(state, _STATES.get(one.state, "")),
-            str(one.published.number) if one.HasField("published") else NOTHING,
-            str(one.serving.number) if one.HasField("serving") else NOTHING,
-            "\n".join(map(str, sorted(one.resident, reverse=True))) or NOTHING,
-            "\n".join(str(bad.number) for bad in one.quarantined) or NOTHING,
-            lag(one).replace(", ", "\n"),
-            str(one.pinned) if one.HasField("pinned") else NOTHING,
-        )
-        notes += [
-            f"{one.model}: version {bad.number} was refused {ago(bad.since, now)}: {bad.reason}"
-            for bad in one.quarantined
-        ]
-        notes += [f"{one.model}: last error: {one.last_error}"] if one.last_error else []
-    return _with_notes(table, notes)
+def _models(models: tuple[pb.ModelStatus, ...], now: float) -> RenderableType:
+    return _Facts([_model(one) for one in models], notes=[note for one in models for note in _notes(one, now)])
+
+
+def _model(one: pb.ModelStatus) -> dict[str, str | Text]:
+    return {
+        "model": one.model,
+        "state": Text(pb.ModelStatus.State.Name(one.state).lower(), _STATES.get(one.state, "")),
+        "published": str(one.published.number) if one.HasField("published") else NOTHING,
+        "serving": str(one.serving.number) if one.HasField("serving") else NOTHING,
+        "resident": "\n".join(map(str, sorted(one.resident, reverse=True))) or NOTHING,
+        "quarantined": "\n".join(str(bad.number) for bad in one.quarantined) or NOTHING,
+        "lag": lag(one).replace(", ", "\n"),
+        "pinned": str(one.pinned) if one.HasField("pinned") else NOTHING,
+    }
+
+
+def _notes(one: pb.ModelStatus, now: float) -> list[str]:
+    notes = [
+        f"{one.model}: version {bad.number} was refused {ago(bad.since, now)}: {bad.reason}" for bad in one.quarantined
+    ]
+    return [*notes, f"{one.model}: last error: {one.last_error}"] if one.last_error else notes
 
 
 def lag(one: pb.ModelStatus) -> str:
@@ -100,12 +102,35 @@ def _published(version: pb.Version, now: float) -> str:
     return f"{version.number}, {ago(version.committed_at, now)}"
 
 
-def _table(*columns: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    return table
+@dataclass(frozen=True)
+class _Facts:
+    """Facts by name, of one or more: side by side where there is room, else below each other; then notes."""
+
+    rows: Sequence[Mapping[str, str | Text]]
+    notes: Sequence[str]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield self._beside() if options.max_width >= WIDE else self._below()
+        yield from (Text(note, "red") for note in self.notes)
+        yield ""
+
+    def _beside(self) -> RenderableType:
+        table = _table()
+        for name in self.rows[0] if self.rows else ():
+            table.add_column(name, overflow="fold")
+        for row in self.rows:
+            table.add_row(*row.values())
+        return table
+
+    def _below(self) -> RenderableType:
+        table = _table(show_header=False)
+        table.add_column(style="bold", no_wrap=True)
+        table.add_column(overflow="fold")
+        for row in self.rows:
+            for name, fact in row.items():
+                table.add_row(name, fact)
+        return table
 
 
-def _with_notes(table: Table, notes: list[str]) -> RenderableType:
-    return Padding(Group(table, *(Text(note, "red") for note in notes)), (0, 0, 1, 0))
+def _table(*, show_header: bool = True) -> Table:
+    return Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0), show_header=show_header)

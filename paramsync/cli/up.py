@@ -5,17 +5,18 @@ from __future__ import annotations
 import contextlib
 import signal
 import sys
-import tempfile
 import threading
 import time
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from paramsync.addresses import HOST, check_ports
+from paramsync.cli.folders import fast_place, places, remove_left_behind, run_folder
 from paramsync.cli.ledger import Ledger
 from paramsync.cli.observer import Observer
 from paramsync.cli.prober import HeldOut
-from paramsync.cli.processes import Child, check_ports, end_all, fast_folder
+from paramsync.cli.processes import Child, end_all
 from paramsync.cli.screen import Screen
 from paramsync.cli.wording import console, duration, share, to_json
 from paramsync.client import Inferencer, Predictor, Trainer
@@ -35,15 +36,18 @@ class _EndedError(Exception):
 def run(arguments: Namespace) -> bool:
     """True where nothing failed."""
     check_ports(
-        {"--port": arguments.port, "--control-port": arguments.control_port, "--trainer-port": arguments.trainer_port}
+        HOST,
+        {"--port": arguments.port, "--control-port": arguments.control_port, "--trainer-port": arguments.trainer_port},
     )
     ledger, faults = Ledger(), []
     people = console(stderr=arguments.json)
     children: list[Child] = []
-    with _set_by_signals() as stop, tempfile.TemporaryDirectory(prefix="paramsync-up-", dir=fast_folder()) as name:
+    for place in places():
+        remove_left_behind(place)
+    with _set_by_signals() as stop, run_folder(fast_place()) as folder:
         try:
-            with Screen(people, store=f"{name}/store") as screen:
-                _watch(arguments, children, Path(name), ledger, screen, stop)
+            with Screen(people, store=f"{folder}/store") as screen:
+                _watch(arguments, children, folder, ledger, screen, stop)
         except _EndedError:
             pass  # what was wrong with a child is told below
         except ParamsyncError as error:
@@ -57,7 +61,7 @@ def run(arguments: Namespace) -> bool:
     if arguments.json:
         sys.stdout.write(to_json(summary))
     else:
-        people.print(_sentences(summary), soft_wrap=True)
+        people.print(_sentences(summary), soft_wrap=not people.is_terminal)
     return not faults
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
-import zipfile
+import stat
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
 from paramsync.errors import SettingsError
+
+_encoded = np.frompyfunc(str.encode, 1, 1)  # numpy's own strings would drop zeros at the end
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +30,7 @@ def read(name: str, text: str, *, rows: int | None = None) -> Value:
         value = _from_file(text[1:]) if text.startswith("@") else _from_json(text)
     except OSError as error:
         raise SettingsError(f"input {name!r}: {error.filename}: {error.strerror}") from error
-    except (ValueError, EOFError, zipfile.BadZipFile) as error:
+    except ValueError as error:
         raise SettingsError(f"input {name!r}: {error}") from error
     if rows is None:
         return value
@@ -42,21 +45,32 @@ def _from_file(text: str) -> Value:
         file, key = text, ""
     if not Path(file).name.endswith((".npy", ".npz")):
         raise ValueError(f"expected JSON, @FILE.npy or @FILE.npz:KEY, found @{text}")
+    if not stat.S_ISREG(Path(file).stat().st_mode):
+        raise ValueError(f"expected a regular file, found {file}, which is none")
     with Path(file).open("rb") as opened:  # numpy leaves a file open that it cannot read
-        found = np.load(opened, allow_pickle=False)
-        if isinstance(found, np.ndarray):
-            return Value(found)
-        if key not in found:
-            raise ValueError(f"{file} has the keys {', '.join(found)}; say which: @{file}:KEY")
-        return Value(found[key])
+        try:
+            return Value(_array(opened, file, key))
+        except Exception as error:
+            raise ValueError(f"{file}: {' '.join(str(error).split()) or type(error).__name__}") from error
+
+
+def _array(opened: BinaryIO, file: str, key: str) -> np.ndarray:
+    found = np.load(opened, allow_pickle=False)
+    if isinstance(found, np.ndarray):
+        return found
+    if key not in found:
+        raise ValueError(f"expected one of the keys {', '.join(found)}, as in @{file}:KEY, found {key or 'none'}")
+    array: np.ndarray = found[key]
+    return array
 
 
 def _from_json(text: str) -> Value:
     try:
         found = json.loads(text)
-        array = np.array(found)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"expected JSON, @FILE.npy or @FILE.npz:KEY, found {_start(text)} ({error})") from error
+    try:
+        array = np.array(found)
     except ValueError as error:
         raise ValueError(f"expected rows of one length, found {_start(text)}") from error
     kinds = {type(one) for one in np.array(found, dtype=object).flat}
@@ -64,7 +78,7 @@ def _from_json(text: str) -> Value:
         return Value(array, maybe_float=True) if array.dtype.kind == "i" else Value(array.astype(np.float32))
     if kinds not in ({str}, {bool}):
         raise ValueError(f"expected numbers, strings or booleans, of one kind, found {_start(text)}")
-    return Value(array)
+    return Value(np.array(_encoded(np.array(found, object)), object) if kinds == {str} else array)
 
 
 def _start(text: str) -> str:

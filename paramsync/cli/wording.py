@@ -11,6 +11,8 @@ from google.protobuf.message import Message
 if TYPE_CHECKING:
     from rich.console import Console
 
+WIDE = 70  # columns; with fewer, what is made to be side by side is below each other
+
 NOTHING = "–"  # noqa: RUF001, stands where there is no value
 
 

@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 from google.protobuf.message import DecodeError
 
-from paramsync.errors import GraphError
+from paramsync.errors import GraphError, UnfinishedMetaError
 from paramsync.graphs.graph import DEFAULT_SIGNATURE, Graph
 from paramsync.graphs.lift import lift
 from paramsync.graphs.objects import object_graph, variable_keys
@@ -62,15 +62,18 @@ def capture(model: keras.Model | tf.Module) -> Capture:
     return Capture(graph, tuple(variable for *_, variable in ordered), object_graph(model, found))
 
 
-def capture_meta(path: Path, *, inputs: Sequence[str], outputs: Sequence[str]) -> Graph:
+def capture_meta(content: bytes, *, path: Path, inputs: Sequence[str], outputs: Sequence[str]) -> Graph:
     """The graph of a v1 checkpoint's `.meta` file between these tensors, by name; parameters are named as Saver does.
 
-    Raises GraphError, which lists what the file has where a name is unknown or an input is missing.
+    `path` is where the content is from. Raises UnfinishedMetaError where it cannot be read, and GraphError, which lists
+    what the file has where a name is unknown or an input is missing.
     """
     try:
-        meta = tf.compat.v1.MetaGraphDef.FromString(path.read_bytes())
-    except (OSError, DecodeError) as error:
-        raise GraphError(f"{path} is not a readable meta graph: {error}") from error
+        meta = tf.compat.v1.MetaGraphDef.FromString(content)
+    except DecodeError as error:
+        raise UnfinishedMetaError(f"{path} is not a readable meta graph: {error}") from error
+    if not content:
+        raise UnfinishedMetaError(f"{path} is not a readable meta graph: it is empty")
     with tf.Graph().as_default() as whole:
         try:
             tf.graph_util.import_graph_def(meta.graph_def, name="")

@@ -9,9 +9,6 @@ import keras
 import tensorflow as tf
 from tensorflow.core.protobuf import trackable_object_graph_pb2
 
-KEY = "_CHECKPOINTABLE_OBJECT_GRAPH"
-"""The checkpoint entry that holds the object graph."""
-
 _VALUE = "VARIABLE_VALUE"
 
 
@@ -23,7 +20,7 @@ def variable_keys(root: Any) -> dict[str, tf.Variable]:
 
 
 def object_graph(root: Any, keys: Collection[str]) -> bytes:
-    """What a checkpoint with exactly the values `keys` holds under KEY, so that tf.train.Checkpoint(root) reads it."""
+    """What makes tf.train.Checkpoint(root) read a checkpoint with exactly the values `keys`, under OBJECT_GRAPH."""
     objects, paths, children = _walk(root)
     graph = trackable_object_graph_pb2.TrackableObjectGraph()
     for one, path, names in zip(objects, paths, children, strict=True):

@@ -21,7 +21,7 @@ class ModelSpec(_message.Message):
     def __init__(self, name: _Optional[str] = ..., version: _Optional[_Union[_wrappers_pb2.Int64Value, _Mapping]] = ..., signature_name: _Optional[str] = ..., version_label: _Optional[str] = ...) -> None: ...
 
 class Tensor(_message.Message):
-    __slots__ = ("dtype", "tensor_shape", "version_number", "tensor_content", "float_val", "double_val", "int_val", "string_val", "int64_val", "bool_val")
+    __slots__ = ("dtype", "tensor_shape", "version_number", "tensor_content", "float_val", "double_val", "int_val", "string_val", "scomplex_val", "int64_val", "bool_val", "dcomplex_val", "half_val", "uint32_val", "uint64_val")
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     TENSOR_SHAPE_FIELD_NUMBER: _ClassVar[int]
     VERSION_NUMBER_FIELD_NUMBER: _ClassVar[int]
@@ -30,8 +30,13 @@ class Tensor(_message.Message):
     DOUBLE_VAL_FIELD_NUMBER: _ClassVar[int]
     INT_VAL_FIELD_NUMBER: _ClassVar[int]
     STRING_VAL_FIELD_NUMBER: _ClassVar[int]
+    SCOMPLEX_VAL_FIELD_NUMBER: _ClassVar[int]
     INT64_VAL_FIELD_NUMBER: _ClassVar[int]
     BOOL_VAL_FIELD_NUMBER: _ClassVar[int]
+    DCOMPLEX_VAL_FIELD_NUMBER: _ClassVar[int]
+    HALF_VAL_FIELD_NUMBER: _ClassVar[int]
+    UINT32_VAL_FIELD_NUMBER: _ClassVar[int]
+    UINT64_VAL_FIELD_NUMBER: _ClassVar[int]
     dtype: int
     tensor_shape: _bundle_pb2.TensorShape
     version_number: int
@@ -40,9 +45,14 @@ class Tensor(_message.Message):
     double_val: _containers.RepeatedScalarFieldContainer[float]
     int_val: _containers.RepeatedScalarFieldContainer[int]
     string_val: _containers.RepeatedScalarFieldContainer[bytes]
+    scomplex_val: _containers.RepeatedScalarFieldContainer[float]
     int64_val: _containers.RepeatedScalarFieldContainer[int]
     bool_val: _containers.RepeatedScalarFieldContainer[bool]
-    def __init__(self, dtype: _Optional[int] = ..., tensor_shape: _Optional[_Union[_bundle_pb2.TensorShape, _Mapping]] = ..., version_number: _Optional[int] = ..., tensor_content: _Optional[bytes] = ..., float_val: _Optional[_Iterable[float]] = ..., double_val: _Optional[_Iterable[float]] = ..., int_val: _Optional[_Iterable[int]] = ..., string_val: _Optional[_Iterable[bytes]] = ..., int64_val: _Optional[_Iterable[int]] = ..., bool_val: _Optional[_Iterable[bool]] = ...) -> None: ...
+    dcomplex_val: _containers.RepeatedScalarFieldContainer[float]
+    half_val: _containers.RepeatedScalarFieldContainer[int]
+    uint32_val: _containers.RepeatedScalarFieldContainer[int]
+    uint64_val: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, dtype: _Optional[int] = ..., tensor_shape: _Optional[_Union[_bundle_pb2.TensorShape, _Mapping]] = ..., version_number: _Optional[int] = ..., tensor_content: _Optional[bytes] = ..., float_val: _Optional[_Iterable[float]] = ..., double_val: _Optional[_Iterable[float]] = ..., int_val: _Optional[_Iterable[int]] = ..., string_val: _Optional[_Iterable[bytes]] = ..., scomplex_val: _Optional[_Iterable[float]] = ..., int64_val: _Optional[_Iterable[int]] = ..., bool_val: _Optional[_Iterable[bool]] = ..., dcomplex_val: _Optional[_Iterable[float]] = ..., half_val: _Optional[_Iterable[int]] = ..., uint32_val: _Optional[_Iterable[int]] = ..., uint64_val: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PredictRequest(_message.Message):
     __slots__ = ("model_spec", "inputs", "output_filter")

@@ -80,7 +80,8 @@ class SyncServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Watch(self, request, context):
-        """Every event from now on, until the caller leaves.
+        """Every event from when the server sends its initial metadata, until the caller leaves or the server stops. Ends with
+        RESOURCE_EXHAUSTED where the caller reads too slowly to be told every one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import zipfile
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,6 +53,8 @@ def drawn(*, seed: int) -> tuple[Examples, Examples]:
 def read(path: Path) -> tuple[Examples, Examples]:
     """The examples of an `mnist.npz`, to train on and held out. Raises SettingsError, which says what is wrong."""
     try:
+        if not stat.S_ISREG(path.stat().st_mode):  # opening a FIFO would wait for a writer
+            raise SettingsError(f"{path}: expected a regular file, found something else")
         with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
             missing = [key for key in _KEYS if key not in file]
             if missing:
@@ -60,8 +62,10 @@ def read(path: Path) -> tuple[Examples, Examples]:
                     f"{path}: expected the arrays {', '.join(_KEYS)}, found {', '.join(file) or 'none'}"
                 )
             x_train, y_train, x_test, y_test = (file[key] for key in _KEYS)
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, TypeError, AttributeError) as error:
-        raise SettingsError(f"{path} cannot be read as an .npz file: {error}") from error
+    except SettingsError:
+        raise
+    except Exception as error:  # noqa: BLE001, of damaged files numpy raises errors of many kinds, MemoryError too
+        raise SettingsError(f"{path} cannot be read as an .npz file: {' '.join(str(error).split())}") from error
     return _examples(path, "train", x_train, y_train), _examples(path, "test", x_test, y_test)
 
 

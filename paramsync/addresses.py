@@ -1,0 +1,83 @@
+"""Where programs listen: default ports, addresses as text, and whether a port can be had."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import itertools
+import re
+import socket
+from collections.abc import Mapping
+
+from paramsync.errors import SettingsError
+
+HOST = "127.0.0.1"
+PREDICTIONS_PORT = 8500
+CONTROL_PORT = 8502
+TRAINER_PORT = 8503
+
+_MOST = 65535
+_DIGITS = re.compile(r"[0-9]{1,5}")  # isdecimal() and \d take digits of every script
+_ADDRESS = re.compile(r"(?:[^\s:\[\]]+|\[[^\s\[\]]*:[^\s\[\]]*\]):([0-9]{1,5})")
+
+
+def read_port(text: str) -> int:
+    """For argparse: a port to listen on, where 0 is any free one."""
+    if not _DIGITS.fullmatch(text) or int(text) > _MOST:
+        raise argparse.ArgumentTypeError(f"expected a port from 0 to {_MOST}, found {text!r}")
+    return int(text)
+
+
+def address(host: str, port: int) -> str:
+    """HOST:PORT, with brackets where the host is an IPv6 address."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def check_address(text: str) -> str:
+    """The text itself where it is HOST:PORT that can be called; raises SettingsError where it is not."""
+    found = _ADDRESS.fullmatch(text)
+    if not found or not 0 < int(found[1]) <= _MOST:
+        raise SettingsError(f"address {text!r}: expected HOST:PORT, such as 127.0.0.1:8500 or [::1]:8500")
+    return text
+
+
+def check_ports(host: str, ports: Mapping[str, int]) -> None:
+    """Ports by the option that gives them. Raises SettingsError where two are the same or one cannot be had."""
+    check_different(ports)
+    for option, port in ports.items():
+        if port:
+            check_port(host, port, option)
+
+
+def check_different(ports: Mapping[str, int]) -> None:
+    """Ports by the option that gives them. Raises SettingsError where two are the same; any free one never is."""
+    for (one, port), (other, same) in itertools.combinations(ports.items(), 2):
+        if port and port == same:
+            raise SettingsError(f"expected two different ports, found {port} for both {one} and {other}")
+
+
+def check_port(host: str, port: int, option: str) -> None:
+    """Raises SettingsError where nobody could listen there now."""
+    try:
+        family, kind, protocol, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections that are closing do not matter
+            probe.bind(where)
+            probe.listen()
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise SettingsError(
+                f"port {port} of {host} is taken; choose another with {option} (0: any free)"
+            ) from error
+        raise SettingsError(
+            f"cannot listen on port {port} of {host}: {error.strerror}; choose another with --host and {option}"
+        ) from error
+
+
+def refused(host: str, port: int, option: str) -> SettingsError:
+    """Why a server was not given the port, for servers that do not say it themselves."""
+    try:
+        check_port(host, port, option)
+    except SettingsError as error:
+        return error
+    return SettingsError(f"cannot listen on port {port} of {host}; choose another with {option}")

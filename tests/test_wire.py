@@ -1,0 +1,121 @@
+"""Tensors as they are on the wire, ours and TensorFlow's own."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow.core.framework import tensor_pb2
+
+from paramsync import wire
+from paramsync.errors import InputError
+from paramsync.v1 import serving_pb2
+
+FLOAT, STRING, INT8, COMPLEX64, BOOL, UINT16, HALF = 1, 7, 6, 8, 10, 17, 19
+NUMBERS = ["float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
+
+
+def tensor(dtype: int = FLOAT, shape: tuple[int, ...] = (), **fields: Any) -> serving_pb2.Tensor:
+    made = serving_pb2.Tensor(dtype=dtype, **fields)
+    for size in shape:
+        made.tensor_shape.dim.add(size=size)
+    return made
+
+
+def array_of(one: Any) -> np.ndarray:
+    return wire.to_arrays({"x": one}, "input")["x"]
+
+
+@pytest.mark.parametrize("dtype", [*NUMBERS, "bool", "complex64", "complex128", "bfloat16"])
+@pytest.mark.parametrize("shape", [(), (0,), (2, 3), (3, 0, 2)])
+def test_every_dtype_is_read_from_values_and_from_content_ours_and_tensorflows(
+    dtype: str, shape: tuple[int, ...]
+) -> None:
+    kind = tf.dtypes.as_dtype(dtype)
+    values = np.arange(np.prod(shape, dtype=int)).reshape(shape).astype(kind.as_numpy_dtype)
+    content = tf.make_tensor_proto(values)
+    typed = tf.make_tensor_proto(values.reshape(-1).tolist(), kind, shape) if values.size else content
+    for theirs in (content, typed):
+        ours = serving_pb2.Tensor.FromString(theirs.SerializeToString())
+        for one in (ours, theirs):
+            found = array_of(one)
+            assert (found.dtype, found.tolist()) == (values.dtype, values.tolist())
+    assert tf.make_ndarray(theirs_of(values)).tolist() == values.tolist()
+
+
+def theirs_of(values: np.ndarray) -> tensor_pb2.TensorProto:
+    return tensor_pb2.TensorProto.FromString(wire.from_array(values).SerializeToString())
+
+
+def test_strings_are_carried_there_and_back() -> None:
+    values = np.array([[b"a", b"b\0c\0"], [b"", "\N{SNOWMAN}".encode()]], object)
+    assert array_of(wire.from_array(values)).tolist() == values.tolist()
+    assert array_of(tf.make_tensor_proto(values)).tolist() == values.tolist()
+    assert tf.make_ndarray(theirs_of(values)).tolist() == values.tolist()
+
+
+@pytest.mark.parametrize("values", [[1.5], [1.0, 2.0]])
+def test_the_last_value_stands_for_all_that_follow_as_in_tensorflow(values: list[float]) -> None:
+    found = array_of(tensor(shape=(2, 3), float_val=values))
+    theirs = tensor_pb2.TensorProto.FromString(tensor(shape=(2, 3), float_val=values).SerializeToString())
+    assert found.tolist() == tf.make_ndarray(theirs).tolist()
+    assert array_of(tensor(STRING, (2,), string_val=[b"a"])).tolist() == [b"a", b"a"]
+
+
+def test_any_byte_but_0_is_true() -> None:
+    assert array_of(tensor(BOOL, (3,), tensor_content=b"\x00\x01\x02")).tolist() == [False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("made", "text"),
+    [
+        (tensor(0), "input 'x', dtype: expected a dtype of numbers, booleans or strings, found dtype 0"),
+        (tensor(20), "found dtype 20"),
+        (tensor(99), "found dtype 99"),
+        (tensor(shape=(-1, 2), float_val=[1]), "input 'x', shape: expected dimensions of 0 or more, found [-1, 2]"),
+        (tensor(shape=(1,) * 40, float_val=[1]), "expected at most 32 dimensions, found 40"),
+        (tensor(shape=(1 << 40, 1 << 40, 0)), "expected fewer elements"),
+        (tensor(shape=(0, 1 << 61)), "expected fewer elements, found [0, 2305843009213693952]"),
+        (
+            tensor(shape=(1 << 40,), float_val=[1]),
+            f"inputs: expected at most {wire.MAX_BYTES} bytes of repeated values, found {1 << 42}",
+        ),
+        (tensor(STRING, (1 << 40,), string_val=[b"a"]), "expected at most"),
+        (tensor(shape=(2, 2)), "input 'x' float32 [2, 2]: expected 4 values, found 0"),
+        (tensor(shape=(2,), float_val=[1, 2, 3]), "expected 2 values, found 3"),
+        (tensor(shape=(0,), float_val=[1]), "expected 0 values, found 1"),
+        (tensor(shape=(2,), int_val=[1, 2]), "input 'x' float32 [2]: expected 2 values, found 0"),
+        (tensor(COMPLEX64, (2,), scomplex_val=[1, 2, 3]), "expected 2 values, found 1"),
+        (tensor(shape=(2, 2), tensor_content=b"1234"), "expected 16 bytes of tensor_content, found 4"),
+        (tensor(shape=(0,), tensor_content=b"1234"), "expected 0 bytes of tensor_content, found 4"),
+        (tensor(STRING, (1,), tensor_content=b"\x01a"), "expected strings in string_val"),
+        (tensor(INT8, (1,), int_val=[300]), "input 'x' int8 [1]: expected values from -128 to 127"),
+        (tensor(UINT16, (1,), int_val=[-1]), "input 'x' uint16 [1]: expected values from 0 to 65535"),
+        (tensor(HALF, (1,), half_val=[1 << 16]), "input 'x' float16 [1]: expected values from 0 to 65535"),
+    ],
+)
+def test_a_tensor_that_does_not_hold_what_it_says_is_refused(made: serving_pb2.Tensor, text: str) -> None:
+    with pytest.raises(InputError, match=re.escape(text)):
+        array_of(made)
+
+
+def test_an_unknown_rank_is_refused() -> None:
+    made = tensor(float_val=[1])
+    made.tensor_shape.unknown_rank = True
+    with pytest.raises(InputError, match="found an unknown rank"):
+        array_of(made)
+
+
+def test_what_repeated_values_may_take_is_for_all_inputs_together() -> None:
+    half = tensor(shape=(wire.MAX_BYTES // 8,), float_val=[1.5])
+    assert [one.nbytes for one in wire.to_arrays({"a": half, "b": half}, "input").values()] == [wire.MAX_BYTES // 2] * 2
+    with pytest.raises(InputError, match="bytes of repeated values, found 8 in input 'c' float32"):
+        wire.to_arrays({"a": half, "b": half, "c": tensor(shape=(2,), float_val=[1])}, "input")
+
+
+def test_an_outline_is_known_before_the_values_are_looked_at() -> None:
+    head = wire.outline(tensor(shape=(1 << 40,), float_val=[1]), "input 'x'")
+    assert (head.dtype, head.shape, head.size) == (np.dtype(np.float32), (1 << 40,), 1 << 42)
