@@ -11,11 +11,12 @@ import numpy as np
 import tensorflow as tf
 
 from paramsync import dtypes
-from paramsync.bundle import Bundle, Entry
+from paramsync.bundle import Bundle
 from paramsync.errors import GraphError, NotServingError, ParameterError, UnknownVersionError
 from paramsync.graphs.capture import capture_meta
 from paramsync.graphs.graph import DEFAULT_SIGNATURE, Graph, described
 from paramsync.graphs.tensors import alias
+from paramsync.index import Entry
 from paramsync.store import Store
 from paramsync.version import Version
 

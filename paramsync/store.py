@@ -13,9 +13,10 @@ from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
-from paramsync import bundle, files, layout, lock
+from paramsync import files, layout, lock, shards
 from paramsync.bundle import Array, Bundle
 from paramsync.errors import CorruptCheckpointError, SettingsError, StoreError, UnknownVersionError
+from paramsync.index import index_file
 from paramsync.version import Version
 
 _LOOKS = 10  # how often `latest` follows a state file that is replaced faster than it can be followed
@@ -104,14 +105,14 @@ class Store:
         # The record is read first: pruning takes the index away first, so that a record missing beside an index that
         # is still there afterwards can only mean that there never was one.
         record = layout.read_record(self.path, name)
-        index = bundle.index_file(self.path / name)
+        listing = index_file(self.path / name)
         try:
-            with files.regular(index) as file:
+            with files.regular(listing) as file:
                 written = os.fstat(file.fileno()).st_mtime
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise StoreError(self.path, f"{index.name} cannot be read: {error.strerror}") from error
+            raise StoreError(self.path, f"{listing.name} cannot be read: {error.strerror}") from error
         return record or layout.unrecorded(name, written)
 
 
@@ -189,7 +190,7 @@ class StoreWriter:
                 _write(layout.mark(self._path, name), version.graph.encode())
                 for one in set(listed) - set(names):
                     _write(layout.mark(self._path, one), self._graph(one).encode())
-                size = bundle.write(self._path / name, tensors)
+                size = shards.write(self._path / name, tensors)
                 version = replace(version, prefix=name, bytes=size, committed_at=time.time())
                 _write(layout.record_file(self._path, name), version.to_json().encode())
                 _write(layout.state_file(self._path), layout.state_text(layout.State(name, names)).encode())
@@ -261,7 +262,7 @@ class StoreWriter:
             mark.unlink()
 
     def _remove(self, name: str) -> None:
-        bundle.index_file(self._path / name).unlink(missing_ok=True)
+        index_file(self._path / name).unlink(missing_ok=True)
         layout.record_file(self._path, name).unlink(missing_ok=True)
         for data in self._path.glob(f"{glob.escape(name)}.data-*"):
             data.unlink(missing_ok=True)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from paramsync import bundle, dtypes, table
+from paramsync import dtypes, shards, table
 from paramsync.bundle import Array, Bundle
 from paramsync.errors import CorruptCheckpointError, ParameterError
 from paramsync.v1 import bundle_pb2
@@ -79,7 +79,7 @@ def save(prefix: Path, tensors: dict[str, Array], slices: str = "") -> None:
 
 def test_tensorflow_reads_every_dtype(tmp_path: Path) -> None:
     tensors = every_dtype()
-    bundle.write(tmp_path / "ckpt-1", tensors)
+    shards.write(tmp_path / "ckpt-1", tensors)
     reader = tf.train.load_checkpoint(str(tmp_path / "ckpt-1"))
     assert reader.get_variable_to_shape_map() == {name: list(array.shape) for name, array in tensors.items()}
     for name, array in tensors.items():
@@ -89,7 +89,7 @@ def test_tensorflow_reads_every_dtype(tmp_path: Path) -> None:
 def test_tensorflow_restores_a_checkpoint_of_objects(tmp_path: Path) -> None:
     original = tf.train.Checkpoint(weights=tf.Variable([[1.0, 2.0]]), step=tf.Variable(7, dtype=tf.int64))
     written = Bundle.open(Path(original.write(str(tmp_path / "theirs"))))
-    bundle.write(tmp_path / "ours", {name: written.array(name) for name in written.entries})
+    shards.write(tmp_path / "ours", {name: written.array(name) for name in written.entries})
     other = tf.train.Checkpoint(weights=tf.Variable([[0.0, 0.0]]), step=tf.Variable(0, dtype=tf.int64))
     other.read(str(tmp_path / "ours")).assert_consumed()
     assert other.weights.numpy().tolist() == [[1.0, 2.0]]
@@ -98,7 +98,7 @@ def test_tensorflow_restores_a_checkpoint_of_objects(tmp_path: Path) -> None:
 
 def test_tensorflow_reads_an_index_of_many_blocks(tmp_path: Path) -> None:
     tensors = {f"layer/{number}/kernel": np.array(number, np.int32) for number in range(20_000)}
-    bundle.write(tmp_path / "ckpt-1", tensors)
+    shards.write(tmp_path / "ckpt-1", tensors)
     assert (tmp_path / "ckpt-1.index").stat().st_size > 2 * 256 * 1024
     reader = tf.train.load_checkpoint(str(tmp_path / "ckpt-1"))
     assert len(reader.get_variable_to_shape_map()) == len(tensors)
@@ -107,7 +107,7 @@ def test_tensorflow_reads_an_index_of_many_blocks(tmp_path: Path) -> None:
 
 
 def test_tensorflow_accepts_a_checkpoint_without_tensors(tmp_path: Path) -> None:
-    assert bundle.write(tmp_path / "ckpt-1", {}) == 0
+    assert shards.write(tmp_path / "ckpt-1", {}) == 0
     assert tf.train.load_checkpoint(str(tmp_path / "ckpt-1")).get_variable_to_shape_map() == {}
     assert Bundle.open(tmp_path / "ckpt-1").entries == {}
 
@@ -198,7 +198,7 @@ def test_tensors_lie_at_aligned_places_in_order_of_their_names(tmp_path: Path) -
         "a": any_bits("uint8", (3,)),
         "d": any_bits("uint8", (0,)),
     }
-    assert bundle.write(tmp_path / "ckpt-1", tensors) == 4096 + 4095 + 3
+    assert shards.write(tmp_path / "ckpt-1", tensors) == 4096 + 4095 + 3
     entries = Bundle.open(tmp_path / "ckpt-1").entries
     assert {name: entry.offset for name, entry in entries.items()} == {"a": 0, "b": 64, "c": 8192, "d": 12288}
     assert list(entries) == ["a", "b", "c", "d"]
@@ -214,13 +214,13 @@ def test_tensors_lie_at_aligned_places_in_order_of_their_names(tmp_path: Path) -
     ],
 )
 def test_arrays_of_any_layout_are_written_row_by_row(tmp_path: Path, array: Array) -> None:
-    bundle.write(tmp_path / "ckpt-1", {"a": array})
+    shards.write(tmp_path / "ckpt-1", {"a": array})
     assert_same(Bundle.open(tmp_path / "ckpt-1").array("a"), array)
     assert_same(tf.train.load_checkpoint(str(tmp_path / "ckpt-1")).get_tensor("a"), array)
 
 
 def test_text_and_fixed_width_bytes_are_strings(tmp_path: Path) -> None:
-    bundle.write(tmp_path / "ckpt-1", {"text": np.array(["\u00e9", "b"]), "bytes": np.array([b"ab", b"c"])})
+    shards.write(tmp_path / "ckpt-1", {"text": np.array(["\u00e9", "b"]), "bytes": np.array([b"ab", b"c"])})
     read = Bundle.open(tmp_path / "ckpt-1")
     assert read.array("text").tolist() == ["\u00e9".encode(), b"b"]
     assert read.array("bytes").tolist() == [b"ab", b"c"]
@@ -238,7 +238,7 @@ def test_text_and_fixed_width_bytes_are_strings(tmp_path: Path) -> None:
 )
 def test_what_tensorflow_could_not_read_is_not_written(tmp_path: Path, tensors: dict[str, Array], message: str) -> None:
     with pytest.raises(ParameterError, match=message):
-        bundle.write(tmp_path / "ckpt-1", {"0": np.zeros(9), **tensors})
+        shards.write(tmp_path / "ckpt-1", {"0": np.zeros(9), **tensors})
     assert not list(tmp_path.iterdir())
 
 
@@ -259,7 +259,7 @@ def test_a_write_that_fails_leaves_nothing(tmp_path: Path, no_space: Callable[[i
     tensors: dict[str, Array] = {f"{number:04d}": np.zeros(2, np.float32) for number in range(2000)}
     no_space(size)  # the largest is enough for the first file and not for both
     with pytest.raises(OSError, match="too large") as caught:
-        bundle.write(tmp_path / "ckpt-1", tensors)
+        shards.write(tmp_path / "ckpt-1", tensors)
     assert caught.value.errno == errno.EFBIG
     assert not list(tmp_path.iterdir())
 
@@ -267,7 +267,7 @@ def test_a_write_that_fails_leaves_nothing(tmp_path: Path, no_space: Callable[[i
 def test_writing_makes_no_copy_of_the_tensors(tmp_path: Path) -> None:
     array = np.zeros(64 << 20, np.uint8)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    bundle.write(tmp_path / "ckpt-1", {"a": array, "b": array, "c": array})
+    shards.write(tmp_path / "ckpt-1", {"a": array, "b": array, "c": array})
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < (32 << 10)  # KiB
 
 
@@ -275,7 +275,7 @@ def test_writing_makes_no_copy_of_the_tensors(tmp_path: Path) -> None:
 
 
 def test_arrays_are_the_mapping_itself(tmp_path: Path) -> None:
-    bundle.write(tmp_path / "ckpt-1", {"a": any_bits("float32", (5, 4)), "b": any_bits("bfloat16", (5000,))})
+    shards.write(tmp_path / "ckpt-1", {"a": any_bits("float32", (5, 4)), "b": any_bits("bfloat16", (5000,))})
     read = Bundle.open(tmp_path / "ckpt-1")
     for name, alignment in (("a", 64), ("b", 4096)):
         assert not read.array(name).flags.owndata
@@ -285,7 +285,7 @@ def test_arrays_are_the_mapping_itself(tmp_path: Path) -> None:
 
 def test_an_array_outlives_its_bundle_and_its_files(tmp_path: Path) -> None:
     expected = any_bits("float64", (100_000,))
-    bundle.write(tmp_path / "ckpt-1", {"a": expected})
+    shards.write(tmp_path / "ckpt-1", {"a": expected})
     array = Bundle.open(tmp_path / "ckpt-1").array("a")
     for file in tmp_path.iterdir():
         file.unlink()
@@ -294,7 +294,7 @@ def test_an_array_outlives_its_bundle_and_its_files(tmp_path: Path) -> None:
 
 
 def test_arrays_can_be_exported_and_writing_to_them_changes_no_file(tmp_path: Path) -> None:
-    bundle.write(tmp_path / "ckpt-1", {"a": np.ones(5000, np.float32)})
+    shards.write(tmp_path / "ckpt-1", {"a": np.ones(5000, np.float32)})
     before = (tmp_path / "ckpt-1.data-00000-of-00001").read_bytes()
     array = Bundle.open(tmp_path / "ckpt-1").array("a")
     array.view(np.float32).__dlpack__()
@@ -304,7 +304,7 @@ def test_arrays_can_be_exported_and_writing_to_them_changes_no_file(tmp_path: Pa
 
 
 def test_a_shard_without_bytes_is_read(tmp_path: Path) -> None:
-    bundle.write(tmp_path / "ckpt-1", {"a": np.zeros((0, 3), np.float32)})
+    shards.write(tmp_path / "ckpt-1", {"a": np.zeros((0, 3), np.float32)})
     assert (tmp_path / "ckpt-1.data-00000-of-00001").stat().st_size == 0
     read = Bundle.open(tmp_path / "ckpt-1")
     read.verify(["a"])
@@ -316,7 +316,7 @@ def test_a_shard_without_bytes_is_read(tmp_path: Path) -> None:
 
 def forge(prefix: Path, *, name: bytes = b"a", header: bundle_pb2.BundleHeader | None = None, **entry: object) -> None:
     """A checkpoint with one float32 [2, 3], whose index was changed by somebody who knows the format."""
-    bundle.write(prefix, {"a": np.zeros((2, 3), np.float32)})
+    shards.write(prefix, {"a": np.zeros((2, 3), np.float32)})
     (_, head), (_, value) = table.read(Path(f"{prefix}.index").read_bytes(), path=prefix)
     message = bundle_pb2.BundleEntry.FromString(value)
     for field in entry:
@@ -381,7 +381,7 @@ def restore(prefix: Path) -> dict[str, Array]:
 
 def test_tensors_may_share_bytes(tmp_path: Path) -> None:
     prefix = tmp_path / "ckpt-1"
-    bundle.write(prefix, {"a": np.arange(6, dtype=np.float32)})
+    shards.write(prefix, {"a": np.arange(6, dtype=np.float32)})
     (_, head), (_, value) = table.read(Path(f"{prefix}.index").read_bytes(), path=prefix)
     records = [(b"", head), *((f"{number:06d}".encode(), value) for number in range(10_000))]
     Path(f"{prefix}.index").write_bytes(table.write(records))
@@ -391,8 +391,8 @@ def test_tensors_may_share_bytes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("suffix", ["index", "data-00000-of-00001"])
 def test_a_file_that_is_missing_or_no_regular_file_is_refused(tmp_path: Path, suffix: str) -> None:
-    bundle.write(tmp_path / "good", {"a": np.ones(3)})
-    bundle.write(tmp_path / "ckpt-1", {"a": np.ones(3)})
+    shards.write(tmp_path / "good", {"a": np.ones(3)})
+    shards.write(tmp_path / "ckpt-1", {"a": np.ones(3)})
     file = tmp_path / f"ckpt-1.{suffix}"
     makers: list[Callable[[], None]] = [
         lambda: None,
@@ -409,7 +409,7 @@ def test_a_file_that_is_missing_or_no_regular_file_is_refused(tmp_path: Path, su
 
 
 def test_a_file_cut_anywhere_is_refused(tmp_path: Path) -> None:
-    bundle.write(tmp_path / "ckpt-1", {"a": np.ones(20, np.float32), "s": strings(b"one", b"two")})
+    shards.write(tmp_path / "ckpt-1", {"a": np.ones(20, np.float32), "s": strings(b"one", b"two")})
     for file in list(tmp_path.iterdir()):
         content = file.read_bytes()
         for length in range(len(content)):
@@ -421,7 +421,7 @@ def test_a_file_cut_anywhere_is_refused(tmp_path: Path) -> None:
 
 
 def test_every_flipped_bit_of_the_data_is_found(tmp_path: Path) -> None:
-    bundle.write(tmp_path / "ckpt-1", {"a": np.ones(16, np.float32), "s": strings(b"one", b"", b"x" * 130)})
+    shards.write(tmp_path / "ckpt-1", {"a": np.ones(16, np.float32), "s": strings(b"one", b"", b"x" * 130)})
     file = tmp_path / "ckpt-1.data-00000-of-00001"
     content = file.read_bytes()
     for bit in range(len(content) * 8):
@@ -433,14 +433,14 @@ def test_every_flipped_bit_of_the_data_is_found(tmp_path: Path) -> None:
 
 
 def test_a_huge_sparse_index_is_refused_unread(tmp_path: Path) -> None:
-    bundle.write(tmp_path / "ckpt-1", {"a": np.ones(3)})
+    shards.write(tmp_path / "ckpt-1", {"a": np.ones(3)})
     os.truncate(tmp_path / "ckpt-1.index", 1 << 40)
     with pytest.raises(CorruptCheckpointError, match="at most 268435456 bytes, found 1099511627776"):
         Bundle.open(tmp_path / "ckpt-1")
 
 
 def test_verify_reads_only_what_it_is_told_to(tmp_path: Path) -> None:
-    bundle.write(tmp_path / "ckpt-1", {"a": np.ones(16, np.float32), "b": np.ones(16, np.float32)})
+    shards.write(tmp_path / "ckpt-1", {"a": np.ones(16, np.float32), "b": np.ones(16, np.float32)})
     file = tmp_path / "ckpt-1.data-00000-of-00001"
     file.write_bytes(b"\1" + file.read_bytes()[1:])
     read = Bundle.open(tmp_path / "ckpt-1")
@@ -450,7 +450,7 @@ def test_verify_reads_only_what_it_is_told_to(tmp_path: Path) -> None:
 
 
 def test_bundles_that_are_gone_leave_no_open_file(tmp_path: Path) -> None:
-    bundle.write(tmp_path / "ckpt-1", {"a": np.ones(16, np.float32)})
+    shards.write(tmp_path / "ckpt-1", {"a": np.ones(16, np.float32)})
     gc.collect()
     before = open_files()
     for _ in range(100):

@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from paramsync import bundle
+from paramsync import shards
 from paramsync.bundle import Array
 from paramsync.errors import (
     CorruptCheckpointError,
@@ -352,7 +352,7 @@ def test_a_graph_waits_for_its_first_version(tmp_path: Path) -> None:
 
 def test_a_new_publisher_clears_away_what_a_killed_one_left(tmp_path: Path) -> None:
     publish(tmp_path, 1, 2)
-    bundle.write(tmp_path / "ckpt-3", tensors(3))
+    shards.write(tmp_path / "ckpt-3", tensors(3))
     for name in (".tmp-ckpt-4.data-00000-of-00001", ".tmp-checkpoint", ".unlisted-ckpt-3", ".unlisted-ckpt-2"):
         (tmp_path / name).touch()
     StoreWriter(tmp_path).close()
@@ -447,7 +447,7 @@ def test_nothing_is_published_in_an_empty_or_missing_store(tmp_path: Path) -> No
 
 def test_latest_ignores_a_version_still_being_written(tmp_path: Path) -> None:
     publish(tmp_path, 1)
-    bundle.write(tmp_path / "ckpt-2", tensors(2))
+    shards.write(tmp_path / "ckpt-2", tensors(2))
     assert_serves(tmp_path, 1)
     assert [one.number for one in Store(tmp_path).versions()] == [1]
 
