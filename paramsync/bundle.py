@@ -10,9 +10,9 @@ from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
-from crc32c import crc32c
 
-from paramsync import dtypes, files, index, strings, table
+from paramsync import dtypes, files, index, strings
+from paramsync.checksums import crc32c, mask
 from paramsync.errors import CorruptCheckpointError
 from paramsync.index import Entry, data_file, index_file
 
@@ -76,7 +76,7 @@ class Bundle:
                 _, checksum = strings.decode(content, entry.shape, path=path, name=name)
             else:
                 checksum = crc32c(content)
-            if (found := table.mask(checksum)) != entry.crc32c:
+            if (found := mask(checksum)) != entry.crc32c:
                 raise CorruptCheckpointError(
                     path, expected=f"checksum {entry.crc32c:#010x} of {files.shown(name)}", found=f"{found:#010x}"
                 )

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
-from crc32c import crc32c
 
-from paramsync import dtypes, files, index, strings, table
+from paramsync import dtypes, files, index, strings
 from paramsync.bundle import Array
+from paramsync.checksums import crc32c, mask
 from paramsync.errors import ParameterError
 from paramsync.index import Entry, Index, data_file, index_file
 
@@ -53,7 +53,7 @@ def _write_tensor(file: BinaryIO, end: int, name: str, array: Array) -> Entry:
         checksum = crc32c(content)
     offset = _aligned(end, len(content))
     _copy(file, offset, content)
-    return Entry(dtype, array.shape, 0, offset, len(content), table.mask(checksum))
+    return Entry(dtype, array.shape, 0, offset, len(content), mask(checksum))
 
 
 def _aligned(end: int, size: int) -> int:

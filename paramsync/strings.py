@@ -8,9 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from crc32c import crc32c
 
 from paramsync import files, table
+from paramsync.checksums import crc32c, mask
 from paramsync.errors import CorruptCheckpointError, ParameterError
 
 Array = np.ndarray[tuple[int, ...], np.dtype[np.generic]]
@@ -23,7 +23,7 @@ def encode(array: Array, name: str) -> tuple[bytes, int]:
     values = [_encoded(value, name) for value in array.reshape(-1).tolist()]
     lengths = [len(value) for value in values]
     checksum = _checksum_of_lengths(lengths)
-    stored = table.mask(checksum).to_bytes(_CHECKSUM, "little")
+    stored = mask(checksum).to_bytes(_CHECKSUM, "little")
     body = b"".join(values)
     return b"".join(map(table.varint, lengths)) + stored + body, crc32c(body, crc32c(stored, checksum))
 
@@ -38,7 +38,7 @@ def decode(content: memoryview, shape: tuple[int, ...], *, path: Path, name: str
     checksum = _checksum_of_lengths(lengths)
     start = position + _CHECKSUM
     stored = bytes(content[position:start])
-    if stored != table.mask(checksum).to_bytes(_CHECKSUM, "little"):
+    if stored != mask(checksum).to_bytes(_CHECKSUM, "little"):
         raise CorruptCheckpointError(
             path, expected=f"lengths of {files.shown(name)} that fit their checksum", found="others"
         )

@@ -12,9 +12,8 @@ import struct
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from crc32c import crc32c
-
 from paramsync import files
+from paramsync.checksums import crc32c, mask
 from paramsync.errors import CorruptCheckpointError
 
 _MAGIC = 0xDB4775248B80FB57
@@ -28,11 +27,6 @@ _RESTART = 16
 # Keys that share long prefixes could blow a small file up. Writers repeat the whole key every 16 records, so that all
 # keys together are at most 16 times as long as their file.
 _EXPANSION = 16
-
-
-def mask(crc: int) -> int:
-    """A checksum as it is stored: a checksum over bytes that contain their own checksum would be weak."""
-    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 def write(records: Iterable[tuple[bytes, bytes]]) -> bytes:

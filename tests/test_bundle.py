@@ -7,6 +7,7 @@ import gc
 import os
 import resource
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import ml_dtypes
@@ -242,23 +243,22 @@ def test_what_tensorflow_could_not_read_is_not_written(tmp_path: Path, tensors: 
     assert not list(tmp_path.iterdir())
 
 
-@pytest.fixture
-def no_space() -> Iterator[Callable[[int], None]]:
-    """Files may not grow beyond a size: what a full disk looks like to a writer."""
+@contextmanager
+def no_space_beyond(size: int) -> Iterator[None]:
+    """No file may grow beyond a size: what a full disk looks like to a writer. Nor may pytest's own output."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-
-    def limit(size: int) -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-
-    yield limit
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.mark.parametrize("size", [0, 100, 5000, 60_000])
-def test_a_write_that_fails_leaves_nothing(tmp_path: Path, no_space: Callable[[int], None], size: int) -> None:
+def test_a_write_that_fails_leaves_nothing(tmp_path: Path, size: int) -> None:
     tensors: dict[str, Array] = {f"{number:04d}": np.zeros(2, np.float32) for number in range(2000)}
-    no_space(size)  # the largest is enough for the first file and not for both
-    with pytest.raises(OSError, match="too large") as caught:
+    # the largest size is enough for the first file and not for both
+    with pytest.raises(OSError, match="too large") as caught, no_space_beyond(size):
         shards.write(tmp_path / "ckpt-1", tensors)
     assert caught.value.errno == errno.EFBIG
     assert not list(tmp_path.iterdir())
