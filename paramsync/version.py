@@ -13,7 +13,9 @@ class Version:
     """One published set of parameters. Times are seconds since the epoch.
 
     `committed_at` is None until the version is visible in its store. `graph` is "" where the store does not say which
-    graph its parameters belong to (one that TensorFlow itself wrote).
+    graph its parameters belong to (one that TensorFlow itself wrote). `bytes` counts the tensors, `bytes_written` those
+    that the version before did not have already, in files that the two share. `checksum` is the digest of the
+    checksums of all tensors: two versions with the same one have the same parameters.
     """
 
     number: int
@@ -24,6 +26,8 @@ class Version:
     snapshot_at: float
     committed_at: float | None = None
     bytes: int = 0
+    bytes_written: int = 0
+    checksum: str = ""
     metrics: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -64,5 +68,7 @@ _JSON: dict[str, tuple[tuple[type, ...], bool]] = {  # name: types it may have, 
     "snapshot_at": (_NUMBER, True),
     "committed_at": ((*_NUMBER, type(None)), False),
     "bytes": ((int,), False),
+    "bytes_written": ((int,), False),
+    "checksum": ((str,), False),
     "metrics": ((dict,), False),
 }
