@@ -11,7 +11,7 @@ import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Literal, NoReturn
 
 from paramsync.errors import SettingsError, StoreError
 
@@ -29,6 +29,7 @@ class Settings:
     models: tuple[ModelSettings, ...]
     inputs: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
+    verify: Literal["checksums", "sizes"] = "checksums"
     host: str = "127.0.0.1"
     port: int = 8500
     control_port: int = 8502
@@ -53,6 +54,7 @@ def parse(arguments: Sequence[str]) -> Settings:
         models=models,
         inputs=found.inputs,
         outputs=found.outputs,
+        verify=found.verify,
         host=found.host,
         port=found.port,
         control_port=found.control_port,
@@ -130,6 +132,13 @@ def _parser() -> argparse.ArgumentParser:
         default=(),
         metavar="y:0,...",
         help="tensors, for stores that TensorFlow's Saver writes",
+    )
+    add(
+        "--verify",
+        choices=("checksums", "sizes"),
+        default="checksums",
+        help="what is checked before a version serves: every byte and value, or only names, shapes, dtypes and sizes,"
+        " which takes no time; what TensorFlow itself wrote is always checked in full (default: %(default)s)",
     )
     add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     add("--port", type=_port, default=8500, help="predictions (default: %(default)s; 0: any free)")

@@ -35,10 +35,20 @@ def each(work: Callable[[T], None], items: Iterable[T], *, threads: int = THREAD
                 errors.append(error)
 
     others = [threading.Thread(target=take, name="parallel", daemon=True) for _ in range(threads - 1)]
-    for other in others:
-        other.start()
-    take()
-    for other in others:
-        other.join()
+    try:
+        for other in others:
+            other.start()
+        take()
+        for other in others:
+            other.join()
+    except BaseException as error:  # an interrupt: nobody works on when this has returned
+        errors.append(error)
+        for other in others:
+            if other.ident is not None:
+                other.join()
+        raise
     if errors:
-        raise errors[0]
+        try:
+            raise errors[0]
+        finally:
+            errors.clear()  # else the error, its traceback and this frame would keep each other alive

@@ -538,7 +538,7 @@ def test_one_value_stands_for_all_as_in_tensorflow() -> None:
     ("proto", "text"),
     [
         (tensor(types_pb2.DT_INVALID), "expected a dtype of numbers, booleans or strings, found dtype 0"),
-        (tensor(types_pb2.DT_RESOURCE), "found dtype 20"),
+        (tensor(types_pb2.DT_RESOURCE), "found resource"),
         (tensor(99), "found dtype 99"),
         (tensor(shape=(-1, 2), float_val=[1]), r"expected dimensions of 0 or more, found \[-1, 2\]"),
         (tensor(shape=(1,) * 40, float_val=[1]), "expected at most 32 dimensions, found 40"),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
-from paramsync.store import StoreWriter
+from paramsync.writer import StoreWriter
 from trainer.control import Control, Training
 from trainer.job import Job
 from trainer.jobs import digits

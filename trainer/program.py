@@ -8,7 +8,7 @@ from contextlib import closing
 from pathlib import Path
 
 from paramsync.errors import SettingsError
-from paramsync.store import StoreWriter
+from paramsync.writer import StoreWriter
 from trainer.control import Control
 from trainer.jobs import examples
 from trainer.screen import Screen

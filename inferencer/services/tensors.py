@@ -46,7 +46,7 @@ def decode(name: str, proto: tensor_pb2.TensorProto) -> Array:
     what = f"input {name!r}"
     kind = dtypes.name(proto.dtype)
     dtype = dtypes.to_numpy(proto.dtype)
-    if dtype is None:
+    if dtype is None or kind not in _FIELDS:
         raise InputError(f"{what}, dtype", expected="a dtype of numbers, booleans or strings", found=kind)
     shape = _shape(what, proto)
     count = math.prod(shape)
