@@ -351,8 +351,8 @@ def test_a_store_that_was_removed_is_made_again(tmp_path: Path) -> None:
     with StoreWriter(path) as writer:
         writer.commit(version(1), tensors(1))
         shutil.rmtree(path)
-        writer.commit(version(2), tensors(2), unchanged=[FROZEN])  # the same, but there is nothing left of it
-        writer.commit(version(3), tensors(3), unchanged=[FROZEN])
+        writer.commit(version(2), tensors(2), unchanged=["frozen"])  # the same, but there is nothing left of it
+        writer.commit(version(3), tensors(3), unchanged=["frozen"])
     assert assert_whole(path) == 3
 
 
