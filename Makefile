@@ -5,6 +5,8 @@ PYTHON ?= $(shell for one in python3 python3.13 python3.12 python3.11 python3.10
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+FUZZ := $(VENV)/fuzz
+TO ?= build/bench
 
 PROTOC := $(BIN)/python -m grpc_tools.protoc -I proto
 generate = $(PROTOC) --python_out=$(1) --pyi_out=$(1) proto/paramsync/v1/*.proto && \
@@ -12,7 +14,7 @@ generate = $(PROTOC) --python_out=$(1) --pyi_out=$(1) proto/paramsync/v1/*.proto
 
 RESOLVE := $(BIN)/uv pip compile --quiet --universal --python-version 3.10 --generate-hashes --no-annotate --no-header
 
-.PHONY: up test check lint types imports generated fast slow compose-test proto lock format clean
+.PHONY: up test check lint types imports generated fast slow compose-test campaign bench proto lock format clean
 
 up: $(READY)  ## trainer and inferencer over a fresh store, live; ARGS="--seconds 20 --json" are passed on
 	@$(BIN)/paramsync up $(ARGS)
@@ -46,6 +48,19 @@ compose-test: $(READY)  ## the Docker tests, after installing what they need fro
 	deploy/compose-deps
 	COMPOSE_TEST_LOG=$(COMPOSE_TEST_LOG) $(BIN)/pytest -m docker $(ARGS)
 
+bench: $(READY)  ## publish, restore and delta against all peers, which it installs; the figures go into TO=FOLDER as JSON
+	$(BIN)/python -m pip install --quiet --require-hashes -r requirements-bench.lock
+	mkdir -p "$(TO)"
+	for one in publish restore delta; do $(BIN)/python -m bench $$one --json "$(TO)/$$one.json" $(ARGS) || exit; done
+
+campaign: $(READY)  ## the campaigns at their whole length: kills, readers under recycling, a thousand versions
+	$(BIN)/pytest tests/test_campaigns.py --campaign -s $(ARGS)
+
+fuzz: $(READY)  ## coverage-guided, of the reader of indexes, for a minute; ARGS="-max_total_time=600" are libFuzzer's
+	@test -d $(FUZZ) || $(BIN)/uv pip install --quiet --python $(BIN)/python --target $(FUZZ) --group fuzz || \
+		{ rm -rf $(FUZZ); echo "make: atheris is not to be had for this Python; set PYTHON to another, 3.11 to 3.13" >&2; exit 2; }
+	PYTHONPATH=$(FUZZ) $(BIN)/python -m tests.fuzz.fuzz_index $(ARGS)
+
 proto: $(READY)  ## generate paramsync/v1 from proto/
 	$(call generate,.)
 
@@ -57,6 +72,7 @@ lock: $(READY)  ## resolve the locked requirements again
 	$(RESOLVE) --upgrade pyproject.toml --group dev -o requirements-dev.lock
 	$(RESOLVE) -c requirements-dev.lock pyproject.toml -o requirements.lock
 	$(RESOLVE) -c requirements-dev.lock pyproject.toml --extra gpu -o requirements-gpu.lock
+	$(RESOLVE) -c requirements-dev.lock --group bench -o requirements-bench.lock
 
 $(READY): requirements-dev.lock pyproject.toml
 	@test -n "$(PYTHON)" || { echo "make: needs Python 3.10 to 3.13; set PYTHON=/path/to/python" >&2; exit 2; }
@@ -66,4 +82,4 @@ $(READY): requirements-dev.lock pyproject.toml
 	@touch $@
 
 clean:  ## forget the virtual environment and all caches
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

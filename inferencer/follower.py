@@ -170,6 +170,7 @@ class Follower:
         if self._wishes.pinned != self._status.pinned:  # a pin that failed
             self._set(pinned=self._wishes.pinned)
             self.notify()
+        self.replica.tend()
         return swapped
 
     def _look(self) -> Look:

@@ -4,26 +4,38 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import tensorflow as tf
 
 from paramsync import dtypes, files
-from paramsync.bundle import Bundle, Entry
-from paramsync.errors import GraphError, NotServingError, ParameterError, UnfinishedMetaError, UnknownVersionError
+from paramsync.bundle import Bundle
+from paramsync.errors import (
+    CorruptCheckpointError,
+    GraphError,
+    NotServingError,
+    ParameterError,
+    UnfinishedMetaError,
+    UnknownVersionError,
+)
 from paramsync.graphs.capture import capture_meta
 from paramsync.graphs.graph import DEFAULT_SIGNATURE, Graph, TensorSpec, described
 from paramsync.graphs.tensors import alias
+from paramsync.index import Entry
 from paramsync.store import Store
 from paramsync.version import Version
 
 _log = logging.getLogger("paramsync.replica")
 RESIDENT = 2  # the serving version and the one before it, so that going back is a swap
 _GRAPH_BYTES = (1 << 31) - 1  # no message of protobuf is larger
-_CHUNK = 1 << 18  # elements looked at together when values are checked: small enough for a core's cache
+
+Verification = Literal["checksums", "sizes"]
+"""What is checked of parameters before they serve: all their bytes, or only what the index says of them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,20 +59,40 @@ class Resident:
         return self.graph(self.parameters, tensors, signature=signature, outputs=outputs)
 
 
+@dataclass(frozen=True, eq=False)
+class _Leaving:
+    """What a version in memory was made of, kept until no request holds that version any more."""
+
+    resident: weakref.ref[Resident]
+    graph: Graph
+    parameters: tuple[tf.Tensor, ...]
+
+
 class Replica:
     """The serving copy of one model.
 
-    `restore` and `swap` belong to one thread, the follower's. `predict` and the properties may be used from any number
-    of threads at once and take no lock: they read one reference, once.
+    `restore`, `swap` and `tend` belong to one thread, the follower's. `predict` and the properties may be used from any
+    number of threads at once and take no lock: they read one reference, once.
     """
 
-    def __init__(self, model: str, store: Store, *, inputs: Sequence[str] = (), outputs: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        model: str,
+        store: Store,
+        *,
+        inputs: Sequence[str] = (),
+        outputs: Sequence[str] = (),
+        verification: Verification = "checksums",
+    ) -> None:
         """`inputs` and `outputs` name tensors ("x:0"): needed where TensorFlow's Saver wrote the store."""
         self.model = model
+        self._verification = verification
         self._store = store
         self._meta_inputs = tuple(inputs)
         self._meta_outputs = tuple(outputs)
         self._residents: tuple[Resident, ...] = ()  # the serving one first
+        self._leaving: list[_Leaving] = []
+        self._untouched: tuple[Resident, Bundle] | None = None  # restored without a look at its data
         self._graphs: dict[str, Graph] = {}
 
     @property
@@ -101,7 +133,11 @@ class Replica:
         return one.predict(inputs, signature=signature, outputs=outputs), one.version
 
     def restore(self, version: Version) -> Resident:
-        """Brings a version in beside what serves and checks all of it; nothing that serves changes.
+        """Brings a version in beside what serves and checks it; nothing that serves changes.
+
+        With "sizes" the parameters are not touched: what the index says of them is checked against the graph and the
+        files, and it takes as long for a large model as for a small one. Only our own publisher is believed so far:
+        what has no record of it is always checked by its checksums.
 
         Raises CorruptCheckpointError, ParameterError, GraphError, StoreError, OSError.
         """
@@ -109,13 +145,37 @@ class Replica:
         bundle = self._store.open(version)
         _check_entries(version, graph, bundle.entries)
         names = [spec.name for spec in graph.parameters]
-        bundle.verify(names)  # reads every byte, so the pages are there before the first request needs them
-        return Resident(version, graph, tuple(_parameter(version, bundle, name) for name in names))
+        trusted = self._verification == "sizes" and bool(version.checksum)
+        if not trusted:
+            bundle.verify(names, finite=True)  # its pages are there, then, before the first request needs them
+        resident = Resident(version, graph, tuple(alias(bundle.array(name)) for name in names))
+        self._untouched = (resident, bundle) if trusted else None
+        return resident
 
     def swap(self, restored: Resident) -> None:
         """Makes it the serving version: one assignment. The version that served stays resident."""
-        others = [one for one in self._residents if one.version.number != restored.version.number]
-        self._residents = (restored, *others)[:RESIDENT]
+        before = self._residents
+        others = [one for one in before if one.version.number != restored.version.number]
+        self._residents = now = (restored, *others)[:RESIDENT]
+        self._leaving += [_Leaving(weakref.ref(one), one.graph, one.parameters) for one in before if one not in now]
+
+    def tend(self) -> None:
+        """What need not be done before a swap, and must not be done by a thread that serves. Call it now and then.
+
+        Brings what was swapped in untouched into memory, and lets go of versions that are resident no more. Freeing
+        one takes milliseconds, and whoever drops the last reference pays: a request that holds a version holds the
+        Resident, and the parameters are held here until no Resident is left.
+        """
+        untouched, self._untouched = self._untouched, None
+        if untouched is not None and untouched[0] in self._residents:
+            resident, bundle = untouched
+            try:
+                bundle.prefault(spec.name for spec in resident.graph.parameters)
+            except CorruptCheckpointError as error:
+                _log.warning(
+                    "%s: version %d was damaged after it was restored: %s", self.model, resident.version.number, error
+                )
+        self._leaving = [one for one in self._leaving if one.resident() is not None]
 
     def _graph_of(self, version: Version) -> Graph:
         if version.graph:
@@ -186,17 +246,3 @@ def _check_entries(version: Version, graph: Graph, entries: Mapping[str, Entry])
         dtype, shape = dtypes.name(entries[spec.name].dtype), entries[spec.name].shape
         if not spec.accepts(dtype, shape):
             raise ParameterError(where, expected=f"{spec.name} {spec}", found=described(dtype, shape))
-
-
-def _parameter(version: Version, bundle: Bundle, name: str) -> tf.Tensor:
-    array = bundle.array(name)
-    if not _finite(array):
-        raise ParameterError(f"version {version.number}", expected=f"finite values in {name}", found="NaN or infinity")
-    return alias(array)
-
-
-def _finite(array: np.ndarray) -> bool:
-    if array.dtype.kind not in "fcV":  # V: bfloat16 and its like
-        return True
-    flat = array.reshape(-1)
-    return all(bool(np.isfinite(flat[at : at + _CHUNK]).all()) for at in range(0, flat.size, _CHUNK))

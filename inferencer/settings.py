@@ -9,7 +9,7 @@ import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Literal, NoReturn
 
 from paramsync.addresses import CONTROL_PORT, HOST, PREDICTIONS_PORT, check_different, read_port
 from paramsync.errors import SettingsError, StoreError
@@ -28,6 +28,7 @@ class Settings:
     models: tuple[ModelSettings, ...]
     inputs: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
+    verify: Literal["checksums", "sizes"] = "checksums"
     host: str = HOST
     port: int = PREDICTIONS_PORT
     control_port: int = CONTROL_PORT
@@ -57,6 +58,7 @@ def parse(arguments: Sequence[str]) -> Settings:
         models=models,
         inputs=found.inputs,
         outputs=found.outputs,
+        verify=found.verify,
         host=found.host,
         port=found.port,
         control_port=found.control_port,
@@ -115,6 +117,13 @@ def _parser() -> argparse.ArgumentParser:
         default=(),
         metavar="y:0,...",
         help="tensors, for stores that TensorFlow's Saver writes",
+    )
+    add(
+        "--verify",
+        choices=("checksums", "sizes"),
+        default="checksums",
+        help="what is checked before a version serves: every byte and value, or only names, shapes, dtypes and sizes,"
+        " which takes no time; what TensorFlow itself wrote is always checked in full (default: %(default)s)",
     )
     add("--host", default=HOST, help="address to listen on (default: %(default)s)")
     add("--port", type=read_port, default=PREDICTIONS_PORT, help="predictions (default: %(default)s; 0: any free)")

@@ -1,4 +1,8 @@
-"""Which numpy dtype each of TensorFlow's dtype numbers stands for, without importing TensorFlow."""
+"""Which numpy dtype each of TensorFlow's dtype numbers stands for, without importing TensorFlow.
+
+Numbers of less than 8 bits take a byte each, in checkpoints as in numpy. Quantized ones are records with one field of
+the dtype's name, as TensorFlow gives and takes them.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import ml_dtypes
 import numpy as np
 
 STRING = 7
+VARIANT = 21
 
 _NAMES = {
     1: "float32",
@@ -14,23 +19,51 @@ _NAMES = {
     4: "uint8",
     5: "int16",
     6: "int8",
+    STRING: "string",
     8: "complex64",
     9: "int64",
     10: "bool",
+    11: "qint8",
+    12: "quint8",
+    13: "qint32",
+    14: "bfloat16",
+    15: "qint16",
+    16: "quint16",
     17: "uint16",
     18: "complex128",
     19: "float16",
+    20: "resource",
+    VARIANT: "variant",
     22: "uint32",
     23: "uint64",
+    24: "float8_e5m2",
+    25: "float8_e4m3fn",
+    26: "float8_e4m3fnuz",
+    27: "float8_e4m3b11fnuz",
+    28: "float8_e5m2fnuz",
+    29: "int4",
+    30: "uint4",
+    31: "int2",
+    32: "uint2",
+    33: "float4_e2m1fn",
 }
-_NUMPY: dict[int, np.dtype[np.generic]] = {number: np.dtype(name) for number, name in _NAMES.items()}
-_NUMPY[14] = np.dtype(ml_dtypes.bfloat16)
+_QUANTIZED = {"qint8": "i1", "quint8": "u1", "qint16": "<i2", "quint16": "<u2", "qint32": "<i4"}
+_OPAQUE = {"resource", "variant"}
+
+
+def _numpy(name: str) -> np.dtype[np.generic]:
+    if name in _QUANTIZED:
+        return np.dtype([(name, _QUANTIZED[name])])
+    return np.dtype(object if name == "string" else getattr(ml_dtypes, name, name))
+
+
+_NUMPY = {number: _numpy(name) for number, name in _NAMES.items() if name not in _OPAQUE}
 _NUMBERS = {dtype: number for number, dtype in _NUMPY.items()}
 
 
 def to_numpy(number: int) -> np.dtype[np.generic] | None:
     """The numpy dtype of a TensorFlow dtype number; strings are object arrays of bytes; None for what numpy lacks."""
-    return np.dtype(object) if number == STRING else _NUMPY.get(number)
+    return _NUMPY.get(number)
 
 
 def from_numpy(dtype: np.dtype[np.generic]) -> int | None:
@@ -39,8 +72,5 @@ def from_numpy(dtype: np.dtype[np.generic]) -> int | None:
 
 
 def name(number: int) -> str:
-    """What people call it."""
-    if number == STRING:
-        return "string"
-    dtype = _NUMPY.get(number)
-    return str(dtype) if dtype is not None else f"dtype {number}"
+    """What TensorFlow calls it."""
+    return _NAMES.get(number, f"dtype {number}")

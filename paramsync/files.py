@@ -19,16 +19,37 @@ _IRREGULAR = {errno.ELOOP: "a symbolic link", errno.ENXIO: "a socket or a device
 
 
 @contextmanager
-def aside(path: Path) -> Iterator[BinaryIO]:
-    """A file to write that takes the name `path` when the block ends, and leaves nothing behind when it fails."""
+def aside(path: Path, *, durable: bool = False) -> Iterator[BinaryIO]:
+    """A file to write that takes the name `path` when the block ends, and leaves nothing behind when it fails.
+
+    With `durable` its bytes are on the disk before it has the name.
+    """
     temporary = path.with_name(TEMPORARY + path.name)
     try:
         with temporary.open("wb") as file:
             yield file
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def names(directory: Path) -> list[str]:
+    """What is in a directory, by name."""
+    with os.scandir(directory) as found:
+        return [one.name for one in found]
+
+
+def sync_directory(path: Path) -> None:
+    """Have the names in a directory on the disk."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 @contextmanager
@@ -60,6 +81,8 @@ def content(path: Path, *, limit: int) -> bytes:
 def shown(found: object) -> str:
     """What was found in a file, on one line of a message: of what is long, or means harm, the beginning will do."""
     text = " ".join((repr(found) if isinstance(found, str | bytes) else str(found)).split())
+    if not text.isprintable():  # what a terminal would take for a command
+        text = text.encode("unicode_escape").decode()
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 

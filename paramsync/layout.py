@@ -6,6 +6,7 @@ ckpt-420.json           the Version record
 graph-<digest>.pb       a graph
 publisher.lock          locked while there is a publisher; says which
 .tmp-*                  files being written
+.spare-*                data files of versions that are gone, waiting to be overwritten with those of another
 .unlisted-ckpt-420      the files of this name are rubbish unless `checkpoint` lists it: the version is being
                         published, or pruned; says which graph it belongs to
 """
@@ -57,8 +58,8 @@ def mark(directory: Path, name: str) -> Path:
     return directory / f"{_MARK}{name}"
 
 
-def marks(directory: Path) -> list[Path]:
-    return list(directory.glob(f"{_MARK}*"))
+def is_mark(file: str) -> bool:
+    return file.startswith(_MARK)
 
 
 def marked(file: Path) -> str:

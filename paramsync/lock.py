@@ -32,6 +32,14 @@ def take(store: Path) -> int:
     return descriptor
 
 
+def holds(descriptor: int, store: Path) -> bool:
+    """Whether the lock is that of the store at this path: the directory may have been removed, and made again."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), (store / _FILE).lstat())
+    except OSError:
+        return False
+
+
 def release(descriptor: int) -> None:
     """Give the lock back, even where a forked child has the descriptor too and keeps it open."""
     fcntl.flock(descriptor, fcntl.LOCK_UN)

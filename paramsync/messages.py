@@ -16,5 +16,7 @@ def of_version(version: Version) -> pb.Version:
         snapshot_at=version.snapshot_at,
         committed_at=version.committed_at or 0.0,
         bytes=version.bytes,
+        bytes_written=version.bytes_written,
+        checksum=version.checksum,
         metrics=version.metrics,
     )

@@ -1,21 +1,24 @@
 """How a checkpoint stores a tensor of strings: lengths as varints, the masked crc32c of the lengths, then the bytes.
 
-Both checksums see each length as a fixed number of 4 bytes (8 where it needs them), not as it is stored.
+Both checksums see each length as a fixed number of 4 bytes (8 where it needs them), not as it is stored. Variants are
+stored in much the same way, and are opaque here.
 """
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
-from crc32c import crc32c
 
 from paramsync import files, table
+from paramsync.checksums import crc32c, mask
 from paramsync.errors import CorruptCheckpointError, ParameterError
 
 Array = np.ndarray[tuple[int, ...], np.dtype[np.generic]]
 
 _CHECKSUM = 4  # bytes
+_LIMIT = 1 << 24  # strings: each takes tens of bytes of memory, and one byte of a file that may be sparse
 
 
 def encode(array: Array, name: str) -> tuple[bytes, int]:
@@ -23,7 +26,7 @@ def encode(array: Array, name: str) -> tuple[bytes, int]:
     values = [_encoded(value, name) for value in array.reshape(-1).tolist()]
     lengths = [len(value) for value in values]
     checksum = _checksum_of_lengths(lengths)
-    stored = table.mask(checksum).to_bytes(_CHECKSUM, "little")
+    stored = mask(checksum).to_bytes(_CHECKSUM, "little")
     body = b"".join(values)
     return b"".join(map(table.varint, lengths)) + stored + body, crc32c(body, crc32c(stored, checksum))
 
@@ -33,12 +36,12 @@ def decode(content: memoryview, shape: tuple[int, ...], *, path: Path, name: str
 
     Raises CorruptCheckpointError where the lengths are not those of what follows.
     """
-    count = int(np.prod(shape, dtype=object))
+    count = math.prod(shape)
     lengths, position = _read_lengths(content, count, path=path, name=name)
     checksum = _checksum_of_lengths(lengths)
     start = position + _CHECKSUM
     stored = bytes(content[position:start])
-    if stored != table.mask(checksum).to_bytes(_CHECKSUM, "little"):
+    if stored != mask(checksum).to_bytes(_CHECKSUM, "little"):
         raise CorruptCheckpointError(
             path, expected=f"lengths of {files.shown(name)} that fit their checksum", found="others"
         )
@@ -55,9 +58,34 @@ def decode(content: memoryview, shape: tuple[int, ...], *, path: Path, name: str
     return array.reshape(shape), checksum
 
 
-def least(count: int) -> int:
-    """How many bytes so many strings take at least."""
-    return count + _CHECKSUM
+def checksum_of_variants(content: memoryview, shape: tuple[int, ...], *, path: Path, name: str) -> int:
+    """The checksum of serialized variants, which is not masked: what iterators over data and lists of tensors leave.
+
+    Each is stored as its length, its bytes, and the masked checksum of all so far. Raises as `decode` does.
+    """
+    position = checksum = 0
+    for _ in range(math.prod(shape)):
+        (length,), start = _read_lengths(content[position:], 1, path=path, name=name)
+        start += position
+        position = start + length + _CHECKSUM
+        checksum = crc32c(content[start : start + length], crc32c(length.to_bytes(8, "little"), checksum))
+        stored = bytes(content[start + length : position])
+        if stored != mask(checksum).to_bytes(_CHECKSUM, "little"):
+            expected = f"variants of {files.shown(name)} that fit their checksums"
+            raise CorruptCheckpointError(path, expected=expected, found="others")
+        checksum = crc32c(stored, checksum)
+    if position != len(content):
+        expected = f"{position} bytes of variants in {files.shown(name)}"
+        raise CorruptCheckpointError(path, expected=expected, found=len(content))
+    return checksum
+
+
+def size_problem(count: int, size: int, *, variants: bool = False) -> tuple[str, object] | None:
+    """What so many strings, or variants, in so many bytes should be and what they are instead; None where they fit."""
+    if count > _LIMIT:
+        return f"at most {_LIMIT} strings", count
+    least = count * (1 + _CHECKSUM) if variants else count + _CHECKSUM
+    return None if size >= least else (f"at least {least} bytes for {count} strings", size)
 
 
 def _encoded(value: object, name: str) -> bytes:

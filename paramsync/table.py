@@ -12,9 +12,8 @@ import struct
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from crc32c import crc32c
-
 from paramsync import files
+from paramsync.checksums import crc32c, mask
 from paramsync.errors import CorruptCheckpointError
 
 _MAGIC = 0xDB4775248B80FB57
@@ -28,11 +27,7 @@ _RESTART = 16
 # Keys that share long prefixes could blow a small file up. Writers repeat the whole key every 16 records, so that all
 # keys together are at most 16 times as long as their file.
 _EXPANSION = 16
-
-
-def mask(crc: int) -> int:
-    """A checksum as it is stored: a checksum over bytes that contain their own checksum would be weak."""
-    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+_KEYS = 64 << 20  # bytes of all keys together, however large the file
 
 
 def write(records: Iterable[tuple[bytes, bytes]]) -> bytes:
@@ -60,20 +55,22 @@ def read(content: bytes, *, path: Path) -> Iterator[tuple[bytes, bytes]]:
     """
     reader = _Reader(content, path)
     previous: bytes | None = None
-    keys = 0
+    end = 0
     for offset, size in reader.handles():
+        if offset < end:  # blocks without records, all in one place, would be read for hours
+            raise reader.fault(f"a block behind {end}", f"one at {offset}")
+        end = offset + size
         for key, value in reader.records(reader.block(offset, size)):
             if previous is not None and key <= previous:
                 raise reader.fault(f"a key after {files.shown(previous)}", files.shown(key))
-            keys += len(key)
-            if keys > _EXPANSION * len(content):
-                raise reader.fault(f"keys of at most {_EXPANSION * len(content)} bytes together", "more")
             previous = key
             yield key, value
 
 
 def varint(value: int) -> bytes:
     """Seven bits a byte, the lowest first; the high bit says that another follows."""
+    if value < 0x80:
+        return value.to_bytes(1, "little")
     encoded = bytearray()
     while value >= 0x80:
         encoded.append(value & 0x7F | 0x80)
@@ -131,7 +128,8 @@ def _append(table: bytearray, block: _BlockWriter) -> bytes:
 
 def _shared(one: bytes, other: bytes) -> int:
     length = min(len(one), len(other))
-    return next((at for at in range(length) if one[at] != other[at]), length)
+    differing = int.from_bytes(one[:length], "big") ^ int.from_bytes(other[:length], "big")
+    return length - (differing.bit_length() + 7) // 8
 
 
 class _Reader:
@@ -140,6 +138,7 @@ class _Reader:
     def __init__(self, content: bytes, path: Path) -> None:
         self._content = content
         self._path = path
+        self._keys = min(_EXPANSION * len(content), _KEYS)  # bytes that all keys may still have
 
     def fault(self, expected: object, found: object) -> CorruptCheckpointError:
         return CorruptCheckpointError(self._path, expected=expected, found=found)
@@ -175,18 +174,31 @@ class _Reader:
         position = 0
         key = b""
         while position < end:
-            try:
-                shared, position = read_varint(block, position)
-                unshared, position = read_varint(block, position)
-                length, position = read_varint(block, position)
-            except (IndexError, ValueError) as error:
-                raise self.fault("a record", f"a malformed one that ends at {position}") from error
+            shared, unshared, length = block[position : position + 3]  # there are 4 more bytes behind the end
+            if shared | unshared | length < 0x80:  # a byte each, as nearly always
+                position += 3
+            else:
+                shared, unshared, length, position = self._lengths(block, position)
             start, position = position, position + unshared + length
             if shared > len(key) or position > end:
                 found = f"one of {shared} + {unshared} and {length} bytes"
                 raise self.fault(f"a record that shares at most {len(key)} bytes and ends by {end}", found)
+            self._keys -= shared + unshared
+            if self._keys < 0:
+                raise self.fault(
+                    f"keys of at most {min(_EXPANSION * len(self._content), _KEYS)} bytes together", "more"
+                )
             key = key[:shared] + block[start : start + unshared]
             yield key, block[start + unshared : position]
+
+    def _lengths(self, block: bytes, position: int) -> tuple[int, int, int, int]:
+        try:
+            shared, position = read_varint(block, position)
+            unshared, position = read_varint(block, position)
+            length, position = read_varint(block, position)
+        except (IndexError, ValueError) as error:
+            raise self.fault("a record", f"a malformed one that ends at {position}") from error
+        return shared, unshared, length, position
 
     def _end_of_records(self, block: bytes) -> int:
         if len(block) < _UINT32:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -13,7 +15,9 @@ class Version:
     """One published set of parameters. Times are seconds since the epoch.
 
     `committed_at` is None until the version is visible in its store. `graph` is "" where the store does not say which
-    graph its parameters belong to (one that TensorFlow itself wrote).
+    graph its parameters belong to (one that TensorFlow itself wrote). `bytes` counts the tensors, `bytes_written` those
+    that the version before did not have already, in files that the two share. `checksum` is the digest of the
+    checksums of all tensors: two versions with the same one have the same parameters.
     """
 
     number: int
@@ -24,6 +28,8 @@ class Version:
     snapshot_at: float
     committed_at: float | None = None
     bytes: int = 0
+    bytes_written: int = 0
+    checksum: str = ""
     metrics: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -38,31 +44,60 @@ class Version:
     def from_json(cls, text: str) -> Version:
         """Read a record. Unknown keys are ignored, so that older readers accept newer records.
 
-        Raises ValueError where the text is no record: not JSON, a key missing, a value of another type.
+        Raises ValueError where the text is no record: not JSON, a key missing, a value of another type or range.
         """
         values = json.loads(text)
         if not isinstance(values, dict):
             raise ValueError(f"expected a JSON object, found {type(values).__name__}")
-        for name, (kinds, required) in _JSON.items():
-            if name not in values and not required:
-                continue
-            value = values.get(name)
-            if isinstance(value, bool) or not isinstance(value, kinds):
-                raise ValueError(f"{name}: expected {kinds}, found {value!r}")
-        if not all(isinstance(value, (int, float)) for value in values.get("metrics", {}).values()):
-            raise ValueError(f"metrics: expected numbers, found {values['metrics']!r}")
-        return cls(**{name: values[name] for name in _JSON if name in values})
+        missing = [name for name in _REQUIRED if name not in values]
+        if missing:
+            raise ValueError(f"expected {', '.join(missing)}, found {', '.join(map(repr, values)) or 'nothing'}")
+        found: dict[str, Any] = {}
+        for name, read in _READ.items():
+            if name in values:
+                try:
+                    found[name] = read(values[name])
+                except (ValueError, TypeError, OverflowError, AttributeError) as error:
+                    raise ValueError(f"{name}: {error}") from error
+        return cls(**found)
 
 
-_NUMBER = (int, float)
-_JSON: dict[str, tuple[tuple[type, ...], bool]] = {  # name: types it may have, whether it must be there
-    "number": ((int,), True),
-    "step": ((int,), True),
-    "prefix": ((str,), True),
-    "graph": ((str,), False),
-    "step_done_at": (_NUMBER, True),
-    "snapshot_at": (_NUMBER, True),
-    "committed_at": ((*_NUMBER, type(None)), False),
-    "bytes": ((int,), False),
-    "metrics": ((dict,), False),
+def _whole(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not -(1 << 63) <= value < 1 << 63:
+        raise ValueError("expected a whole number of 64 bits")
+    return value
+
+
+def _number(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"expected a number, found {type(value).__name__}")
+    return float(value)
+
+
+def _moment(value: object) -> float:
+    seconds = _number(value)
+    if not math.isfinite(seconds):
+        raise ValueError("expected seconds since the epoch")
+    return seconds
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"expected text, found {type(value).__name__}")
+    return value
+
+
+_REQUIRED = ("number", "step", "prefix", "step_done_at", "snapshot_at")
+_READ: Mapping[str, Callable[[Any], Any]] = {
+    "number": _whole,
+    "step": _whole,
+    "prefix": _text,
+    "graph": _text,
+    "step_done_at": _moment,
+    "snapshot_at": _moment,
+    "committed_at": lambda value: None if value is None else _moment(value),
+    "bytes": _whole,
+    "bytes_written": _whole,
+    "checksum": _text,
+    "metrics": lambda value: {_text(name): _number(one) for name, one in value.items()},
 }

@@ -14,8 +14,9 @@ from inferencer.follower import Follower
 from inferencer.replica import Replica
 from paramsync import keys
 from paramsync.graphs.capture import Capture, capture
-from paramsync.store import Store, StoreWriter
+from paramsync.store import Store
 from paramsync.version import Version
+from paramsync.writer import StoreWriter
 
 PARAMETERS = 6
 

@@ -43,6 +43,8 @@ def test_settings_as_documented(tmp_path: Path) -> None:
     models = (ModelSettings(name="a", store=tmp_path), ModelSettings(name="b", store=Path("/not/there=yet")))
     assert found == Settings(models=models)
     assert (found.host, found.port, found.control_port, found.poll_seconds) == ("127.0.0.1", 8500, 8502, 5.0)
+    assert found.verify == "checksums"
+    assert parse(["--model", "a=/s", "--verify", "sizes"]).verify == "sizes"
 
 
 def test_tensor_names_are_split() -> None:
@@ -70,6 +72,7 @@ def test_tensor_names_are_split() -> None:
         (["--model", "a=x", "--port", "9000", "--control-port", "9000"], "expected two different ports, found 9000"),
         (["--model", "a=x", "--poll-seconds", "0"], "expected seconds above 0, found '0'"),
         (["--model", "a=x", "--poll-seconds", "nan"], "expected seconds above 0, found 'nan'"),
+        (["--model", "a=x", "--verify", "nothing"], "invalid choice: 'nothing'"),
         (["--model", "a=x", "--wrong"], "--wrong"),
         (["--model", "a=/n\udcff"], "expected arguments in UTF-8, found 'a=/n\\udcff'"),
     ],

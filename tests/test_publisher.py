@@ -85,6 +85,23 @@ def test_tensorflow_reads_a_published_keras_model(tmp_path: Path) -> None:
         np.testing.assert_array_equal(mine.numpy(), theirs.numpy())
 
 
+def test_what_is_not_trained_is_not_written_again_until_it_is_trained(tmp_path: Path) -> None:
+    model = Counters()
+    *trained, frozen = model.many
+    with Publisher(tmp_path, model, schedule=EVERY_STEP, keep=2) as publisher:
+        for step in range(12):
+            for one in trained if step != 6 else model.many:
+                one.assign_add(tf.ones_like(one))
+            version = publisher.publish(step, wait=True)
+            share = version.bytes_written / version.bytes
+            assert share > 0.99 if step in (0, 6) else share < 0.15
+            reader = tf.train.load_checkpoint(str(tmp_path / version.prefix))
+            for at, one in enumerate(model.many):
+                found = reader.get_tensor(f"many/{at}/.ATTRIBUTES/VARIABLE_VALUE")
+                assert np.array_equal(found, one.numpy()), (step, at)
+    assert (frozen.numpy() == 1).all()
+
+
 def test_the_first_call_publishes_and_says_what(tmp_path: Path) -> None:
     with Publisher(tmp_path, Counters(), schedule=PublishSchedule(every_steps=10)) as publisher:
         version = publisher.publish_if_due(3)

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from paramsync.graphs.capture import capture
 from paramsync.version import Version
-from trainer.snapshot import Snapshot, pin
+from trainer.snapshot import Frozen, Snapshot, pin
 
 
 class Affine(tf.Module):
@@ -49,3 +49,53 @@ def test_a_snapshot_names_what_tensorflow_looks_for_in_a_checkpoint() -> None:
         "shift/.ATTRIBUTES/VARIABLE_VALUE",
         "_CHECKPOINTABLE_OBJECT_GRAPH",
     }
+
+
+def written(model: tf.Module, frozen: Frozen, unchanged: set[str]) -> set[str]:
+    """Publish a snapshot of which the store finds these unchanged; returns what was known to be."""
+    taken = snapshot(model)
+    tensors = taken.tensors()
+    known = frozen.names(tensors)
+    frozen.published(taken, tensors, unchanged)
+    return known
+
+
+SCALE = "scale/.ATTRIBUTES/VARIABLE_VALUE"
+
+
+def test_a_variable_found_unchanged_once_is_known_to_be_while_it_is_not_updated() -> None:
+    model, frozen = Affine(), Frozen()
+    assert written(model, frozen, set()) == set()
+    assert written(model, frozen, {SCALE}) == set()
+    for _ in range(3):
+        assert written(model, frozen, {SCALE}) == {SCALE}
+    model.scale.assign_add(tf.ones_like(model.scale))
+    assert written(model, frozen, set()) == set()
+    assert written(model, frozen, {SCALE}) == set()
+    assert written(model, frozen, {SCALE}) == {SCALE}
+
+
+def test_a_variable_that_is_trained_is_updated_in_place() -> None:
+    model, frozen = Affine(), Frozen()
+    before = np.asarray(model.scale.read_value()).ctypes.data
+    for _ in range(3):
+        written(model, frozen, set())
+        model.scale.assign_add(tf.ones_like(model.scale))
+        assert np.asarray(model.scale.read_value()).ctypes.data == before
+
+
+def test_a_variable_that_is_rewritten_with_its_own_values_is_held_once_and_no_more() -> None:
+    model, frozen = Affine(), Frozen()
+    written(model, frozen, {SCALE})
+    places = []
+    for _ in range(4):
+        model.scale.assign_add(tf.zeros_like(model.scale))
+        places.append(np.asarray(model.scale.read_value()).ctypes.data)
+        assert written(model, frozen, {SCALE}) == set()
+    assert len(set(places)) == 1
+
+
+def test_what_has_no_buffer_of_its_own_is_never_known() -> None:
+    model, frozen = Affine(), Frozen()
+    for _ in range(3):
+        assert "_CHECKPOINTABLE_OBJECT_GRAPH" not in written(model, frozen, {"_CHECKPOINTABLE_OBJECT_GRAPH"})

@@ -73,7 +73,7 @@ def test_any_byte_but_0_is_true() -> None:
     ("made", "text"),
     [
         (tensor(0), "input 'x', dtype: expected a dtype of numbers, booleans or strings, found dtype 0"),
-        (tensor(20), "found dtype 20"),
+        (tensor(20), "found resource"),
         (tensor(99), "found dtype 99"),
         (tensor(shape=(-1, 2), float_val=[1]), "input 'x', shape: expected dimensions of 0 or more, found [-1, 2]"),
         (tensor(shape=(1,) * 40, float_val=[1]), "expected at most 32 dimensions, found 40"),

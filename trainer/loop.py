@@ -6,7 +6,7 @@ import logging
 import time
 from dataclasses import dataclass
 
-from paramsync.store import StoreWriter
+from paramsync.writer import StoreWriter
 from trainer.control import Control, Training
 from trainer.job import Job
 from trainer.jobs import digits

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from paramsync import noise
 from paramsync.errors import SettingsError
-from paramsync.store import StoreWriter
+from paramsync.writer import StoreWriter
 from trainer.control import Control
 from trainer.jobs import examples
 from trainer.screen import Screen

@@ -12,12 +12,12 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Literal, SupportsFloat
 
 from paramsync.errors import PublishError, SettingsError, StoppedError
-from paramsync.store import StoreWriter
 from paramsync.version import Version
+from paramsync.writer import StoreWriter
 from trainer.behind import PublisherStatus, WriteBehind
 from trainer.metrics import MetricReader
 from trainer.schedule import Moment, PublishSchedule
-from trainer.snapshot import Snapshot, pin
+from trainer.snapshot import Frozen, Snapshot, pin
 
 if TYPE_CHECKING:
     import keras
@@ -77,6 +77,7 @@ class Publisher:
         self._requests: list[Future[Version]] = []
         self._accepting = True
         self._store = store if isinstance(store, StoreWriter) else StoreWriter(Path(store), keep=keep)
+        self._frozen = Frozen()
         self._behind: WriteBehind[Snapshot] = WriteBehind(self._write)
         self._behind.start()
 
@@ -183,9 +184,11 @@ class Publisher:
 
     def _write(self, snapshot: Snapshot) -> Version:
         self._store.add_graph(self._capture.graph.digest, self._graph)
-        return self._store.commit(
-            replace(snapshot.version, metrics=self._metrics.read(snapshot.metrics)), snapshot.tensors()
-        )
+        version = replace(snapshot.version, metrics=self._metrics.read(snapshot.metrics))
+        tensors = snapshot.tensors()
+        version = self._store.commit(version, tensors, unchanged=self._frozen.names(tensors))
+        self._frozen.published(snapshot, tensors, self._store.unchanged)
+        return version
 
     def _surface(self) -> None:
         if self._raise and (error := self._behind.take_error()) is not None:

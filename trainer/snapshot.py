@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, SupportsFloat
 
@@ -34,6 +34,36 @@ class Snapshot:
         return {name: np.asarray(value) for name, value in self.values.items()}
 
 
+class Frozen:
+    """Which variables are known to have the values published last, without looking at them. One thread owns it.
+
+    TensorFlow's variables are copy-on-write: as long as somebody holds on to the buffer that was published, an update
+    goes into another one, so that a variable still in this buffer still has these values. To hold on costs memory where
+    the variable is updated, and one update its place: it is done only for variables that the store found unchanged, and
+    given up where one turns out to be rewritten with the values that it had. So what is held beside the variables' own
+    buffers is at most that of variables that were frozen and are trained since the last publication.
+    """
+
+    def __init__(self) -> None:
+        self._held: dict[str, npt.NDArray[np.generic]] = {}
+        self._rewritten: set[str] = set()
+
+    def names(self, tensors: Mapping[str, npt.NDArray[np.generic]]) -> set[str]:
+        """Those of a snapshot's tensors that are where they were when `published` was called."""
+        return {name for name, held in self._held.items() if name in tensors and _is_at(tensors[name], held)}
+
+    def published(
+        self, snapshot: Snapshot, tensors: Mapping[str, npt.NDArray[np.generic]], unchanged: Collection[str]
+    ) -> None:
+        """These tensors were committed; `unchanged` are those that the store found to be the same as before."""
+        self._rewritten.update(set(self._held).intersection(unchanged) - self.names(tensors))
+        self._held = {
+            name: tensors[name]
+            for name in unchanged
+            if name not in self._rewritten and "CPU" in getattr(snapshot.values[name], "backing_device", "")
+        }
+
+
 def pin(capture: Capture) -> dict[str, Any]:
     """The value of every captured variable, by its key in a checkpoint.
 
@@ -46,3 +76,7 @@ def pin(capture: Capture) -> dict[str, Any]:
     }
     values[keys.OBJECT_GRAPH] = np.array(capture.object_graph, dtype=object)
     return values
+
+
+def _is_at(one: npt.NDArray[np.generic], other: npt.NDArray[np.generic]) -> bool:
+    return bool(one.__array_interface__["data"] == other.__array_interface__["data"])

@@ -18,6 +18,8 @@ examples:
   paramsync status                      what is trained, published and served, and how far apart
   paramsync sync digits                 serve the newest version now
   paramsync predict digits --input image=@held_out.npz:x --rows 3
+  paramsync versions /dev/shm/digits    what is in a store, and who uses it
+  paramsync verify /dev/shm/digits      whether it is what was published
 
 exit codes: 0 done, 1 it did not happen, 2 wrong arguments
 """
@@ -32,7 +34,7 @@ def parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True, title="commands")
-    for add in (_add_up, _add_status, _add_sync, _add_pin, _add_unpin, _add_predict):
+    for add in (_add_up, _add_status, _add_sync, _add_pin, _add_unpin, _add_predict, _add_versions, _add_verify):
         add(commands)
     return top
 
@@ -111,6 +113,21 @@ def _add_predict(commands: _Commands[argparse.ArgumentParser]) -> None:
     one.add_argument(
         "--server", default=PREDICTIONS, metavar="HOST:PORT", help=f"the predictions port (default {PREDICTIONS})"
     )
+    _add_json(one)
+
+
+def _add_versions(commands: _Commands[argparse.ArgumentParser]) -> None:
+    one = _command(commands, "versions", "versions", "list what is in a store: sizes, what is shared, who holds it")
+    one.add_argument("store", metavar="STORE", help="the directory that is published to")
+    _add_json(one)
+
+
+def _add_verify(commands: _Commands[argparse.ArgumentParser]) -> None:
+    one = _command(commands, "verify", "verify", "compute every checksum of a version in a store again")
+    one.add_argument("store", metavar="STORE", help="the directory that is published to")
+    which = one.add_mutually_exclusive_group()
+    which.add_argument("version", nargs="?", type=_number, metavar="VERSION", help="in place of the newest")
+    which.add_argument("--all", action="store_true", help="every version that is there")
     _add_json(one)
 
 

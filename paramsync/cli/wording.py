@@ -36,6 +36,16 @@ def ago(then: float, now: float) -> str:
     return f"{duration(max(0.0, now - then))} ago"
 
 
+def size(count: int) -> str:
+    """Bytes, in thousands."""
+    value, unit = float(count), "B"
+    for larger in ("kB", "MB", "GB", "TB"):
+        if value < 999.5:
+            break
+        value, unit = value / 1000, larger
+    return f"{value:.1f} {unit}" if value < 9.95 and unit != "B" else f"{value:.0f} {unit}"
+
+
 def share(value: float | None) -> str:
     return NOTHING if value is None else f"{value:.1%}"
 

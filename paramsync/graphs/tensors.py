@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
@@ -11,25 +12,37 @@ import tensorflow as tf
 ALIGNMENT = 64
 """What TensorFlow's kernels expect of an address. A tensor anywhere else aborts the process, so it is copied."""
 
+_BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+
 
 def alias(array: npt.NDArray[np.generic]) -> tf.Tensor:
     """The array as a tensor on the CPU: the same memory where that is safe, else a copy.
 
-    A tensor that shares keeps the array alive. Nobody may write to the array as long as the tensor lives.
+    Copied are arrays whose address is not aligned, that are not in one piece or may not be written to, and those of
+    strings, of floats of one byte, of quantized and other small integers: dlpack has no word for them. A tensor that
+    shares keeps the array alive. Nobody may write to the array as long as the tensor lives.
     """
     if _can_share(array):
-        exporter: Any = array  # numpy types the method for numbers only, which these are
-        return tf.experimental.dlpack.from_dlpack(exporter.__dlpack__())
+        if array.dtype == _BFLOAT16:
+            with tf.device("CPU:0"):
+                return tf.bitcast(_shared(array.view(np.uint16)), tf.bfloat16)  # the same memory by another name
+        tensor = _shared(array)
+        if array.dtype.kind != "b" or tensor.dtype == tf.bool:  # older versions of numpy export bool as bytes
+            return tensor
     with tf.device("CPU:0"):
         return tf.constant(array)
 
 
+def _shared(array: npt.NDArray[np.generic]) -> tf.Tensor:
+    exporter: Any = array  # numpy types the method for numbers only, which these are
+    return tf.experimental.dlpack.from_dlpack(exporter.__dlpack__())
+
+
 def _can_share(array: npt.NDArray[np.generic]) -> bool:
-    # dlpack leaves out bool, bfloat16 and strings; numpy does not export what it may not write
     return bool(
-        array.dtype.kind in "fiuc"
+        ((array.dtype.isbuiltin == 1 and array.dtype.kind in "biufc") or array.dtype == _BFLOAT16)
         and array.size
         and array.flags.c_contiguous
-        and array.flags.writeable
+        and array.flags.writeable  # numpy does not export what it may not write
         and array.ctypes.data % ALIGNMENT == 0
     )

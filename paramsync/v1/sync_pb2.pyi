@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Version(_message.Message):
-    __slots__ = ("number", "step", "prefix", "graph", "step_done_at", "snapshot_at", "committed_at", "bytes", "metrics")
+    __slots__ = ("number", "step", "prefix", "graph", "step_done_at", "snapshot_at", "committed_at", "bytes", "metrics", "bytes_written", "checksum")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -25,6 +25,8 @@ class Version(_message.Message):
     COMMITTED_AT_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
     METRICS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_WRITTEN_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
     number: int
     step: int
     prefix: str
@@ -34,7 +36,9 @@ class Version(_message.Message):
     committed_at: float
     bytes: int
     metrics: _containers.ScalarMap[str, float]
-    def __init__(self, number: _Optional[int] = ..., step: _Optional[int] = ..., prefix: _Optional[str] = ..., graph: _Optional[str] = ..., step_done_at: _Optional[float] = ..., snapshot_at: _Optional[float] = ..., committed_at: _Optional[float] = ..., bytes: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    bytes_written: int
+    checksum: str
+    def __init__(self, number: _Optional[int] = ..., step: _Optional[int] = ..., prefix: _Optional[str] = ..., graph: _Optional[str] = ..., step_done_at: _Optional[float] = ..., snapshot_at: _Optional[float] = ..., committed_at: _Optional[float] = ..., bytes: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ..., bytes_written: _Optional[int] = ..., checksum: _Optional[str] = ...) -> None: ...
 
 class GetStatusRequest(_message.Message):
     __slots__ = ("model",)

@@ -53,20 +53,22 @@ def drawn(*, seed: int) -> tuple[Examples, Examples]:
 def read(path: Path) -> tuple[Examples, Examples]:
     """The examples of an `mnist.npz`, to train on and held out. Raises SettingsError, which says what is wrong."""
     try:
-        if not stat.S_ISREG(path.stat().st_mode):  # opening a FIFO would wait for a writer
-            raise SettingsError(f"{path}: expected a regular file, found something else")
-        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
-            missing = [key for key in _KEYS if key not in file]
-            if missing:
-                raise SettingsError(
-                    f"{path}: expected the arrays {', '.join(_KEYS)}, found {', '.join(file) or 'none'}"
-                )
-            x_train, y_train, x_test, y_test = (file[key] for key in _KEYS)
+        x_train, y_train, x_test, y_test = _arrays(path)
     except SettingsError:
         raise
-    except Exception as error:  # noqa: BLE001, of damaged files numpy raises errors of many kinds, MemoryError too
+    except Exception as error:  # of damaged files numpy raises errors of many kinds, MemoryError too
         raise SettingsError(f"{path} cannot be read as an .npz file: {' '.join(str(error).split())}") from error
     return _examples(path, "train", x_train, y_train), _examples(path, "test", x_test, y_test)
+
+
+def _arrays(path: Path) -> list[npt.NDArray[Any]]:
+    if not stat.S_ISREG(path.stat().st_mode):  # opening a FIFO would wait for a writer
+        raise SettingsError(f"{path}: expected a regular file, found something else")
+    with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
+        missing = [key for key in _KEYS if key not in file]
+        if missing:
+            raise SettingsError(f"{path}: expected the arrays {', '.join(_KEYS)}, found {', '.join(file) or 'none'}")
+        return [file[key] for key in _KEYS]
 
 
 def _examples(path: Path, part: str, images: npt.NDArray[Any], labels: npt.NDArray[Any]) -> Examples:

@@ -1,0 +1,63 @@
+"""`python -m bench`: measures, and says what came out as a table, or as JSON."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bench import settings
+from paramsync.errors import ParamsyncError, SettingsError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one benchmark; returns the exit code. Wrong arguments end the program with exit code 2."""
+    try:
+        found = settings.parse(sys.argv[1:] if argv is None else argv)
+        settings.set_environment()
+        _report(found, _measure(found))
+    except SettingsError as error:
+        return _refuse(error, 2)
+    except ParamsyncError as error:
+        return _refuse(error, 1)
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def _measure(found: settings.Settings) -> dict[str, Any]:
+    # Imported here: --help must not wait for numpy and TensorFlow.
+    from bench import conditions
+
+    benchmark = importlib.import_module(f"bench.{found.benchmark}")
+    before = conditions.load()
+    with (
+        tempfile.TemporaryDirectory(prefix="paramsync-bench-", dir=found.folder) as name,
+        contextlib.redirect_stdout(sys.stderr),  # what peers have to say
+    ):
+        figures: dict[str, Any] = benchmark.run(found, Path(name))
+    return figures | {"conditions": conditions.collect(found, before)}
+
+
+def _report(found: settings.Settings, figures: dict[str, Any]) -> None:
+    from bench import report
+
+    for name, reason in figures["absent"].items():
+        if reason != settings.NOT_ASKED_FOR:
+            sys.stderr.write(f"bench {found.benchmark}: {name} was not measured: {reason}\n")
+    report.show(figures, stderr=found.json == "-")
+    if found.json is not None:
+        report.write(figures, found.json)
+
+
+def _refuse(error: ParamsyncError, code: int) -> int:
+    sys.stderr.write(f"bench: {error}\n")
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

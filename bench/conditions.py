@@ -1,0 +1,68 @@
+"""Under which conditions figures came about: without them they say little."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from bench.settings import Settings
+
+_PACKAGES = (
+    "paramsync", "tensorflow", "keras", "numpy", "crc32c", "h5py", "safetensors", "orbax-checkpoint", "jax",
+)  # fmt: skip
+
+
+def load() -> tuple[float, float, float]:
+    """The load average over 1, 5 and 15 minutes: what else went on."""
+    return os.getloadavg()
+
+
+def collect(settings: Settings, load_before: tuple[float, float, float]) -> dict[str, Any]:
+    """To be called after measuring."""
+    return {
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "runs": settings.runs,
+        "tensors": settings.tensors,
+        "folder": str(settings.folder),
+        "file_system": _file_system(settings.folder),
+        "cpu": _line("/proc/cpuinfo", "model name") or platform.processor() or platform.machine(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory": _line("/proc/meminfo", "MemTotal"),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "versions": {name: _installed(name) for name in _PACKAGES},
+        "load_average_before": load_before,
+        "load_average_after": load(),
+    }
+
+
+def _installed(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _line(file: str, key: str) -> str | None:
+    """What a file of the kernel's says behind a key."""
+    try:
+        lines = Path(file).read_text().splitlines()
+    except OSError:
+        return None
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(key)), None)
+
+
+def _file_system(folder: Path) -> str | None:
+    """The type of the mount that the folder is in: the longest of those that lead to it, of these the last."""
+    try:
+        mounts = [line.split()[1:3] for line in Path("/proc/mounts").read_text().splitlines()]
+    except OSError:
+        return None
+    holding = [
+        (len(point), at, kind) for at, (point, kind) in enumerate(mounts) if folder.resolve().is_relative_to(point)
+    ]
+    return max(holding)[2] if holding else None

@@ -1,0 +1,44 @@
+"""How far a benchmark is, for those who watch: one line on a terminal that is gone in the end, else nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bar
+
+
+class Progress:
+    """One benchmark's, on the standard error."""
+
+    def __init__(self) -> None:
+        console = Console(stderr=True)
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        self._bar = Bar(
+            *columns, console=console, transient=True, disable=not console.is_terminal, redirect_stdout=False,
+            redirect_stderr=False, refresh_per_second=2,
+        )  # fmt: skip
+        self._task = self._bar.add_task("", total=None)
+
+    def say(self, what: str) -> None:
+        """What is being done."""
+        self._bar.update(self._task, description=what)
+
+    def track(self, rounds: Iterable[int], count: int) -> Iterator[int]:
+        """The rounds, shown as they pass."""
+        self._bar.update(self._task, description="rounds", total=count)
+        for one in rounds:
+            yield one
+            self._bar.advance(self._task)
+            self._bar.refresh()
+
+    def __enter__(self) -> Progress:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()

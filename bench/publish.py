@@ -1,0 +1,83 @@
+"""`python -m bench publish`: from the variables of a trainer to a version that others can see."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench import arrays, figures
+from bench.model import Subject
+from bench.ours import WARM_UPS, Publications
+from bench.peers import Peers
+from bench.progress import Progress
+from bench.settings import Settings
+from bench.timing import Contestant, measure
+from paramsync.graphs.capture import Capture, capture
+from trainer.snapshot import pin
+
+
+def run(settings: Settings, folder: Path) -> dict[str, Any]:
+    """All figures. Ours are measured in a store whose files are recycled, and in one that is new each time."""
+    with Progress() as progress:
+        progress.say("making the parameters")
+        subject = Subject(arrays.random(arrays.shapes(settings.bytes, settings.tensors), seed=0))
+        captured = capture(subject.module)
+        peers = Peers(subject, settings.peers, by="saves", progress=progress)
+        steady = Publications(folder / "steady", captured)
+        fresh = _Fresh(folder / "fresh", captured)
+        timings = measure(
+            [
+                Contestant(name="memcpy", run=arrays.memcpy(subject.module.values)),
+                Contestant(name="ours", run=lambda: steady.publish(pinned(captured)), warm_ups=WARM_UPS),
+                Contestant(name="ours_fresh", prepare=fresh.make, run=fresh.publish, clear=fresh.remove),
+                *peers.saving(folder),
+            ],
+            runs=settings.runs,
+            between=peers.train,
+            order=random.Random(0),
+            track=progress.track,
+        )
+        steady.close()
+    return figures.collect(
+        settings,
+        size=arrays.size(subject.module.values()),
+        timings=timings,
+        names=("ours", "ours_fresh"),
+        peers=peers.names,
+        absent=peers.absent,
+        quotients={
+            "ours_over_memcpy": ("ours", "memcpy"),
+            "checkpoint_write_over_fresh": ("checkpoint_write", "ours_fresh"),
+        },
+    )
+
+
+def pinned(captured: Capture) -> Mapping[str, arrays.Array]:
+    """The values of this step, as the trainer's publisher hands them to the store."""
+    return {name: np.asarray(value) for name, value in pin(captured).items()}
+
+
+class _Fresh:
+    """A store whose first version is published: none of its files can be recycled."""
+
+    def __init__(self, path: Path, captured: Capture) -> None:
+        self._path = path
+        self._captured = captured
+        self._store: Publications | None = None
+
+    def make(self) -> None:
+        self._store = Publications(self._path, self._captured)
+
+    def publish(self) -> object:
+        assert self._store is not None
+        return self._store.publish(pinned(self._captured))
+
+    def remove(self) -> None:
+        if self._store is not None:
+            self._store.close()
+        shutil.rmtree(self._path)

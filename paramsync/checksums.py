@@ -1,0 +1,50 @@
+"""crc32c as checkpoints use it: masked where it is stored, and combined where a buffer was read in pieces."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from crc32c import crc32c
+
+__all__ = ["combine", "crc32c", "mask"]
+
+_POLYNOMIAL = 0x82F63B78  # of crc32c, its bits reversed
+_Operator = tuple[int, ...]  # a linear map over 32 bits: what each single bit becomes
+
+
+def mask(crc: int) -> int:
+    """A checksum as it is stored: a checksum over bytes that contain their own checksum would be weak."""
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def combine(first: int, second: int, length: int) -> int:
+    """The checksum of two pieces, one behind the other, from the checksum of each and the bytes of the second."""
+    for bit in range(length.bit_length()):
+        if length >> bit & 1:
+            first = _apply(_zeros(bit), first)
+    return first ^ second
+
+
+@lru_cache(maxsize=64)
+def _zeros(power: int) -> _Operator:
+    """What 2 ** power zero bytes behind a buffer do to its checksum."""
+    if power == 0:
+        one_bit = (_POLYNOMIAL, *(1 << bit for bit in range(31)))
+        two = _twice(one_bit)
+        return _twice(_twice(two))
+    return _twice(_zeros(power - 1))
+
+
+def _twice(operator: _Operator) -> _Operator:
+    return tuple(_apply(operator, column) for column in operator)
+
+
+def _apply(operator: _Operator, crc: int) -> int:
+    result = 0
+    bit = 0
+    while crc:
+        if crc & 1:
+            result ^= operator[bit]
+        crc >>= 1
+        bit += 1
+    return result

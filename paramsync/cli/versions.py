@@ -1,0 +1,137 @@
+"""`paramsync versions`: what is in a store, how large it is, what versions share, and who holds it."""
+
+from __future__ import annotations
+
+import glob
+import os
+import sys
+import time
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rich.table import Table
+from rich.text import Text
+
+from paramsync import files, layout
+from paramsync.cli import holders
+from paramsync.cli.wording import NOTHING, console, duration, size, to_json
+from paramsync.errors import StoreError
+from paramsync.store import Store
+from paramsync.version import Version
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One version. Bytes are its tensors', by its record; None where TensorFlow wrote it and there is none.
+
+    `file_bytes` is the size of its data files, `shared_bytes` of those that other versions have too. `held_by` are
+    process ids; None where the kernel does not say.
+    """
+
+    number: int
+    step: int
+    latest: bool
+    committed_at: float | None
+    bytes: int | None
+    bytes_written: int | None
+    file_bytes: int
+    shared_bytes: int
+    held_by: list[int] | None
+
+
+def run(arguments: Namespace) -> bool:
+    path = Path(arguments.store)
+    latest, versions, broken = look(path)
+    rows = [_row(path, version, latest=version.prefix == latest) for version in versions]
+    on_disk = _on_disk(path)
+    if arguments.json:
+        listed = {"store": str(path), "bytes_on_disk": on_disk, "versions": [asdict(row) for row in rows]}
+        sys.stdout.write(to_json(listed | {"broken": broken}))
+        return True
+    screen = console()
+    count = f"{len(rows)} version{'' if len(rows) == 1 else 's'}" if rows else "nothing published yet"
+    screen.print(f"{path}: {count}, {size(on_disk)} on disk", style="bold", soft_wrap=True)
+    if rows:
+        screen.print(_table(rows, time.time()))
+    for name in broken:
+        screen.print(f"{files.shown(name)} is listed, but its files are broken or gone", style="red", soft_wrap=True)
+    return True
+
+
+def look(path: Path) -> tuple[str | None, list[Version], list[str]]:
+    """The name of the latest version, all that can be read, and the names of those that are listed and cannot.
+
+    Raises StoreError for what is no directory, CorruptCheckpointError where `checkpoint` is broken.
+    """
+    before = layout.read_state(path)
+    versions = Store(path).versions()
+    after = layout.read_state(path)
+    if before is None or after is None:
+        try:
+            os.scandir(path).close()
+        except OSError as error:
+            raise StoreError(path, f"cannot be read: {error.strerror}") from error
+        return None, [], []
+    found = {version.prefix for version in versions}
+    # What is not in both was published, or pruned, while this looked.
+    return after.latest, versions, [name for name in before.names if name in after.names and name not in found]
+
+
+def _row(path: Path, version: Version, *, latest: bool) -> Row:
+    data = list(_data_files(path, version.prefix))
+    recorded = layout.record_file(path, version.prefix).exists()
+    locks = holders.shared_locks()
+    return Row(
+        number=version.number,
+        step=version.step,
+        latest=latest,
+        committed_at=version.committed_at,
+        bytes=version.bytes if recorded else None,
+        bytes_written=version.bytes_written if recorded else None,
+        file_bytes=sum(one.st_size for one in data),
+        shared_bytes=sum(one.st_size for one in data if one.st_nlink > 1),
+        held_by=None if locks is None else holders.of(data, locks),
+    )
+
+
+def _data_files(path: Path, name: str) -> Iterator[os.stat_result]:
+    for file in path.glob(f"{glob.escape(name)}.data-*"):
+        try:
+            yield file.lstat()
+        except FileNotFoundError:  # pruned meanwhile
+            continue
+
+
+def _on_disk(path: Path) -> int:
+    """What the whole directory takes, retired files included; what has several names counts once."""
+    taken = {}
+    with os.scandir(path) as entries:
+        for entry in entries:
+            try:
+                found = entry.stat(follow_symlinks=False)
+            except FileNotFoundError:
+                continue
+            taken[found.st_ino] = found.st_blocks * 512
+    return sum(taken.values())
+
+
+def _table(rows: Sequence[Row], now: float) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for column in ("version", "step", "age", "size", "written", "shared"):
+        table.add_column(column, justify="right", overflow="fold")
+    table.add_column("held by", overflow="fold")
+    table.add_column("")
+    for row in reversed(rows):
+        table.add_row(
+            str(row.number),
+            str(row.step),
+            NOTHING if row.committed_at is None else duration(max(0.0, now - row.committed_at)),
+            size(row.file_bytes if row.bytes is None else row.bytes),
+            NOTHING if row.bytes_written is None else size(row.bytes_written),
+            size(row.shared_bytes),
+            NOTHING if not row.held_by else ", ".join(map(str, row.held_by)),
+            Text("latest", "bold green") if row.latest else "",
+        )
+    return table

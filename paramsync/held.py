@@ -1,0 +1,155 @@
+"""Data files that are held: nobody overwrites one as long as anything of it is in use.
+
+A shared flock belongs to the open file, not to a descriptor of it: a mapping has a descriptor of its own for the same
+open file, and so keeps the lock until it goes, with the last array or tensor in it. A process that dies keeps nothing.
+Locking takes no permission to write, neither to the file nor to its directory.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import mmap
+import os
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import final
+
+import numpy as np
+
+from paramsync import files
+from paramsync.checksums import crc32c
+from paramsync.errors import CorruptCheckpointError
+
+_ALIGNMENT = 64  # of copies, so that they are as good as what is mapped
+_POPULATE_READ = 22  # MADV_POPULATE_READ, which Python has no name for; Linux 5.14
+_POPULATED = 2 << 20  # bytes at once: other threads that allocate memory wait no longer than this takes
+_MADVISE = ctypes.CDLL(None, use_errno=True).madvise  # mmap.madvise would keep the interpreter while the disk is read
+_MADVISE.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+
+
+class Held(ABC):
+    """A data file that nobody overwrites. Safe to use from any thread."""
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        found = os.fstat(descriptor)
+        self.path = path
+        self.size = found.st_size
+        self._identity = (found.st_dev, found.st_ino)
+
+    def has_its_name(self) -> bool:
+        """Whether the path still leads to this file."""
+        try:
+            found = self.path.lstat()
+        except OSError:
+            return False
+        return (found.st_dev, found.st_ino) == self._identity
+
+    @abstractmethod
+    def memory(self, offset: int, size: int) -> memoryview:
+        """These bytes of the file, which may be written to and keep what they lie in alive.
+
+        The same ones at each call. Raises CorruptCheckpointError where the file has become too short for them.
+        """
+
+    @abstractmethod
+    def check(self, offset: int, size: int) -> None:
+        """Raise CorruptCheckpointError where reading these bytes of some `memory` would end the process."""
+
+    @abstractmethod
+    def prefault(self, offset: int, size: int) -> None:
+        """Have the kernel bring these bytes of some `memory` into the page table, without keeping the interpreter.
+
+        Raises CorruptCheckpointError where the file has become too short for them.
+        """
+
+    def _too_short(self, offset: int, size: int) -> CorruptCheckpointError:
+        expected = f"{size} bytes at {offset}, as when it was opened"
+        return CorruptCheckpointError(self.path, expected=expected, found="a file that was cut or cannot be read")
+
+
+def hold(path: Path, *, mapped: bool) -> Held | None:
+    """Open and lock a data file; None where somebody is overwriting it. Raises CorruptCheckpointError.
+
+    Mapped, its bytes are used where they lie: whoever truncates the file then ends this process with SIGBUS. Not
+    mapped, they are copied when they are asked for, and what happens to the file afterwards does not matter.
+    """
+    try:
+        with files.regular(path) as file:
+            try:
+                fcntl.flock(file.fileno(), fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return None
+            return _Mapped(path, file.fileno()) if mapped else _Copied(path, file.fileno())
+    except OSError as error:
+        raise CorruptCheckpointError(path, expected="a data file", found=error.strerror) from error
+    except ValueError as error:  # of mmap, where the file was cut after its size was read
+        raise CorruptCheckpointError(path, expected="a data file at rest", found="one that was cut") from error
+
+
+@final
+class _Mapped(Held):
+    def __init__(self, path: Path, descriptor: int) -> None:
+        super().__init__(path, descriptor)
+        # Private and writable: numpy and dlpack share nothing that is read-only. A write would stay in this process.
+        flags, access = mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE
+        self._memory: mmap.mmap | bytes = b""  # an empty file cannot be mapped
+        if self.size:
+            self._memory = mmap.mmap(descriptor, self.size, flags=flags, prot=access)
+
+    def memory(self, offset: int, size: int) -> memoryview:
+        return memoryview(self._memory)[offset : offset + size]
+
+    def check(self, offset: int, size: int) -> None:
+        if isinstance(self._memory, mmap.mmap) and self._memory.size() < offset + size:  # of the file, as it is now
+            raise self._too_short(offset, size)
+
+    def prefault(self, offset: int, size: int) -> None:
+        if not size:
+            return
+        self.check(offset, size)
+        address = np.frombuffer(self._memory, np.uint8).ctypes.data
+        start = offset - offset % mmap.PAGESIZE
+        for at in range(start, offset + size, _POPULATED):
+            length = min(_POPULATED, offset + size - at)
+            if _MADVISE(address + at, length, _POPULATE_READ) != 0:
+                if ctypes.get_errno() != errno.EINVAL:
+                    raise self._too_short(offset, size)
+                crc32c(self.memory(at, length))  # an older kernel: each page is there once it was read
+
+
+@final
+class _Copied(Held):
+    def __init__(self, path: Path, descriptor: int) -> None:
+        super().__init__(path, descriptor)
+        self._copies: dict[tuple[int, int], memoryview] = {}
+        self._descriptor = os.dup(descriptor)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_descriptor"):
+            os.close(self._descriptor)
+
+    def memory(self, offset: int, size: int) -> memoryview:
+        place = offset, size
+        copy = self._copies.get(place)
+        # Two threads may copy the same bytes at once: the first one's copy is the one to check and to use.
+        return copy if copy is not None else self._copies.setdefault(place, self._copy(offset, size))
+
+    def check(self, offset: int, size: int) -> None:
+        """What was copied cannot be taken away."""
+
+    def prefault(self, offset: int, size: int) -> None:
+        """What was copied is there."""
+
+    def _copy(self, offset: int, size: int) -> memoryview:
+        room = np.empty(size + _ALIGNMENT, np.uint8)
+        start = -room.ctypes.data % _ALIGNMENT
+        copy = room[start : start + size].data
+        done = 0
+        while done < size:
+            count = os.preadv(self._descriptor, [copy[done:]], offset + done)
+            if not count:
+                raise self._too_short(offset, size)
+            done += count
+        return copy

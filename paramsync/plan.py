@@ -1,0 +1,117 @@
+"""Where the tensors of the next checkpoint go: which data files stay, and what is written into others. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+LINKED = 8  # data files that a checkpoint shares with the one before
+PORTION = 2 << 20  # bytes that one thread copies before it takes the next
+
+_ALIGNMENT = 64
+_PAGE = 4096
+_STALE = 0.5  # the share of a file's bytes that may belong to no tensor any more
+_WORTH = 1 << 20  # bytes that are worth a data file of their own, whatever their share,
+_SHARE = 1 / 64  # and the share that is, however few bytes it is
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """A data file of the checkpoint before: how many bytes its tensors had when it was written, and who is in it."""
+
+    bytes: int
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What becomes of the tensors: `linked` are shards that stay as they are, and the names that stay in each.
+
+    `moved` did not change but cannot stay; they get a shard of their own, which will be linked. `changed` get another.
+    """
+
+    linked: Mapping[int, tuple[str, ...]]
+    moved: tuple[str, ...]
+    changed: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Bytes from `start` to `stop` of the tensor number `tensor`."""
+
+    tensor: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where the tensors of a shard begin, how long it is, and portions of it that are about equally long."""
+
+    offsets: tuple[int, ...]
+    end: int
+    portions: tuple[tuple[Piece, ...], ...]
+
+
+def decide(sizes: Mapping[str, int], unchanged: Collection[str], shards: Sequence[Shard]) -> Plan:
+    """What to do with tensors of these sizes, of which those `unchanged` are in `shards`.
+
+    A shard is linked while at least half of what was written into it is still of use: tensors that changed leave stale
+    bytes behind. Of too many shards the smallest are put together. What is too small to be worth a file is written with
+    what changed.
+    """
+    total = sum(sizes.values())
+    staying = {at: tuple([name for name in shard.names if name in unchanged]) for at, shard in enumerate(shards)}
+    left = {at: sum(sizes[name] for name in names) for at, names in staying.items()}
+    linked = [
+        at
+        for at, shard in enumerate(shards)
+        if _is_worth_a_file(left[at], total) and left[at] >= shard.bytes * (1 - _STALE)
+    ]
+    if len(linked) > LINKED:
+        linked = sorted(sorted(linked, key=lambda at: left[at])[-LINKED // 2 :])
+    stay = {name for at in linked for name in staying[at]}
+    moved = tuple([name for name in sizes if name in unchanged and name not in stay])
+    if not _is_worth_a_file(sum(sizes[name] for name in moved), total):
+        moved = ()
+    stay.update(moved)
+    return Plan({at: staying[at] for at in linked}, moved, tuple([name for name in sizes if name not in stay]))
+
+
+@lru_cache(maxsize=8)
+def arrange(sizes: tuple[int, ...]) -> Layout:
+    """Tensors of these sizes in one shard: those of a page or more begin on a page, others on 64 bytes."""
+    offsets = []
+    end = 0
+    for size in sizes:
+        if size:  # a place behind the end of the file would be out of bounds
+            alignment = _PAGE if size >= _PAGE else _ALIGNMENT
+            end = -(-end // alignment) * alignment
+        offsets.append(end)
+        end += size
+    return Layout(tuple(offsets), end, tuple(portions(sizes)))
+
+
+def portions(sizes: Sequence[int]) -> Iterable[tuple[Piece, ...]]:
+    """All bytes of tensors of these sizes, in portions for one thread each: many small tensors, or a part of one."""
+    portion: list[Piece] = []
+    room = PORTION
+    for tensor, size in enumerate(sizes):
+        start = 0
+        while start < size or not start:  # an empty tensor has a piece too: nobody has to know of it
+            stop = min(size, start + room)
+            portion.append(Piece(tensor, start, stop))
+            room -= stop - start
+            if not room:
+                yield tuple(portion)
+                portion, room = [], PORTION
+            if start == stop:
+                break
+            start = stop
+    if portion:
+        yield tuple(portion)
+
+
+def _is_worth_a_file(size: int, total: int) -> bool:
+    return size > 0 and (size >= _WORTH or size >= total * _SHARE)

@@ -1,0 +1,256 @@
+"""The data files that a publisher may overwrite: retired ones that nobody holds, kept mapped from use to use."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import mmap
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from paramsync import files, memory
+from paramsync.bundle import Array
+
+SPARE = ".spare-"
+SPARES = 3  # files that wait to be overwritten
+MAPPED = 48  # files that stay mapped; each takes two descriptors
+
+_WASTE = 1.25  # how many times as large as needed a spare may be
+_PASSES = 4  # how often a spare may be found to be of the wrong size before it goes
+NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
+
+
+class DataFile:
+    """A data file, open and mapped for writing. Who maps it sees what is written at once, as does who reads it."""
+
+    def __init__(self, descriptor: int, *, stays: bool) -> None:
+        """Takes the descriptor over. `stays`: whether pages, once touched, can be written forever after."""
+        found = os.fstat(descriptor)
+        self.descriptor = descriptor
+        self.inode = found.st_ino
+        self.size = found.st_size
+        self.content: Array = np.empty(0, np.uint8)
+        self._stays = stays
+        self._touched = 0
+        self._mapping = mmap.mmap(descriptor, self.size) if self.size else None
+        if self._mapping is not None:
+            self.content = np.frombuffer(self._mapping, np.uint8)
+
+    def touch(self, start: int, stop: int) -> None:
+        """Before bytes are written: have the pages for them. To write without would be SIGBUS where there is no room.
+
+        Raises OSError where there is none. May be called by several threads.
+        """
+        if stop > self._touched and not memory.make_writable(self.content, start, stop):
+            os.posix_fallocate(self.descriptor, start, stop - start)
+
+    def written(self, size: int) -> None:
+        """All bytes are, up to there."""
+        if self._stays:
+            self._touched = max(self._touched, size)
+
+    def close(self) -> None:
+        self.content = np.empty(0, np.uint8)
+        if self._mapping is not None:
+            with suppress(BufferError):  # the traceback of an error still refers to it, and unmaps it when it goes
+                self._mapping.close()
+            self._mapping = None
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+
+@dataclass(slots=True)
+class _Spare:
+    path: Path
+    inode: int
+    size: int
+    passes: int = 0
+
+
+class Spares:
+    """Retired data files on their way from one version to a later one. One thread owns it: that of the publisher.
+
+    Fresh pages are by far the most expensive part of writing into memory, so that files are overwritten in place:
+
+    1. `retire` takes a file's names away, one after the other. With the last one it becomes a spare, by rename.
+    2. `writing` takes the exclusive lock of a spare, and does not wait for it: a follower holds the shared lock for
+       as long as it maps the file, and the kernel drops it when the follower dies.
+    3. With the lock, the name of the spare must be the only one: somebody may have made a link to keep the file.
+    4. It is overwritten. Who is killed here leaves a spare.
+    5. The lock is given back, and the spare is renamed to what it is now.
+
+    The race is with a follower that opened the file by a name of a version, and has yet to lock it. It locks, and then
+    looks whether the name still leads to the file that it locked. If it locked before 2, then 2 fails. If it locked
+    later, then it was after 1, and the name that it came by is gone for good, since no number of a version comes twice:
+    it lets go of what it has not read. No file that ever had a name is cut short.
+    """
+
+    def __init__(self, directory: Path, *, durable: bool = False) -> None:
+        """Spares of an earlier publisher are taken over. Raises OSError."""
+        self._directory = directory
+        self._durable = durable
+        self._stays = is_memory(directory)
+        self._files: dict[int, DataFile] = {}  # by inode, those written last at the end
+        names = [name for name in files.names(directory) if name.startswith(SPARE)]
+        found = [(directory / name).lstat() for name in sorted(names, key=lambda name: (len(name), name))]
+        self._spares = [
+            _Spare(directory / name, one.st_ino, one.st_size)
+            for name, one in zip(names, found, strict=True)
+            if stat.S_ISREG(one.st_mode)
+        ]
+
+    @contextmanager
+    def writing(self, path: Path, size: int) -> Iterator[DataFile]:
+        """A file of that size or a little more to write; when the block ends it has the name `path`.
+
+        Where the block fails, there is no such file. Raises OSError.
+        """
+        spare = self._lock_spare(size)
+        aside = spare.path if spare else path.with_name(files.TEMPORARY + path.name)
+        file = self._files[spare.inode] if spare else self._fresh(aside, size)
+        try:
+            yield file
+            file.written(size)
+            if self._durable:
+                os.fsync(file.descriptor)
+            fcntl.flock(file.descriptor, fcntl.LOCK_UN)
+            aside.rename(path)
+        except BaseException as error:
+            if spare:
+                fcntl.flock(file.descriptor, fcntl.LOCK_UN)
+            else:
+                aside.unlink(missing_ok=True)
+                if isinstance(error, OSError):  # no room, perhaps: give back what there was, whoever refers to it still
+                    os.ftruncate(file.descriptor, 0)
+                file.close()
+            raise
+        if spare:
+            self._spares.remove(spare)
+        self.use(file)
+
+    def use(self, file: DataFile) -> None:
+        """The file is in a version that is being written: it is the last to be unmapped."""
+        if file.descriptor >= 0:
+            self._files.pop(file.inode, None)
+            self._files[file.inode] = file
+
+    def retire(self, path: Path) -> None:
+        """Take a data file's name away; it becomes a spare if that was the last one. Raises OSError."""
+        try:
+            found = path.lstat()
+        except FileNotFoundError:
+            return
+        if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1 or not found.st_size:
+            path.unlink()
+            return
+        spare = path.with_name(SPARE + path.name)
+        path.rename(spare)
+        self._spares.append(_Spare(spare, found.st_ino, found.st_size))
+
+    def trim(self, keep: int = SPARES) -> None:
+        """Remove spares that are too many or of no use, the oldest first; close what nobody needs. Raises OSError."""
+        useless = [spare for spare in self._spares if spare.passes >= _PASSES]
+        others = [spare for spare in self._spares if spare.passes < _PASSES]
+        for spare in useless + others[: max(0, len(others) - keep)]:
+            self._remove(spare)
+        for file in [one for one in self._files.values() if not os.fstat(one.descriptor).st_nlink]:
+            self._close(file.inode)  # a stranger removed it
+        for inode in list(self._files)[: max(0, len(self._files) - MAPPED)]:
+            self._close(inode)
+
+    def close(self) -> None:
+        """Unmap everything. The spares stay, for the next publisher."""
+        for inode in list(self._files):
+            self._close(inode)
+
+    def _lock_spare(self, size: int) -> _Spare | None:
+        """A spare that is large enough and that nobody holds, locked and mapped; the oldest of them."""
+        for spare in list(self._spares):
+            if not size <= spare.size <= size * _WASTE:
+                spare.passes += 1
+            elif self._lock(spare):
+                spare.passes = 0
+                return spare
+        return None
+
+    def _lock(self, spare: _Spare) -> bool:
+        try:
+            file = self._files.get(spare.inode) or self._open(spare)
+            fcntl.flock(file.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError:  # gone, or another user's
+            spare.passes = _PASSES
+            return False
+        try:
+            found = os.fstat(file.descriptor)
+            if (found.st_nlink, found.st_size, spare.path.lstat().st_ino) == (1, spare.size, found.st_ino):
+                return True
+        except OSError:  # a stranger removed it
+            pass
+        fcntl.flock(file.descriptor, fcntl.LOCK_UN)
+        spare.passes = _PASSES
+        return False
+
+    def _open(self, spare: _Spare) -> DataFile:
+        flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        descriptor = os.open(spare.path, flags)
+        try:
+            file = DataFile(descriptor, stays=self._stays)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        if file.inode != spare.inode:
+            file.close()
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(spare.path))
+        self._files[file.inode] = file
+        return file
+
+    def _fresh(self, aside: Path, size: int) -> DataFile:
+        """A new file, whose pages come when they are touched. Where there is no room for them, the spares make some."""
+        aside.unlink(missing_ok=True)
+        found = os.statvfs(self._directory)
+        if found.f_blocks and found.f_bavail * found.f_frsize < size:
+            self.trim(keep=0)
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(aside, flags, 0o666)
+        try:
+            os.ftruncate(descriptor, size)
+            return DataFile(descriptor, stays=self._stays)
+        except BaseException:
+            os.close(descriptor)
+            aside.unlink(missing_ok=True)
+            raise
+
+    def _remove(self, spare: _Spare) -> None:
+        self._spares.remove(spare)
+        with suppress(FileNotFoundError):
+            spare.path.unlink()
+        self._close(spare.inode)
+
+    def _close(self, inode: int) -> None:
+        file = self._files.pop(inode, None)
+        if file is not None:
+            file.close()
+
+
+def is_memory(directory: Path) -> bool:
+    """Whether the files of a directory are in memory, on tmpfs, where their pages once touched stay writable.
+
+    Elsewhere a page that was written back may have to find room again when it is written the next time.
+    """
+    device = directory.stat().st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    try:
+        mounts = Path("/proc/self/mountinfo").read_text(errors="replace").splitlines()
+    except OSError:
+        return False
+    fields = [line.split() for line in mounts]
+    return any(one[2] == number and one[one.index("-") + 1] == "tmpfs" for one in fields)

@@ -1,0 +1,273 @@
+"""The publisher's side of a store: versions appear whole, and go when newer ones have taken their place."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+
+from paramsync import files, layout, lock
+from paramsync.errors import CorruptCheckpointError, SettingsError, StoreError
+from paramsync.index import index_file
+from paramsync.shards import ShardWriter, Tensor
+from paramsync.spares import NO_ROOM, Spares
+from paramsync.store import Store
+from paramsync.version import Version
+
+_log = logging.getLogger("paramsync.store")
+
+
+class StoreWriter:
+    """The one publisher's side of a store, which it makes and locks.
+
+    One thread owns it; `next_number` alone may be called from another. A version is published in these steps, and a
+    publisher that is killed between any two of them leaves the version before as the latest, and its rubbish marked:
+
+    1. mark the new version, and those that it will push out, as unlisted;
+    2. data, index and record, each under its name when complete; data that the version before has already gets one more
+       name, other data goes into files that nobody needs any more (see `Spares`) or into new ones;
+    3. `checkpoint`, by rename: the new version is visible, and the only one that is the latest;
+    4. of every marked version that `checkpoint` does not list: remove the index, the record, the names of its data,
+       then the graph that no other version has, then the mark.
+
+    With `durable`, data, index, record, directory, `checkpoint` and directory again are on the disk before the next one
+    of them is written. Without, a version outlives its publisher's end but perhaps not the machine's.
+
+    Versions without a record are TensorFlow's: they stay listed and are never removed.
+    """
+
+    def __init__(self, path: Path, *, keep: int = 5, durable: bool = False) -> None:
+        """Make and lock the store, and clear away what a killed publisher left.
+
+        Raises SettingsError, StoreLockedError, StoreError, and CorruptCheckpointError where `checkpoint` is broken.
+        """
+        if keep < 1:
+            raise SettingsError(f"keep: expected at least 1 version, found {keep}")
+        self._store = Store(path)
+        self._path = path
+        self._keep = keep
+        self._durable = durable
+        self._numbers = threading.Lock()
+        self._fresh_graphs: set[str] = set()  # added, and not yet in a version
+        self._graphs: dict[str, str | None] = {}  # by version; None where there is no record
+        self._state: tuple[str | None, tuple[str, ...]] = (None, ())  # the text of `checkpoint`, and what it lists
+        self._spares: Spares | None = None
+        self._unchanged: frozenset[str] = frozenset()
+        self._reserved = -1
+        self._closed = False
+        self._lock: int | None = None
+        self._take()
+
+    def add_graph(self, digest: str, content: bytes) -> None:
+        """Put a graph where versions can refer to it; it stays as long as one does. Raises StoreError."""
+        self._keep_hold()
+        path = self._store.graph_file(digest)
+        self._fresh_graphs.add(digest)
+        with self._faults(f"graph {digest} was not written"):
+            if not path.exists():
+                self._put(path, content)
+
+    def next_number(self, step: int) -> int:
+        """The number for a version of that step: the step where it is above every number before, else one more.
+
+        The number is taken: the next call returns a higher one.
+        """
+        with self._numbers:
+            self._reserved = max(step, self._reserved + 1)
+            return self._reserved
+
+    @property
+    def unchanged(self) -> frozenset[str]:
+        """The parameters whose values the last commit found, or was told, to be the same as in the one before it."""
+        return self._unchanged
+
+    def commit(self, version: Version, tensors: Mapping[str, Tensor], *, unchanged: Collection[str] = ()) -> Version:
+        """Publish, then prune. Returns the version as followers see it.
+
+        prefix, committed_at, bytes, bytes_written and checksum are set here. `unchanged` are names that the caller
+        knows to have the same values as in the last commit of this writer; others are compared. Raises StoreError, and
+        ParameterError for a tensor that a checkpoint cannot hold; the version before is then still the latest, and
+        nothing of this one is left.
+        """
+        self._keep_hold()
+        listed = self._listed()
+        self._check(version, listed)
+        name = f"ckpt-{version.number}"
+        names = (*self._kept(listed), name)
+        try:
+            with self._faults(f"version {version.number} was not published"):
+                self._put(layout.mark(self._path, name), version.graph.encode())
+                for one in set(listed) - set(names):
+                    self._put(layout.mark(self._path, one), (self._graph(one) or "").encode())
+                written = self._shards.write(self._path / name, tensors, unchanged)
+                version = replace(
+                    version,
+                    prefix=name,
+                    bytes=written.bytes,
+                    bytes_written=written.bytes_written,
+                    checksum=written.checksum(),
+                    committed_at=time.time(),
+                )
+                self._put(layout.record_file(self._path, name), version.to_json().encode())
+                self._sync()
+                text = layout.state_text(layout.State(name, names))
+                self._put(layout.state_file(self._path), text.encode())
+            self._state = (text, names)
+            self._graphs[name] = version.graph
+            self._fresh_graphs.discard(version.graph)
+            self._unchanged = written.unchanged
+            self._shards.remember(written)
+            with self._faults(f"version {version.number} was published, but it may not be on the disk"):
+                self._sync()
+        finally:
+            self._prune()
+        return version
+
+    def close(self) -> None:
+        """Let another publish here. Closing twice is fine."""
+        self._closed = True
+        self._let_go()
+
+    def _let_go(self) -> None:
+        if self._spares is not None:
+            self._spares.close()
+            self._spares = None
+        if self._lock is not None:
+            lock.release(self._lock)
+            self._lock = None
+
+    def __enter__(self) -> StoreWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _take(self) -> None:
+        """Make and lock the directory, and clear away what a killed publisher left."""
+        with self._faults("cannot be made a store"):
+            if self._path.is_file():
+                raise StoreError(self._path, "expected a directory, found a file")
+            self._path.mkdir(parents=True, exist_ok=True)
+            self._lock = lock.take(self._path)
+        try:
+            with self._numbers:
+                self._reserved = max(self._reserved, *map(layout.number_of, self._listed()), -1)
+            self._check_that_there_are_numbers()
+            with self._faults("cannot be cleared of what a killed publisher left"):
+                for leftover in self._path.glob(f"{files.TEMPORARY}*"):
+                    leftover.unlink(missing_ok=True)
+                self._spares = Spares(self._path, durable=self._durable)
+                self._shards = ShardWriter(self._spares, durable=self._durable)
+                self._sweep()
+        except BaseException:
+            self._let_go()
+            raise
+
+    def _check_that_there_are_numbers(self) -> None:
+        if self._reserved >= layout.NUMBERS - 1:
+            problem = f"lists version {self._reserved}, above which there is no number; publish to another store"
+            raise StoreError(self._path, problem)
+
+    def _keep_hold(self) -> None:
+        """Take the store again where its directory was removed or replaced: the lock went with it."""
+        if self._closed:
+            raise StoreError(self._path, "is closed; expected an open StoreWriter")
+        if self._lock is None or not lock.holds(self._lock, self._path):
+            self._let_go()
+            self._state, self._graphs = (None, ()), {}
+            self._take()
+
+    def _check(self, version: Version, listed: Sequence[str]) -> None:
+        above = max(map(layout.number_of, listed), default=-1)
+        if not above < version.number < layout.NUMBERS:
+            raise StoreError(self._path, f"expected a version above {above}, found {version.number}")
+        if wrong := layout.problem(version):
+            raise StoreError(self._path, f"version {version.number}: expected {wrong[0]}, found {wrong[1]}")
+        if version.graph and not self._store.graph_file(version.graph).exists():
+            raise StoreError(self._path, f"expected graph {version.graph} to be added before version {version.number}")
+
+    def _listed(self) -> tuple[str, ...]:
+        text = layout.read_text(layout.state_file(self._path))
+        if text != self._state[0]:  # a stranger's, or of an earlier publisher
+            state = layout.read_state(self._path)
+            return state.names if state else ()
+        return self._state[1]
+
+    def _kept(self, listed: Sequence[str]) -> list[str]:
+        """What is still listed beside one more version."""
+        ours = [name for name in listed if self._graph(name) is not None]
+        dropped = ours[: max(0, len(ours) + 1 - self._keep)]
+        return [name for name in listed if name not in dropped]
+
+    def _graph(self, name: str) -> str | None:
+        """The digest in a record, "" where it cannot be read; None where there is no record."""
+        if name not in self._graphs:
+            try:
+                record = layout.read_record(self._path, name)
+                self._graphs[name] = record.graph if record else None
+            except CorruptCheckpointError:
+                self._graphs[name] = ""
+        return self._graphs[name]
+
+    def _prune(self) -> None:
+        """Step 4. It never fails a publication: what cannot be removed stays marked until the next time."""
+        try:
+            self._sweep()
+        except (OSError, StoreError, CorruptCheckpointError) as error:
+            _log.warning("%s: old versions were not removed: %s", self._path, error)
+
+    def _sweep(self) -> None:
+        listed = self._listed()
+        found = files.names(self._path)
+        problems = []
+        for mark in [self._path / one for one in found if layout.is_mark(one)]:
+            try:
+                self._clear(mark, listed, found)
+            except OSError as error:  # the others can go all the same
+                problems.append(error)
+        self._graphs = {name: graph for name, graph in self._graphs.items() if name in listed}
+        if self._spares is not None:
+            self._spares.trim()
+        if problems:
+            raise problems[0]
+
+    def _clear(self, mark: Path, listed: Sequence[str], found: Sequence[str]) -> None:
+        name = layout.marked(mark)
+        if name not in listed:
+            self._remove(name, found)
+            graph = self._graphs.get(name) or mark.read_text(errors="replace")
+            if layout.is_digest(graph) and graph not in self._fresh_graphs | set(map(self._graph, listed)):
+                self._store.graph_file(graph).unlink(missing_ok=True)
+        mark.unlink()
+
+    def _remove(self, name: str, found: Sequence[str]) -> None:
+        index_file(self._path / name).unlink(missing_ok=True)
+        layout.record_file(self._path, name).unlink(missing_ok=True)
+        for data in [one for one in found if one.startswith(f"{name}.data-")]:
+            if self._spares is not None:
+                self._spares.retire(self._path / data)
+
+    def _put(self, path: Path, content: bytes) -> None:
+        with files.aside(path, durable=self._durable) as file:
+            file.write(content)
+
+    def _sync(self) -> None:
+        if self._durable:
+            files.sync_directory(self._path)
+
+    @contextmanager
+    def _faults(self, problem: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if error.errno in NO_ROOM and self._spares is not None:
+                with suppress(OSError):
+                    self._spares.trim(keep=0)  # makes room for the next try
+            raise StoreError(self._path, f"{problem}: {error.strerror}") from error

@@ -1,0 +1,52 @@
+"""Checkpoints for tests of reading: written by the simplest code that lays them out as ours are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from paramsync import dtypes, index, strings
+from paramsync.bundle import Array
+from paramsync.checksums import crc32c, mask
+from paramsync.index import Entry, Index, data_file, index_file
+
+_ALIGNMENT = 64
+_PAGE = 4096
+
+
+def write(prefix: Path, tensors: Mapping[str, Array], *, shards: int = 1) -> None:
+    """A checkpoint with aligned tensors, which are dealt to its shards in turn."""
+    contents = [bytearray() for _ in range(shards)]
+    entries = {}
+    for number, (name, array) in enumerate(sorted(tensors.items(), key=lambda item: item[0].encode())):
+        shard = number % shards
+        content = contents[shard]
+        dtype = dtypes.from_numpy(array.dtype)
+        assert dtype is not None
+        if dtype == dtypes.STRING:
+            stored, checksum = strings.encode(array, name)
+        else:
+            stored = np.asarray(array, order="C").tobytes()
+            checksum = crc32c(stored)
+        if stored:
+            content.extend(bytes(-len(content) % (_PAGE if len(stored) >= _PAGE else _ALIGNMENT)))
+        entries[name] = Entry(dtype, array.shape, shard, len(content), len(stored), mask(checksum))
+        content.extend(stored)
+    for shard, content in enumerate(contents):
+        data_file(prefix, shard, shards).write_bytes(content)
+    index_file(prefix).write_bytes(index.encode(Index(shards, entries)))
+
+
+def resident(directory: Path) -> int:
+    """Bytes of files in that directory that readers in this process have in its page table; writers share theirs."""
+    found = 0
+    of_it = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        first, *rest = line.split()
+        if not first.endswith(":"):
+            of_it = f" {directory}/" in line and rest[0].endswith("p")
+        elif of_it and first == "Rss:":
+            found += int(rest[0]) << 10
+    return found

@@ -1,0 +1,223 @@
+"""The benchmarks, tiny: they run, they report every figure, and the quotients are quotients."""
+
+from __future__ import annotations
+
+import json
+import random
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench import settings
+from bench.__main__ import main
+from bench.timing import Contestant, measure
+from paramsync.errors import SettingsError
+
+TINY = ["--mb", "1", "--large-mb", "4", "--runs", "1"]
+STOCK = ("checkpoint", "saver", "savedmodel", "savedmodule", "h5")  # what TensorFlow brings along
+SAVES = (
+    "checkpoint_write",
+    "saver_save",
+    "savedmodel_export",
+    "savedmodule_save",
+    "h5_save",
+    "safetensors_save",
+    "orbax_save",
+)
+LOADS = (
+    "checkpoint_read",
+    "saver_restore",
+    "savedmodel_load",
+    "savedmodule_load",
+    "h5_load",
+    "safetensors_load",
+    "orbax_restore",
+)
+
+
+# Keras hands variables to numpy in a way that numpy 2 warns about
+_keras_warns = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")
+
+
+@pytest.mark.slow
+@_keras_warns
+def test_publish_reports_every_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = _measured("publish", capsys, "--folder", str(tmp_path), "--only", ",".join(STOCK))
+    _check_peers(found, SAVES)
+    _check_quotients(
+        found, ours_over_memcpy=("ours", "memcpy"), checkpoint_write_over_fresh=("checkpoint_write", "ours_fresh")
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+@_keras_warns
+def test_restore_reports_every_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = _measured("restore", capsys, "--folder", str(tmp_path), "--only", ",".join(STOCK))
+    _check_peers(found, LOADS)
+    _check_quotients(
+        found,
+        ours_over_memcpy=("ours", "memcpy"),
+        checkpoint_read_over_sizes=("checkpoint_read", "ours_sizes"),
+        sizes_large_over_sizes=("ours_sizes_large", "ours_sizes"),
+    )
+    assert found["large_bytes"] == pytest.approx(4 * found["bytes"], rel=0.05)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("benchmark", "peers"), [("publish", SAVES), ("restore", LOADS)])
+def test_without_peers_ours_is_compared_with_a_copy_alone(
+    benchmark: str, peers: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = _measured(benchmark, capsys, "--folder", str(tmp_path), "--no-peers")
+    assert set(found["absent"]) == set(peers)
+    assert all(found[f"{name}_ms"] is None for name in peers)
+    _check_quotients(found, ours_over_memcpy=("ours", "memcpy"))
+
+
+def test_delta_writes_what_is_not_frozen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = _measured("delta", capsys, "--folder", str(tmp_path))
+    _check_quotients(found, full_over_ours=("full", "ours"), full_over_compared=("full", "compared"))
+    assert found["frozen_bytes"] == pytest.approx(0.95 * found["bytes"], rel=0.01)
+    assert found["bytes_written_ratio"] == pytest.approx(1 - found["frozen_bytes"] / found["bytes"], abs=0.01)
+    assert found["compared_bytes_written_ratio"] == found["bytes_written_ratio"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_conditions_are_part_of_the_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    conditions = _measured("delta", capsys, "--folder", str(tmp_path))["conditions"]
+    assert (conditions["runs"], conditions["tensors"], conditions["folder"]) == (1, 32, str(tmp_path))
+    assert conditions["cores"] >= 1
+    assert conditions["versions"]["numpy"]
+    assert len(conditions["load_average_before"]) == len(conditions["load_average_after"]) == 3
+
+
+def test_with_a_file_the_table_is_on_the_standard_output(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["delta", *TINY, "--folder", str(tmp_path), "--json", str(tmp_path / "delta.json")]) == 0
+    found = json.loads((tmp_path / "delta.json").read_text())
+    text = capsys.readouterr().out
+    assert "delta: 1.0 MB in 32 tensors, medians of 1 rounds" in text
+    assert f"{found['full_ms']:.2f}" in text
+
+
+def test_help_does_not_wait_for_numpy_or_tensorflow() -> None:
+    code = "import sys; from bench.__main__ import main; main(['--help'])"
+    guarded = f"""
+import atexit, sys
+atexit.register(lambda: sys.stderr.write(repr(sorted({{'numpy', 'tensorflow', 'rich'}} & set(sys.modules)))))
+{code}
+"""
+    ended = subprocess.run([sys.executable, "-c", guarded], capture_output=True, text=True, check=True)
+    assert ended.stderr == "[]"
+    assert "--json PATH" in ended.stdout
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    ["", "nosuch", "publish --mb 0", "publish --only tape", "publish --runs 0", "publish --only h5 --no-peers"],
+)
+def test_wrong_arguments_get_the_usage_and_exit_code_2(arguments: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments.split())
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.startswith("usage: python -m bench")
+
+
+def test_files_that_do_not_fit_are_refused_before_anything_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["publish", "--mb", "999999", "--folder", str(tmp_path)]) == 2
+    assert "bench: --folder: expected room for" in capsys.readouterr().err
+
+
+def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="no such folder"):
+        settings.folder(tmp_path / "nosuch", 1)
+
+
+def test_json_that_cannot_be_written_is_refused_before_anything_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["publish", "--json", str(tmp_path / "nosuch" / "a.json")]) == 2
+    assert capsys.readouterr().err.startswith("bench: --json ")
+
+
+def test_contestants_take_turns_in_every_round() -> None:
+    calls: list[str] = []
+    contestants = [Contestant(name=name, run=partial(calls.append, name)) for name in "abc"]
+    timings = measure(
+        contestants, runs=4, between=lambda: calls.append("|"), order=random.Random(0), track=lambda rounds, _: rounds
+    )
+    rounds = "".join(calls).split("|")[1:]
+    assert len(rounds) == 5
+    assert all(sorted(one) == ["a", "b", "c"] for one in rounds)
+    assert len(set(rounds)) > 1
+    assert {name: len(taken) for name, taken in timings.samples.items()} == {"a": 4, "b": 4, "c": 4}
+
+
+def test_only_running_is_timed() -> None:
+    def slow() -> None:
+        ends = time.perf_counter() + 0.05
+        while time.perf_counter() < ends:
+            pass
+
+    one = Contestant(name="one", prepare=slow, run=lambda: None, clear=slow)
+    timings = measure([one], runs=3, between=slow, order=random.Random(0), track=_all)
+    assert statistics.median(timings.samples["one"]) < 10
+
+
+def test_a_peer_that_fails_is_absent_with_its_reason() -> None:
+    def fail() -> None:
+        raise OSError("out of tape")
+
+    contestants = [Contestant(name="peer", run=fail, optional=True), Contestant(name="ours", run=lambda: None)]
+    timings = measure(contestants, runs=1, order=random.Random(0), track=_all)
+    assert timings.absent == {"peer": "failed: OSError: out of tape"}
+    assert timings.median("peer") is None
+    assert timings.median("ours") is not None
+
+
+def test_ours_that_fails_ends_the_run() -> None:
+    def fail() -> None:
+        raise OSError("out of memory")
+
+    with pytest.raises(OSError, match="out of memory"):
+        measure([Contestant(name="ours", run=fail)], runs=1, order=random.Random(0), track=_all)
+
+
+def _measured(benchmark: str, capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    """What it prints: one JSON object, and nothing else."""
+    assert main([benchmark, *TINY, *arguments, "--json", "-"]) == 0
+    captured = capsys.readouterr()
+    (line,) = captured.out.splitlines()
+    found: dict[str, Any] = json.loads(line)
+    assert found["benchmark"] == benchmark
+    assert found["bytes"] == pytest.approx(1e6, rel=0.05)
+    assert f"{found['ours_ms']:.2f}" in captured.err
+    return found
+
+
+def _check_peers(found: dict[str, Any], names: Iterable[str]) -> None:
+    for name in names:
+        if name.startswith(STOCK):
+            _check_quotients(found, **{f"{name}_over_ours": (name, "ours")})
+        else:
+            assert (found[f"{name}_ms"], found[f"{name}_over_ours"]) == (None, None)
+            assert found["absent"][name] == "not asked for"
+
+
+def _check_quotients(found: dict[str, Any], **quotients: tuple[str, str]) -> None:
+    for key, (over, under) in quotients.items():
+        assert found[f"{over}_ms"] == statistics.median(found["samples_ms"][over])
+        assert found[key] == pytest.approx(found[f"{over}_ms"] / found[f"{under}_ms"])
+
+
+def _all(rounds: Iterable[int], count: int) -> Iterable[int]:
+    return rounds

@@ -1,0 +1,169 @@
+"""Every dtype that TensorFlow can save, both ways, bit by bit; what it cannot save is refused by name."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow.core.framework import types_pb2
+
+from paramsync import dtypes, index, shards
+from paramsync.bundle import Array, Bundle
+from paramsync.errors import CorruptCheckpointError, ParameterError
+from paramsync.index import data_file, index_file
+
+REFERENCES = 100  # numbers above are of references to variables, which never leave a graph
+KNOWN = sorted(number for number in types_pb2.DataType.values() if 0 < number < REFERENCES)
+OPAQUE = [20, dtypes.VARIANT]
+DENSE = [number for number in KNOWN if number not in (*OPAQUE, dtypes.STRING)]
+NO_VARIABLES = [15, 16, 26, 27, 28]
+SHAPES = [(), (3, 5), (0, 7), (4099,)]
+
+
+def every_bit(dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> Array:
+    """Every bit pattern may occur: NaNs of all kinds, and those bits of a byte that a smaller number leaves unused."""
+    size = int(np.prod(shape)) * dtype.itemsize
+    content = np.random.default_rng(size).integers(0, 2 if dtype.kind == "b" else 256, size, np.uint8)
+    return content.view(dtype).reshape(shape)
+
+
+def content(tensor: tf.Tensor) -> bytes:
+    return bytes(tensor.numpy().tobytes())
+
+
+def restored(prefix: Path, names: list[str], number: int) -> list[tf.Tensor]:
+    """As TensorFlow does it."""
+    kinds = [tf.as_dtype(number)] * len(names)
+    tensors: list[tf.Tensor] = tf.raw_ops.RestoreV2(
+        prefix=str(prefix), tensor_names=names, shape_and_slices=[""] * len(names), dtypes=kinds
+    )
+    return tensors
+
+
+def save(prefix: Path, tensors: dict[str, tf.Tensor]) -> None:
+    """As TensorFlow does it."""
+    tf.raw_ops.SaveV2(
+        prefix=str(prefix),
+        tensor_names=list(tensors),
+        shape_and_slices=[""] * len(tensors),
+        tensors=list(tensors.values()),
+    )
+
+
+def test_every_number_of_tensorflows_has_its_name() -> None:
+    assert {number: dtypes.name(number) for number in KNOWN} == {n: tf.as_dtype(n).name for n in KNOWN}
+
+
+@pytest.mark.parametrize("number", DENSE, ids=dtypes.name)
+def test_the_numpy_dtype_is_tensorflows(number: int) -> None:
+    dtype = dtypes.to_numpy(number)
+    assert dtype == np.dtype(tf.as_dtype(number).as_numpy_dtype)
+    assert dtype is not None
+    assert dtypes.from_numpy(dtype) == number
+    assert tf.constant(np.zeros(2, dtype)).dtype == tf.as_dtype(number)
+
+
+@pytest.mark.parametrize("number", DENSE, ids=dtypes.name)
+def test_tensorflow_reads_what_we_write_and_we_read_what_it_writes(tmp_path: Path, number: int) -> None:
+    dtype = dtypes.to_numpy(number)
+    assert dtype is not None
+    tensors = {str(shape): every_bit(dtype, shape) for shape in SHAPES}
+    shards.write(tmp_path / "ours", tensors)
+    names = sorted(tensors)
+    theirs = dict(zip(names, restored(tmp_path / "ours", names, number), strict=True))
+    for name, array in tensors.items():
+        assert (theirs[name].dtype, tuple(theirs[name].shape)) == (tf.as_dtype(number), array.shape)
+        assert content(theirs[name]) == array.tobytes()
+
+    save(tmp_path / "theirs", theirs)
+    read = Bundle.open(tmp_path / "theirs")
+    read.verify(read.entries)
+    for name, array in tensors.items():
+        assert read.entries[name].dtype == number
+        assert (read.array(name).dtype, read.array(name).shape) == (dtype, array.shape)
+        assert read.array(name).tobytes() == array.tobytes()
+
+
+@pytest.mark.parametrize("number", sorted({*DENSE} - {*NO_VARIABLES}), ids=dtypes.name)
+def test_a_variable_in_a_checkpoint_of_objects_is_read(tmp_path: Path, number: int) -> None:
+    dtype = dtypes.to_numpy(number)
+    assert dtype is not None
+    shards.write(tmp_path / "ours", {"a": every_bit(dtype, (6,))})  # what a few dtypes have no other operations for
+    variable = tf.Variable(restored(tmp_path / "ours", ["a"], number)[0])
+    read = Bundle.open(Path(tf.train.Checkpoint(v=variable).write(str(tmp_path / "theirs"))))
+    read.verify(read.entries)
+    assert read.array("v/.ATTRIBUTES/VARIABLE_VALUE").tobytes() == every_bit(dtype, (6,)).tobytes()
+
+
+@pytest.mark.parametrize("number", NO_VARIABLES, ids=dtypes.name)
+def test_some_dtypes_tensorflow_saves_as_tensors_but_not_as_variables(number: int) -> None:
+    with pytest.raises(tf.errors.InvalidArgumentError, match="AssignVariableOp"):
+        tf.Variable(tf.constant(np.zeros(2, dtypes.to_numpy(number))))
+
+
+@pytest.mark.parametrize(("number", "bits"), [(29, 4), (30, 4), (31, 2), (32, 2), (33, 4)])
+def test_numbers_of_less_than_8_bits_take_a_byte_each(tmp_path: Path, number: int, bits: int) -> None:
+    dtype = dtypes.to_numpy(number)
+    assert dtype is not None
+    values = tf.constant(np.arange(1 << bits).astype(np.uint8).view(dtype))
+    save(tmp_path / "theirs", {"a": values})
+    assert data_file(tmp_path / "theirs", 0, 1).read_bytes() == bytes(range(1 << bits))
+
+
+def test_what_numpy_packs_into_a_dtype_tensorflow_lacks_is_refused_by_name(tmp_path: Path) -> None:
+    for dtype in ("float128", "timedelta64[s]", "V3", [("qint8", "i2")], [("a", "f4"), ("b", "f4")]):
+        with pytest.raises(ParameterError, match="parameters of 'odd': expected a dtype"):
+            shards.write(tmp_path / "ours", {"odd": np.zeros(2, dtype)})
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("number", [*OPAQUE, 0, 34, 101], ids=dtypes.name)
+def test_a_dtype_that_numpy_lacks_is_listed_and_refused_by_name_when_asked_for(tmp_path: Path, number: int) -> None:
+    shards.write(tmp_path / "ours", {"odd": np.ones(3), "plain": np.ones(3)})
+    found = index.read(index_file(tmp_path / "ours"))
+    content = index_file(tmp_path / "ours").read_bytes()
+    entries = dict(found.entries) | {"odd": dataclasses.replace(found.entries["odd"], dtype=number)}
+    content = index.encode(dataclasses.replace(found, entries=entries))
+    index_file(tmp_path / "ours").write_bytes(content)
+    read = Bundle.open(tmp_path / "ours")
+    assert set(read.entries) == {"odd", "plain"}
+    assert read.array("plain").tolist() == [1, 1, 1]
+    with pytest.raises(CorruptCheckpointError, match=f"'odd' of {dtypes.name(number)}"):
+        read.array("odd")
+
+
+# Variants -------------------------------------------------------------------------------------------------------------
+
+
+def variants(directory: Path) -> Path:
+    """A list of tensors, the state of an iterator over data, and a parameter."""
+    iterator = iter(tf.data.Dataset.range(100).shuffle(10).batch(2))
+    next(iterator)
+    items = tf.raw_ops.TensorListFromTensor(tensor=tf.ones((3, 2)), element_shape=[2])
+    save(directory / "list", {"list": items, "w": tf.ones(3)})
+    return Path(tf.train.Checkpoint(iterator=iterator, w=tf.Variable(1.0)).write(str(directory / "iterator")))
+
+
+def test_variants_are_verified_and_refused_by_name_when_asked_for(tmp_path: Path) -> None:
+    for prefix in (variants(tmp_path), tmp_path / "list"):
+        read = Bundle.open(prefix)
+        (name,) = [name for name, entry in read.entries.items() if entry.dtype == dtypes.VARIANT]
+        read.verify(read.entries)
+        with pytest.raises(CorruptCheckpointError, match=f"'{name}' of variant"):
+            read.array(name)
+
+
+def test_a_changed_byte_of_variants_is_found(tmp_path: Path) -> None:
+    file = data_file(variants(tmp_path), 0, 1)
+    content = file.read_bytes()
+    name = "iterator/.ATTRIBUTES/ITERATOR_STATE"
+    entry = Bundle.open(tmp_path / "iterator").entries[name]
+    for at in range(entry.offset, entry.offset + entry.size, 7):  # lengths, values and checksums among them
+        changed = bytearray(content)
+        changed[at] ^= 1 << at % 8
+        file.write_bytes(changed)
+        with pytest.raises(CorruptCheckpointError, match=name):
+            Bundle.open(tmp_path / "iterator").verify([name])

@@ -1,0 +1,383 @@
+"""Written checkpoints: TensorFlow reads them, tensors lie where they can be used, what did not change is shared."""
+
+from __future__ import annotations
+
+import array as arrays
+import errno
+import resource
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from paramsync.bundle import Array, Bundle
+from paramsync.errors import ParameterError
+from paramsync.plan import LINKED
+from paramsync.shards import ShardWriter, Tensor, Written, write
+from paramsync.spares import Spares
+
+LARGE = 3 << 20  # elements of float32: several threads, several portions
+
+
+def any_bits(name: str, shape: tuple[int, ...]) -> Array:
+    """Every bit pattern may occur, those of NaNs too."""
+    dtype = np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
+    size = int(np.prod(shape)) * dtype.itemsize
+    content = np.random.default_rng(size).integers(0, 2 if name == "bool" else 256, size, np.uint8)
+    return content.view(dtype).reshape(shape)
+
+
+def strings(*values: bytes) -> Array:
+    return np.array([*values, None], object)[:-1]  # without None numpy would guess at a dtype for some
+
+
+def assert_same(found: object, expected: Array) -> None:
+    if expected.dtype == object:
+        array = np.array(found, object)
+        assert array.shape == expected.shape
+        assert array.tolist() == expected.tolist()
+        return
+    array = np.asarray(found)
+    assert (array.dtype, array.shape) == (expected.dtype, expected.shape)
+    assert array.tobytes() == expected.tobytes()
+
+
+class Checkpoints:
+    """One checkpoint after another in a directory, each of which is read again."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.spares = Spares(path)
+        self.writer = ShardWriter(self.spares)
+        self.count = 0
+
+    def write(self, tensors: Mapping[str, Tensor], unchanged: Collection[str] = ()) -> Written:
+        self.count += 1
+        prefix = self.path / f"ckpt-{self.count}"
+        written = self.writer.write(prefix, tensors, unchanged)
+        self.writer.remember(written)
+        bundle = Bundle.open(prefix)
+        bundle.verify(bundle.entries)
+        reader = tf.train.load_checkpoint(str(prefix))
+        assert set(bundle.entries) == set(tensors)
+        for name, tensor in tensors.items():
+            assert_same(bundle.array(name), np.asarray(tensor))
+            assert_same(reader.get_tensor(name), np.asarray(tensor))
+        return written
+
+    def files(self, number: int) -> list[str]:
+        return sorted(file.name for file in self.path.glob(f"ckpt-{number}.data-*"))
+
+
+@pytest.fixture
+def checkpoints(tmp_path: Path) -> Iterator[Checkpoints]:
+    one = Checkpoints(tmp_path)
+    yield one
+    one.spares.close()
+
+
+# What is written ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["float32", "float64", "bfloat16", "float16", "bool", "uint8", "int64", "complex128"])
+def test_values_are_written_bit_by_bit(checkpoints: Checkpoints, name: str) -> None:
+    shapes = {"matrix": (7, 3), "scalar": (), "empty": (0, 5), "page": (5000,)}
+    checkpoints.write({one: any_bits(name, shape) for one, shape in shapes.items()})
+
+
+def test_strings_are_written(checkpoints: Checkpoints) -> None:
+    tensors = {
+        "matrix": strings(b"a", b"", b"\0\xff\0", b"x" * 300).reshape(2, 2),
+        "scalar": strings(b"graph\0").reshape(()),
+        "empty": strings().reshape(3, 0),
+    }
+    assert checkpoints.write(tensors).bytes_written > 0
+    again = checkpoints.write(tensors)
+    assert (again.bytes_written, set(again.unchanged)) == (0, set(tensors))
+
+
+def test_large_tensors_are_written_in_portions_by_several_threads(checkpoints: Checkpoints) -> None:
+    checkpoints.write({f"t{at}": any_bits("float32", (LARGE + at,)) for at in range(4)})
+
+
+def test_tensorflow_restores_a_checkpoint_of_objects(tmp_path: Path) -> None:
+    original = tf.train.Checkpoint(weights=tf.Variable([[1.0, 2.0]]), step=tf.Variable(7, dtype=tf.int64))
+    theirs = Bundle.open(Path(original.write(str(tmp_path / "theirs"))))
+    write(tmp_path / "ours", {name: theirs.array(name) for name in theirs.entries})
+    other = tf.train.Checkpoint(weights=tf.Variable([[0.0, 0.0]]), step=tf.Variable(0, dtype=tf.int64))
+    other.read(str(tmp_path / "ours")).assert_consumed()
+    assert other.weights.numpy().tolist() == [[1.0, 2.0]]
+    assert other.step.numpy() == 7
+
+
+def test_a_checkpoint_of_very_many_tensors_is_read_by_tensorflow(tmp_path: Path) -> None:
+    tensors = {f"layer/{number}/kernel": np.array(number, np.int32) for number in range(20_000)}
+    write(tmp_path / "ckpt-1", tensors)
+    assert (tmp_path / "ckpt-1.index").stat().st_size > 2 * 256 * 1024
+    reader = tf.train.load_checkpoint(str(tmp_path / "ckpt-1"))
+    assert len(reader.get_variable_to_shape_map()) == len(tensors)
+    for number in range(0, 20_000, 97):
+        assert reader.get_tensor(f"layer/{number}/kernel") == number
+
+
+def test_a_checkpoint_without_tensors_is_one(tmp_path: Path) -> None:
+    assert write(tmp_path / "ckpt-1", {}).bytes == 0
+    assert tf.train.load_checkpoint(str(tmp_path / "ckpt-1")).get_variable_to_shape_map() == {}
+    assert Bundle.open(tmp_path / "ckpt-1").entries == {}
+
+
+def test_tensors_lie_at_aligned_places_in_order_of_their_names(tmp_path: Path) -> None:
+    tensors = {
+        "c": any_bits("uint8", (4096,)),
+        "b": any_bits("uint8", (4095,)),
+        "a": any_bits("uint8", (3,)),
+        "d": any_bits("uint8", (0,)),
+    }
+    assert write(tmp_path / "ckpt-1", tensors).bytes == 4096 + 4095 + 3
+    entries = Bundle.open(tmp_path / "ckpt-1").entries
+    assert {name: entry.offset for name, entry in entries.items()} == {"a": 0, "b": 64, "c": 8192, "d": 12288}
+    assert list(entries) == ["a", "b", "c", "d"]
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        pytest.param(np.asfortranarray(any_bits("float32", (30, 40))), id="columns first"),
+        pytest.param(any_bits("float32", (30, 40))[::3, ::-2], id="strided"),
+        pytest.param(np.broadcast_to(np.float32(3), (5, 7)), id="broadcast"),
+        pytest.param(np.asfortranarray(strings(b"a", b"b", b"c", b"d").reshape(2, 2)), id="strings"),
+    ],
+)
+def test_arrays_of_any_layout_are_written_row_by_row(checkpoints: Checkpoints, array: Array) -> None:
+    checkpoints.write({"a": array})
+    assert checkpoints.write({"a": array}).bytes_written == 0
+
+
+class ByDlpack:
+    """An array of a library that only speaks DLPack."""
+
+    def __init__(self, array: Any) -> None:
+        self._array = array
+
+    def __dlpack__(self, **wishes: Any) -> Any:
+        return self._array.__dlpack__(**wishes)
+
+    def __dlpack_device__(self) -> Any:
+        return self._array.__dlpack_device__()
+
+
+class ByArray:
+    def __init__(self, array: Array) -> None:
+        self._array = array
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        return self._array
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        pytest.param(ByDlpack(any_bits("float32", (5, 4))), id="dlpack"),
+        pytest.param(ByArray(any_bits("float32", (5, 4))), id="__array__"),
+        pytest.param(any_bits("float32", (5, 4)).data, id="memoryview"),
+        pytest.param(arrays.array("f", any_bits("float32", (20,)).tobytes()), id="buffer"),
+        pytest.param(tf.constant(any_bits("float32", (5, 4))), id="tensor"),
+    ],
+)
+def test_whatever_has_the_bytes_can_be_written(tmp_path: Path, tensor: Tensor) -> None:
+    write(tmp_path / "ckpt-1", {"a": tensor})
+    assert Bundle.open(tmp_path / "ckpt-1").array("a").tobytes() == any_bits("float32", (5, 4)).tobytes()
+
+
+def test_text_and_fixed_width_bytes_are_strings(tmp_path: Path) -> None:
+    write(tmp_path / "ckpt-1", {"text": np.array(["\u00e9", "b"]), "bytes": np.array([b"ab", b"c"])})
+    read = Bundle.open(tmp_path / "ckpt-1")
+    assert read.array("text").tolist() == ["\u00e9".encode(), b"b"]
+    assert read.array("bytes").tolist() == [b"ab", b"c"]
+
+
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        ({"a": np.array(["2026-01-01"], "datetime64[D]")}, "parameters of 'a': expected a dtype"),
+        ({"a": np.zeros(3, ">f4")}, "found >f4"),
+        ({"a": np.array([1], object)}, "found int"),
+        ({"a": object()}, "found object"),
+        ({"a": [[1], [2, 3]]}, "expected an array, found list"),
+        ({"": np.zeros(3)}, "expected names"),
+        ({"\0a": np.zeros(3)}, "expected names"),
+    ],
+)
+def test_what_tensorflow_could_not_read_is_not_written(tmp_path: Path, tensors: dict[str, Any], message: str) -> None:
+    with pytest.raises(ParameterError, match=message):
+        write(tmp_path / "ckpt-1", {"0": np.zeros(9), **tensors})
+    assert not list(tmp_path.iterdir())
+
+
+@contextmanager
+def no_space_beyond(size: int) -> Iterator[None]:
+    """No file may grow beyond a size: what a full disk looks like to a writer. Nor may pytest's own output."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("size", [0, 100, 5000, 127_000])
+def test_a_write_that_fails_leaves_nothing(tmp_path: Path, size: int) -> None:
+    tensors = {f"{number:04d}": np.zeros(2, np.float32) for number in range(2000)}
+    with pytest.raises(OSError, match="too large") as caught, no_space_beyond(size):
+        write(tmp_path / "ckpt-1", tensors)
+    assert caught.value.errno == errno.EFBIG
+    assert not list(tmp_path.iterdir())
+
+
+def test_data_whose_index_cannot_be_written_has_no_name_and_is_a_spare(tmp_path: Path) -> None:
+    tensors = {f"{number:0200d}": np.zeros(0, np.float32) for number in range(2000)} | {"a": np.ones(2)}
+    spares = Spares(tmp_path)
+    with pytest.raises(OSError, match="too large"), no_space_beyond(5000):
+        ShardWriter(spares).write(tmp_path / "ckpt-1", tensors)
+    spares.close()
+    assert [file.name for file in tmp_path.iterdir()] == [".spare-ckpt-1.data-00000-of-00001"]
+
+
+def anonymous_memory() -> int:
+    """Bytes of this process that belong to no file."""
+    status = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in status if line.startswith("RssAnon"))
+
+
+def test_writing_makes_no_copy_of_the_tensors(tmp_path: Path) -> None:
+    array = np.ones(64 << 20, np.uint8)
+    spares = Spares(tmp_path)
+    before = anonymous_memory()
+    write_twice = [ShardWriter(spares).write(tmp_path / f"ckpt-{at}", {"a": array, "b": array}) for at in range(2)]
+    assert anonymous_memory() - before < 16 << 20
+    spares.close()
+    assert write_twice[0].bytes == 128 << 20
+
+
+# What is shared -------------------------------------------------------------------------------------------------------
+
+
+def frozen_and_trained(value: float) -> dict[str, Array]:
+    return {
+        "frozen": any_bits("float64", (3000,)),
+        "more": any_bits("float32", (10, 10)),
+        "trained": np.full(700, value),
+        "step": np.array(value),
+    }
+
+
+TRAINED = 701 * 8
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_what_did_not_change_is_not_written_again(checkpoints: Checkpoints, told: bool) -> None:
+    unchanged = {"frozen", "more"} if told else set()
+    first = checkpoints.write(frozen_and_trained(1), unchanged)  # what is told of no checkpoint is not believed
+    assert first.bytes_written == first.bytes
+    assert not first.unchanged
+    for value in (2, 3, 4):
+        written = checkpoints.write(frozen_and_trained(value), unchanged)
+        assert (written.bytes, written.bytes_written) == (first.bytes, TRAINED)
+        assert written.unchanged == {"frozen", "more"}
+    inodes = [(checkpoints.path / checkpoints.files(number)[0]).stat().st_ino for number in (1, 2, 3, 4)]
+    assert len(set(inodes)) == 1
+    assert [len(checkpoints.files(number)) for number in (1, 2, 3, 4)] == [1, 2, 2, 2]
+
+
+def test_a_checkpoint_of_which_nothing_changed_takes_no_space(checkpoints: Checkpoints) -> None:
+    first = checkpoints.write(frozen_and_trained(1))
+    second = checkpoints.write(frozen_and_trained(1))
+    assert (second.bytes, second.bytes_written) == (first.bytes, 0)
+    assert first.checksum() == second.checksum()
+    assert checkpoints.files(2) == ["ckpt-2.data-00000-of-00001"]
+
+
+def test_the_digest_is_that_of_the_values_wherever_they_lie(checkpoints: Checkpoints) -> None:
+    digests = [checkpoints.write(frozen_and_trained(value)).checksum() for value in (1, 2, 1)]
+    assert digests[0] == digests[2] != digests[1]
+    assert len(digests[0]) == 32
+    assert (
+        checkpoints.write({"a": np.zeros((2, 3))}).checksum() != checkpoints.write({"a": np.zeros((3, 2))}).checksum()
+    )
+
+
+def test_layers_may_be_frozen_and_trained_again_on_the_way(checkpoints: Checkpoints) -> None:
+    layers = [f"layer_{at}" for at in range(6)]
+    values = dict.fromkeys(layers, 0.0)
+    for at, training in enumerate(
+        [range(6), range(3, 6), range(5, 6), range(2), range(6), range(1, 6), range(0, 6, 2)]
+    ):
+        for layer in training:
+            values[layers[layer]] += 1
+        tensors = {layer: np.full(2000 + 500 * number, values[layer]) for number, layer in enumerate(layers)}
+        written = checkpoints.write(tensors)
+        trained = sum(tensors[layers[layer]].nbytes for layer in training)
+        assert at == 0 or trained <= written.bytes_written
+        assert at == 0 or written.unchanged == {*layers} - {layers[layer] for layer in training}
+
+
+def test_a_model_frozen_layer_by_layer_shares_few_files_and_writes_little(checkpoints: Checkpoints) -> None:
+    layers = [f"layer_{at:02d}" for at in range(30)]
+    written = 0
+    for at in range(30):
+        tensors = {layer: np.full(1000, min(at, number)) for number, layer in enumerate(layers)}
+        written += checkpoints.write(tensors).bytes_written
+        assert len(checkpoints.files(at + 1)) <= LINKED + 2
+    assert written < 0.7 * 30 * 30 * 8000
+
+
+@pytest.mark.parametrize(
+    "tensor", [np.zeros(3000, np.float32), np.zeros((2, 3000)), np.zeros(2999), np.zeros(3000, np.int64)]
+)
+def test_what_has_another_shape_or_dtype_did_change_whatever_the_caller_says(
+    checkpoints: Checkpoints, tensor: Array
+) -> None:
+    checkpoints.write({"a": np.zeros(3000), "b": np.zeros(1)})
+    assert checkpoints.write({"a": tensor, "b": np.zeros(1)}, {"a", "b", "c"}).unchanged == {"b"}
+
+
+@pytest.mark.parametrize("at", [0, 511, 512, 100_000, LARGE - 1])
+def test_a_change_anywhere_is_found(checkpoints: Checkpoints, at: int) -> None:
+    tensors = {"a": np.zeros(LARGE, np.float32), "b": np.zeros(LARGE, np.float32)}
+    checkpoints.write(tensors)
+    tensors["b"][at] = -0.0  # equal as a number, not as bytes
+    assert checkpoints.write(tensors).unchanged == {"a"}
+
+
+def test_a_checkpoint_that_fails_changes_nothing_for_the_next(checkpoints: Checkpoints) -> None:
+    checkpoints.write(frozen_and_trained(1))
+    (checkpoints.path / ".tmp-ckpt-2.index").mkdir()
+    with pytest.raises(IsADirectoryError):
+        checkpoints.write(frozen_and_trained(2))
+    assert checkpoints.files(2) == []
+    (checkpoints.path / ".tmp-ckpt-2.index").rmdir()
+    assert checkpoints.write(frozen_and_trained(3)).bytes_written == TRAINED
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_file_that_a_stranger_removed_is_written_again(checkpoints: Checkpoints, told: bool) -> None:
+    unchanged = {"frozen", "more"} if told else set()
+    checkpoints.write(frozen_and_trained(1))
+    checkpoints.write(frozen_and_trained(2), unchanged)
+    for file in checkpoints.path.iterdir():
+        file.unlink()
+    checkpoints.spares.trim()
+    written = checkpoints.write(frozen_and_trained(3), unchanged)
+    assert written.bytes_written == written.bytes
+    assert checkpoints.write(frozen_and_trained(4), unchanged).bytes_written == TRAINED
+
+
+def test_what_a_stranger_left_under_the_name_of_a_shared_file_gives_way(checkpoints: Checkpoints) -> None:
+    checkpoints.write(frozen_and_trained(1))
+    (checkpoints.path / "ckpt-2.data-00000-of-00002").write_bytes(b"rubbish")
+    assert checkpoints.write(frozen_and_trained(2)).bytes_written == TRAINED

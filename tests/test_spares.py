@@ -1,0 +1,357 @@
+"""Spare files: overwritten in place when nobody holds them, and left alone when somebody does."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from paramsync.spares import MAPPED, SPARES, Spares, is_memory
+
+SIZE = 100_000
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def spares(tmp_path: Path) -> Iterator[Spares]:
+    one = Spares(tmp_path)
+    yield one
+    one.close()
+
+
+def write(spares: Spares, path: Path, value: int, size: int = SIZE) -> int:
+    """Returns the inode."""
+    with spares.writing(path, size) as file:
+        file.content[:] = value
+    assert path.read_bytes()[:size] == bytes([value]) * size
+    return path.stat().st_ino
+
+
+def names(path: Path) -> list[str]:
+    return sorted(file.name for file in path.iterdir())
+
+
+@contextmanager
+def held(path: Path) -> Iterator[None]:
+    """As a follower holds it."""
+    with path.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+        yield
+
+
+# What is used again ---------------------------------------------------------------------------------------------------
+
+
+def test_a_retired_file_is_overwritten_in_place(spares: Spares, tmp_path: Path) -> None:
+    first = write(spares, tmp_path / "ckpt-1.data", 1)
+    for number in range(2, 6):
+        spares.retire(tmp_path / f"ckpt-{number - 1}.data")
+        assert names(tmp_path) == [f".spare-ckpt-{number - 1}.data"]
+        assert write(spares, tmp_path / f"ckpt-{number}.data", number) == first
+        assert names(tmp_path) == [f"ckpt-{number}.data"]
+
+
+def test_a_file_with_another_name_only_loses_one(spares: Spares, tmp_path: Path) -> None:
+    write(spares, tmp_path / "ckpt-1.data", 1)
+    os.link(tmp_path / "ckpt-1.data", tmp_path / "ckpt-2.data")
+    spares.retire(tmp_path / "ckpt-1.data")
+    assert names(tmp_path) == ["ckpt-2.data"]
+    spares.retire(tmp_path / "ckpt-2.data")
+    assert names(tmp_path) == [".spare-ckpt-2.data"]
+    spares.retire(tmp_path / "ckpt-3.data")  # which is not there
+
+
+@pytest.mark.parametrize(("size", "reused"), [(SIZE, True), (80_000, True), (79_000, False), (SIZE + 1, False)])
+def test_a_spare_that_is_too_small_or_much_too_large_is_not_used(
+    spares: Spares, tmp_path: Path, size: int, reused: bool
+) -> None:
+    first = write(spares, tmp_path / "ckpt-1.data", 1)
+    spares.retire(tmp_path / "ckpt-1.data")
+    assert (write(spares, tmp_path / "ckpt-2.data", 2, size) == first) is reused
+    assert (tmp_path / "ckpt-2.data").stat().st_size == (SIZE if reused else size)
+
+
+def test_a_spare_of_no_use_goes_after_a_while(spares: Spares, tmp_path: Path) -> None:
+    write(spares, tmp_path / "ckpt-0.data", 1, 10 * SIZE)
+    spares.retire(tmp_path / "ckpt-0.data")
+    for number in range(1, 10):
+        write(spares, tmp_path / f"ckpt-{number}.data", number)
+        spares.retire(tmp_path / f"ckpt-{number}.data")
+        spares.trim()
+    assert names(tmp_path) == [".spare-ckpt-9.data"]
+
+
+def test_there_are_few_spares_and_the_oldest_go_first(spares: Spares, tmp_path: Path) -> None:
+    for number in range(10):
+        write(spares, tmp_path / f"ckpt-{number}.data", number)
+    for number in range(10):
+        spares.retire(tmp_path / f"ckpt-{number}.data")
+        spares.trim()
+    assert names(tmp_path) == [f".spare-ckpt-{number}.data" for number in range(10 - SPARES, 10)]
+
+
+def test_the_next_publisher_takes_the_spares_over(tmp_path: Path) -> None:
+    first = Spares(tmp_path)
+    inodes = [write(first, tmp_path / f"ckpt-{number}.data", number) for number in (9, 10)]
+    for number in (9, 10):
+        first.retire(tmp_path / f"ckpt-{number}.data")
+    first.close()
+    second = Spares(tmp_path)
+    assert [write(second, tmp_path / f"ckpt-{number}.data", number) for number in (11, 12)] == inodes
+    second.close()
+
+
+def test_a_spare_with_holes_gets_its_pages_before_it_is_written(tmp_path: Path) -> None:
+    (tmp_path / ".spare-x").touch()
+    os.truncate(tmp_path / ".spare-x", SIZE)
+    spares = Spares(tmp_path)
+    with spares.writing(tmp_path / "ckpt-1.data", SIZE) as file:
+        file.touch(0, SIZE)
+        assert (tmp_path / ".spare-x").stat().st_blocks * 512 >= SIZE
+    spares.close()
+
+
+def test_what_only_looks_like_a_spare_is_left_alone(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.write_bytes(bytes(SIZE))
+    store = tmp_path / "store"
+    store.mkdir()
+    (store / ".spare-link").symlink_to(outside)
+    (store / ".spare-directory").mkdir()
+    os.mkfifo(store / ".spare-fifo")
+    spares = Spares(store)
+    write(spares, store / "ckpt-1.data", 1)
+    spares.trim()
+    spares.close()
+    assert outside.read_bytes() == bytes(SIZE)
+    assert names(store) == [".spare-directory", ".spare-fifo", ".spare-link", "ckpt-1.data"]
+
+
+def test_an_empty_file_is_no_spare(spares: Spares, tmp_path: Path) -> None:
+    with spares.writing(tmp_path / "ckpt-1.data", 0) as file:
+        assert not file.content.size
+    spares.retire(tmp_path / "ckpt-1.data")
+    assert names(tmp_path) == []
+
+
+# What is left alone ---------------------------------------------------------------------------------------------------
+
+
+def test_a_file_that_is_held_is_not_overwritten(spares: Spares, tmp_path: Path) -> None:
+    first = write(spares, tmp_path / "ckpt-1.data", 1)
+    with held(tmp_path / "ckpt-1.data"):
+        spares.retire(tmp_path / "ckpt-1.data")
+        second = write(spares, tmp_path / "ckpt-2.data", 2)
+        assert second != first
+        assert (tmp_path / ".spare-ckpt-1.data").read_bytes() == bytes([1]) * SIZE
+    assert write(spares, tmp_path / "ckpt-3.data", 3) == first
+
+
+def test_a_spare_that_is_held_does_not_hide_another(spares: Spares, tmp_path: Path) -> None:
+    inodes = [write(spares, tmp_path / f"ckpt-{number}.data", number) for number in (1, 2)]
+    with held(tmp_path / "ckpt-1.data"):
+        for number in (1, 2):
+            spares.retire(tmp_path / f"ckpt-{number}.data")
+        assert write(spares, tmp_path / "ckpt-3.data", 3) == inodes[1]
+
+
+def test_whoever_opened_a_file_before_it_was_retired_cannot_lock_it_while_it_is_written(
+    spares: Spares, tmp_path: Path
+) -> None:
+    write(spares, tmp_path / "ckpt-1.data", 1)
+    with (tmp_path / "ckpt-1.data").open("rb") as late:
+        spares.retire(tmp_path / "ckpt-1.data")
+        with spares.writing(tmp_path / "ckpt-2.data", SIZE), pytest.raises(BlockingIOError):
+            fcntl.flock(late, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        fcntl.flock(late, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        assert not (tmp_path / "ckpt-1.data").exists()  # so that it knows
+
+
+def test_a_file_somebody_made_a_link_to_is_never_overwritten(spares: Spares, tmp_path: Path) -> None:
+    write(spares, tmp_path / "ckpt-1.data", 1)
+    spares.retire(tmp_path / "ckpt-1.data")
+    os.link(tmp_path / ".spare-ckpt-1.data", tmp_path / "backup")
+    write(spares, tmp_path / "ckpt-2.data", 2)
+    spares.trim()
+    assert names(tmp_path) == ["backup", "ckpt-2.data"]
+    assert (tmp_path / "backup").read_bytes() == bytes([1]) * SIZE
+
+
+def test_a_spare_that_a_stranger_removed_or_replaced_is_forgotten(spares: Spares, tmp_path: Path) -> None:
+    for number in (1, 2):
+        write(spares, tmp_path / f"ckpt-{number}.data", number)
+        spares.retire(tmp_path / f"ckpt-{number}.data")
+        (tmp_path / f".spare-ckpt-{number}.data").unlink()
+    (tmp_path / ".spare-ckpt-2.data").write_bytes(bytes(SIZE))
+    write(spares, tmp_path / "ckpt-3.data", 3)
+    spares.trim()
+    write(spares, tmp_path / "ckpt-4.data", 4)
+
+
+def test_a_file_that_got_the_number_of_a_removed_spare_is_not_taken_for_it(tmp_path: Path) -> None:
+    first = Spares(tmp_path)
+    write(first, tmp_path / "ckpt-1.data", 1)
+    first.retire(tmp_path / "ckpt-1.data")
+    first.close()
+    spares = Spares(tmp_path)  # knows of the spare, has not opened it
+    (tmp_path / ".spare-ckpt-1.data").unlink()
+    for number in range(2, 12):  # file systems give numbers of removed files to new ones
+        write(spares, tmp_path / f"ckpt-{number}.data", number)
+    for number in range(2, 12):
+        assert (tmp_path / f"ckpt-{number}.data").read_bytes() == bytes([number]) * SIZE
+    spares.close()
+
+
+HOLD = """
+import fcntl, signal, sys
+file = open(sys.argv[1], "rb")
+fcntl.flock(file, fcntl.LOCK_SH)
+print("held", flush=True)
+signal.pause()
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_follower_holds_nothing(spares: Spares, tmp_path: Path) -> None:
+    first = write(spares, tmp_path / "ckpt-1.data", 1)
+    command = [sys.executable, "-c", HOLD, str(tmp_path / "ckpt-1.data")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as follower:
+        assert follower.stdout is not None
+        assert follower.stdout.readline() == b"held\n"
+        spares.retire(tmp_path / "ckpt-1.data")
+        assert write(spares, tmp_path / "ckpt-2.data", 2) != first
+        follower.send_signal(signal.SIGKILL)
+        follower.wait()
+        assert write(spares, tmp_path / "ckpt-3.data", 3) == first
+
+
+# What fails -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_new_file_that_fails_is_gone(spares: Spares, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="broadcast"), spares.writing(tmp_path / "ckpt-1.data", SIZE) as file:
+        file.content[:10] = (1, 2)
+    assert names(tmp_path) == []
+
+
+def test_a_spare_that_fails_is_still_one(spares: Spares, tmp_path: Path) -> None:
+    first = write(spares, tmp_path / "ckpt-1.data", 1)
+    spares.retire(tmp_path / "ckpt-1.data")
+    for _ in range(3):
+        with pytest.raises(ValueError, match="broadcast"), spares.writing(tmp_path / "ckpt-2.data", SIZE) as file:
+            file.content[:10] = (1, 2)
+        assert names(tmp_path) == [".spare-ckpt-1.data"]
+    assert write(spares, tmp_path / "ckpt-2.data", 2) == first
+
+
+FULL = """
+import errno, sys
+from pathlib import Path
+from paramsync.spares import Spares
+path = Path(sys.argv[1])
+spares = Spares(path)
+def write(number, size):
+    with spares.writing(path / f"ckpt-{number}.data", size) as file:
+        file.touch(0, size)
+        file.content[:] = number
+def refused(number, size):
+    try:
+        write(number, size)
+    except OSError as error:
+        assert error.errno == errno.ENOSPC, error
+    else:
+        raise AssertionError("there was room")
+MB = 1 << 20
+refused(0, 9 * MB)
+write(1, 3 * MB)
+write(2, 3 * MB)
+refused(3, 3 * MB)
+spares.retire(path / "ckpt-1.data")
+write(4, 4 * MB)  # the spare, which is too small, has made room
+spares.retire(path / "ckpt-2.data")
+spares.close()
+sparse = path / ".spare-sparse"
+sparse.touch()
+sparse.open("r+").truncate(5 * MB)
+spares = Spares(path)
+refused(5, 5 * MB)
+assert (path / "ckpt-4.data").read_bytes() == bytes([4]) * 4 * MB
+spares.trim(keep=0)
+assert [file.name for file in path.iterdir()] == ["ckpt-4.data"]
+"""
+
+
+@pytest.mark.slow
+def test_where_there_is_no_room_that_is_an_error_and_spares_make_room(tmp_path: Path) -> None:
+    inside = f"mount -t tmpfs -o size=8m none {tmp_path} && exec {sys.executable} -c '{FULL}' {tmp_path}"
+    alone = ["unshare", "--user", "--map-root-user", "--mount"]
+    if subprocess.run([*alone, "mount", "-t", "tmpfs", "none", tmp_path], capture_output=True, check=False).returncode:
+        pytest.skip("this machine lets no test mount a file system of its own")
+    subprocess.run([*alone, "sh", "-c", inside], check=True, cwd=ROOT)
+
+
+def test_an_error_that_is_not_about_room_leaves_the_spares(spares: Spares, tmp_path: Path) -> None:
+    write(spares, tmp_path / "ckpt-1.data", 1, 10 * SIZE)
+    spares.retire(tmp_path / "ckpt-1.data")
+    with pytest.raises(FileNotFoundError), spares.writing(tmp_path / "missing" / "ckpt-2.data", SIZE):
+        pass
+    assert names(tmp_path) == [".spare-ckpt-1.data"]
+
+
+# What stays mapped ----------------------------------------------------------------------------------------------------
+
+
+def mapped(path: Path) -> int:
+    return sum(str(path) in line for line in Path("/proc/self/maps").read_text().splitlines())
+
+
+def opened(path: Path) -> int:
+    links = Path("/proc/self/fd").iterdir()
+    return sum(str(path) in str(link.readlink()) for link in links if link.is_symlink())
+
+
+def test_files_stay_mapped_from_use_to_use_and_closing_lets_go_of_all(spares: Spares, tmp_path: Path) -> None:
+    for number in range(8):
+        write(spares, tmp_path / f"ckpt-{number}.data", number)
+        if number >= 3:
+            spares.retire(tmp_path / f"ckpt-{number - 3}.data")
+        spares.trim()
+    assert mapped(tmp_path) == 4
+    spares.close()
+    assert (mapped(tmp_path), opened(tmp_path)) == (0, 0)
+
+
+def test_not_more_than_some_files_stay_mapped(spares: Spares, tmp_path: Path) -> None:
+    for number in range(MAPPED + 5):
+        write(spares, tmp_path / f"ckpt-{number}.data", number % 256)
+        spares.trim()
+    assert mapped(tmp_path) == MAPPED
+    spares.retire(tmp_path / "ckpt-0.data")
+    write(spares, tmp_path / "ckpt-99.data", 99)  # though it had to be opened again
+
+
+def test_files_that_a_stranger_removed_are_let_go(spares: Spares, tmp_path: Path) -> None:
+    write(spares, tmp_path / "ckpt-1.data", 1)
+    (tmp_path / "ckpt-1.data").unlink()
+    spares.trim()
+    assert (mapped(tmp_path), opened(tmp_path)) == (0, 0)
+
+
+def test_pages_can_be_touched_before_they_are_written(spares: Spares, tmp_path: Path) -> None:
+    with spares.writing(tmp_path / "ckpt-1.data", SIZE) as file:
+        for start, stop in ((0, 10), (50, 4097), (8000, SIZE), (SIZE - 1, SIZE)):
+            file.touch(start, stop)
+        assert np.array_equal(file.content, np.zeros(SIZE, np.uint8))
+
+
+def test_tmpfs_is_known_from_other_file_systems(tmp_path: Path) -> None:
+    assert is_memory(Path("/dev/shm"))
+    assert not is_memory(Path("/proc"))
