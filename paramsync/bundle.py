@@ -11,13 +11,12 @@ import numpy as np
 
 from paramsync import dtypes, files, held, index, slices, strings
 from paramsync.checksums import mask
+from paramsync.dtypes import Array
 from paramsync.errors import CorruptCheckpointError, ParameterError
 from paramsync.examine import Finding, Region, examine
 from paramsync.held import Held
 from paramsync.index import Entry, data_file, index_file
 from paramsync.parallel import each
-
-Array = np.ndarray[tuple[int, ...], np.dtype[np.generic]]
 
 _Place = tuple[int, int, int, int]  # shard, offset, size, dtype
 

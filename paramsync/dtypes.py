@@ -9,6 +9,9 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 
+Array = np.ndarray[tuple[int, ...], np.dtype[np.generic]]
+"""Values of a tensor, of any shape and dtype; strings are objects."""
+
 STRING = 7
 VARIANT = 21
 

@@ -21,8 +21,8 @@ import numpy as np
 from paramsync import files
 from paramsync.checksums import crc32c
 from paramsync.errors import CorruptCheckpointError
+from paramsync.plan import ALIGNMENT
 
-_ALIGNMENT = 64  # of copies, so that they are as good as what is mapped
 _POPULATE_READ = 22  # MADV_POPULATE_READ, which Python has no name for; Linux 5.14
 _POPULATED = 2 << 20  # bytes at once: other threads that allocate memory wait no longer than this takes
 _MADVISE = ctypes.CDLL(None, use_errno=True).madvise  # mmap.madvise would keep the interpreter while the disk is read
@@ -143,8 +143,8 @@ class _Copied(Held):
         """What was copied is there."""
 
     def _copy(self, offset: int, size: int) -> memoryview:
-        room = np.empty(size + _ALIGNMENT, np.uint8)
-        start = -room.ctypes.data % _ALIGNMENT
+        room = np.empty(size + ALIGNMENT, np.uint8)
+        start = -room.ctypes.data % ALIGNMENT
         copy = room[start : start + size].data
         done = 0
         while done < size:

@@ -7,7 +7,7 @@ import errno
 import mmap
 import os
 
-from paramsync.bundle import Array
+from paramsync.dtypes import Array
 
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, in Linux since 5.14
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from paramsync import memory, parallel, plan
-from paramsync.bundle import Array
 from paramsync.checksums import combine, crc32c
+from paramsync.dtypes import Array
 from paramsync.spares import DataFile
 
 _SHARE = 8 << 20  # bytes that are worth one more thread, which has to start, and takes turns with the others

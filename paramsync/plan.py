@@ -9,7 +9,7 @@ from functools import lru_cache
 LINKED = 8  # data files that a checkpoint shares with the one before
 PORTION = 2 << 20  # bytes that one thread copies at once: they fit its cache, and it seldom waits for its turn
 
-_ALIGNMENT = 64
+ALIGNMENT = 64  # what TensorFlow's kernels expect of the address of a tensor
 _PAGE = 4096
 _STALE = 0.5  # the share of a file's bytes that may belong to no tensor any more
 _WORTH = 1 << 20  # bytes that are worth a data file of their own, whatever their share,
@@ -86,7 +86,7 @@ def arrange(sizes: tuple[int, ...]) -> Layout:
     end = 0
     for size in sizes:
         if size:  # a place behind the end of the file would be out of bounds
-            alignment = _PAGE if size >= _PAGE else _ALIGNMENT
+            alignment = _PAGE if size >= _PAGE else ALIGNMENT
             end = -(-end // alignment) * alignment
         offsets.append(end)
         end += size

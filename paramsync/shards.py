@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from paramsync import dtypes, files, index, pieces, plan, strings
-from paramsync.bundle import Array
 from paramsync.checksums import mask
+from paramsync.dtypes import Array
 from paramsync.errors import ParameterError
 from paramsync.index import Entry, Index, data_file, index_file
 from paramsync.spares import DataFile, Spares

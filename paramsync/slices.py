@@ -14,7 +14,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-Array = np.ndarray[tuple[int, ...], np.dtype[np.generic]]
+from paramsync.dtypes import Array
+
 Extent = tuple[int, int]
 """Where a part begins in one dimension and how much of it it has; -1 is all of it."""
 

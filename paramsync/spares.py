@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from paramsync import files, memory
-from paramsync.bundle import Array
+from paramsync.dtypes import Array
 
 SPARE = ".spare-"
 SPARES = 3  # files that wait to be overwritten

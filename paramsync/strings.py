@@ -13,9 +13,8 @@ import numpy as np
 
 from paramsync import files, table
 from paramsync.checksums import crc32c, mask
+from paramsync.dtypes import Array
 from paramsync.errors import CorruptCheckpointError, ParameterError
-
-Array = np.ndarray[tuple[int, ...], np.dtype[np.generic]]
 
 _CHECKSUM = 4  # bytes
 _LIMIT = 1 << 24  # strings: each takes tens of bytes of memory, and one byte of a file that may be sparse

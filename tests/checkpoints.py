@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 
 from paramsync import dtypes, index, strings
-from paramsync.bundle import Array
 from paramsync.checksums import crc32c, mask
+from paramsync.dtypes import Array
 from paramsync.index import Entry, Index, data_file, index_file
+from paramsync.plan import ALIGNMENT
 
-_ALIGNMENT = 64
 _PAGE = 4096
 
 
@@ -31,7 +31,7 @@ def write(prefix: Path, tensors: Mapping[str, Array], *, shards: int = 1) -> Non
             stored = np.asarray(array, order="C").tobytes()
             checksum = crc32c(stored)
         if stored:
-            content.extend(bytes(-len(content) % (_PAGE if len(stored) >= _PAGE else _ALIGNMENT)))
+            content.extend(bytes(-len(content) % (_PAGE if len(stored) >= _PAGE else ALIGNMENT)))
         entries[name] = Entry(dtype, array.shape, shard, len(content), len(stored), mask(checksum))
         content.extend(stored)
     for shard, content in enumerate(contents):

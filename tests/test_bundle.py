@@ -12,7 +12,8 @@ import pytest
 import tensorflow as tf
 
 from paramsync import dtypes, table
-from paramsync.bundle import Array, Bundle
+from paramsync.bundle import Bundle
+from paramsync.dtypes import Array
 from paramsync.errors import CorruptCheckpointError, ParameterError
 from paramsync.v1 import bundle_pb2
 from tests.checkpoints import resident, write

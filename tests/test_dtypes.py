@@ -11,7 +11,8 @@ import tensorflow as tf
 from tensorflow.core.framework import types_pb2
 
 from paramsync import dtypes, index, shards
-from paramsync.bundle import Array, Bundle
+from paramsync.bundle import Bundle
+from paramsync.dtypes import Array
 from paramsync.errors import CorruptCheckpointError, ParameterError
 from paramsync.index import data_file, index_file
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from paramsync import dtypes
-from paramsync.bundle import Array
 from paramsync.checksums import crc32c
+from paramsync.dtypes import Array
 from paramsync.examine import DType, Finding, Region, examine
 
 MIB = 1 << 20

@@ -16,7 +16,7 @@ import pytest
 import tensorflow as tf
 
 from paramsync import dtypes
-from paramsync.bundle import Array
+from paramsync.dtypes import Array
 from paramsync.errors import CorruptCheckpointError, UnknownVersionError
 from paramsync.store import Store
 from paramsync.version import Version

@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 
 from paramsync import held
-from paramsync.bundle import Array, Bundle
+from paramsync.bundle import Bundle
+from paramsync.dtypes import Array
 from paramsync.errors import CorruptCheckpointError
 from paramsync.held import Held
 from paramsync.index import data_file, index_file

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from paramsync.bundle import Array, Bundle
+from paramsync.bundle import Bundle
+from paramsync.dtypes import Array
 from paramsync.errors import ParameterError
 from paramsync.plan import LINKED
 from paramsync.shards import ShardWriter, Tensor, Written, write

@@ -11,7 +11,8 @@ import pytest
 import tensorflow as tf
 
 from paramsync import index, slices, table
-from paramsync.bundle import Array, Bundle
+from paramsync.bundle import Bundle
+from paramsync.dtypes import Array
 from paramsync.errors import CorruptCheckpointError
 from paramsync.index import data_file, index_file
 from paramsync.v1 import bundle_pb2

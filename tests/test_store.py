@@ -20,7 +20,7 @@ import pytest
 import tensorflow as tf
 
 from paramsync import shards
-from paramsync.bundle import Array
+from paramsync.dtypes import Array
 from paramsync.errors import (
     CorruptCheckpointError,
     ParameterError,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from paramsync.bundle import Array
+from paramsync.dtypes import Array
 from paramsync.version import Version
 
 FROZEN = np.arange(5000, dtype=np.float64)

@@ -9,8 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-ALIGNMENT = 64
-"""What TensorFlow's kernels expect of an address. A tensor anywhere else aborts the process, so it is copied."""
+from paramsync.plan import ALIGNMENT
 
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from paramsync.bundle import Array, Bundle
+from paramsync.bundle import Bundle
+from paramsync.dtypes import Array
 from paramsync.version import Version
 
 FROZEN = "frozen"

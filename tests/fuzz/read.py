@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from paramsync import dtypes, index, slices, strings
+from paramsync.dtypes import Array
 from paramsync.errors import CorruptCheckpointError
 from paramsync.index import Entry, Index
 
@@ -55,7 +56,7 @@ def _tensor(name: str, entry: Entry) -> None:
         assert slices.assemble(entry.shape, dtype, zip(starts, arrays, strict=True)).shape == entry.shape
 
 
-def _array(name: str, entry: Entry, dtype: np.dtype[np.generic] | None) -> slices.Array:
+def _array(name: str, entry: Entry, dtype: np.dtype[np.generic] | None) -> Array:
     content = memoryview(DATA)[entry.offset : entry.offset + entry.size]
     if entry.dtype == dtypes.STRING:
         return strings.decode(content, entry.shape, path=WHERE, name=name)[0]
