@@ -39,7 +39,7 @@ generated: $(READY)  ## paramsync/v1 is what proto/ says
 		{ echo "paramsync/v1 is not what proto/ says: run make proto" >&2; exit 1; }
 
 fast: $(READY)  ## tests that stay under a minute
-	$(BIN)/pytest -m "not slow and not docker" $(ARGS)
+	$(BIN)/pytest -m "not slow and not docker" -n logical $(ARGS)
 
 slow: $(READY)  ## tests with real processes; those with a Docker engine run where one can be had
 	$(BIN)/pytest -m "slow or docker" $(ARGS)
