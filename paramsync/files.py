@@ -26,7 +26,7 @@ def aside(path: Path, *, durable: bool = False) -> Iterator[BinaryIO]:
     """
     temporary = path.with_name(TEMPORARY + path.name)
     try:
-        with temporary.open("wb") as file:
+        with os.fdopen(_fresh(temporary), "wb") as file:
             yield file
             if durable:
                 file.flush()
@@ -35,6 +35,16 @@ def aside(path: Path, *, durable: bool = False) -> Iterator[BinaryIO]:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def _fresh(path: Path) -> int:
+    """A new file, in place of whatever a killed writer, or anybody, left under this name."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        return os.open(path, flags, 0o666)
+    except FileExistsError:
+        path.unlink()
+        return os.open(path, flags, 0o666)
 
 
 def names(directory: Path) -> list[str]:

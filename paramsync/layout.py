@@ -13,6 +13,7 @@ publisher.lock          locked while there is a publisher; says which
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -132,8 +133,11 @@ def problem(record: Version) -> tuple[str, str] | None:
         return "the hexadecimal digest of a graph", files.shown(record.graph)
     if not (0 <= record.step < _INT64 and 0 <= record.bytes < _INT64):
         return "step and bytes of 63 bits", files.shown((record.step, record.bytes))
-    if not all(_is_metric(name, value) for name, value in record.metrics.items()):
-        return "metrics that are numbers with a name", files.shown(dict(record.metrics))
+    times = [record.step_done_at, record.snapshot_at, record.committed_at or 0.0]
+    if not all(map(math.isfinite, times)):
+        return "times in seconds since the epoch", files.shown(times)
+    if not all(map(str.isprintable, record.metrics)):
+        return "metrics with names that can be shown", files.shown(dict(record.metrics))
     return None
 
 
@@ -166,7 +170,3 @@ def _name(state: Path, listed: str) -> str:
     if not is_name(name):
         raise CorruptCheckpointError(state, expected="paths in its directory", found=files.shown(listed))
     return name
-
-
-def _is_metric(name: str, value: float) -> bool:
-    return name.isprintable() and (isinstance(value, float) or abs(value) < _INT64)

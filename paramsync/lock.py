@@ -19,9 +19,8 @@ def take(store: Path) -> int:
     descriptor = os.open(store / _FILE, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        owner = json.dumps({"pid": os.getpid(), "host": socket.gethostname()}) + "\n"
         os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, owner.encode(), 0)
+        os.pwrite(descriptor, _owner(), 0)
     except BlockingIOError as error:
         owner = os.pread(descriptor, _LIMIT, 0).decode(errors="replace")
         os.close(descriptor)
@@ -41,9 +40,14 @@ def holds(descriptor: int, store: Path) -> bool:
 
 
 def release(descriptor: int) -> None:
-    """Give the lock back, even where a forked child has the descriptor too and keeps it open."""
-    fcntl.flock(descriptor, fcntl.LOCK_UN)
+    """Give the lock back, even where a forked child has the descriptor too; in such a child, only close that."""
+    if os.pread(descriptor, _LIMIT, 0).startswith(_owner()):
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
     os.close(descriptor)
+
+
+def _owner() -> bytes:
+    return json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode() + b"\n"
 
 
 def _described(owner: str) -> str:

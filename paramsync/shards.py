@@ -51,15 +51,17 @@ class Written:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shard:
-    """A data file of a checkpoint, and how many bytes its tensors had when it was written."""
+    """A data file of a checkpoint: how many bytes its tensors had when it was written, and what identifies it since."""
 
     path: Path
     file: DataFile
     bytes: int
+    identity: tuple[int, int, int]
 
-    def is_there(self) -> bool:
+    def is_sound(self) -> bool:
+        """Whether it is there, and nobody has cut it or written into it by a system call."""
         with suppress(OSError):
-            return self.path.lstat().st_ino == self.file.inode
+            return _identity(self.path) == self.identity
         return False
 
 
@@ -142,23 +144,25 @@ class ShardWriter:
             checksums = pieces.write(file, layout, [sources[name].content() for name in names])
         for name, offset, checksum in zip(names, layout.offsets, checksums, strict=True):
             entries[name] = sources[name].entry(shard, offset, checksum)
-        return Shard(path, file, sum(sources[name].size for name in names))
+        return Shard(path, file, sum(sources[name].size for name in names), _identity(path))
 
     def _same(self, sources: Mapping[str, _Source], told: Collection[str]) -> set[str]:
         """The names whose values are those of the last checkpoint."""
-        known = [name for name, source in sources.items() if source.is_like(self._last.entries.get(name))]
+        sound = [shard.is_sound() for shard in self._last.shards]
+        entries = {name: entry for name, entry in self._last.entries.items() if sound[entry.shard]}
+        known = [name for name, source in sources.items() if source.is_like(entries.get(name))]
         found = {name for name in known if name in told}
         others = [name for name in known if name not in told and self._is_mapped(name)]
         pairs = [(sources[name].content(), self._content(self._last.entries[name])) for name in others]
         return found.union(name for name, same in zip(others, pieces.same(pairs), strict=True) if same)
 
     def _candidates(self) -> list[plan.Shard]:
-        """The shards of the last checkpoint; one that a stranger removed has nothing to offer."""
+        """The shards of the last checkpoint; one that a stranger removed or changed has nothing to offer."""
         names: list[list[str]] = [[] for _ in self._last.shards]
         for name, entry in self._last.entries.items():
             names[entry.shard].append(name)
         return [
-            plan.Shard(shard.bytes, tuple(those) if shard.is_there() else ())
+            plan.Shard(shard.bytes, tuple(those) if shard.is_sound() else ())
             for shard, those in zip(self._last.shards, names, strict=True)
         ]
 
@@ -168,6 +172,11 @@ class ShardWriter:
 
     def _content(self, entry: Entry) -> Array:
         return self._last.shards[entry.shard].file.content[entry.offset : entry.offset + entry.size]
+
+
+def _identity(path: Path) -> tuple[int, int, int]:
+    found = path.lstat()
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _moved(entries: Mapping[str, Entry], names: Iterable[str], shard: int) -> dict[str, Entry]:

@@ -33,7 +33,9 @@ class Version:
     metrics: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "metrics", MappingProxyType(dict(self.metrics)))
+        object.__setattr__(
+            self, "metrics", MappingProxyType({name: float(value) for name, value in self.metrics.items()})
+        )
 
     def to_json(self) -> str:
         """The record as it stands in a store."""

@@ -54,6 +54,7 @@ class StoreWriter:
         self._durable = durable
         self._numbers = threading.Lock()
         self._fresh_graphs: set[str] = set()  # added, and not yet in a version
+        self._sound_graphs: set[str] = set()  # seen to be what they should be
         self._graphs: dict[str, str | None] = {}  # by version; None where there is no record
         self._state: tuple[str | None, tuple[str, ...]] = (None, ())  # the text of `checkpoint`, and what it lists
         self._spares: Spares | None = None
@@ -69,8 +70,9 @@ class StoreWriter:
         path = self._store.graph_file(digest)
         self._fresh_graphs.add(digest)
         with self._faults(f"graph {digest} was not written"):
-            if not path.exists():
+            if not (digest in self._sound_graphs and path.exists()) and not _is(path, content):
                 self._put(path, content)
+            self._sound_graphs.add(digest)
 
     def next_number(self, step: int) -> int:
         """The number for a version of that step: the step where it is above every number before, else one more.
@@ -90,9 +92,10 @@ class StoreWriter:
         """Publish, then prune. Returns the version as followers see it.
 
         prefix, committed_at, bytes, bytes_written and checksum are set here. `unchanged` are names that the caller
-        knows to have the same values as in the last commit of this writer; others are compared. Raises StoreError, and
-        ParameterError for a tensor that a checkpoint cannot hold; the version before is then still the latest, and
-        nothing of this one is left.
+        knows to have the same values as in the last commit of this writer that did not raise; others are compared.
+        Raises StoreError, CorruptCheckpointError where `checkpoint` was broken meanwhile, and ParameterError for a
+        tensor that a checkpoint cannot hold; the version before is then still the latest, and nothing of this one is
+        left, unless the StoreError says that it was published.
         """
         self._keep_hold()
         listed = self._listed()
@@ -120,10 +123,11 @@ class StoreWriter:
             self._state = (text, names)
             self._graphs[name] = version.graph
             self._fresh_graphs.discard(version.graph)
-            self._unchanged = written.unchanged
-            self._shards.remember(written)
             with self._faults(f"version {version.number} was published, but it may not be on the disk"):
                 self._sync()
+            # only now: whoever was told of an error compares, as we do, with the version before
+            self._unchanged = written.unchanged
+            self._shards.remember(written)
         finally:
             self._prune()
         return version
@@ -240,7 +244,7 @@ class StoreWriter:
 
     def _clear(self, mark: Path, listed: Sequence[str], found: Sequence[str]) -> None:
         name = layout.marked(mark)
-        if name not in listed:
+        if layout.is_name(name) and name not in listed:
             self._remove(name, found)
             graph = self._graphs.get(name) or mark.read_text(errors="replace")
             if layout.is_digest(graph) and graph not in self._fresh_graphs | set(map(self._graph, listed)):
@@ -271,3 +275,11 @@ class StoreWriter:
                 with suppress(OSError):
                     self._spares.trim(keep=0)  # makes room for the next try
             raise StoreError(self._path, f"{problem}: {error.strerror}") from error
+
+
+def _is(path: Path, content: bytes) -> bool:
+    """Whether a file has exactly this content."""
+    try:
+        return files.content(path, limit=len(content)) == content
+    except (OSError, CorruptCheckpointError):
+        return False

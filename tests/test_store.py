@@ -132,7 +132,7 @@ def test_a_version_of_a_graph_that_was_not_added_is_refused(tmp_path: Path) -> N
 
 @pytest.mark.parametrize(
     "change",
-    [{"step": -1}, {"step": 1 << 63}, {"graph": "../x"}, {"metrics": {"a\n": 1.0}}, {"metrics": {"a": 1 << 63}}],
+    [{"step": -1}, {"step": 1 << 63}, {"graph": "../x"}, {"metrics": {"a\n": 1.0}}],
 )
 def test_a_version_that_no_follower_would_believe_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
     with StoreWriter(tmp_path) as writer, pytest.raises(StoreError, match=r"version 1: expected .* found"):

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -374,3 +375,89 @@ def test_a_store_above_which_there_is_no_number_is_refused(tmp_path: Path) -> No
     (tmp_path / "checkpoint").write_text('model_checkpoint_path: "model-999999999999999999"')
     with pytest.raises(StoreError, match="no number; publish to another store"):
         StoreWriter(tmp_path)
+
+
+# What strangers do to a store -----------------------------------------------------------------------------------------
+
+
+def largest(path: Path, number: int) -> Path:
+    return max(path.glob(f"ckpt-{number}.data-*"), key=lambda file: file.stat().st_size)
+
+
+@pytest.mark.parametrize("told", [[], ["frozen", "kernel", "bias"]], ids=["compared", "told"])
+@pytest.mark.parametrize("harm", ["cut", "changed"])
+def test_a_data_file_that_a_stranger_harmed_is_written_anew(tmp_path: Path, harm: str, told: list[str]) -> None:
+    with StoreWriter(tmp_path, keep=2) as writer:
+        writer.commit(version(1), tensors(1))
+        file = largest(tmp_path, 1)
+        if harm == "cut":
+            os.truncate(file, 100)
+        else:
+            with file.open("r+b") as harmed:
+                harmed.write(b"harm")
+        writer.commit(version(2), tensors(1), unchanged=told)
+        opened = Store(tmp_path).open(Store(tmp_path).find(2))
+        opened.verify(opened.entries)
+        assert all(np.array_equal(opened.array(name), array) for name, array in tensors(1).items())
+
+
+def test_a_graph_file_that_is_broken_is_written_anew_by_the_next_publisher(tmp_path: Path) -> None:
+    for number in (1, 2):
+        with StoreWriter(tmp_path) as writer:
+            writer.add_graph("ab12", b"graph")
+            writer.commit(version(number, graph="ab12"), tensors(number))
+        assert Store(tmp_path).graph_file("ab12").read_bytes() == b"graph"
+        os.truncate(Store(tmp_path).graph_file("ab12"), 0)
+
+
+def test_closing_in_a_forked_child_leaves_the_parent_its_store(tmp_path: Path) -> None:
+    script = (
+        "import os, sys; from pathlib import Path\n"
+        "from paramsync.writer import StoreWriter; from paramsync.errors import StoreLockedError\n"
+        "writer = StoreWriter(Path(sys.argv[1]))\n"
+        "if os.fork() == 0:\n    writer.close()\n    os._exit(0)\n"
+        "os.wait()\n"
+        "try:\n    StoreWriter(Path(sys.argv[1]))\n"
+        "except StoreLockedError:\n    print('locked')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, tmp_path], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "locked\n"
+
+
+@pytest.mark.parametrize("kind", ["link", "fifo"])
+def test_what_lies_under_a_temporary_name_is_replaced_and_never_followed(tmp_path: Path, kind: str) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("safe")
+    store = tmp_path / "store"
+    with StoreWriter(store) as writer:
+        if kind == "link":
+            (store / ".tmp-checkpoint").symlink_to(victim)
+        else:
+            os.mkfifo(store / ".tmp-checkpoint")
+        writer.commit(version(1), tensors(1))
+    assert victim.read_text() == "safe"
+    assert assert_whole(store) == 1
+
+
+def test_a_mark_without_a_name_removes_nothing_outside(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    outside = tmp_path / "store.index"
+    outside.write_text("safe")
+    with StoreWriter(store) as writer:
+        (store / ".unlisted-").touch()
+        writer.commit(version(1), tensors(1))
+    assert outside.read_text() == "safe"
+    assert not (store / ".unlisted-").exists()
+
+
+def test_a_version_whose_times_nobody_could_read_is_refused(tmp_path: Path) -> None:
+    with StoreWriter(tmp_path) as writer, pytest.raises(StoreError, match="expected times in seconds since the epoch"):
+        writer.commit(replace(version(1), step_done_at=float("nan")), tensors(1))
+
+
+def test_metrics_of_numpy_are_numbers_too(tmp_path: Path) -> None:
+    with StoreWriter(tmp_path) as writer:
+        writer.commit(replace(version(1), metrics={"loss": np.float32(0.5)}), tensors(1))  # type: ignore[dict-item]
+    assert Store(tmp_path).find(1).metrics == {"loss": 0.5}

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 from rich.table import Table
 from rich.text import Text
 
-from paramsync import dtypes, layout
+from paramsync import dtypes, files, layout
 from paramsync.bundle import Bundle
 from paramsync.cli.versions import look
 from paramsync.cli.wording import console, size, to_json
@@ -200,7 +200,7 @@ def _table(findings: Sequence[Finding]) -> Table:
     table.add_column("", no_wrap=True)
     for one in findings:
         table.add_row(
-            one.name,
+            one.name if one.name.isprintable() else files.shown(one.name),
             one.dtype,
             str(one.shape),
             ", ".join(map(str, one.shards)),
