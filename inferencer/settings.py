@@ -9,9 +9,10 @@ import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NoReturn
+from typing import Literal
 
 from paramsync.addresses import CONTROL_PORT, HOST, PREDICTIONS_PORT, check_different, read_port
+from paramsync.arguments import Parser, check_text, seconds
 from paramsync.errors import SettingsError, StoreError
 
 
@@ -37,8 +38,7 @@ class Settings:
 
 def parse(arguments: Sequence[str]) -> Settings:
     """Raises SettingsError, or StoreError for a store that cannot be one."""
-    for argument in arguments:
-        _check_text(argument)
+    check_text(arguments)
     found = _parser().parse_args(arguments)
     models = tuple(_model(text) for text in found.model)
     names = [one.name for one in models]
@@ -87,21 +87,8 @@ def prepare_environment() -> None:
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 
-def _check_text(argument: str) -> None:
-    """What is not text could be in no status and no message."""
-    try:
-        argument.encode()
-    except UnicodeEncodeError as error:
-        raise SettingsError(f"expected arguments in UTF-8, found {argument!r}") from error
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise SettingsError(message)
-
-
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="python -m inferencer", description="Serves predictions from the newest published version.")
+    parser = Parser(prog="python -m inferencer", description="Serves predictions from the newest published version.")
     add = parser.add_argument
     add("--model", action="append", required=True, metavar="NAME=STORE", help="a model and its store; may be repeated")
     add(
@@ -135,7 +122,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add(
         "--poll-seconds",
-        type=_seconds,
+        type=seconds(below=86400),
         default=5.0,
         metavar="S",
         help="how often to look where the file system does not say that something is new (default: %(default)s)",
@@ -155,13 +142,3 @@ def _names(text: str) -> tuple[str, ...]:
     if not all(names):
         raise argparse.ArgumentTypeError(f"expected names of tensors, such as x:0,y:0, found {text!r}")
     return names
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < 86400:
-        raise argparse.ArgumentTypeError(f"expected seconds above 0, found {text!r}")
-    return seconds

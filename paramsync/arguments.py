@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import argparse
+from collections.abc import Callable, Iterable
+from typing import NoReturn
 
 from paramsync.errors import SettingsError
 
@@ -14,3 +16,25 @@ def check_text(arguments: Iterable[str]) -> None:
             argument.encode()
         except UnicodeEncodeError as error:
             raise SettingsError(f"expected arguments in UTF-8, found {argument!r}") from error
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong as SettingsError, which a program prints on one line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise SettingsError(message)
+
+
+def seconds(*, below: float) -> Callable[[str], float]:
+    """Reads a time for argparse: more than none, and no more than makes sense."""
+
+    def read(text: str) -> float:
+        try:
+            found = float(text)
+        except ValueError:
+            found = 0.0
+        if not 0 < found < below:
+            raise argparse.ArgumentTypeError(f"expected seconds above 0, found {text!r}")
+        return found
+
+    return read

@@ -50,3 +50,15 @@ def resident(directory: Path) -> int:
         elif of_it and first == "Rss:":
             found += int(rest[0]) << 10
     return found
+
+
+def assert_same(found: object, expected: Array) -> None:
+    """Equal to the bit, of the same dtype and shape."""
+    if expected.dtype == object:
+        array = np.array(found, object)
+        assert array.shape == expected.shape
+        assert array.tolist() == expected.tolist()
+        return
+    array = np.asarray(found)
+    assert (array.dtype, array.shape) == (expected.dtype, expected.shape)
+    assert array.tobytes() == expected.tobytes()

@@ -16,7 +16,7 @@ from paramsync.bundle import Bundle
 from paramsync.dtypes import Array
 from paramsync.errors import CorruptCheckpointError, ParameterError
 from paramsync.v1 import bundle_pb2
-from tests.checkpoints import resident, write
+from tests.checkpoints import assert_same, resident, write
 
 DTYPES = {dtypes.name(number): dtypes.to_numpy(number) for number in range(64) if number != dtypes.STRING}
 NUMERIC = [name for name, dtype in DTYPES.items() if dtype is not None]
@@ -49,17 +49,6 @@ def every_dtype() -> dict[str, Array]:
     tensors["string/empty"] = strings().reshape(3, 0)
     tensors["name/with/../dots and spaces/\u00e9"] = any_bits("float32", (1,))
     return tensors
-
-
-def assert_same(found: object, expected: Array) -> None:
-    if expected.dtype == object:
-        array = np.array(found, object)
-        assert array.shape == expected.shape
-        assert array.tolist() == expected.tolist()
-        return
-    array = np.asarray(found)
-    assert (array.dtype, array.shape) == (expected.dtype, expected.shape)
-    assert array.tobytes() == expected.tobytes()
 
 
 def save(prefix: Path, tensors: dict[str, Array], slices: str = "") -> None:

@@ -21,6 +21,7 @@ from paramsync.errors import ParameterError
 from paramsync.plan import LINKED
 from paramsync.shards import ShardWriter, Tensor, Written, write
 from paramsync.spares import Spares
+from tests.checkpoints import assert_same
 
 LARGE = 3 << 20  # elements of float32: several threads, several portions
 
@@ -35,17 +36,6 @@ def any_bits(name: str, shape: tuple[int, ...]) -> Array:
 
 def strings(*values: bytes) -> Array:
     return np.array([*values, None], object)[:-1]  # without None numpy would guess at a dtype for some
-
-
-def assert_same(found: object, expected: Array) -> None:
-    if expected.dtype == object:
-        array = np.array(found, object)
-        assert array.shape == expected.shape
-        assert array.tolist() == expected.tolist()
-        return
-    array = np.asarray(found)
-    assert (array.dtype, array.shape) == (expected.dtype, expected.shape)
-    assert array.tobytes() == expected.tobytes()
 
 
 class Checkpoints:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
 
 from paramsync.addresses import HOST, TRAINER_PORT, read_port
-from paramsync.arguments import check_text
+from paramsync.arguments import Parser, check_text, seconds
 from paramsync.errors import SettingsError
 from paramsync.layout import NUMBERS
 from trainer.schedule import PublishSchedule
@@ -65,19 +65,14 @@ def set_environment() -> None:
     os.environ["KERAS_BACKEND"] = "tensorflow"  # another one would not run the training step
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise SettingsError(message)
-
-
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="trainer", description="Train a network on digits and publish it while it is being trained.")
+    parser = Parser(prog="trainer", description="Train a network on digits and publish it while it is being trained.")
     add = parser.add_argument
     add("--store", type=Path, required=True, metavar="DIR", help="where to publish")
     add("--every-steps", type=_whole(1), metavar="N", help="publish every N steps")
     add(
         "--every-seconds",
-        type=_seconds,
+        type=seconds(below=math.inf),
         metavar="T",
         help="publish every T seconds (default: 1, without --every-steps)",
     )
@@ -117,13 +112,3 @@ def _whole(least: int, most: int = NUMBERS - 1) -> Callable[[str], int]:
         return value
 
     return read
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"expected seconds above 0, found {text!r}")
-    return value

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from paramsync.addresses import CONTROL_PORT, HOST, PREDICTIONS_PORT, TRAINER_PORT, address, read_port
+from paramsync.arguments import seconds
 
 INFERENCER = address(HOST, CONTROL_PORT)
 TRAINER = address(HOST, TRAINER_PORT)
@@ -55,7 +56,7 @@ def _command(
 def _add_up(commands: _Commands[argparse.ArgumentParser]) -> None:
     one = _command(commands, "up", "up", "start a trainer and an inferencer here and watch versions flow")
     one.add_argument(
-        "--seconds", type=_seconds, metavar="S", help="end by itself S seconds after the first version serves"
+        "--seconds", type=seconds(below=1e9), metavar="S", help="end by itself S seconds after the first version serves"
     )
     one.add_argument("--json", action="store_true", help="at the end print what happened as one JSON object")
     for option, default, what in (
@@ -79,7 +80,9 @@ def _add_sync(commands: _Commands[argparse.ArgumentParser]) -> None:
     one = _command(commands, "sync", "sync", "serve the newest version, or the one given, now; wait until it serves")
     one.add_argument("model", nargs="?", default="", metavar="MODEL", help="may be left out where one model is served")
     one.add_argument("--version", type=_number, metavar="N", help="this version in place of the newest")
-    one.add_argument("--timeout", type=_seconds, default=30.0, metavar="S", help="give up after S seconds (default 30)")
+    one.add_argument(
+        "--timeout", type=seconds(below=1e9), default=30.0, metavar="S", help="give up after S seconds (default 30)"
+    )
     _add_inferencer(one)
 
 
@@ -145,16 +148,6 @@ def _number(text: str) -> int:
     if not (text.isascii() and text.isdecimal() and len(text) <= _DIGITS):
         raise argparse.ArgumentTypeError(f"expected a whole number from 0 to {10**_DIGITS - 1}, found {text!r}")
     return int(text)
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < 1e9:
-        raise argparse.ArgumentTypeError(f"expected seconds, more than 0, found {text!r}")
-    return seconds
 
 
 def _named_value(text: str) -> tuple[str, str]:
