@@ -11,16 +11,25 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 
-def digest(graph_def: Any, named: Mapping[str, str], results: Iterable[tuple[str, str]]) -> str:
+def digest(
+    graph_def: Any, named: Mapping[str, str], results: Iterable[tuple[str, str]], ends: Iterable[str] = ()
+) -> str:
     """The digest, in hex, of what computes `results`, pairs of name and tensor.
 
-    `named` gives the meaning of the placeholders: node to name of the input or parameter.
+    `named` gives the meaning of the placeholders: node to what the input, parameter or table is. `ends` is what the
+    graph says of itself beside what it computes: its inputs and outputs, used or not.
     """
     nodes = _Nodes(graph_def.node, named, _Functions(graph_def.library.function))
     whole = hashlib.sha256()
     for name, tensor in sorted(results):
         whole.update(_packed(name.encode(), nodes.tensor(tensor)))
+    for end in sorted(ends):
+        whole.update(_packed(end.encode()))
     return whole.hexdigest()[:32]
+
+
+# What tells loops, stacks and arrays of one graph apart, and is made up when it is traced.
+_LABELS = frozenset({"frame_name", "stack_name", "tensor_array_name"})
 
 
 class _Nodes:
@@ -67,7 +76,7 @@ class _Nodes:
         attributes = [
             _packed(name.encode(), self._attribute(value))
             for name, value in sorted(node.attr.items())
-            if not name.startswith("_")
+            if not (name.startswith("_") or name in _LABELS)
         ]
         return _hash(op, _packed(*data), _packed(*sorted(control)), _packed(*attributes))
 
