@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.core.protobuf import config_pb2
+from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2
 
 from paramsync import dtypes
 from paramsync.errors import GraphError, ParameterError
@@ -14,10 +14,16 @@ from paramsync.graphs.lifting.walks import leading_to, with_functions
 from paramsync.graphs.safety.guards import guard
 from paramsync.v1 import bundle_pb2, graph_pb2
 
-# TensorFlow's graph optimiser merges and reorders operations, which changes the last bits of results, depending on who
-# calls; at the sizes that are served it costs time as well. Without it a graph computes what its operations say.
-_PLAIN = config_pb2.ConfigProto(
-    graph_options=config_pb2.GraphOptions(rewrite_options={"disable_meta_optimizer": True})
+# Three passes of TensorFlow's graph optimiser merge, reorder or precompute operations, which changes the last bits
+# of results, depending on who calls. Without them a graph computes what its operations say, and small ones are faster.
+_AS_WRITTEN = config_pb2.ConfigProto(
+    graph_options=config_pb2.GraphOptions(
+        rewrite_options=rewriter_config_pb2.RewriterConfig(
+            remapping=rewriter_config_pb2.RewriterConfig.OFF,
+            arithmetic_optimization=rewriter_config_pb2.RewriterConfig.OFF,
+            constant_folding=rewriter_config_pb2.RewriterConfig.OFF,
+        )
+    )
 ).SerializeToString()
 
 
@@ -65,7 +71,7 @@ class Call:
             raise KeyError
         if len(parameters) != self._expected:
             raise ParameterError("a call", expected=f"{self._expected} of them", found=len(parameters))
-        results = self._call(args=arguments, Tout=self._types, f=self._function, config_proto=_PLAIN)
+        results = self._call(args=arguments, Tout=self._types, f=self._function, config_proto=_AS_WRITTEN)
         return dict(zip(self._outputs, results, strict=True))
 
 
