@@ -27,7 +27,7 @@ def run(settings: Settings, *, stop: Stop) -> None:
     _make_writable(settings.state)
     learnt, held_out = examples.drawn(seed=settings.seed) if settings.data is None else examples.read(settings.data)
     with (
-        StoreWriter(settings.store, keep=settings.keep) as store,
+        StoreWriter(settings.store, keep=settings.keep, durable=settings.durable) as store,
         closing(Control(settings.host, settings.control_port, store=settings.store)) as control,
     ):
         if settings.held_out is not None:

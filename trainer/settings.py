@@ -28,6 +28,7 @@ class Settings:
     data: Path | None
     seed: int
     keep: int
+    durable: bool
     state: Path
     held_out: Path | None
     host: str
@@ -51,6 +52,7 @@ def parse(arguments: Sequence[str]) -> Settings:
         data=given.data,
         seed=given.seed,
         keep=given.keep,
+        durable=given.durable,
         state=state,
         held_out=given.held_out,
         host=given.host,
@@ -86,6 +88,7 @@ def _parser() -> argparse.ArgumentParser:
         help="of the drawn digits, weights and batches (default: 0)",
     )
     add("--keep", type=_whole(1), default=5, metavar="N", help="how many versions stay in the store (default: 5)")
+    add("--durable", action="store_true", help="have each version on the disk before it is published")
     add("--state", type=Path, metavar="DIR", help="where to save what resuming needs (default: STORE/training)")
     add("--held-out", type=Path, metavar="FILE.NPZ", help="write the examples that are not trained on here")
     add("--host", default=HOST, help="address of the control port (default: %(default)s)")
