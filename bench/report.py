@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from bench.settings import CALLS, NOT_ASKED_FOR
+from bench.settings import CALLS, NOT_ASKED_FOR, SAVINGS
 from paramsync.cli.wording import NOTHING, console
 from paramsync.errors import SettingsError
 
@@ -20,7 +20,15 @@ def show(figures: Mapping[str, Any], *, stderr: bool) -> None:
     """Every time measured, the fastest first, then the quotients and the conditions."""
     screen = console(stderr=stderr)
     conditions = figures["conditions"]
-    if "cases" in figures:
+    if figures["benchmark"] == "stall":
+        screen.print(
+            f"stall: training on the {figures['device']}, {conditions['tensors']} variables, "
+            f"{conditions['runs']} rounds, files in {conditions['folder']} ({conditions['file_system']})",
+            style="bold",
+            soft_wrap=True,
+        )
+        _show_stalls(figures["cases"], screen)
+    elif figures["benchmark"] == "call":
         screen.print(f"call: microseconds of a call, medians of {conditions['runs']} rounds", style="bold")
         screen.print(_calls(figures["cases"]))
         _show_calls(figures, screen)
@@ -79,6 +87,29 @@ def _show_quotients(figures: Mapping[str, Any], screen: Console) -> None:
     for key, value in figures.items():
         if ("_over_" in key and not key.endswith("_over_ours")) or key.endswith("_ratio"):
             screen.print(f"{key}: {NOTHING if value is None else f'{value:.3g}'}")
+
+
+def _show_stalls(cases: Mapping[str, Mapping[str, Any]], screen: Console) -> None:
+    """A table for each size and pace."""
+    for name, case in cases.items():
+        screen.print(
+            f"{name}: a step takes {case['step_ms']:.1f} ms; a copy {case['memcpy_ms']:.1f} ms, which is "
+            f"{case['copy_share_pct']:.1f} % of the time",
+            soft_wrap=True,
+        )
+        screen.print(_stalls(case))
+
+
+def _stalls(case: Mapping[str, Any]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    table.add_column("", no_wrap=True)
+    for column in ("held ms p50", "p99", "x ours", "steps slower %"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for name in ("ours", *SAVINGS):
+        figures = [case.get(f"{name}_{key}") for key in ("stall_ms_p50", "stall_ms_p99", "over_ours", "inflation_pct")]
+        cells = [NOTHING if one is None else f"{one:.2f}" for one in figures]
+        table.add_row(name, *cells, style="bold green" if name == "ours" else "")
+    return table
 
 
 def _calls(cases: Mapping[str, Mapping[str, Any]]) -> Table:

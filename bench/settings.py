@@ -14,8 +14,10 @@ from paramsync.errors import SettingsError
 
 PEERS = ("checkpoint", "saver", "savedmodel", "savedmodule", "h5", "safetensors", "orbax")
 CALLS = ("session", "signature", "concrete", "keras_call", "predict_on_batch", "handles")  # the peers of `call`
+SAVINGS = ("checkpoint_save", "async_checkpoint", "model_checkpoint", "orbax_async")  # the peers of `stall`
 NOT_ASKED_FOR = "not asked for"
 
+_RUNS = {"stall": 5}
 _NETWORKS = 100 << 20  # bytes of the SavedModels of all networks but the embedding
 _MEMORY = Path("/dev/shm")  # where Linux keeps files in memory
 _EXAMPLES = """\
@@ -25,6 +27,7 @@ examples:
   python -m bench delta --mb 50 --runs 3 --json - one JSON object, last on the standard output
   python -m bench publish --only checkpoint,h5    against these two alone
   python -m bench call --parameters 6             one network, and the embedding
+  python -m bench stall --sizes 268               one size alone; 27, 268 and 1074 MB take half an hour
 
 Safetensors and Orbax take part where they are installed; `make bench` installs them.
 """
@@ -34,7 +37,8 @@ Safetensors and Orbax take part where they are installed; `make bench` installs 
 class Settings:
     """One benchmark and its size. `peers` are those asked for, installed or not; `folder` is where the files go.
 
-    `parameters` are the numbers of parameters of the networks that are called.
+    `parameters` are the numbers of parameters of the networks that are called; `sizes`, in bytes, are those of the
+    networks that are trained, on `device`, for `seconds` at a time.
     """
 
     benchmark: str
@@ -42,6 +46,9 @@ class Settings:
     large_bytes: int
     tensors: int
     parameters: tuple[int, ...]
+    sizes: tuple[int, ...]
+    seconds: float
+    device: str
     runs: int
     peers: tuple[str, ...]
     folder: Path
@@ -57,7 +64,10 @@ def parse(argv: Sequence[str]) -> Settings:
     large = int(found.large_mb * 1e6)
     if size < found.tensors * 1024:
         raise SettingsError(f"--mb {found.mb:g}: expected at least 1 KiB for each of {found.tensors} tensors")
-    peers = CALLS if found.benchmark == "call" else PEERS
+    peers = {"call": CALLS, "stall": SAVINGS}.get(found.benchmark, PEERS)
+    sizes = tuple(dict.fromkeys(int(one * 1e6) for one in (*found.sizes, found.mb)))
+    if found.benchmark == "stall" and found.tensors % 2:
+        raise SettingsError(f"--tensors: expected an even number, a kernel and a bias a layer, found {found.tensors}")
     if unknown := [one for one in found.only or () if one not in peers]:
         raise SettingsError(f"--only: expected some of {', '.join(peers)}, found {', '.join(unknown)}")
     asked = () if found.no_peers else found.only or peers
@@ -69,9 +79,12 @@ def parse(argv: Sequence[str]) -> Settings:
         large_bytes=large,
         tensors=found.tensors,
         parameters=found.parameters,
-        runs=found.runs,
+        sizes=sizes,
+        seconds=found.seconds,
+        device=found.device,
+        runs=found.runs or _RUNS.get(found.benchmark, 9),
         peers=asked,
-        folder=folder(found.folder, _needed(found.benchmark, size, large, asked)),
+        folder=folder(found.folder, _needed(found.benchmark, size, large, sizes, asked)),
         json=found.json,
     )
 
@@ -94,10 +107,12 @@ def set_environment() -> None:
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # Orbax brings jax, which would look for accelerators
 
 
-def _needed(benchmark: str, size: int, large: int, peers: Collection[str]) -> int:
+def _needed(benchmark: str, size: int, large: int, sizes: Collection[int], peers: Collection[str]) -> int:
     """Bytes of files at one time: old and new versions, retired files, and what each peer keeps until it is removed."""
     if benchmark == "call":
         return 5 * size + _NETWORKS
+    if benchmark == "stall":
+        return (5 + 3 * len(peers)) * max(sizes)
     if benchmark == "restore":
         return (2 + len(peers)) * size + large
     return (16 if benchmark == "delta" else 8) * size
@@ -114,16 +129,16 @@ def _parser() -> argparse.ArgumentParser:
     )
     top.add_argument(
         "benchmark",
-        choices=("publish", "restore", "delta", "call"),
+        choices=("publish", "restore", "delta", "call", "stall"),
         help="publish: write a version; restore: bring one in; delta: write one whose bytes are 95 %% those before; "
-        "call: predict",
+        "call: predict; stall: train, and publish meanwhile",
     )
     top.add_argument(
         "--mb", type=_megabytes, default=268.0, metavar="N",
         help="size of all parameters; call: of the embedding table (default 268)",
     )  # fmt: skip
     top.add_argument("--tensors", type=_count, default=32, metavar="N", help="how many parameters (default 32)")
-    top.add_argument("--runs", type=_count, default=9, metavar="N", help="rounds that count (default 9)")
+    top.add_argument("--runs", type=_count, metavar="N", help="rounds that count (default 9; stall: 5)")
     top.add_argument(
         "--large-mb", type=_megabytes, default=1000.0, metavar="N",
         help="restore: the other size, to see that restoring does not depend on it (default 1000)",
@@ -132,10 +147,19 @@ def _parser() -> argparse.ArgumentParser:
         "--parameters", type=_networks, default=(6, 200, 1000), metavar="N,...",
         help="call: networks of so many parameters (default 6,200,1000)",
     )  # fmt: skip
+    top.add_argument(
+        "--sizes", type=_sizes, default=(27.0, 268.0, 1074.0), metavar="N,...",
+        help="stall: megabytes of the networks that are trained, beside --mb (default 27,268,1074)",
+    )  # fmt: skip
+    top.add_argument(
+        "--seconds", type=_seconds, default=4.0, metavar="T", help="stall: how long to train at a time (default 4)"
+    )
+    top.add_argument("--device", choices=("cpu", "gpu"), default="cpu", help="stall: what to train on (default cpu)")
     which = top.add_mutually_exclusive_group()
     which.add_argument(
         "--only", type=_peers, metavar="PEER,...",
-        help=f"peers to measure, of {', '.join(PEERS)}; call: of {', '.join(CALLS)}",
+        help=f"peers to measure, of {', '.join(PEERS)}; call: of {', '.join(CALLS)}; "
+        f"stall: of {', '.join(SAVINGS)}",
     )  # fmt: skip
     which.add_argument("--no-peers", action="store_true", help="measure no peer")
     top.add_argument(
@@ -171,8 +195,22 @@ def _networks(text: str) -> tuple[int, ...]:
     return found
 
 
+def _sizes(text: str) -> tuple[float, ...]:
+    return tuple(_megabytes(one) for one in text.split(","))
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value <= 3600:
+        raise argparse.ArgumentTypeError(f"expected seconds, more than 0, found {text!r}")
+    return value
+
+
 def _peers(text: str) -> tuple[str, ...]:
     names = tuple(text.split(","))
-    if unknown := sorted(set(names) - {*PEERS, *CALLS}):
+    if unknown := sorted(set(names) - {*PEERS, *CALLS, *SAVINGS}):
         raise argparse.ArgumentTypeError(f"expected some of {', '.join(PEERS)}, found {', '.join(map(repr, unknown))}")
-    return tuple(one for one in (*PEERS, *CALLS) if one in names)
+    return tuple(one for one in (*PEERS, *CALLS, *SAVINGS) if one in names)

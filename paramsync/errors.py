@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 
@@ -137,3 +137,18 @@ class NotReachableError(CallError):
 
 class PublishError(ParamsyncError):
     """A publication that failed; training goes on, and the version before it is still the latest."""
+
+
+class NotFiniteError(PublishError):
+    """Parameters that are NaN or infinite were not published. `names` are all of them."""
+
+    SHOWN = 5
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = tuple(names)
+        some = ", ".join(one if one.isprintable() else repr(one) for one in self.names[: self.SHOWN])
+        more = f" and {len(names) - self.SHOWN} more" if len(names) > self.SHOWN else ""
+        super().__init__(
+            f"NaN or infinity in {some}{more}: not published, the version before is"
+            " still the latest; go back to it or mend the training step, or publish all the same with allow_nan=True"
+        )

@@ -41,13 +41,15 @@ class Finding(NamedTuple):
     sound: bool
 
 
-_Test = Callable[[memoryview], bool]
+Test = Callable[[memoryview], bool]
+"""Tells whether all values in some memory, which is not empty, are sound."""
+
 _Piece = tuple[int, int, int]  # number of the region, start, end
 
 
 def examine(regions: Sequence[Region], *, threads: int = THREADS) -> list[Finding]:
     """A finding for each region, from one pass over the memory of all."""
-    tests = [None if region.dtype is None else _test(region.dtype) for region in regions]
+    tests = [None if region.dtype is None else soundness(region.dtype) for region in regions]
     found: list[dict[int, Finding]] = [{} for _ in regions]  # by where the piece begins
 
     def work(job: list[_Piece]) -> None:
@@ -83,7 +85,7 @@ def _jobs(regions: Sequence[Region]) -> Iterator[list[_Piece]]:
     yield job
 
 
-def _look(memory: memoryview, test: _Test | None) -> Finding:
+def _look(memory: memoryview, test: Test | None) -> Finding:
     if len(memory) <= _CHUNK:
         return Finding(crc32c(memory), test is None or test(memory))
     checksum = 0
@@ -107,8 +109,8 @@ def _joined(region: Region, pieces: dict[int, Finding]) -> Finding:
 
 
 @lru_cache(maxsize=64)
-def _test(dtype: DType) -> _Test | None:
-    """Tells whether all values in some memory are sound; None for a dtype that has no others."""
+def soundness(dtype: DType) -> Test | None:
+    """The test of values of that dtype; None where it has no others than sound ones."""
     if dtype == np.bool_:
         return lambda memory: bool(np.frombuffer(memory, np.uint8).max() <= 1)
     number = np.dtype(f"f{dtype.itemsize // 2}") if dtype.kind == "c" else dtype

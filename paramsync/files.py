@@ -91,6 +91,14 @@ def content(path: Path, *, limit: int) -> bytes:
         os.close(descriptor)
 
 
+def has(path: Path, expected: bytes) -> bool:
+    """Whether it is a regular file with exactly this content."""
+    try:
+        return content(path, limit=len(expected)) == expected
+    except (OSError, CorruptCheckpointError):
+        return False
+
+
 def shown(found: object) -> str:
     """What was found in a file, on one line of a message: of what is long, or means harm, the beginning will do."""
     text = " ".join((repr(found) if isinstance(found, str | bytes) else str(found)).split())

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 LINKED = 8  # data files that a checkpoint shares with the one before
-PORTION = 2 << 20  # bytes that one thread copies at once: they fit its cache, and it seldom waits for its turn
-_FEW = 16 << 20  # bytes that are copied so soon that a thread waits longer for a second turn than it saves: they are
+PORTION = 4 << 20  # bytes that one thread copies at once: most are still in its cache then, and it seldom waits
+_FEW = 32 << 20  # bytes that are copied so soon that a thread waits longer for a second turn than it saves: they are
 _PORTIONS = 4  # in so many portions,
 _EASY = 1 << 18  # each of a multiple of so many bytes, so that checksums are soon combined
 
@@ -97,7 +97,10 @@ def arrange(sizes: tuple[int, ...]) -> Layout:
 
 
 def portions(sizes: Sequence[int]) -> Iterable[tuple[Piece, ...]]:
-    """All bytes of tensors of these sizes, in portions for one thread each: many small tensors, or a part of one."""
+    """All bytes of tensors of these sizes, in portions for one thread each: many small tensors, or a part of one.
+
+    No value of a tensor is cut: pieces begin on multiples of the alignment.
+    """
     portion: list[Piece] = []
     room = most = _longest(sum(sizes))
     for tensor, size in enumerate(sizes):
@@ -105,7 +108,7 @@ def portions(sizes: Sequence[int]) -> Iterable[tuple[Piece, ...]]:
         while start < size or not start:  # an empty tensor has a piece too: nobody has to know of it
             stop = min(size, start + room)
             portion.append(Piece(tensor, start, stop))
-            room -= stop - start
+            room -= -(-(stop - start) // ALIGNMENT) * ALIGNMENT
             if not room:
                 yield tuple(portion)
                 portion, room = [], most

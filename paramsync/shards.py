@@ -4,34 +4,19 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
 
-import numpy as np
-import numpy.typing as npt
-
-from paramsync import dtypes, files, index, pieces, plan, strings
-from paramsync.checksums import mask
+from paramsync import files, index, pieces, plan
+from paramsync.contents import Source, Tensor, key_of
 from paramsync.dtypes import Array
-from paramsync.errors import ParameterError
+from paramsync.errors import NotFiniteError
 from paramsync.index import Entry, Index, data_file, index_file
 from paramsync.spares import DataFile, Spares
 
 _NO_LINK = {errno.EPERM, errno.EMLINK, errno.ENOENT, errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS}
-
-
-class Dlpack(Protocol):
-    """What can be exchanged through DLPack."""
-
-    def __dlpack__(self) -> Any: ...
-
-    def __dlpack_device__(self) -> Any: ...
-
-
-Tensor: TypeAlias = npt.ArrayLike | Dlpack
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,6 +28,7 @@ class Written:
     bytes_written: int = 0
     unchanged: frozenset[str] = frozenset()
     shards: tuple[Shard, ...] = ()
+    finite: bool = True  # all values were looked at
 
     def checksum(self) -> str:
         """The digest of what the tensors are, wherever they lie."""
@@ -65,6 +51,10 @@ class Shard:
         return False
 
 
+class _NoLinkError(Exception):
+    """A data file of the checkpoint before cannot be linked. Nothing is copied yet."""
+
+
 class ShardWriter:
     """Writes one checkpoint after another, and takes over from the one before what did not change.
 
@@ -76,31 +66,49 @@ class ShardWriter:
         self._durable = durable
         self._last = Written()
 
-    def write(self, prefix: Path, tensors: Mapping[str, Tensor], unchanged: Collection[str] = ()) -> Written:
+    def write(
+        self,
+        prefix: Path,
+        tensors: Mapping[str, Tensor],
+        unchanged: Collection[str] = (),
+        *,
+        finite: bool = False,
+        copied: Callable[[str], object] | None = None,
+    ) -> Written:
         """Write a checkpoint. The data takes its names first, so that an index never speaks of data that is not there.
 
         `unchanged` are names whose values are those of what `remember` was given last; others are compared with that.
-        Object arrays hold strings, as bytes. Where anything fails, no file has a name of this checkpoint. Raises
-        OSError, and ParameterError for what TensorFlow cannot store.
+        `copied` is called, on any thread, with the name of each that changed, once its bytes are copied and nothing
+        here refers to it any more. Object arrays hold strings, as bytes. Where anything fails, no file has a name of
+        this checkpoint. Raises OSError, ParameterError for what TensorFlow cannot store, and NotFiniteError for NaN and
+        infinity where all values are to be `finite`.
         """
-        sources = {name: _Source(name, tensors[name]) for name in sorted(tensors, key=_key)}
+        sources = {name: Source(name, tensors[name]) for name in sorted(tensors, key=key_of)}
         sizes = {name: source.size for name, source in sources.items()}
         sound = [shard.is_sound() for shard in self._last.shards]
+        if finite and not self._last.finite:  # what nobody has looked at is not taken over
+            sound = [False] * len(sound)
         same = self._same(sources, frozenset(unchanged), sound)
         decided = plan.decide(sizes, same, self._candidates(sound))
         try:
-            return self._write(prefix, sources, same, decided)
-        except OSError as error:
-            if error.errno not in _NO_LINK or not decided.linked:
-                raise
-        return self._write(prefix, sources, same, plan.decide(sizes, same, ()))
+            return self._write(prefix, sources, same, decided, finite=finite, copied=copied)
+        except _NoLinkError:
+            unlinked = plan.decide(sizes, same, ())
+            return self._write(prefix, sources, same, unlinked, finite=finite, copied=copied)
 
     def remember(self, written: Written) -> None:
         """This is now the checkpoint before."""
         self._last = written
 
     def _write(
-        self, prefix: Path, sources: Mapping[str, _Source], same: Collection[str], decided: plan.Plan
+        self,
+        prefix: Path,
+        sources: Mapping[str, Source],
+        same: Collection[str],
+        decided: plan.Plan,
+        *,
+        finite: bool,
+        copied: Callable[[str], object] | None,
     ) -> Written:
         fresh = [names for names in (decided.moved, decided.changed) if names]
         if not sources:
@@ -109,12 +117,21 @@ class ShardWriter:
         paths = [data_file(prefix, at, count) for at in range(count)]
         shards: list[Shard] = []
         entries: dict[str, Entry] = {}
+
+        def let_go(name: str) -> None:
+            if name in same:  # to be held on to, perhaps, so that it is known to be unchanged the next time
+                return
+            sources[name].let_go()
+            if copied is not None:
+                copied(name)
+
         try:
             for at, names in decided.linked.items():
                 entries.update(_moved(self._last.entries, names, len(shards)))
                 shards.append(self._link(self._last.shards[at], paths[len(shards)]))
             for names in fresh:
-                shards.append(self._fill(paths[len(shards)], len(shards), names, sources, entries))
+                path = paths[len(shards)]
+                shards.append(self._fill(path, len(shards), names, sources, entries, finite=finite, copied=let_go))
             entries = {name: entries[name] for name in sources}
             with files.aside(index_file(prefix), durable=self._durable) as listing:
                 listing.write(index.encode(Index(count, entries)))
@@ -125,29 +142,48 @@ class ShardWriter:
             raise
         bytes_written = sum(entries[name].size for names in fresh for name in names)
         total = sum(entry.size for entry in entries.values())
-        return Written(entries, total, bytes_written, frozenset(same), tuple(shards))
+        return Written(entries, total, bytes_written, frozenset(same), tuple(shards), finite)
 
     def _link(self, shard: Shard, path: Path) -> Shard:
+        """Raises _NoLinkError where this file system, or this file, has no more names to give."""
         try:
-            os.link(shard.path, path, follow_symlinks=False)
-        except FileExistsError:
-            path.unlink()
-            os.link(shard.path, path, follow_symlinks=False)
+            try:
+                os.link(shard.path, path, follow_symlinks=False)
+            except FileExistsError:
+                path.unlink()
+                os.link(shard.path, path, follow_symlinks=False)
+        except OSError as error:
+            if error.errno in _NO_LINK:
+                raise _NoLinkError from error
+            raise
         self._spares.use(shard.file)
         return replace(shard, path=path)
 
     def _fill(
-        self, path: Path, shard: int, names: Sequence[str], sources: Mapping[str, _Source], entries: dict[str, Entry]
+        self,
+        path: Path,
+        shard: int,
+        names: Sequence[str],
+        sources: Mapping[str, Source],
+        entries: dict[str, Entry],
+        *,
+        finite: bool,
+        copied: Callable[[str], object],
     ) -> Shard:
         """Write a data file; adds the entries of what is in it."""
-        layout = plan.arrange(tuple([sources[name].size for name in names]))
+        written = [sources[name] for name in names]
+        layout = plan.arrange(tuple([one.size for one in written]))
+        looked_at = [one.numbers if finite else None for one in written]
         with self._spares.writing(path, layout.end) as file:
-            checksums = pieces.write(file, layout, [sources[name].content() for name in names])
-        for name, offset, checksum in zip(names, layout.offsets, checksums, strict=True):
-            entries[name] = sources[name].entry(shard, offset, checksum)
-        return Shard(path, file, sum(sources[name].size for name in names), _identity(path))
+            contents = [one.content() for one in written]
+            found = pieces.write(file, layout, contents, looked_at, lambda at: copied(names[at]))
+            if wrong := [name for name, one in zip(names, found, strict=True) if not one.sound]:
+                raise NotFiniteError(wrong)
+        for name, offset, one in zip(names, layout.offsets, found, strict=True):
+            entries[name] = sources[name].entry(shard, offset, one.checksum)
+        return Shard(path, file, sum(one.size for one in written), _identity(path))
 
-    def _same(self, sources: Mapping[str, _Source], told: Collection[str], sound: Sequence[bool]) -> set[str]:
+    def _same(self, sources: Mapping[str, Source], told: Collection[str], sound: Sequence[bool]) -> set[str]:
         """The names whose values are those of the last checkpoint, of whose data files some are sound."""
         last = self._last.entries
         known = [name for name, one in sources.items() if one.is_like(last.get(name)) and sound[last[name].shard]]
@@ -193,57 +229,3 @@ def write(prefix: Path, tensors: Mapping[str, Tensor]) -> Written:
     finally:
         spares.trim(keep=0)
         spares.close()
-
-
-def _key(name: object) -> bytes:
-    """What a checkpoint lists a tensor under, and sorts it by."""
-    key = name.encode(errors="replace") if isinstance(name, str) else b""
-    if not key or key[0] == 0 or key.decode() != name:  # the keys of the header and of slices; lone surrogates
-        expected = "names in UTF-8 that are neither empty nor begin with NUL"
-        raise ParameterError("a checkpoint", expected=expected, found=files.shown(name))
-    return key
-
-
-class _Source:
-    """A tensor to be written."""
-
-    def __init__(self, name: str, tensor: Tensor) -> None:
-        array = _array(tensor, name)
-        dtype = dtypes.from_numpy(array.dtype)
-        if dtype is None:
-            expected = "a dtype of TensorFlow's in little-endian order"
-            raise ParameterError(files.shown(name), expected=expected, found=array.dtype)
-        self._array = array
-        self._shape = array.shape
-        self._dtype = dtype
-        self._checksum: int | None = None
-        if dtype == dtypes.STRING:
-            encoded, self._checksum = strings.encode(array, name)
-            self._array = np.frombuffer(encoded, np.uint8)
-        self.size: int = self._array.nbytes
-
-    def content(self) -> Array:
-        """The bytes, row by row; the tensor's own where it has them so."""
-        return np.ascontiguousarray(self._array).reshape(-1).view(np.uint8)
-
-    def entry(self, shard: int, offset: int, checksum: int) -> Entry:
-        stored = checksum if self._checksum is None else self._checksum
-        return Entry(self._dtype, self._shape, shard, offset, self.size, mask(stored))
-
-    def is_like(self, entry: Entry | None) -> bool:
-        """Whether that is the entry of a tensor of the same dtype, shape and size."""
-        if entry is None:
-            return False
-        return entry.shape == self._shape and entry.dtype == self._dtype and entry.size == self.size
-
-
-def _array(tensor: Any, name: str) -> Array:
-    if isinstance(tensor, np.ndarray):
-        return tensor
-    try:
-        if hasattr(tensor, "__dlpack__") and not hasattr(tensor, "__array__"):
-            return np.from_dlpack(tensor)
-        return np.asarray(tensor)
-    except Exception as error:
-        found = f"{type(tensor).__name__}: {' '.join(str(error).split()) or type(error).__name__}"
-        raise ParameterError(files.shown(name), expected="an array", found=found) from error

@@ -5,16 +5,17 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
 from paramsync import files, forgotten, layout, lock
+from paramsync.contents import Tensor
 from paramsync.errors import CorruptCheckpointError, SettingsError, StoreError
 from paramsync.index import index_file
-from paramsync.shards import ShardWriter, Tensor
+from paramsync.shards import ShardWriter
 from paramsync.spares import NO_ROOM, Spares
 from paramsync.store import Store
 from paramsync.version import Version
@@ -71,7 +72,7 @@ class StoreWriter:
         path = self._store.graph_file(digest)
         self._fresh_graphs.add(digest)
         with self._faults(f"graph {digest} was not written"):
-            if not (digest in self._sound_graphs and path.exists()) and not _is(path, content):
+            if not (digest in self._sound_graphs and path.exists()) and not files.has(path, content):
                 self._put(path, content)
             self._sound_graphs.add(digest)
 
@@ -89,14 +90,23 @@ class StoreWriter:
         """The parameters whose values the last commit found, or was told, to be the same as in the one before it."""
         return self._unchanged
 
-    def commit(self, version: Version, tensors: Mapping[str, Tensor], *, unchanged: Collection[str] = ()) -> Version:
+    def commit(
+        self,
+        version: Version,
+        tensors: Mapping[str, Tensor],
+        *,
+        unchanged: Collection[str] = (),
+        finite: bool = False,
+        copied: Callable[[str], object] | None = None,
+    ) -> Version:
         """Publish, then prune. Returns the version as followers see it.
 
         prefix, committed_at, bytes, bytes_written and checksum are set here. `unchanged` are names that the caller
         knows to have the same values as in the last commit of this writer that did not raise; others are compared.
-        Raises StoreError, CorruptCheckpointError where `checkpoint` was broken meanwhile, and ParameterError for a
-        tensor that a checkpoint cannot hold; the version before is then still the latest, and nothing of this one is
-        left, unless the StoreError says that it was published.
+        `copied` is called, on any thread, with the name of each that changed, once nothing here refers to it any more.
+        Raises StoreError, CorruptCheckpointError where `checkpoint` was broken meanwhile, ParameterError for a tensor
+        that a checkpoint cannot hold, and NotFiniteError where values are to be `finite`; the version before is then
+        still the latest, and nothing of this one is left, unless the StoreError says that it was published.
         """
         self._keep_hold()
         listed = self._listed()
@@ -109,7 +119,7 @@ class StoreWriter:
                 self._put(layout.mark(self._path, name), version.graph.encode())
                 for one in set(listed) - set(names):
                     self._put(layout.mark(self._path, one), (self._graph(one) or "").encode())
-                written = self._shards.write(self._path / name, tensors, unchanged)
+                written = self._shards.write(self._path / name, tensors, unchanged, finite=finite, copied=copied)
                 version = replace(
                     version,
                     prefix=name,
@@ -287,11 +297,3 @@ class StoreWriter:
                 with suppress(OSError):
                     self._spares.trim(keep=0)  # makes room for the next try
             raise StoreError(self._path, f"{problem}: {error.strerror}") from error
-
-
-def _is(path: Path, content: bytes) -> bool:
-    """Whether a file has exactly this content."""
-    try:
-        return files.content(path, limit=len(content)) == content
-    except (OSError, CorruptCheckpointError):
-        return False

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tensorflow as tf
 
 from bench import settings
 from bench.__main__ import main
@@ -130,6 +131,52 @@ def test_call_without_peers_measures_ours(tmp_path: Path, capsys: pytest.Capture
     assert (found["session_us"], found["session_over_ours"]) == (None, None)
 
 
+@pytest.mark.slow
+@_keras_warns
+def test_stall_reports_every_case(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = _stalls(capsys, "--sizes", "2", "--folder", str(tmp_path), "--only", ",".join(settings.SAVINGS[:3]))
+    assert set(found["cases"]) == {
+        f"mb_{size}_{pace}" for size in (1, 2) for pace in ("every_second", "every_10_steps")
+    }
+    assert found["absent"] == {"orbax_async": "not asked for"}
+    for name, case in found["cases"].items():
+        assert case["bytes"] == pytest.approx(1e6 * int(name.split("_")[1]), rel=0.05)
+        for who in ("ours", *settings.SAVINGS[:3]):
+            stalls = case["samples_ms"][f"{who}_stall"]
+            assert case[f"{who}_stall_ms_p50"] == pytest.approx(statistics.median(stalls))
+            assert case[f"{who}_stall_ms_p50"] <= case[f"{who}_stall_ms_p99"] <= max(stalls)
+            assert case[f"{who}_inflation_pct"] == statistics.median(case["samples_pct"][who])
+        for who in settings.SAVINGS[:3]:
+            assert case[f"{who}_over_ours"] == case[f"{who}_stall_ms_p50"] / case["ours_stall_ms_p50"]
+    top = found["cases"]["mb_1_every_second"]
+    assert all(found[key] == value for key, value in top.items() if not key.startswith("samples"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_stall_without_peers_measures_ours(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = _stalls(capsys, "--sizes", "1", "--folder", str(tmp_path), "--no-peers")
+    assert set(found["absent"]) == set(settings.SAVINGS)
+    assert found["device"] == "CPU"
+    assert found["variables"] == 4
+    assert found["ours_stall_ms_p50"] > 0
+    assert found["copy_share_pct"] > 0
+    beyond = found["ours_inflation_pct"] - found["copy_share_pct"]
+    assert found["ours_inflation_beyond_copy_pct"] == pytest.approx(beyond)
+    assert (found["checkpoint_save_stall_ms_p50"], found["checkpoint_save_over_ours"]) == (None, None)
+
+
+@pytest.mark.skipif(bool(tf.config.list_physical_devices("GPU")), reason="there is a GPU here")
+def test_stall_on_a_gpu_is_refused_where_there_is_none(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["stall", "--mb", "1", "--sizes", "1", "--device", "gpu"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == "bench: --device gpu: expected a GPU that TensorFlow can use, found none; use --device cpu"
+
+
+def test_stall_wants_a_kernel_and_a_bias_in_each_layer(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["stall", "--tensors", "5"]) == 2
+    assert capsys.readouterr().err.startswith("bench: --tensors: expected an even number")
+
+
 def test_peers_of_another_benchmark_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["call", "--only", "h5"]) == 2
     assert capsys.readouterr().err.startswith("bench: --only: expected some of session, ")
@@ -173,6 +220,9 @@ atexit.register(lambda: sys.stderr.write(repr(sorted({{'numpy', 'tensorflow', 'r
         "publish --runs 0",
         "publish --only h5 --no-peers",
         "call --parameters 7",
+        "stall --sizes 0",
+        "stall --seconds 0",
+        "stall --device tpu",
     ],
 )
 def test_wrong_arguments_get_the_usage_and_exit_code_2(arguments: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -253,6 +303,16 @@ def _measured(benchmark: str, capsys: pytest.CaptureFixture[str], *arguments: st
     assert found["benchmark"] == benchmark
     assert found["bytes"] == pytest.approx(1e6, rel=0.05)
     assert f"{found['ours_ms']:.2f}" in captured.err
+    return found
+
+
+def _stalls(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    tiny = ["--mb", "1", "--tensors", "4", "--seconds", "0.2", "--runs", "2"]
+    assert main(["stall", *tiny, *arguments, "--json", "-"]) == 0
+    captured = capsys.readouterr()
+    found: dict[str, Any] = json.loads(captured.out)
+    assert found["benchmark"] == "stall"
+    assert f"{found['ours_stall_ms_p50']:.2f}" in captured.err
     return found
 
 

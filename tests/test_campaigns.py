@@ -1,4 +1,4 @@
-"""The store under fire: publishers killed, readers while files are recycled, and a thousand versions without growth.
+"""The store under fire: publishers killed, readers while files are recycled, thousands of versions without growth.
 
 Each has a short form here and its whole length in `make campaign`.
 """
@@ -6,9 +6,11 @@ Each has a short form here and its whole length in `make campaign`.
 from __future__ import annotations
 
 import gc
+import json
 import os
 import random
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -116,3 +118,21 @@ def test_a_thousand_versions_leave_memory_and_files_as_they_were(store: Path, wh
     )
     for first, last in zip(seen[0], seen[-1], strict=True):
         assert last <= first * 1.02
+
+
+@pytest.mark.parametrize("kind", ["variables", "session"])
+def test_ten_thousand_publications_of_training_leave_nothing_behind(store: Path, whole: bool, kind: str) -> None:
+    steps = 10_000 if whole else 600
+    with process("train", kind, store, str(steps)) as training:
+        said, _ = training.communicate()
+    assert training.returncode == 0
+    seen = [json.loads(line) for line in said.splitlines()][5:]  # once everything was used a few times
+    first, last = seen[0], seen[-1]
+    sys.stdout.write(f"{steps} publications, {kind}: {first} {last}\n")
+    for what in ("threads", "open", "files", "blocks"):
+        assert last[what] == first[what], what
+    for what in ("resident", "maps", "tasks"):  # TensorFlow's own pools of threads start when they are needed
+        assert last[what] <= first[what] * 1.03 + (4 if what == "tasks" else 0), what
+    seconds = [one["seconds"] for one in seen]
+    tenth = len(seconds) // 10
+    assert statistics.median(seconds[-tenth:]) < 3 * statistics.median(seconds[:tenth])

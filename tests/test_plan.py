@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from paramsync.plan import LINKED, PORTION, Plan, Shard, arrange, decide
+from paramsync.plan import ALIGNMENT, LINKED, PORTION, Plan, Shard, arrange, decide
 
 MB = 1 << 20
 
@@ -106,3 +106,10 @@ def test_what_is_copied_soon_is_in_as_many_portions_as_there_are_threads() -> No
     assert len(portions) == 4
     assert sum(piece.stop - piece.start for portion in portions for piece in portion) == sum(sizes)
     assert len(arrange((PORTION, 5)).portions) == 2
+
+
+def test_no_value_is_cut_in_two() -> None:
+    sizes = (3, 2 * PORTION, 65, 3 * PORTION + 8, 1)
+    pieces = [piece for portion in arrange(sizes).portions for piece in portion]
+    assert len(pieces) > len(sizes)
+    assert all(piece.start % ALIGNMENT == 0 for piece in pieces)

@@ -6,15 +6,26 @@ import contextlib
 import shutil
 import threading
 from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from paramsync.errors import GraphError, PublishError, RequestError, SettingsError, StoreLockedError
+from inferencer.replica import Replica
+from paramsync.errors import (
+    GraphError,
+    NotFiniteError,
+    PublishError,
+    RequestError,
+    SettingsError,
+    StoreLockedError,
+)
+from paramsync.graphs.capture import capture
 from paramsync.store import Store
 from paramsync.version import Version
+from paramsync.writer import StoreWriter
 from trainer.publisher import Publisher
 from trainer.schedule import PublishSchedule
 
@@ -30,6 +41,7 @@ class Counters(tf.Module):
         super().__init__()
         self.many = [tf.Variable(tf.zeros([size, 257])) for size in (1, 2, 64, 512)]
         self.step = tf.Variable(0, dtype=tf.int64)
+        self.more: list[tf.Variable] = []
 
     @tf.function(input_signature=[tf.TensorSpec([], name="x")])
     def __call__(self, x: tf.Tensor) -> tf.Tensor:
@@ -325,3 +337,179 @@ def test_a_model_that_is_not_built_is_refused_and_leaves_the_store_free(tmp_path
     with pytest.raises(GraphError, match="build it"):
         Publisher(tmp_path, keras.Sequential([keras.layers.Dense(1)]), schedule=EVERY_STEP)
     Publisher(tmp_path, Counters(), schedule=EVERY_STEP).close()
+
+
+class Precise(tf.Module):
+    """One parameter of every kind of number, and strings."""
+
+    FLOATS = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers = {name: tf.Variable(tf.ones([5], name), name=name) for name in self.FLOATS}
+        self.whole = tf.Variable([np.iinfo(np.int64).max, -1])
+        self.words = tf.Variable(["nan", "inf"])
+
+    @tf.function(input_signature=[tf.TensorSpec([], name="x")])
+    def __call__(self, x: tf.Tensor) -> tf.Tensor:
+        parts = [tf.reduce_sum(tf.cast(tf.math.real(one), tf.float32)) for one in self.numbers.values()]
+        lengths = tf.cast(tf.strings.length(self.words), tf.float32)
+        return x + tf.add_n(parts) + tf.cast(self.whole[0], tf.float32) + lengths[0]
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("name", Precise.FLOATS)
+def test_a_parameter_that_is_not_finite_is_refused_and_the_version_before_stays(
+    tmp_path: Path, name: str, bad: float
+) -> None:
+    model = Precise()
+    with Publisher(tmp_path, model, schedule=PublishSchedule(at_end=False)) as publisher:
+        good = publisher.publish(1, wait=True)
+        values = np.ones(5, model.numbers[name].dtype.as_numpy_dtype)
+        values[3] = bad
+        model.numbers[name].assign(values)
+        with pytest.raises(NotFiniteError, match=rf"in numbers/{name}/\.ATTRIBUTES/VARIABLE_VALUE: not pub") as told:
+            publisher.publish(2, wait=True)
+        assert told.value.names == (f"numbers/{name}/.ATTRIBUTES/VARIABLE_VALUE",)
+        status = publisher.status()
+        assert (status.refused, status.publishes, status.published) == (1, 1, good)
+        assert "allow_nan=True" in (status.last_error or "")
+        assert Store(tmp_path).latest() == good
+        assert {one.name for one in tmp_path.iterdir() if one.name.startswith("ckpt-2")} == set()
+        model.numbers[name].assign(np.ones(5))
+        assert publisher.publish(3, wait=True).number == 3
+        assert publisher.status().last_error is None
+
+
+def test_training_that_diverged_is_told_of_once_with_the_names_of_a_few(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = Counters()
+    model.more = [tf.Variable([np.nan]) for _ in range(5)]
+    with Publisher(tmp_path, capture(model, signatures={"all": both(model)}), schedule=EVERY_STEP) as publisher:
+        for step in range(3):
+            for one in model.many:
+                one.assign(one * np.nan)
+            publisher.publish_if_due(step)
+            publisher.flush(TIMEOUT)
+        assert publisher.status().refused == 3
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert "NaN or infinity in many/0/.ATTRIBUTES/VARIABLE_VALUE, many/1/" in said
+    assert " and 4 more: not published" in said
+
+
+def both(model: Counters) -> Any:
+    @tf.function(input_signature=[tf.TensorSpec([], name="x")])
+    def call(x: tf.Tensor) -> tf.Tensor:
+        return model(x) + tf.add_n(model.more)
+
+    return call
+
+
+def test_not_finite_is_raised_at_the_next_call_where_that_is_wanted(tmp_path: Path) -> None:
+    model = Counters()
+    schedule = PublishSchedule(every_steps=1, at_end=False)
+    with Publisher(tmp_path, model, schedule=schedule, on_error="raise") as publisher:
+        model.many[1].assign(model.many[1] * np.inf)
+        publisher.publish_if_due(1)
+        with pytest.raises(PublishError, match="an earlier publication failed: NaN or infinity in many/1/"):
+            publisher.flush(TIMEOUT)
+
+
+def test_not_finite_is_published_where_that_is_allowed(tmp_path: Path) -> None:
+    model = Counters()
+    model.many[0].assign(model.many[0] * np.nan)
+    with Publisher(tmp_path, model, schedule=EVERY_STEP, allow_nan=True) as publisher:
+        assert publisher.publish(1, wait=True).number == 1
+    assert publisher.status().refused == 0
+
+
+def test_what_was_published_unseen_is_not_taken_over_by_who_looks(tmp_path: Path) -> None:
+    frozen = np.full(1 << 19, np.nan, np.float32)
+    with StoreWriter(tmp_path) as writer:
+        for number, finite in ((1, False), (2, False), (3, True)):
+            version = Version(number=number, step=0, prefix="", step_done_at=0.0, snapshot_at=0.0)
+            tensors = {"frozen": frozen, "step": np.array(number)}
+            if finite:
+                with pytest.raises(NotFiniteError, match="in frozen: not published"):
+                    writer.commit(version, tensors, unchanged=["frozen"], finite=True)
+            else:
+                writer.commit(version, tensors)
+        assert number_of_latest(tmp_path) == 2
+
+
+def number_of_latest(store: Path) -> int | None:
+    latest = Store(store).latest()
+    return None if latest is None else latest.number
+
+
+def test_a_step_lower_than_the_one_before_gets_a_number_above_and_one_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Publisher(tmp_path, Counters(), schedule=PublishSchedule(every_steps=10)) as publisher:
+        publisher.publish(100, wait=True)
+        for step in (40, 30):
+            publisher.publish(step, wait=True)
+        assert publisher.publish_if_due(35) is None
+        assert publisher.publish_if_due(20) is not None  # set back again
+    found = [(version.number, version.step) for version in Store(tmp_path).versions()]
+    assert found[:3] == [(100, 100), (101, 40), (102, 30)]
+    assert found[-1] == (103, 20)
+    warned = [record.getMessage() for record in caplog.records]
+    assert warned == ["step 40 is published after step 100: versions go on rising, and say the step as it is given"]
+
+
+def test_several_functions_over_one_set_of_variables_are_published_as_one_graph(tmp_path: Path) -> None:
+    model = Counters()
+    doubled = tf.function(lambda x: 2.0 * model(x), input_signature=[tf.TensorSpec([], name="x")])
+    captured = capture(model, signatures={"plain": model.__call__, "doubled": doubled})
+    with Publisher(tmp_path, captured, schedule=EVERY_STEP) as publisher:
+        model.train()
+        version = publisher.publish(1, wait=True)
+    replica = Replica("m", Store(tmp_path))
+    replica.swap(replica.restore(version))
+    plain, _ = replica.predict({"x": np.float32(1)}, signature="plain")
+    twice, _ = replica.predict({"x": np.float32(1)}, signature="doubled")
+    assert 2 * float(next(iter(plain.values()))) == float(next(iter(twice.values())))
+
+
+def test_a_function_without_an_object_publishes_by_the_variables_names(tmp_path: Path) -> None:
+    scale = tf.Variable(3.0, name="scale")
+    function = tf.function(lambda x: x * scale, input_signature=[tf.TensorSpec([], name="x")])
+    with Publisher(tmp_path, capture(function), schedule=EVERY_STEP) as publisher:
+        publisher.publish(1, wait=True)
+    assert list(tf.train.load_checkpoint(str(tmp_path)).get_variable_to_shape_map()) == ["scale"]
+
+
+def test_a_capture_without_variables_is_refused(tmp_path: Path) -> None:
+    tf.saved_model.save(Counters(), str(tmp_path / "saved"))
+    with pytest.raises(SettingsError, match=r"no live variables.*Publisher\.of_graph"):
+        Publisher(tmp_path / "store", capture(tmp_path / "saved"), schedule=EVERY_STEP)
+    assert not (tmp_path / "store").exists()
+
+
+def test_averages_are_published_in_place_of_variables(tmp_path: Path) -> None:
+    model = Counters()
+    average = tf.train.ExponentialMovingAverage(0.5)
+    average.apply(model.many)
+    schedule = PublishSchedule(every_steps=1)
+    with Publisher(tmp_path, model, schedule=schedule, averages=average.average) as publisher:
+        model.train()
+        average.apply(model.many)
+        publisher.publish(1, wait=True)
+    reader = tf.train.load_checkpoint(str(tmp_path))
+    for at, one in enumerate(model.many):
+        assert (reader.get_tensor(f"many/{at}/.ATTRIBUTES/VARIABLE_VALUE") == average.average(one).numpy()).all()
+        assert (average.average(one).numpy() == 0.5).all()
+    assert reader.get_tensor("step/.ATTRIBUTES/VARIABLE_VALUE") == 1
+
+
+def test_an_average_of_another_shape_is_refused(tmp_path: Path) -> None:
+    wrong = tf.Variable([1.0])
+    message = r"the average of Variable:0: expected float32 \[1, 257\], found float32 \[1\]"
+    schedule = PublishSchedule(at_start=False, at_end=False)
+    with (
+        Publisher(tmp_path, Counters(), schedule=schedule, averages=lambda _: wrong) as publisher,
+        pytest.raises(SettingsError, match=message),
+    ):
+        publisher.publish(1)

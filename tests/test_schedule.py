@@ -30,7 +30,8 @@ LAST = Moment(100, 50.0)
         (BOTH, 101, 52.0, True),
         (NEITHER, 10**9, 1e9, False),
         (SECONDS, 100, 1e9, False),  # the same step again has nothing new
-        (STEPS, 5, 50.0, False),
+        (STEPS, 99, 50.0, True),  # training was set back
+        (SECONDS, 99, 50.0, False),
     ],
 )
 def test_a_publication_is_due_after_so_many_steps_or_seconds(

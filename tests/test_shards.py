@@ -5,6 +5,7 @@ from __future__ import annotations
 import array as arrays
 import errno
 import resource
+import weakref
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,10 +17,11 @@ import pytest
 import tensorflow as tf
 
 from paramsync.bundle import Bundle
+from paramsync.contents import Tensor
 from paramsync.dtypes import Array
 from paramsync.errors import ParameterError
 from paramsync.plan import LINKED
-from paramsync.shards import ShardWriter, Tensor, Written, write
+from paramsync.shards import ShardWriter, Written, write
 from paramsync.spares import Spares
 from tests.checkpoints import assert_same
 
@@ -94,6 +96,25 @@ def test_strings_are_written(checkpoints: Checkpoints) -> None:
 
 def test_large_tensors_are_written_in_portions_by_several_threads(checkpoints: Checkpoints) -> None:
     checkpoints.write({f"t{at}": any_bits("float32", (LARGE + at,)) for at in range(4)})
+
+
+def test_what_changed_is_let_go_of_once_it_is_copied(checkpoints: Checkpoints) -> None:
+    unchanged = {"frozen": any_bits("float32", (LARGE,)), "little": np.ones(3)}
+    checkpoints.write({**unchanged, "large": np.zeros(LARGE), "empty": np.ones((0, 3))})
+    tensors = {**unchanged, "large": np.ones(LARGE), "empty": np.ones((0, 4)), "new": np.ones(5), "text": strings(b"a")}
+    alive = {name: weakref.ref(tensor) for name, tensor in tensors.items()}
+    seen: dict[str, bool] = {}
+
+    def let_go(name: str) -> None:
+        del tensors[name]
+        seen[name] = alive[name]() is None
+
+    checkpoints.writer.write(checkpoints.path / "ckpt-2", tensors, copied=let_go)
+    assert seen == dict.fromkeys(["large", "empty", "new", "text"], True)
+    assert set(tensors) == set(unchanged)
+    found = Bundle.open(checkpoints.path / "ckpt-2")
+    found.verify(found.entries)
+    assert (found.array("large") == 1).all()
 
 
 def test_tensorflow_restores_a_checkpoint_of_objects(tmp_path: Path) -> None:

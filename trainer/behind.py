@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
-from paramsync.errors import ParamsyncError, PublishError
+from paramsync.errors import NotFiniteError, ParamsyncError, PublishError
 from paramsync.version import Version
 
 _log = logging.getLogger("paramsync.trainer")
@@ -23,6 +23,7 @@ class PublisherStatus:
     published: Version | None = None
     publishes: int = 0  # committed by this publisher
     skipped: int = 0  # snapshots that a newer one overtook before they were written
+    refused: int = 0  # snapshots with values that must not be published
     last_error: str | None = None
 
 
@@ -137,12 +138,16 @@ class WriteBehind(Generic[T]):
 
     def _failed(self, error: Exception, waiting: tuple[Future[Version], ...]) -> None:
         text = str(error) or type(error).__name__
+        expected = isinstance(error, (ParamsyncError, OSError))
         with self._changed:
             # the text, not the error: its traceback would keep the whole snapshot in memory
             self._error = text
-            self._status = replace(self._status, last_error=text)
-        expected = isinstance(error, (ParamsyncError, OSError))
-        _log.error("a publication failed, training goes on: %s", text, exc_info=None if expected else error)
+            again = self._status.last_error == text
+            refused = self._status.refused + isinstance(error, NotFiniteError)
+            self._status = replace(self._status, refused=refused, last_error=text)
+        if not again:  # else it was said: a training that diverged would fill the log
+            _log.error("a publication failed, training goes on: %s", text, exc_info=None if expected else error)
         for future in waiting:
             if future.set_running_or_notify_cancel():
-                future.set_exception(PublishError(text))
+                told = NotFiniteError(error.names) if isinstance(error, NotFiniteError) else PublishError(text)
+                future.set_exception(told)

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 
+from paramsync.errors import SettingsError
 from trainer.publisher import OnError, Publisher
 from trainer.schedule import PublishSchedule
+from trainer.snapshot import Averages
+
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 
 class PublishCallback(keras.callbacks.Callback):
@@ -18,8 +23,13 @@ class PublishCallback(keras.callbacks.Callback):
 
     Where neither steps nor seconds are given, every second. Steps are counted from the optimizer's own count, so that
     they go on where an earlier fit stopped. A model that is not built when training begins is published from its first
-    batch on. `keep` and `durable` are as Publisher has them. A fit that is interrupted leaves the store locked until
-    the same callback is used again, or the process ends. Raises what Publisher does, when training begins.
+    batch on. What `inputs` are is for models that do not say it themselves, as `capture` has it; `keep`, `durable`,
+    `on_error` and `allow_nan` are as Publisher has them. With `averages`, the moving averages of an optimizer that has
+    `use_ema` are published in place of the variables that it trains, from its first step on. A fit that is interrupted
+    leaves the store locked until the same callback is used again, or the process ends.
+
+    Raises what Publisher does, when training begins, and SettingsError for `averages` of an optimizer that has none,
+    and where Keras runs on another backend than TensorFlow.
     """
 
     def __init__(
@@ -31,6 +41,9 @@ class PublishCallback(keras.callbacks.Callback):
         keep: int = 5,
         durable: bool = False,
         on_error: OnError = "log",
+        inputs: Any = None,
+        averages: bool = False,
+        allow_nan: bool = False,
     ) -> None:
         super().__init__()
         if every_steps is None and every_seconds is None:
@@ -40,10 +53,18 @@ class PublishCallback(keras.callbacks.Callback):
         self._keep = keep
         self._durable = durable
         self._on_error: OnError = on_error
+        self._inputs = inputs
+        self._averages = averages
+        self._allow_nan = allow_nan
         self._publisher: Publisher | None = None
 
     def on_train_begin(self, logs: Any = None) -> None:
         self._release()  # of a fit that was interrupted
+        if keras.backend.backend() != "tensorflow":
+            raise SettingsError(
+                f"PublishCallback: expected TensorFlow as the backend of Keras, found {keras.backend.backend()};"
+                " publish from a loop of your own with Publisher.of_graph, as examples/jax_trainer.py does"
+            )
         if self.model.built:
             self._publish_if_due(None)
 
@@ -60,17 +81,21 @@ class PublishCallback(keras.callbacks.Callback):
     def _steps_done(self) -> int:
         # Not counted by batches: where one call runs several steps, Keras counts the last call of an epoch as a full
         # one. Keras has read the loss of the step before it calls us, so there is no GPU to wait for.
-        return int(self.model.optimizer.iterations)
+        return int(self.model.optimizer.iterations.numpy())  # a variable of several replicas is no number itself
 
     def _publish_if_due(self, logs: Any) -> None:
         if self._publisher is None:
+            from paramsync.graphs.capture import capture  # here: another backend gets an error that it understands
+
             self._publisher = Publisher(
                 self._store,
-                self.model,
+                capture(self.model, inputs=self._inputs),
                 schedule=self._schedule,
                 keep=self._keep,
                 durable=self._durable,
                 on_error=self._on_error,
+                averages=_averages(self.model) if self._averages else None,
+                allow_nan=self._allow_nan,
             )
         self._publisher.publish_if_due(self._steps_done(), logs)
 
@@ -78,3 +103,24 @@ class PublishCallback(keras.callbacks.Callback):
         publisher, self._publisher = self._publisher, None
         if publisher is not None:
             publisher.close()
+
+
+def _averages(model: keras.Model) -> Averages:
+    """The moving averages that the model's optimizer keeps. Raises SettingsError where it keeps none."""
+    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)  # of one that scales losses
+    if not optimizer.use_ema:
+        raise SettingsError(f"averages: expected an optimizer with use_ema=True, found {optimizer.name} without")
+    weights = {f"{one.path.replace('/', '_')}_average": one for one in model.weights}
+    if len(weights) < len(model.weights):
+        raise SettingsError(
+            "averages: expected weights with different paths, found some with the same; name the layers"
+        )
+    known: dict[int, tf.Variable] = {}  # by the identity of the variable
+
+    def find(variable: tf.Variable) -> tf.Variable | None:
+        if not known and optimizer.iterations.numpy():  # before its first step the averages are zero
+            averages = {one.name: one for one in optimizer.variables}
+            known.update({id(one.value): averages[name].value for name, one in weights.items() if name in averages})
+        return known.get(id(variable))
+
+    return find

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -9,20 +10,24 @@ from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal, SupportsFloat
+from typing import TYPE_CHECKING, Any, Literal, SupportsFloat
 
 from paramsync.errors import PublishError, SettingsError, StoppedError
 from paramsync.version import Version
 from paramsync.writer import StoreWriter
 from trainer.behind import PublisherStatus, WriteBehind
+from trainer.given import Given, Values
 from trainer.metrics import MetricReader
 from trainer.schedule import Moment, PublishSchedule
-from trainer.snapshot import Frozen, Snapshot, pin
+from trainer.snapshot import Averages, Frozen, Live, Snapshot, Source
 
 if TYPE_CHECKING:
     import keras
     import tensorflow as tf
 
+    from paramsync.graphs.capture import Capture
+
+_log = logging.getLogger("paramsync.trainer")
 OnError = Literal["log", "raise"]
 Metrics = Mapping[str, SupportsFloat]
 
@@ -44,12 +49,19 @@ class Publisher:
     any thread.
 
     A publication that fails in the background is logged and in the status, and training goes on; with
-    `on_error="raise"` it is raised as PublishError at the next call. Metrics may be tensors still being computed; one
-    that is no number is left out with a warning.
+    `on_error="raise"` it is raised as PublishError at the next call. Parameters that are NaN or infinite are such a
+    failure, NotFiniteError, and count as `refused`: the version before stays the latest, unless `allow_nan`. Metrics
+    may be tensors still being computed; one that is no number is left out with a warning.
+
+    A step lower than the one before is published under a number that rises all the same, with one warning.
 
     With `durable`, a version is on the disk when it is published, and survives the machine's end too; that costs what
     the disk takes, on the background's thread. `store` is its directory, or one that is open already; `keep` and
     `durable` are then its own.
+
+    What is published is a model, or the Capture of anything else that has variables: a function, several signatures,
+    a model that has to be told its inputs. `averages` gives the variable that is published in place of another, as
+    `tf.train.ExponentialMovingAverage.average` does. For values of other frameworks, see `of_graph`.
 
     Raises, when made: SettingsError, StoreError (StoreLockedError for a second publisher), GraphError for a model that
     cannot be captured, such as one not built yet.
@@ -58,23 +70,24 @@ class Publisher:
     def __init__(
         self,
         store: str | Path | StoreWriter,
-        model: keras.Model | tf.Module,
+        source: keras.Model | tf.Module | Capture | Source,
         *,
         schedule: PublishSchedule,
         keep: int = 5,
         durable: bool = False,
         on_error: OnError = "log",
+        averages: Averages | None = None,
+        allow_nan: bool = False,
     ) -> None:
-        from paramsync.graphs.capture import capture  # here: publishing itself needs no TensorFlow
-
         if on_error not in ("log", "raise"):
             raise SettingsError(f'on_error: expected "log" or "raise", found {on_error!r}')
-        self._capture = capture(model)
-        self._graph = self._capture.graph.to_bytes()
+        self._source = source if isinstance(source, Source) else _live(source, averages)
+        self._finite = not allow_nan
         self._schedule = schedule
         self._raise = on_error == "raise"
         self._since: Moment | None = None  # the last snapshot, or where the counting began
-        self._seen: tuple[int, Metrics | None] | None = None  # the last step there was a call for
+        self._seen: tuple[int, Metrics | None, Values | None] | None = None  # the last step there was a call for
+        self._warned = False  # of steps that fall back
         self._metrics = MetricReader()  # of the writing thread
         self._lock = threading.Lock()  # guards the next two
         self._requests: list[Future[Version]] = []
@@ -86,30 +99,72 @@ class Publisher:
         self._behind: WriteBehind[Snapshot] = WriteBehind(self._write)
         self._behind.start()
 
-    def publish_if_due(self, step: int, metrics: Metrics | None = None) -> Version | None:
+    @classmethod
+    def of_graph(
+        cls,
+        store: str | Path,
+        digest: str | None = None,
+        *,
+        schedule: PublishSchedule,
+        keep: int = 5,
+        durable: bool = False,
+        on_error: OnError = "log",
+        allow_nan: bool = False,
+        copy: bool = True,
+    ) -> Publisher:
+        """Publish values of JAX, PyTorch, numpy or anything else, for a graph that `paramsync graph publish` put there.
+
+            with Publisher.of_graph(store, schedule=PublishSchedule(every_seconds=1)) as publisher:
+                for step in range(steps):
+                    train_step()
+                    publisher.publish_if_due(step, values=lambda: {one.path: one.value for one in model.variables})
+
+        Imports neither TensorFlow nor Keras. `digest` says which graph, where there are several.
+
+        The values of each publication come by name: the one in checkpoints, or Keras' path or TensorFlow's name of the
+        variable. What training may write to, such as arrays of numpy and tensors of PyTorch, is copied on the thread
+        that trains. Arrays of JAX are not copied on the CPU, and elsewhere on their device; a step may be given their
+        memory (donate). With `copy=False` nothing is copied, and whoever trains leaves alone what was published until
+        it is written. Raises as the constructor does, and SettingsError where the graph is not there.
+        """
+        given = Given.in_store(Path(store), digest, copy=copy)
+        return cls(store, given, schedule=schedule, keep=keep, durable=durable, on_error=on_error, allow_nan=allow_nan)
+
+    def publish_if_due(
+        self, step: int, metrics: Metrics | None = None, *, values: Values | None = None
+    ) -> Version | None:
         """Publish this step where the schedule or somebody's `request` wants it; costs about a microsecond where not.
 
-        Returns the version that is being written, or None. It is visible once it is committed.
+        Returns the version that is being written, or None. It is visible once it is committed. `values` are those of
+        the parameters by name, or a function that gives them: for publishers `of_graph` only, which raise
+        ParameterError for what does not fit the graph.
         """
         self._surface()
-        self._seen = (step, metrics)
+        self._seen = (step, metrics, values)
         now = time.monotonic()
-        if self._requests or self._schedule.due(step, now, since=self._since):
-            return self._publish(step, now, metrics)
+        if self.is_due(step, now):
+            return self._publish(step, now, metrics, values)
         if self._since is None:
             self._since = Moment(step, now)
         return None
 
-    def publish(self, step: int, *, wait: bool = False, metrics: Metrics | None = None) -> Version:
+    def is_due(self, step: int, now: float | None = None) -> bool:
+        """Whether `publish_if_due` would publish this step now; for who has to know before metrics are computed."""
+        now = time.monotonic() if now is None else now
+        return bool(self._requests) or self._schedule.due(step, now, since=self._since)
+
+    def publish(
+        self, step: int, *, wait: bool = False, metrics: Metrics | None = None, values: Values | None = None
+    ) -> Version:
         """Publish this step now. With `wait`, returns the version once committed, or raises PublishError."""
         self._surface()
         if not wait:
-            return self._publish(step, time.monotonic(), metrics)
+            return self._publish(step, time.monotonic(), metrics, values)
         future: Future[Version] = Future()
-        self._publish(step, time.monotonic(), metrics, future)
+        self._publish(step, time.monotonic(), metrics, values, future)
         return future.result()
 
-    def finish(self, step: int, metrics: Metrics | None = None) -> Version | None:
+    def finish(self, step: int, metrics: Metrics | None = None, *, values: Values | None = None) -> Version | None:
         """Training is over: publish its last step where the schedule or a request wants that, and wait for the writer.
 
         Requests are refused from here on. Returns the last committed version. Leaving the `with` block does the same.
@@ -119,7 +174,7 @@ class Publisher:
         self._behind.flush(None)
         committed = self.status().published
         if self._requests or self._schedule.due_at_end(step, published=committed.step if committed else None):
-            self._publish(step, time.monotonic(), metrics)
+            self._publish(step, time.monotonic(), metrics, values)
         self.flush(None)
         return self.status().published
 
@@ -162,38 +217,58 @@ class Publisher:
     ) -> None:
         try:
             if error is None and self._accepting and self._seen is not None:
-                self.finish(*self._seen)
+                step, metrics, values = self._seen
+                self.finish(step, metrics, values=values)
         finally:
             self._release()
         if error is None:
             self._surface()
 
-    def _publish(self, step: int, now: float, metrics: Metrics | None, *waiting: Future[Version]) -> Version:
-        self._seen = (step, metrics)
+    def _publish(
+        self, step: int, now: float, metrics: Metrics | None, values: Values | None, *waiting: Future[Version]
+    ) -> Version:
+        self._seen = (step, metrics, values)
+        self._warn_of_lower(step)
         done_at = time.time()
+        pinned = self._source.pin(values)
         with self._lock:
             requests, self._requests = self._requests, []
-        values = pin(self._capture)
         number = self._store.next_number(step)
         version = Version(
             number=number,
             step=step,
             prefix=f"ckpt-{number}",
-            graph=self._capture.graph.digest,
+            graph=self._source.digest,
             step_done_at=done_at,
             snapshot_at=time.time(),
         )
         self._since = Moment(step, now)
-        self._behind.put(Snapshot(version=version, values=values, metrics=metrics or {}), *requests, *waiting)
+        self._behind.put(Snapshot(version=version, values=pinned, metrics=metrics or {}), *requests, *waiting)
         return version
 
     def _write(self, snapshot: Snapshot) -> Version:
-        self._store.add_graph(self._capture.graph.digest, self._graph)
+        self._store.add_graph(self._source.digest, self._source.content)
         version = replace(snapshot.version, metrics=self._metrics.read(snapshot.metrics))
         tensors = snapshot.tensors()
-        version = self._store.commit(version, tensors, unchanged=self._frozen.names(tensors))
+
+        def let_go(name: str) -> None:  # so that training can update it in place
+            del tensors[name]
+            snapshot.let_go(name)
+
+        version = self._store.commit(
+            version, tensors, unchanged=self._frozen.names(tensors), finite=self._finite, copied=let_go
+        )
         self._frozen.published(snapshot, tensors, self._store.unchanged)
         return version
+
+    def _warn_of_lower(self, step: int) -> None:
+        if self._since is not None and step < self._since.step and not self._warned:
+            self._warned = True
+            _log.warning(
+                "step %d is published after step %d: versions go on rising, and say the step as it is given",
+                step,
+                self._since.step,
+            )
 
     def _surface(self) -> None:
         if self._raise and (error := self._behind.take_error()) is not None:
@@ -208,3 +283,9 @@ class Publisher:
                 future.set_exception(StoppedError())
         self._behind.close()
         self._store.close()
+
+
+def _live(source: Any, averages: Averages | None) -> Live:
+    from paramsync.graphs.capture import Capture, capture  # here: publishing itself needs no TensorFlow
+
+    return Live(source if isinstance(source, Capture) else capture(source), averages)

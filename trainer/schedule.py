@@ -39,13 +39,14 @@ class PublishSchedule:
     def due(self, step: int, now: float, *, since: Moment | None) -> bool:
         """Whether `step` is to be published now. `since` is the last publication; None where there was none.
 
-        Without a publication at the start, `since` is where the counting began.
+        Without a publication at the start, `since` is where the counting began. Steps that fall back, as those of a
+        training that was set back do, are due at once where steps count.
         """
         if since is None:
             return self.at_start
         if step == since.step:
             return False  # its values are published already
-        by_steps = self.every_steps is not None and step - since.step >= self.every_steps
+        by_steps = self.every_steps is not None and not 0 <= step - since.step < self.every_steps
         by_seconds = self.every_seconds is not None and now - since.time >= self.every_seconds
         return by_steps or by_seconds
 

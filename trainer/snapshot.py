@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, SupportsFloat
+from typing import TYPE_CHECKING, Any, Protocol, SupportsFloat, TypeAlias, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
 from paramsync import keys
+from paramsync.errors import SettingsError
 from paramsync.version import Version
+from trainer.fetch import fetch
 
 if TYPE_CHECKING:
+    import tensorflow as tf
+
     from paramsync.graphs.capture import Capture
+
+Averages: TypeAlias = "Callable[[tf.Variable], tf.Variable | None]"
+"""The average that is published in place of a variable; None where there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,12 +33,20 @@ class Snapshot:
     """
 
     version: Version
-    values: Mapping[str, Any]
+    values: dict[str, Any]
     metrics: Mapping[str, SupportsFloat]
 
     def tensors(self) -> dict[str, npt.NDArray[np.generic]]:
-        """What a checkpoint holds, by key. On the CPU these are the pinned buffers; from a GPU they are fetched."""
-        return {name: np.asarray(value) for name, value in self.values.items()}
+        """What a checkpoint holds, by key. On the CPU these are the pinned buffers; from a GPU they are fetched.
+
+        What was fetched is let go of, so that of a device's memory a snapshot holds at most the parameters once more,
+        and a piece, for as long as fetching takes.
+        """
+        return fetch(self.values, fetched=self.let_go)
+
+    def let_go(self, name: str) -> None:
+        """This value is written. May be called on any thread."""
+        self.values.pop(name, None)
 
 
 class Frozen:
@@ -60,22 +75,70 @@ class Frozen:
         self._held = {
             name: tensors[name]
             for name in unchanged
-            if name not in self._rewritten and "CPU" in getattr(snapshot.values[name], "backing_device", "")
+            if name not in self._rewritten and "CPU" in getattr(snapshot.values.get(name), "backing_device", "")
         }
 
 
-def pin(capture: Capture) -> dict[str, Any]:
-    """The value of every captured variable, by its key in a checkpoint.
+@runtime_checkable
+class Source(Protocol):
+    """Where the values of a publication come from, and the graph that they are for."""
+
+    digest: str
+    content: bytes  # of the graph file
+
+    def pin(self, values: Any = None) -> dict[str, Any]:
+        """The values of this step by their keys in a checkpoint, so that no later step changes them.
+
+        `values` is what the publisher's caller gave, None where nothing.
+        """
+
+
+class Live:
+    """The variables of a model, or averages of them, as what is published."""
+
+    def __init__(self, capture: Capture, averages: Averages | None = None) -> None:
+        """Raises SettingsError for a graph of a file, which has no variables."""
+        if len(capture.variables) != len(capture.graph.parameters):
+            raise SettingsError(
+                "what was captured has no live variables, as that of a file: capture the model itself, or put its graph"
+                " into the store and publish values by name with Publisher.of_graph"
+            )
+        self.digest = capture.graph.digest
+        self.content = capture.graph.to_bytes()
+        self._capture = capture
+        self._averages = averages
+
+    def pin(self, values: Any = None) -> dict[str, Any]:
+        """As `pin` does. Raises SettingsError for an average that cannot stand for its variable."""
+        if values is not None:
+            raise SettingsError("values: they are the variables' own here; only Publisher.of_graph is given any")
+        return pin(self._capture, self._averages)
+
+
+def pin(capture: Capture, averages: Averages | None = None) -> dict[str, Any]:
+    """The value of every captured variable, or of its average where there is one, by its key in a checkpoint.
 
     To be called on the thread that updates the variables, between two steps: that is what makes them of one step. Takes
     microseconds a variable, whatever its size.
     """
+    variables = capture.variables if averages is None else [_averaged(one, averages) for one in capture.variables]
     # value(), not read_value(): the same buffer without an Identity operation on top, at half the cost
     values: dict[str, Any] = {
-        spec.name: variable.value() for spec, variable in zip(capture.graph.parameters, capture.variables, strict=True)
+        spec.name: variable.value() for spec, variable in zip(capture.graph.parameters, variables, strict=True)
     }
-    values[keys.OBJECT_GRAPH] = np.array(capture.object_graph, dtype=object)
+    if capture.object_graph:
+        values[keys.OBJECT_GRAPH] = np.array(capture.object_graph, dtype=object)
     return values
+
+
+def _averaged(variable: tf.Variable, averages: Averages) -> tf.Variable:
+    average = averages(variable)
+    if average is None:
+        return variable
+    if (average.shape, average.dtype) != (variable.shape, variable.dtype):
+        expected, found = (f"{one.dtype.name} {list(one.shape)}" for one in (variable, average))
+        raise SettingsError(f"the average of {variable.name}: expected {expected}, found {found}")
+    return average
 
 
 def _is_at(one: npt.NDArray[np.generic], other: npt.NDArray[np.generic]) -> bool:

@@ -138,7 +138,7 @@ def _add_verify(commands: _Commands[argparse.ArgumentParser]) -> None:
 
 
 def _add_graph(commands: _Commands[argparse.ArgumentParser]) -> None:
-    one = _command(commands, "graph", "graph", "look at a graph: in a store, a file, a SavedModel")
+    one = _command(commands, "graph", "graph", "look at a graph, or put one into a store")
     actions = one.add_subparsers(dest="action", metavar="ACTION", required=True, title="actions")
     show = _command(actions, "show", "graph", "list inputs, outputs, parameters, tables and ops")
     tensorboard = _command(actions, "tensorboard", "graph", "write the graph to where TensorBoard shows it")
@@ -146,7 +146,15 @@ def _add_graph(commands: _Commands[argparse.ArgumentParser]) -> None:
     for action in (show, tensorboard):
         action.add_argument("source", metavar="SOURCE", help=source)
     tensorboard.add_argument("logdir", metavar="LOGDIR", help="the directory that TensorBoard is started with")
-    for action in (show, tensorboard):
+    publish = _command(actions, "publish", "graph_publish", "put a model's graph into a store, for other frameworks")
+    publish.formatter_class = argparse.RawDescriptionHelpFormatter
+    publish.epilog = (
+        "BUILD is a function of MODULE without arguments that returns a Keras model, a tf.Module, or a Capture; or\n"
+        "such a model itself. MODULE is imported with TensorFlow as the backend of Keras, from the current directory."
+    )
+    publish.add_argument("target", metavar="MODULE:BUILD", help="such as models.digits:build")
+    publish.add_argument("store", metavar="STORE", help="the directory that will be published to; made if need be")
+    for action in (show, tensorboard, publish):
         _add_json(action)
 
 

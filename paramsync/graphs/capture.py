@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from paramsync.graphs.draft import Draft, finish
 from paramsync.graphs.graph import DEFAULT_SIGNATURE, Graph
 from paramsync.graphs.sources import functions, keras_models
 from paramsync.graphs.sources.meta_graphs import draft_of_meta, parsed
-from paramsync.graphs.sources.objects import object_graph, variable_keys
+from paramsync.graphs.sources.objects import object_graph, variable_keys, variable_names
 from paramsync.graphs.sources.saved_models import draft_of_saved_model
 from paramsync.graphs.sources.traces import Trace, draft_of_traces, only
 from paramsync.graphs.sources.v1_tensors import draft_of_tensors
@@ -78,11 +79,10 @@ def capture(
     found, variables = draft_of_traces(
         _traces(source, inputs, signatures), None if root is None else variable_keys(root)
     )
+    if root is not None:
+        found = replace(found, called=variable_names(root), object_graph=partial(object_graph, root))
     graph = finish(found if outputs is None else only(found, outputs))
-    names = [one.name for one in graph.parameters]
-    return Capture(
-        graph, tuple(variables[name] for name in names), b"" if root is None else object_graph(root, set(names))
-    )
+    return Capture(graph, tuple(variables[one.name] for one in graph.parameters), graph.object_graph)
 
 
 def _draft_of_path(path: Path, inputs: Any, outputs: Any, signatures: Any, allowed: Collection[str]) -> Draft:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,7 +54,9 @@ class Table:
 class Draft:
     """A graph as it was found. Whatever does not lead to an output of a signature is of no interest.
 
-    Inputs of signatures may be any tensors of the graph; outputs must depend on each, unless `unused_inputs`.
+    Inputs of signatures may be any tensors of the graph; outputs must depend on each, unless `unused_inputs`. `called`
+    is what the framework calls the variable of a parameter; `object_graph` gives, for names of parameters, what
+    checkpoints of the object that has them say of it.
     """
 
     graph_def: Any
@@ -62,6 +64,8 @@ class Draft:
     signatures: Mapping[str, graph_pb2.Signature]
     tables: Sequence[Table] = field(default=())
     unused_inputs: bool = False
+    called: Mapping[str, str] = field(default_factory=dict)
+    object_graph: Callable[[Collection[str]], bytes] | None = None
 
 
 def finish(draft: Draft) -> Graph:
@@ -87,11 +91,13 @@ def finish(draft: Draft) -> Graph:
                     node=nodes[name],
                     dtype=spec.dtype.as_datatype_enum,
                     shape=bundle_pb2.TensorShape.FromString(spec.shape.as_proto().SerializeToString()),
+                    variable=draft.called.get(name, ""),
                 )
                 for name, spec in specs.items()
             ],
             signatures=signatures,
             tables=[pack(one.node, one.keys, one.values) for one in tables],
+            object_graph=b"" if draft.object_graph is None else draft.object_graph(specs),
         )
     )
 

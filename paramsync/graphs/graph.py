@@ -79,6 +79,8 @@ class Graph:
         }
         self.stochastic = tuple(sorted({node.op for node in _nodes(graph_def)} & STOCHASTIC))
         """Ops that make two calls with the same arguments differ."""
+        self.object_graph = message.object_graph
+        """With it, TensorFlow reads a checkpoint of the parameters into what was captured; may be empty."""
         check_placeholders(graph_def, message)
         tables = [Contents(one) for one in message.tables]
         try:

@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Graph(_message.Message):
-    __slots__ = ("graph_def", "parameters", "signatures", "digest", "tables")
+    __slots__ = ("graph_def", "parameters", "signatures", "digest", "tables", "object_graph")
     class SignaturesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -21,24 +21,28 @@ class Graph(_message.Message):
     SIGNATURES_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     TABLES_FIELD_NUMBER: _ClassVar[int]
+    OBJECT_GRAPH_FIELD_NUMBER: _ClassVar[int]
     graph_def: bytes
     parameters: _containers.RepeatedCompositeFieldContainer[Parameter]
     signatures: _containers.MessageMap[str, Signature]
     digest: str
     tables: _containers.RepeatedCompositeFieldContainer[Table]
-    def __init__(self, graph_def: _Optional[bytes] = ..., parameters: _Optional[_Iterable[_Union[Parameter, _Mapping]]] = ..., signatures: _Optional[_Mapping[str, Signature]] = ..., digest: _Optional[str] = ..., tables: _Optional[_Iterable[_Union[Table, _Mapping]]] = ...) -> None: ...
+    object_graph: bytes
+    def __init__(self, graph_def: _Optional[bytes] = ..., parameters: _Optional[_Iterable[_Union[Parameter, _Mapping]]] = ..., signatures: _Optional[_Mapping[str, Signature]] = ..., digest: _Optional[str] = ..., tables: _Optional[_Iterable[_Union[Table, _Mapping]]] = ..., object_graph: _Optional[bytes] = ...) -> None: ...
 
 class Parameter(_message.Message):
-    __slots__ = ("name", "node", "dtype", "shape")
+    __slots__ = ("name", "node", "dtype", "shape", "variable")
     NAME_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     SHAPE_FIELD_NUMBER: _ClassVar[int]
+    VARIABLE_FIELD_NUMBER: _ClassVar[int]
     name: str
     node: str
     dtype: int
     shape: _bundle_pb2.TensorShape
-    def __init__(self, name: _Optional[str] = ..., node: _Optional[str] = ..., dtype: _Optional[int] = ..., shape: _Optional[_Union[_bundle_pb2.TensorShape, _Mapping]] = ...) -> None: ...
+    variable: str
+    def __init__(self, name: _Optional[str] = ..., node: _Optional[str] = ..., dtype: _Optional[int] = ..., shape: _Optional[_Union[_bundle_pb2.TensorShape, _Mapping]] = ..., variable: _Optional[str] = ...) -> None: ...
 
 class Signature(_message.Message):
     __slots__ = ("inputs", "outputs")

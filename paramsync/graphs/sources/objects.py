@@ -27,6 +27,12 @@ def variable_keys(root: Any) -> dict[str, tf.Variable]:
     return {_key(path): variable for path, variable in variables if variable is not None}
 
 
+def variable_names(root: Any) -> dict[str, str]:
+    """What Keras or TensorFlow calls every variable under `root`, by the same keys."""
+    found, paths, _ = _walk(root)
+    return {_key(path): _name(one) for one, path in zip(found, paths, strict=True) if _variable(one) is not None}
+
+
 def object_graph(root: Any, keys: Collection[str]) -> bytes:
     """What makes tf.train.Checkpoint(root) read a checkpoint with exactly the values `keys`, under OBJECT_GRAPH."""
     found, paths, children = _walk(root)
@@ -94,6 +100,11 @@ def _variable(one: Any) -> tf.Variable | None:
     if isinstance(one, keras.Variable):
         one = one.value
     return one if isinstance(one, tf.Variable) else None
+
+
+def _name(variable: Any) -> str:
+    name: str = variable.path if isinstance(variable, keras.Variable) else variable.name
+    return name.removesuffix(":0")
 
 
 def _key(path: str) -> str:

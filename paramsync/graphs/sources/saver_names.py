@@ -37,6 +37,14 @@ def parameters(
     return found
 
 
+def saved_by(nodes: Mapping[str, Any], saver: str) -> list[Parameter]:
+    """All variables that a Saver saves, under the keys of its checkpoints; `saver` is the tensor that makes it save.
+
+    Raises GraphError.
+    """
+    return parameters(nodes, [nodes[name] for name in _saved(nodes, saver)], saver=saver)
+
+
 def _parameter(node: Any, saved: _Saved) -> Parameter:
     name, part = saved
     try:

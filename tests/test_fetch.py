@@ -1,0 +1,85 @@
+"""Fetching from a device, which here is the CPU called one: the same code runs, and the same bytes must come out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from trainer.fetch import device_of, divide, fetch
+
+DTYPES = ["float32", "float64", "float16", "bfloat16", "int8", "uint8", "int32", "int64", "bool", "complex64"]
+
+
+def away(value: Any) -> str | None:
+    """Every tensor is on a device; what is none stays here."""
+    found: str | None = getattr(value, "backing_device", None)
+    return found
+
+
+def tensors() -> dict[str, tf.Tensor]:
+    shapes: list[tuple[int, ...]] = [(), (3,), (0, 4), (17, 5), (64, 64), (2, 3, 4)]
+    source = np.random.default_rng(0)
+    return {
+        f"{dtype}/{at}": tf.cast(source.integers(0, 100, shape), dtype)
+        for at, shape in enumerate(shapes)
+        for dtype in DTYPES
+    }
+
+
+@pytest.mark.parametrize("piece", [1, 1000, 1 << 20])
+def test_what_is_fetched_is_bit_for_bit_what_was_there(piece: int) -> None:
+    values = tensors()
+    found = fetch(values, away=away, piece=piece)
+    assert list(found) == list(values)
+    for name, value in values.items():
+        here = value.numpy()
+        assert (found[name].dtype, found[name].shape) == (here.dtype, here.shape)
+        assert found[name].tobytes() == here.tobytes()
+
+
+def test_a_device_is_asked_once_for_many_small_values() -> None:
+    values = {f"{at}": tf.fill([10], float(at)) for at in range(100)}
+    found = fetch(values, away=away)
+    assert len({array.base.ctypes.data for array in found.values() if array.base is not None}) == 1
+    assert [array[0] for array in found.values()] == list(range(100))
+
+
+def test_values_are_let_go_of_piece_by_piece() -> None:
+    values = {f"{at}": tf.fill([1000], float(at)) for at in range(5)}
+    left: list[int] = []
+
+    def let_go(name: str) -> None:
+        del values[name]
+        left.append(len(values))
+
+    found = fetch(values, away=away, piece=8000, fetched=let_go)
+    assert left == [4, 3, 2, 1, 0]
+    assert [array[0] for array in found.values()] == [0, 1, 2, 3, 4]
+
+
+def test_what_is_in_the_hosts_memory_stays_where_it_is() -> None:
+    value, other = tf.fill([1000], 1.0), np.array(b"graph", dtype=object)
+    called: list[str] = []
+    found = fetch({"value": value, "other": other}, fetched=called.append)
+    assert device_of(value) is None
+    assert np.shares_memory(found["value"], np.asarray(value))
+    assert found["other"] is other
+    assert called == []
+
+
+def test_a_large_value_is_a_piece_by_itself() -> None:
+    assert list(divide("abcdef", [10, 20, 100, 30, 5, 5], 40)) == [["a", "b"], ["c"], ["d", "e", "f"]]
+    assert list(divide("ab", [100, 100], 40)) == [["a"], ["b"]]
+    assert list(divide([], [], 40)) == []
+
+
+def test_updates_after_the_snapshot_are_not_fetched() -> None:
+    variable = tf.Variable(tf.zeros([1000]))
+    values = {"one": variable.value(), "two": variable.value()}
+    variable.assign_add(tf.ones([1000]))
+    found = fetch(values, away=away)
+    assert not found["one"].any()
+    assert not found["two"].any()
