@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -10,7 +10,7 @@ from types import MappingProxyType
 import numpy as np
 
 from paramsync import dtypes, files, held, index, slices, strings
-from paramsync.checksums import mask
+from paramsync.checksums import crc32c, mask
 from paramsync.dtypes import Array
 from paramsync.errors import CorruptCheckpointError, ParameterError
 from paramsync.examine import Finding, Region, examine
@@ -21,6 +21,8 @@ from paramsync.parallel import each
 _Place = tuple[int, int, int, int]  # shard, offset, size, dtype
 
 _BOOL = 10  # as TensorFlow counts dtypes
+_CHUNK = 4 << 20  # bytes that are read at once where nothing is kept
+_OBJECTS = 1 << 30  # bytes of strings in one tensor that are worth looking at: their lengths have to be known together
 _LOOKS = 5  # how often a checkpoint that changes while it is opened is looked at again
 
 
@@ -112,13 +114,36 @@ class Bundle:
         found = self._examined(claims, finite=finite)
         for name, piece in claims:
             finding = found[_place(piece)]
-            path = self._shards[piece.shard].path
-            if (checksum := mask(finding.checksum)) != piece.crc32c:
-                expected = f"checksum {piece.crc32c:#010x} of {files.shown(name)}"
-                raise CorruptCheckpointError(path, expected=expected, found=f"{checksum:#010x}")
+            if error := self._mismatch(name, piece, finding.checksum):
+                raise error
             if not finding.sound:
                 wrong = "bytes other than 0 and 1" if piece.dtype == _BOOL else "NaN or infinity"
+                path = self._shards[piece.shard].path
                 raise ParameterError(str(path), expected=f"finite values in {files.shown(name)}", found=wrong)
+
+    def faults(self, advance: Callable[[int], None]) -> dict[str, CorruptCheckpointError]:
+        """What is wrong with each tensor that is not what its checksum says, found without keeping any of it.
+
+        For those who want to know and not to serve: it takes little memory, however large the files say they are. Runs
+        on several threads, each of which tells `advance` how many bytes it has seen.
+        """
+        wrong: dict[str, CorruptCheckpointError] = {}
+        places: dict[_Place, list[tuple[str, Entry]]] = {}
+        for name, entry in self.entries.items():
+            for piece in entry.pieces:
+                places.setdefault(_place(piece), []).append((name, piece))
+
+        def look(claims: list[tuple[str, Entry]]) -> None:
+            try:
+                checksum = self._checksum(*claims[0], advance)
+            except CorruptCheckpointError as error:
+                wrong.update((name, error) for name, _ in claims)
+                return
+            mismatches = ((name, self._mismatch(name, piece, checksum)) for name, piece in claims)
+            wrong.update((name, error) for name, error in mismatches if error)
+
+        each(look, places.values())
+        return wrong
 
     def prefault(self, names: Iterable[str]) -> None:
         """Bring the tensors into memory and into the page table, so that nobody has to wait for them later.
@@ -137,7 +162,8 @@ class Bundle:
             if _place(piece) in found:
                 continue
             if piece.dtype in (dtypes.STRING, dtypes.VARIANT):
-                found[_place(piece)] = Finding(self._checksum_of_objects(name, piece), sound=True)
+                checksum = self._checksum_of_objects(name, piece, self._memory(piece))
+                found[_place(piece)] = Finding(checksum, sound=True)
             else:
                 self._numpy_dtype(name, piece)
                 dense[_place(piece)] = piece
@@ -154,12 +180,36 @@ class Bundle:
 
         return Region(self._memory(piece), dtypes.to_numpy(piece.dtype) if finite else None, check)
 
-    def _checksum_of_objects(self, name: str, piece: Entry) -> int:
+    def _checksum(self, name: str, piece: Entry, advance: Callable[[int], None]) -> int:
+        """The checksum of what is in the file, not masked, in chunks of which none is kept."""
         shard = self._shards[piece.shard]
-        shard.check(piece.offset, piece.size)
+        if piece.dtype in (dtypes.STRING, dtypes.VARIANT):
+            if piece.size > _OBJECTS:
+                expected = f"at most {_OBJECTS} bytes of {dtypes.name(piece.dtype)} in {files.shown(name)}"
+                raise CorruptCheckpointError(shard.path, expected=expected, found=piece.size)
+            checksum = self._checksum_of_objects(name, piece, shard.read(piece.offset, piece.size))
+            advance(piece.size)
+            return checksum
+        self._numpy_dtype(name, piece)
+        checksum = 0
+        for start in range(0, piece.size, _CHUNK):
+            chunk = shard.read(piece.offset + start, min(_CHUNK, piece.size - start))
+            checksum = crc32c(chunk, checksum)
+            advance(len(chunk))
+        return checksum
+
+    def _mismatch(self, name: str, piece: Entry, checksum: int) -> CorruptCheckpointError | None:
+        if (stored := mask(checksum)) == piece.crc32c:
+            return None
+        expected = f"checksum {piece.crc32c:#010x} of {files.shown(name)}"
+        return CorruptCheckpointError(self._shards[piece.shard].path, expected=expected, found=f"{stored:#010x}")
+
+    def _checksum_of_objects(self, name: str, piece: Entry, memory: memoryview) -> int:
+        path = self._shards[piece.shard].path
+        self._shards[piece.shard].check(piece.offset, piece.size)
         if piece.dtype == dtypes.VARIANT:
-            return strings.checksum_of_variants(self._memory(piece), piece.shape, path=shard.path, name=name)
-        return strings.decode(self._memory(piece), piece.shape, path=shard.path, name=name)[1]
+            return strings.checksum_of_variants(memory, piece.shape, path=path, name=name)
+        return strings.decode(memory, piece.shape, path=path, name=name)[1]
 
     def _values(self, name: str, piece: Entry, dtype: np.dtype[np.generic]) -> Array:
         if piece.dtype == dtypes.STRING:

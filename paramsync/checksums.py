@@ -9,7 +9,7 @@ from crc32c import crc32c
 __all__ = ["combine", "crc32c", "mask"]
 
 _POLYNOMIAL = 0x82F63B78  # of crc32c, its bits reversed
-_Operator = tuple[int, ...]  # a linear map over 32 bits: what each single bit becomes
+_Operator = tuple[tuple[int, ...], ...]  # a linear map over 32 bits: what each value of each byte becomes
 
 
 def mask(crc: int) -> int:
@@ -29,22 +29,26 @@ def combine(first: int, second: int, length: int) -> int:
 def _zeros(power: int) -> _Operator:
     """What 2 ** power zero bytes behind a buffer do to its checksum."""
     if power == 0:
-        one_bit = (_POLYNOMIAL, *(1 << bit for bit in range(31)))
-        two = _twice(one_bit)
-        return _twice(_twice(two))
+        one_bit = _operator([_POLYNOMIAL, *(1 << bit for bit in range(31))])
+        return _twice(_twice(_twice(one_bit)))
     return _twice(_zeros(power - 1))
 
 
+def _operator(bits: list[int]) -> _Operator:
+    """The map under which the single bits become these."""
+    tables = []
+    for byte in range(0, 32, 8):
+        values = [0]
+        for bit in bits[byte : byte + 8]:
+            values += [bit ^ value for value in values]
+        tables.append(tuple(values))
+    return tuple(tables)
+
+
 def _twice(operator: _Operator) -> _Operator:
-    return tuple(_apply(operator, column) for column in operator)
+    return _operator([_apply(operator, _apply(operator, 1 << bit)) for bit in range(32)])
 
 
 def _apply(operator: _Operator, crc: int) -> int:
-    result = 0
-    bit = 0
-    while crc:
-        if crc & 1:
-            result ^= operator[bit]
-        crc >>= 1
-        bit += 1
-    return result
+    first, second, third, fourth = operator
+    return first[crc & 0xFF] ^ second[crc >> 8 & 0xFF] ^ third[crc >> 16 & 0xFF] ^ fourth[crc >> 24]

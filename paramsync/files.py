@@ -26,7 +26,7 @@ def aside(path: Path, *, durable: bool = False) -> Iterator[BinaryIO]:
     """
     temporary = path.with_name(TEMPORARY + path.name)
     try:
-        with os.fdopen(_fresh(temporary), "wb") as file:
+        with _fresh(temporary) as file:
             yield file
             if durable:
                 file.flush()
@@ -37,14 +37,13 @@ def aside(path: Path, *, durable: bool = False) -> Iterator[BinaryIO]:
         raise
 
 
-def _fresh(path: Path) -> int:
+def _fresh(path: Path) -> BinaryIO:
     """A new file, in place of whatever a killed writer, or anybody, left under this name."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        return os.open(path, flags, 0o666)
+        return path.open("xb")  # which follows no link, and takes an interrupt without losing a descriptor
     except FileExistsError:
         path.unlink()
-        return os.open(path, flags, 0o666)
+        return path.open("xb")
 
 
 def names(directory: Path) -> list[str]:
@@ -70,9 +69,7 @@ def regular(path: Path) -> Iterator[BinaryIO]:
     """
     descriptor = _open(path)
     try:
-        mode = os.fstat(descriptor).st_mode
-        if not stat.S_ISREG(mode):
-            raise CorruptCheckpointError(path, expected="a regular file", found=f"one of mode {stat.filemode(mode)}")
+        _regular_size(descriptor, path)
         with os.fdopen(descriptor, "rb", closefd=False) as file:
             yield file
     finally:
@@ -81,11 +78,17 @@ def regular(path: Path) -> Iterator[BinaryIO]:
 
 def content(path: Path, *, limit: int) -> bytes:
     """All of a regular file, which may not be larger than `limit` bytes. Raises as `regular` does."""
-    with regular(path) as file:
-        size = os.fstat(file.fileno()).st_size
+    descriptor = _open(path)
+    try:
+        size = _regular_size(descriptor, path)
         if size > limit:
             raise CorruptCheckpointError(path, expected=f"at most {limit} bytes", found=size)
-        return file.read(size)  # a file that grows meanwhile is no concern of this reader
+        read = b""
+        while len(read) < size and (more := os.read(descriptor, size - len(read))):
+            read += more
+        return read  # a file that grows meanwhile is no concern of this reader
+    finally:
+        os.close(descriptor)
 
 
 def shown(found: object) -> str:
@@ -94,6 +97,15 @@ def shown(found: object) -> str:
     if not text.isprintable():  # what a terminal would take for a command
         text = text.encode("unicode_escape").decode()
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+def _regular_size(descriptor: int, path: Path) -> int:
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode):
+        raise CorruptCheckpointError(
+            path, expected="a regular file", found=f"one of mode {stat.filemode(found.st_mode)}"
+        )
+    return found.st_size
 
 
 def _open(path: Path) -> int:

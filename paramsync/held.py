@@ -54,6 +54,10 @@ class Held(ABC):
         """
 
     @abstractmethod
+    def read(self, offset: int, size: int) -> memoryview:
+        """These bytes as they are now; nothing of them is kept for another call. Raises as `memory` does."""
+
+    @abstractmethod
     def check(self, offset: int, size: int) -> None:
         """Raise CorruptCheckpointError where reading these bytes of some `memory` would end the process."""
 
@@ -101,6 +105,10 @@ class _Mapped(Held):
     def memory(self, offset: int, size: int) -> memoryview:
         return memoryview(self._memory)[offset : offset + size]
 
+    def read(self, offset: int, size: int) -> memoryview:
+        self.check(offset, size)
+        return self.memory(offset, size)
+
     def check(self, offset: int, size: int) -> None:
         if isinstance(self._memory, mmap.mmap) and self._memory.size() < offset + size:  # of the file, as it is now
             raise self._too_short(offset, size)
@@ -134,7 +142,7 @@ class _Copied(Held):
         place = offset, size
         copy = self._copies.get(place)
         # Two threads may copy the same bytes at once: the first one's copy is the one to check and to use.
-        return copy if copy is not None else self._copies.setdefault(place, self._copy(offset, size))
+        return copy if copy is not None else self._copies.setdefault(place, self.read(offset, size))
 
     def check(self, offset: int, size: int) -> None:
         """What was copied cannot be taken away."""
@@ -142,7 +150,7 @@ class _Copied(Held):
     def prefault(self, offset: int, size: int) -> None:
         """What was copied is there."""
 
-    def _copy(self, offset: int, size: int) -> memoryview:
+    def read(self, offset: int, size: int) -> memoryview:
         room = np.empty(size + ALIGNMENT, np.uint8)
         start = -room.ctypes.data % ALIGNMENT
         copy = room[start : start + size].data

@@ -16,13 +16,14 @@ from pathlib import Path
 from google.protobuf.message import DecodeError
 
 from paramsync import dtypes, files, slices, strings, table
-from paramsync.errors import CorruptCheckpointError
+from paramsync.errors import CorruptCheckpointError, ParameterError
 from paramsync.table import varint
 from paramsync.v1 import bundle_pb2
 
 _PRODUCER = 1
 _LIMIT = 64 << 20  # bytes
 _TENSORS = 1 << 18  # a hundred times as many as large models have; each takes memory and microseconds of everyone
+_NAMES = table.KEYS // 2  # bytes that a writer may spend: some names stand in the table twice
 _SHARDS = 1 << 12  # each may cost a reader an open file
 _ENTRY_LIMIT = 1 << 20  # bytes: thousands of slices
 _RANK_LIMIT = 64  # numpy's
@@ -96,7 +97,10 @@ def decode(content: bytes, *, path: Path) -> Index:
 
 
 def encode(index: Index) -> bytes:
-    """The bytes of an index file. Raises ValueError for partitioned variables, which are only read."""
+    """The bytes of an index file.
+
+    Raises ParameterError for more than `decode` takes, ValueError for partitioned variables, which are only read.
+    """
     version = bundle_pb2.BundleHeader.VersionDef(producer=_PRODUCER)
     header = bundle_pb2.BundleHeader(num_shards=index.shards, version=version)
     records = [(b"", header.SerializeToString())]
@@ -104,7 +108,16 @@ def encode(index: Index) -> bytes:
         if entry.parts:
             raise ValueError(f"{files.shown(name)}: expected a tensor in one piece, found {len(entry.parts)} parts")
         records.append((name.encode(), _encoded(entry)))
-    return table.write(records)
+    _check_limit(f"at most {_TENSORS} tensors", len(index.entries), _TENSORS)
+    _check_limit(f"names of at most {_NAMES} bytes together", sum(len(key) for key, _ in records), _NAMES)
+    encoded = table.write(records)
+    _check_limit(f"an index of at most {_LIMIT} bytes", len(encoded), _LIMIT)
+    return encoded
+
+
+def _check_limit(expected: str, found: int, limit: int) -> None:
+    if found > limit:
+        raise ParameterError("a checkpoint", expected=expected, found=found)
 
 
 def digest(entries: Mapping[str, Entry]) -> str:

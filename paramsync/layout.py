@@ -136,9 +136,17 @@ def problem(record: Version) -> tuple[str, str] | None:
     times = [record.step_done_at, record.snapshot_at, record.committed_at or 0.0]
     if not all(map(math.isfinite, times)):
         return "times in seconds since the epoch", files.shown(times)
-    if not all(map(str.isprintable, record.metrics)):
+    if not all(isinstance(name, str) and name.isprintable() for name in record.metrics):
         return "metrics with names that can be shown", files.shown(dict(record.metrics))
     return None
+
+
+def content(file: Path, text: str) -> bytes:
+    """The bytes of a small file in a store. Raises StoreError for more than `read_text` takes."""
+    encoded = text.encode()
+    if len(encoded) > _TEXT_LIMIT:
+        raise StoreError(file.parent, f"{file.name}: expected at most {_TEXT_LIMIT} bytes, found {len(encoded)}")
+    return encoded
 
 
 def unrecorded(name: str, written: float) -> Version:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import _thread
 import os
 import threading
 from collections.abc import Callable, Iterable
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
@@ -16,39 +17,61 @@ THREADS = min(4, os.cpu_count() or 1)
 def each(work: Callable[[T], None], items: Iterable[T], *, threads: int = THREADS) -> None:
     """Call `work` with every item, on this thread and `threads` - 1 others. Returns when all is done.
 
-    The first error ends the work soon, and is raised here. The threads live as long as the call: starting them costs
+    The first error ends the work soon, and is raised here. The threads live as long as the call: starting one costs
     about a tenth of a millisecond, so small work is done with `threads=1`.
     """
-    source = iter(items)
-    lock = threading.Lock()
-    errors: list[BaseException] = []
+    crew = _Crew(work, items)
+    try:
+        for _ in range(threads - 1):
+            crew.start()
+        crew.take()
+        crew.wait()
+    except BaseException as error:  # noqa: BLE001, an interrupt, too: nobody works on when this has returned
+        crew.errors.insert(0, error)
+        crew.wait()
+    if crew.errors:
+        try:
+            raise crew.errors[0]
+        finally:
+            crew.errors.clear()  # else the error, its traceback and this frame would keep each other alive
 
-    def take() -> None:
-        while not errors:
-            with lock:
-                item = next(source, None)
+
+class _Crew(Generic[T]):
+    """Threads that share items. Each is started without waiting until it runs, as a `threading.Thread` would."""
+
+    def __init__(self, work: Callable[[T], None], items: Iterable[T]) -> None:
+        self.errors: list[BaseException] = []
+        self._work: Callable[[T], None] | None = work
+        self._items = iter(items)
+        self._lock = threading.Lock()
+        self._ended: list[threading.Lock] = []  # one for each thread, which gives it back at its end
+
+    def start(self) -> None:
+        ended = threading.Lock()
+        ended.acquire()
+        _thread.start_new_thread(self._run, (ended,))
+        self._ended.append(ended)
+
+    def take(self) -> None:
+        """Work until nothing is left."""
+        work = self._work
+        while work and not self.errors:
+            with self._lock:
+                item = next(self._items, None)
             if item is None:
                 return
             try:
                 work(item)
             except BaseException as error:  # noqa: BLE001, raised again by the caller's thread
-                errors.append(error)
+                self.errors.append(error)
 
-    others = [threading.Thread(target=take, name="parallel", daemon=True) for _ in range(threads - 1)]
-    try:
-        for other in others:
-            other.start()
-        take()
-        for other in others:
-            other.join()
-    except BaseException as error:  # an interrupt: nobody works on when this has returned
-        errors.append(error)
-        for other in others:
-            if other.ident is not None:
-                other.join()
-        raise
-    if errors:
-        try:
-            raise errors[0]
-        finally:
-            errors.clear()  # else the error, its traceback and this frame would keep each other alive
+    def wait(self) -> None:
+        """Until all threads have ended, but for their last words, which refer to no work any more."""
+        for ended in self._ended:
+            with ended:
+                pass
+        self._work = None
+
+    def _run(self, ended: threading.Lock) -> None:
+        self.take()
+        ended.release()

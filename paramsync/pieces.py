@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from paramsync import memory, parallel, plan
 from paramsync.checksums import combine, crc32c
 from paramsync.dtypes import Array
 from paramsync.spares import DataFile
 
-_SHARE = 8 << 20  # bytes that are worth one more thread, which has to start, and takes turns with the others
+_SHARE = 4 << 20  # bytes that are worth one more thread, which has to start, and takes turns with the others
 _GLANCE = 1 << 12  # bytes that tell most tensors that changed from those that did not
 
 
@@ -25,8 +23,9 @@ def write(file: DataFile, layout: plan.Layout, tensors: Sequence[Array]) -> list
         file.touch(layout.offsets[first.tensor] + first.start, layout.offsets[last.tensor] + last.stop)
         for piece in portion:
             source = tensors[piece.tensor][piece.start : piece.stop]
-            target = content[layout.offsets[piece.tensor] + piece.start :][: piece.stop - piece.start]
-            np.copyto(target, source)
+            start = layout.offsets[piece.tensor] + piece.start
+            file.put(start, source)
+            target = content[start : start + len(source)]
             parts[piece.tensor].append((piece.start, piece.stop, crc32c(target.data)))  # still in the cache
 
     parallel.each(copy, layout.portions, threads=_threads(layout.end))

@@ -8,6 +8,9 @@ from functools import lru_cache
 
 LINKED = 8  # data files that a checkpoint shares with the one before
 PORTION = 2 << 20  # bytes that one thread copies at once: they fit its cache, and it seldom waits for its turn
+_FEW = 16 << 20  # bytes that are copied so soon that a thread waits longer for a second turn than it saves: they are
+_PORTIONS = 4  # in so many portions,
+_EASY = 1 << 18  # each of a multiple of so many bytes, so that checksums are soon combined
 
 ALIGNMENT = 64  # what TensorFlow's kernels expect of the address of a tensor
 _PAGE = 4096
@@ -96,7 +99,7 @@ def arrange(sizes: tuple[int, ...]) -> Layout:
 def portions(sizes: Sequence[int]) -> Iterable[tuple[Piece, ...]]:
     """All bytes of tensors of these sizes, in portions for one thread each: many small tensors, or a part of one."""
     portion: list[Piece] = []
-    room = PORTION
+    room = most = _longest(sum(sizes))
     for tensor, size in enumerate(sizes):
         start = 0
         while start < size or not start:  # an empty tensor has a piece too: nobody has to know of it
@@ -105,12 +108,19 @@ def portions(sizes: Sequence[int]) -> Iterable[tuple[Piece, ...]]:
             room -= stop - start
             if not room:
                 yield tuple(portion)
-                portion, room = [], PORTION
+                portion, room = [], most
             if start == stop:
                 break
             start = stop
     if portion:
         yield tuple(portion)
+
+
+def _longest(total: int) -> int:
+    """How many bytes a portion of so many has at most."""
+    if total > _FEW:
+        return PORTION
+    return max(PORTION, -(-total // (_PORTIONS * _EASY)) * _EASY)
 
 
 def _is_worth_a_file(size: int, total: int) -> bool:

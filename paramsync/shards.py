@@ -83,10 +83,11 @@ class ShardWriter:
         Object arrays hold strings, as bytes. Where anything fails, no file has a name of this checkpoint. Raises
         OSError, and ParameterError for what TensorFlow cannot store.
         """
-        sources = {name: _Source(name, tensors[name]) for name in sorted(tensors, key=str.encode)}
+        sources = {name: _Source(name, tensors[name]) for name in sorted(tensors, key=_key)}
         sizes = {name: source.size for name, source in sources.items()}
-        same = self._same(sources, frozenset(unchanged))
-        decided = plan.decide(sizes, same, self._candidates())
+        sound = [shard.is_sound() for shard in self._last.shards]
+        same = self._same(sources, frozenset(unchanged), sound)
+        decided = plan.decide(sizes, same, self._candidates(sound))
         try:
             return self._write(prefix, sources, same, decided)
         except OSError as error:
@@ -146,24 +147,23 @@ class ShardWriter:
             entries[name] = sources[name].entry(shard, offset, checksum)
         return Shard(path, file, sum(sources[name].size for name in names), _identity(path))
 
-    def _same(self, sources: Mapping[str, _Source], told: Collection[str]) -> set[str]:
-        """The names whose values are those of the last checkpoint."""
-        sound = [shard.is_sound() for shard in self._last.shards]
-        entries = {name: entry for name, entry in self._last.entries.items() if sound[entry.shard]}
-        known = [name for name, source in sources.items() if source.is_like(entries.get(name))]
+    def _same(self, sources: Mapping[str, _Source], told: Collection[str], sound: Sequence[bool]) -> set[str]:
+        """The names whose values are those of the last checkpoint, of whose data files some are sound."""
+        last = self._last.entries
+        known = [name for name, one in sources.items() if one.is_like(last.get(name)) and sound[last[name].shard]]
         found = {name for name in known if name in told}
         others = [name for name in known if name not in told and self._is_mapped(name)]
         pairs = [(sources[name].content(), self._content(self._last.entries[name])) for name in others]
         return found.union(name for name, same in zip(others, pieces.same(pairs), strict=True) if same)
 
-    def _candidates(self) -> list[plan.Shard]:
+    def _candidates(self, sound: Sequence[bool]) -> list[plan.Shard]:
         """The shards of the last checkpoint; one that a stranger removed or changed has nothing to offer."""
         names: list[list[str]] = [[] for _ in self._last.shards]
         for name, entry in self._last.entries.items():
             names[entry.shard].append(name)
         return [
-            plan.Shard(shard.bytes, tuple(those) if shard.is_sound() else ())
-            for shard, those in zip(self._last.shards, names, strict=True)
+            plan.Shard(shard.bytes, tuple(those) if is_sound else ())
+            for shard, those, is_sound in zip(self._last.shards, names, sound, strict=True)
         ]
 
     def _is_mapped(self, name: str) -> bool:
@@ -195,13 +195,19 @@ def write(prefix: Path, tensors: Mapping[str, Tensor]) -> Written:
         spares.close()
 
 
+def _key(name: object) -> bytes:
+    """What a checkpoint lists a tensor under, and sorts it by."""
+    key = name.encode(errors="replace") if isinstance(name, str) else b""
+    if not key or key[0] == 0 or key.decode() != name:  # the keys of the header and of slices; lone surrogates
+        expected = "names in UTF-8 that are neither empty nor begin with NUL"
+        raise ParameterError("a checkpoint", expected=expected, found=files.shown(name))
+    return key
+
+
 class _Source:
     """A tensor to be written."""
 
     def __init__(self, name: str, tensor: Tensor) -> None:
-        if not name or name[0] == "\0":  # the keys of the header and of slices
-            expected = "names that are neither empty nor begin with NUL"
-            raise ParameterError("a checkpoint", expected=expected, found=files.shown(name))
         array = _array(tensor, name)
         dtype = dtypes.from_numpy(array.dtype)
         if dtype is None:
@@ -226,8 +232,9 @@ class _Source:
 
     def is_like(self, entry: Entry | None) -> bool:
         """Whether that is the entry of a tensor of the same dtype, shape and size."""
-        found = (self._dtype, self._shape, self.size)
-        return entry is not None and (entry.dtype, entry.shape, entry.size) == found
+        if entry is None:
+            return False
+        return entry.shape == self._shape and entry.dtype == self._dtype and entry.size == self.size
 
 
 def _array(tensor: Any, name: str) -> Array:
@@ -237,7 +244,6 @@ def _array(tensor: Any, name: str) -> Array:
         if hasattr(tensor, "__dlpack__") and not hasattr(tensor, "__array__"):
             return np.from_dlpack(tensor)
         return np.asarray(tensor)
-    except (TypeError, ValueError, BufferError, RuntimeError) as error:
-        raise ParameterError(
-            files.shown(name), expected="an array", found=f"{type(tensor).__name__}: {error}"
-        ) from error
+    except Exception as error:
+        found = f"{type(tensor).__name__}: {' '.join(str(error).split()) or type(error).__name__}"
+        raise ParameterError(files.shown(name), expected="an array", found=found) from error

@@ -10,6 +10,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 
 import numpy as np
@@ -29,26 +30,44 @@ NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
 class DataFile:
     """A data file, open and mapped for writing. Who maps it sees what is written at once, as does who reads it."""
 
-    def __init__(self, descriptor: int, *, stays: bool) -> None:
-        """Takes the descriptor over. `stays`: whether pages, once touched, can be written forever after."""
-        found = os.fstat(descriptor)
-        self.descriptor = descriptor
+    def __init__(self, file: FileIO, *, stays: bool) -> None:
+        """Takes the file over. `stays`: whether pages, once touched, can be written forever after."""
+        self._file = file  # closes itself where an interrupt comes before anybody else could
+        self.descriptor = file.fileno()
+        found = os.fstat(self.descriptor)
         self.inode = found.st_ino
         self.size = found.st_size
         self.content: Array = np.empty(0, np.uint8)
         self._stays = stays
         self._touched = 0
-        self._mapping = mmap.mmap(descriptor, self.size) if self.size else None
+        self._mapping = mmap.mmap(self.descriptor, self.size) if self.size else None
         if self._mapping is not None:
             self.content = np.frombuffer(self._mapping, np.uint8)
 
     def touch(self, start: int, stop: int) -> None:
-        """Before bytes are written: have the pages for them. To write without would be SIGBUS where there is no room.
+        """Before bytes are put there: have the pages for them. In memory, SIGBUS would say that there is no room.
 
         Raises OSError where there is none. May be called by several threads.
         """
-        if stop > self._touched and not memory.make_writable(self.content, start, stop):
-            os.posix_fallocate(self.descriptor, start, stop - start)
+        if stop <= self._touched or not self._stays:
+            return
+        try:
+            if memory.make_writable(self.content, start, stop):
+                return
+        except OSError:
+            os.posix_fallocate(self.descriptor, start, stop - start)  # knows better why: no room, a quota, read-only
+            raise
+        os.posix_fallocate(self.descriptor, start, stop - start)
+
+    def put(self, start: int, source: Array) -> None:
+        """Copy bytes to their place, which was touched. May be called by several threads. Raises OSError."""
+        stop = start + len(source)
+        if self._stays:
+            np.copyto(self.content[start:stop], source)
+            return
+        # No page of a disk stays writable: once written back, it may want room again, and a copy would be SIGBUS.
+        while start < stop:
+            start += os.pwrite(self.descriptor, source[start - stop :].data, start)
 
     def written(self, size: int) -> None:
         """All bytes are, up to there."""
@@ -61,9 +80,8 @@ class DataFile:
             with suppress(BufferError):  # the traceback of an error still refers to it, and unmaps it when it goes
                 self._mapping.close()
             self._mapping = None
-        if self.descriptor >= 0:
-            os.close(self.descriptor)
-            self.descriptor = -1
+        self._file.close()
+        self.descriptor = -1
 
 
 @dataclass(slots=True)
@@ -126,9 +144,10 @@ class Spares:
             if spare:
                 fcntl.flock(file.descriptor, fcntl.LOCK_UN)
             else:
-                aside.unlink(missing_ok=True)
-                if isinstance(error, OSError):  # no room, perhaps: give back what there was, whoever refers to it still
-                    os.ftruncate(file.descriptor, 0)
+                with suppress(OSError):  # the error that there is says more, and the file has to be closed
+                    aside.unlink(missing_ok=True)
+                    if isinstance(error, OSError):  # no room, perhaps: give back what there was, though it is mapped
+                        os.ftruncate(file.descriptor, 0)
                 file.close()
             raise
         if spare:
@@ -151,8 +170,8 @@ class Spares:
             path.unlink()
             return
         spare = path.with_name(SPARE + path.name)
+        self._spares.append(_Spare(spare, found.st_ino, found.st_size))  # first: an interrupt must not lose it
         path.rename(spare)
-        self._spares.append(_Spare(spare, found.st_ino, found.st_size))
 
     def trim(self, keep: int = SPARES) -> None:
         """Remove spares that are too many or of no use, the oldest first; close what nobody needs. Raises OSError."""
@@ -200,13 +219,7 @@ class Spares:
         return False
 
     def _open(self, spare: _Spare) -> DataFile:
-        flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        descriptor = os.open(spare.path, flags)
-        try:
-            file = DataFile(descriptor, stays=self._stays)
-        except BaseException:
-            os.close(descriptor)
-            raise
+        file = self._mapped(FileIO(spare.path, "r+", opener=_without_following))
         if file.inode != spare.inode:
             file.close()
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(spare.path))
@@ -219,26 +232,36 @@ class Spares:
         found = os.statvfs(self._directory)
         if found.f_blocks and found.f_bavail * found.f_frsize < size:
             self.trim(keep=0)
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        descriptor = os.open(aside, flags, 0o666)
+        file = FileIO(aside, "x+")
         try:
-            os.ftruncate(descriptor, size)
-            return DataFile(descriptor, stays=self._stays)
+            file.truncate(size)
+            return self._mapped(file)
         except BaseException:
-            os.close(descriptor)
+            file.close()
             aside.unlink(missing_ok=True)
             raise
 
+    def _mapped(self, file: FileIO) -> DataFile:
+        try:
+            return DataFile(file, stays=self._stays)
+        except BaseException:
+            file.close()
+            raise
+
     def _remove(self, spare: _Spare) -> None:
-        self._spares.remove(spare)
         with suppress(FileNotFoundError):
             spare.path.unlink()
+        self._spares.remove(spare)
         self._close(spare.inode)
 
     def _close(self, inode: int) -> None:
         file = self._files.pop(inode, None)
         if file is not None:
             file.close()
+
+
+def _without_following(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
 def is_memory(directory: Path) -> bool:

@@ -21,7 +21,9 @@ _LIMIT = 1 << 24  # strings: each takes tens of bytes of memory, and one byte of
 
 
 def encode(array: Array, name: str) -> tuple[bytes, int]:
-    """The bytes to store and their checksum, which is not masked."""
+    """The bytes to store and their checksum, which is not masked. Raises ParameterError for what could not be read."""
+    if array.size > _LIMIT:
+        raise ParameterError(files.shown(name), expected=f"at most {_LIMIT} strings", found=array.size)
     values = [_encoded(value, name) for value in array.reshape(-1).tolist()]
     lengths = [len(value) for value in values]
     checksum = _checksum_of_lengths(lengths)
@@ -88,11 +90,16 @@ def size_problem(count: int, size: int, *, variants: bool = False) -> tuple[str,
 
 
 def _encoded(value: object, name: str) -> bytes:
-    if isinstance(value, str):
-        return value.encode()
     if isinstance(value, bytes):
         return value
-    raise ParameterError(files.shown(name), expected="bytes in an array of objects", found=type(value).__name__)
+    if not isinstance(value, str):
+        raise ParameterError(files.shown(name), expected="bytes in an array of objects", found=type(value).__name__)
+    try:
+        return value.encode()
+    except UnicodeEncodeError as error:
+        raise ParameterError(
+            files.shown(name), expected="text that UTF-8 can hold", found=files.shown(value)
+        ) from error
 
 
 def _read_lengths(content: memoryview, count: int, *, path: Path, name: str) -> tuple[list[int], int]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from pathlib import Path
 
 from paramsync import files
@@ -24,10 +25,11 @@ _UINT64 = struct.Struct("<Q")
 _UNCOMPRESSED = 0
 _BLOCK = 256 * 1024
 _RESTART = 16
+_CONTINUED = 0x80  # the bit of a varint's byte that says that another follows
 # Keys that share long prefixes could blow a small file up. Writers repeat the whole key every 16 records, so that all
 # keys together are at most 16 times as long as their file.
 _EXPANSION = 16
-_KEYS = 64 << 20  # bytes of all keys together, however large the file
+KEYS = 64 << 20  # bytes of all keys together, however large the file
 
 
 def write(records: Iterable[tuple[bytes, bytes]]) -> bytes:
@@ -67,13 +69,14 @@ def read(content: bytes, *, path: Path) -> Iterator[tuple[bytes, bytes]]:
             yield key, value
 
 
+@lru_cache(maxsize=1 << 12)
 def varint(value: int) -> bytes:
     """Seven bits a byte, the lowest first; the high bit says that another follows."""
-    if value < 0x80:
+    if value < _CONTINUED:
         return value.to_bytes(1, "little")
     encoded = bytearray()
-    while value >= 0x80:
-        encoded.append(value & 0x7F | 0x80)
+    while value >= _CONTINUED:
+        encoded.append(value & 0x7F | _CONTINUED)
         value >>= 7
     encoded.append(value)
     return bytes(encoded)
@@ -109,7 +112,9 @@ class _BlockWriter:
             shared = _shared(self.last, key)
         elif self._records:
             self._restarts.append(len(self.content))
-        self.content += varint(shared) + varint(len(key) - shared) + varint(len(value)) + key[shared:] + value
+        sizes = (shared, len(key) - shared, len(value))
+        head = bytes(sizes) if max(sizes) < _CONTINUED else b"".join(map(varint, sizes))
+        self.content += head + key[shared:] + value
         self.last = key
         self._records += 1
 
@@ -138,7 +143,7 @@ class _Reader:
     def __init__(self, content: bytes, path: Path) -> None:
         self._content = content
         self._path = path
-        self._keys = min(_EXPANSION * len(content), _KEYS)  # bytes that all keys may still have
+        self._keys = min(_EXPANSION * len(content), KEYS)  # bytes that all keys may still have
 
     def fault(self, expected: object, found: object) -> CorruptCheckpointError:
         return CorruptCheckpointError(self._path, expected=expected, found=found)
@@ -185,9 +190,7 @@ class _Reader:
                 raise self.fault(f"a record that shares at most {len(key)} bytes and ends by {end}", found)
             self._keys -= shared + unshared
             if self._keys < 0:
-                raise self.fault(
-                    f"keys of at most {min(_EXPANSION * len(self._content), _KEYS)} bytes together", "more"
-                )
+                raise self.fault(f"keys of at most {min(_EXPANSION * len(self._content), KEYS)} bytes together", "more")
             key = key[:shared] + block[start : start + unshared]
             yield key, block[start + unshared : position]
 

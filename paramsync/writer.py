@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
-from paramsync import files, layout, lock
+from paramsync import files, forgotten, layout, lock
 from paramsync.errors import CorruptCheckpointError, SettingsError, StoreError
 from paramsync.index import index_file
 from paramsync.shards import ShardWriter, Tensor
@@ -38,7 +38,8 @@ class StoreWriter:
     With `durable`, data, index, record, directory, `checkpoint` and directory again are on the disk before the next one
     of them is written. Without, a version outlives its publisher's end but perhaps not the machine's.
 
-    Versions without a record are TensorFlow's: they stay listed and are never removed.
+    Versions without a record, or with that of other parameters, are TensorFlow's: they stay listed and are never
+    removed. Those of ours that somebody took out of `checkpoint` are listed again by the next commit.
     """
 
     def __init__(self, path: Path, *, keep: int = 5, durable: bool = False) -> None:
@@ -56,7 +57,7 @@ class StoreWriter:
         self._fresh_graphs: set[str] = set()  # added, and not yet in a version
         self._sound_graphs: set[str] = set()  # seen to be what they should be
         self._graphs: dict[str, str | None] = {}  # by version; None where there is no record
-        self._state: tuple[str | None, tuple[str, ...]] = (None, ())  # the text of `checkpoint`, and what it lists
+        self._state: tuple[str | None, tuple[str, ...]] | None = None  # the text of `checkpoint`, and what is listed
         self._spares: Spares | None = None
         self._unchanged: frozenset[str] = frozenset()
         self._reserved = -1
@@ -102,6 +103,7 @@ class StoreWriter:
         self._check(version, listed)
         name = f"ckpt-{version.number}"
         names = (*self._kept(listed), name)
+        published: tuple[str, ...] | None = None
         try:
             with self._faults(f"version {version.number} was not published"):
                 self._put(layout.mark(self._path, name), version.graph.encode())
@@ -116,11 +118,12 @@ class StoreWriter:
                     checksum=written.checksum(),
                     committed_at=time.time(),
                 )
-                self._put(layout.record_file(self._path, name), version.to_json().encode())
+                self._put_text(layout.record_file(self._path, name), version.to_json())
                 self._sync()
                 text = layout.state_text(layout.State(name, names))
-                self._put(layout.state_file(self._path), text.encode())
+                self._put_text(layout.state_file(self._path), text)
             self._state = (text, names)
+            published = names
             self._graphs[name] = version.graph
             self._fresh_graphs.discard(version.graph)
             with self._faults(f"version {version.number} was published, but it may not be on the disk"):
@@ -129,7 +132,7 @@ class StoreWriter:
             self._unchanged = written.unchanged
             self._shards.remember(written)
         finally:
-            self._prune()
+            self._prune(published)
         return version
 
     def close(self) -> None:
@@ -162,21 +165,22 @@ class StoreWriter:
             self._lock = lock.take(self._path)
         try:
             with self._numbers:
-                self._reserved = max(self._reserved, *map(layout.number_of, self._listed()), -1)
+                found = [forgotten.highest(self._path), *map(layout.number_of, self._listed())]
+                self._reserved = max(self._reserved, *found)
             self._check_that_there_are_numbers()
             with self._faults("cannot be cleared of what a killed publisher left"):
-                for leftover in self._path.glob(f"{files.TEMPORARY}*"):
-                    leftover.unlink(missing_ok=True)
                 self._spares = Spares(self._path, durable=self._durable)
                 self._shards = ShardWriter(self._spares, durable=self._durable)
-                self._sweep()
+                for one in forgotten.remains(self._path, self._listed()):
+                    self._put(layout.mark(self._path, one.prefix), one.graph.encode())
+                self._sweep(self._listed())
         except BaseException:
             self._let_go()
             raise
 
     def _check_that_there_are_numbers(self) -> None:
         if self._reserved >= layout.NUMBERS - 1:
-            problem = f"lists version {self._reserved}, above which there is no number; publish to another store"
+            problem = f"has version {self._reserved}, above which there is no number; publish to another store"
             raise StoreError(self._path, problem)
 
     def _keep_hold(self) -> None:
@@ -185,7 +189,7 @@ class StoreWriter:
             raise StoreError(self._path, "is closed; expected an open StoreWriter")
         if self._lock is None or not lock.holds(self._lock, self._path):
             self._let_go()
-            self._state, self._graphs = (None, ()), {}
+            self._state = None
             self._take()
 
     def _check(self, version: Version, listed: Sequence[str]) -> None:
@@ -199,9 +203,10 @@ class StoreWriter:
 
     def _listed(self) -> tuple[str, ...]:
         text = layout.read_text(layout.state_file(self._path))
-        if text != self._state[0]:  # a stranger's, or of an earlier publisher
+        if self._state is None or text != self._state[0]:  # a stranger's, or of an earlier publisher
             state = layout.read_state(self._path)
-            return state.names if state else ()
+            listed = state.names if state else ()
+            self._state, self._graphs = (text, (*forgotten.names(self._path, listed), *listed)), {}
         return self._state[1]
 
     def _kept(self, listed: Sequence[str]) -> list[str]:
@@ -214,26 +219,28 @@ class StoreWriter:
         """The digest in a record, "" where it cannot be read; None where there is no record."""
         if name not in self._graphs:
             try:
-                record = layout.read_record(self._path, name)
+                record = forgotten.record(self._path, name)
                 self._graphs[name] = record.graph if record else None
             except CorruptCheckpointError:
                 self._graphs[name] = ""
         return self._graphs[name]
 
-    def _prune(self) -> None:
+    def _prune(self, listed: Sequence[str] | None) -> None:
         """Step 4. It never fails a publication: what cannot be removed stays marked until the next time."""
         try:
-            self._sweep()
+            self._sweep(self._listed() if listed is None else listed)
         except (OSError, StoreError, CorruptCheckpointError) as error:
             _log.warning("%s: old versions were not removed: %s", self._path, error)
 
-    def _sweep(self) -> None:
-        listed = self._listed()
+    def _sweep(self, listed: Sequence[str]) -> None:
         found = files.names(self._path)
         problems = []
-        for mark in [self._path / one for one in found if layout.is_mark(one)]:
+        for file in [self._path / one for one in found if layout.is_mark(one) or one.startswith(files.TEMPORARY)]:
             try:
-                self._clear(mark, listed, found)
+                if layout.is_mark(file.name):
+                    self._clear(file, listed, found)
+                else:
+                    file.unlink(missing_ok=True)
             except OSError as error:  # the others can go all the same
                 problems.append(error)
         self._graphs = {name: graph for name, graph in self._graphs.items() if name in listed}
@@ -246,7 +253,9 @@ class StoreWriter:
         name = layout.marked(mark)
         if layout.is_name(name) and name not in listed:
             self._remove(name, found)
-            graph = self._graphs.get(name) or mark.read_text(errors="replace")
+            graph = self._graphs.get(name)
+            if graph is None:
+                graph = mark.read_text(errors="replace")
             if layout.is_digest(graph) and graph not in self._fresh_graphs | set(map(self._graph, listed)):
                 self._store.graph_file(graph).unlink(missing_ok=True)
         mark.unlink()
@@ -261,6 +270,9 @@ class StoreWriter:
     def _put(self, path: Path, content: bytes) -> None:
         with files.aside(path, durable=self._durable) as file:
             file.write(content)
+
+    def _put_text(self, path: Path, text: str) -> None:
+        self._put(path, layout.content(path, text))
 
     def _sync(self) -> None:
         if self._durable:

@@ -75,7 +75,6 @@ def test_the_default_job_is_the_digits(tmp_path: Path) -> None:
         ("def f(): ...", "mine:f", "expected f(settings), a function of one argument, found f()"),
         ("def f(a, b): ...", "mine:f", "expected f(settings), a function of one argument, found f(a, b)"),
         ("def f(settings): ...", "mine:f", "expected it to return a trainer.job.Job, found NoneType"),
-        ("async def f(settings): ...", "mine:f", "expected it to return a trainer.job.Job, found coroutine"),
         ("def f(settings):\n  g()\ndef g():\n  {}['a']", "mine:f", "it failed: KeyError: 'a' ({here}/mine.py, line 4)"),
         (
             "def f(settings): raise ValueError('two\\nlines')",

@@ -88,7 +88,7 @@ def test_tensors_begin_on_64_bytes_and_large_ones_on_a_page() -> None:
 
 
 def test_portions_are_all_of_the_bytes_once_and_none_is_longer_than_the_others() -> None:
-    sizes = (0, 3 * PORTION + 5, 7, 0, PORTION, 1, 0)
+    sizes = (0, 9 * PORTION + 5, 7, 0, PORTION, 1, 0)
     layout = arrange(sizes)
     covered = [0] * len(sizes)
     for portion in layout.portions:
@@ -98,3 +98,11 @@ def test_portions_are_all_of_the_bytes_once_and_none_is_longer_than_the_others()
             covered[piece.tensor] = piece.stop
     assert tuple(covered) == sizes
     assert arrange(()).portions == ()
+
+
+def test_what_is_copied_soon_is_in_as_many_portions_as_there_are_threads() -> None:
+    sizes = (3 * PORTION + 5, PORTION, 7)
+    portions = arrange(sizes).portions
+    assert len(portions) == 4
+    assert sum(piece.stop - piece.start for portion in portions for piece in portion) == sum(sizes)
+    assert len(arrange((PORTION, 5)).portions) == 2

@@ -115,6 +115,7 @@ def test_a_spare_with_holes_gets_its_pages_before_it_is_written(tmp_path: Path) 
     spares = Spares(tmp_path)
     with spares.writing(tmp_path / "ckpt-1.data", SIZE) as file:
         file.touch(0, SIZE)
+        file.put(0, np.ones(SIZE, np.uint8))
         assert (tmp_path / ".spare-x").stat().st_blocks * 512 >= SIZE
     spares.close()
 

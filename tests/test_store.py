@@ -599,5 +599,7 @@ def test_checkpoint_managers_can_continue_what_we_began(tmp_path: Path) -> None:
     assert manager.latest_checkpoint == str(tmp_path / "ckpt-2")
     manager.save(checkpoint_number=3)
     assert [one.number for one in Store(tmp_path).versions()] == [3]
-    publish(tmp_path, 4)
-    assert [one.number for one in Store(tmp_path).versions()] == [3, 4]
+    publish(tmp_path, 4)  # which lists its own again, so that they go when their time comes
+    assert [one.number for one in Store(tmp_path).versions()] == [1, 2, 3, 4]
+    publish(tmp_path, 5, keep=1)
+    assert [one.number for one in Store(tmp_path).versions()] == [3, 5]

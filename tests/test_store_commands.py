@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import pty
+import re
+import signal
 import subprocess
 import sys
 import time
@@ -14,15 +17,20 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from rich.cells import cell_len
 
+from paramsync import index
 from paramsync.bundle import Bundle
 from paramsync.cli import holders
 from paramsync.cli.__main__ import main
 from paramsync.cli.wording import size
+from paramsync.index import Entry, Index, data_file, index_file
 from paramsync.store import Store
 from paramsync.version import Version
 from paramsync.writer import StoreWriter
+from tests import checkpoints
 
+FLOAT32 = 1  # as TensorFlow counts dtypes
 NAMES = ("dense/bias", "dense/kernel", "words")
 
 
@@ -119,13 +127,25 @@ def test_versions_of_an_empty_store_says_so(tmp_path: Path, capsys: pytest.Captu
     assert _only_line(capsys.readouterr().out).startswith(f"{tmp_path}: nothing published yet")
 
 
-def test_versions_names_what_is_listed_and_broken(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_versions_names_what_is_listed_and_broken_and_says_so_with_its_exit_code(
+    store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (store / "ckpt-20.json").write_text("{")
     (store / "ckpt-10.index").unlink()
-    found = _json(["versions", str(store)], capsys)
+    found = _json(["versions", str(store)], capsys, code=1)
     assert ([row["number"] for row in found["versions"]], found["broken"]) == ([30], ["ckpt-10", "ckpt-20"])
-    assert main(["versions", str(store)]) == 0
+    assert main(["versions", str(store)]) == 1
     assert "'ckpt-20' is listed, but its files are broken or gone" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("file", ["ckpt-20.index", "ckpt-20.data-00000-of-00001"])
+@pytest.mark.parametrize("harm", ["cut", "gone"])
+def test_versions_names_a_version_whose_files_were_cut_or_taken_away(
+    store: Path, capsys: pytest.CaptureFixture[str], file: str, harm: str
+) -> None:
+    assert (store / file).exists()
+    _truncate(store / file) if harm == "cut" else (store / file).unlink()
+    assert _json(["versions", str(store)], capsys, code=1)["broken"] == ["ckpt-20"]
 
 
 def test_versions_and_verify_know_a_store_that_tensorflow_wrote(
@@ -159,8 +179,75 @@ def test_verify_looks_at_what_is_large_piece_by_piece(
 ) -> None:
     tf.train.Checkpoint(v=[tf.Variable(tf.ones([16])) for _ in range(5)]).save(tmp_path / "ckpt")
     whole = _json(["verify", str(tmp_path)], capsys)
-    monkeypatch.setattr("paramsync.cli.verify._BATCH", 64)  # bytes
+    monkeypatch.setattr("paramsync.bundle._CHUNK", 5)  # bytes
     assert _json(["verify", str(tmp_path)], capsys) == whole
+
+
+@pytest.fixture
+def sparse(tmp_path: Path) -> Path:
+    """A checkpoint of nobody's that says that it is a terabyte, in a file that takes no room."""
+    path = tmp_path / "sparse"
+    path.mkdir()
+    entry = Entry(FLOAT32, (1 << 38,), 0, 0, 1 << 40, 1)
+    index_file(path / "ckpt-1").write_bytes(index.encode(Index(1, {"large": entry})))
+    (path / "checkpoint").write_text('model_checkpoint_path: "ckpt-1"')
+    data = data_file(path / "ckpt-1", 0, 1)
+    data.touch()
+    os.truncate(data, 1 << 40)
+    return path
+
+
+@pytest.mark.slow
+def test_verify_of_a_terabyte_that_is_not_there_takes_little_memory_and_says_how_far_it_is(sparse: Path) -> None:
+    screen, terminal = pty.openpty()
+    command = [sys.executable, "-m", "paramsync.cli", "verify", str(sparse)]
+    with subprocess.Popen(command, stderr=terminal, stdout=subprocess.PIPE, env=os.environ) as verifying:
+        os.close(terminal)
+        shown = ""
+        while not re.search(r"/1\.1 TB.* [GM]B/s", shown):
+            shown += os.read(screen, 1 << 16).decode()
+        status = Path(f"/proc/{verifying.pid}/status").read_text()
+        verifying.send_signal(signal.SIGINT)
+        assert verifying.wait(60) == 130
+    os.close(screen)
+    (largest,) = re.findall(r"VmHWM:\s+(\d+) kB", status)
+    assert int(largest) < 300_000
+
+
+def test_verify_of_names_meant_to_harm_stays_within_80_columns(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    harm = [
+        "\u6f22" * 300,
+        "e\u0301" * 300,
+        "a" * 1000,
+        "[bold]x[/]",
+        "\x1b[31mred",
+        "a\nb",
+        "\u202eevil",
+        " " * 99 + "z",
+    ]
+    checkpoints.write(tmp_path / f"ckpt-{'9' * 18}", {name: np.zeros((1,) * 60) for name in harm}, shards=8)
+    (tmp_path / "checkpoint").write_text(f'model_checkpoint_path: "ckpt-{"9" * 18}"')
+    assert main(["verify", str(tmp_path)]) == 0
+    assert max(map(cell_len, capsys.readouterr().out.splitlines())) <= 80
+    for data in tmp_path.glob("*.data-*"):
+        data.write_bytes(b"1" * data.stat().st_size)
+    assert main(["verify", str(tmp_path)]) == 1
+    text = capsys.readouterr().out
+    assert max(map(cell_len, text[: text.index(str(tmp_path))].splitlines())) <= 80
+
+
+def test_verify_looks_at_what_several_names_share_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Few bytes, named often, would be looked at for hours."""
+    entry = Entry(FLOAT32, (1 << 22,), 0, 0, 1 << 24, 1)
+    index_file(tmp_path / "ckpt-1").write_bytes(index.encode(Index(1, {str(at): entry for at in range(5000)})))
+    (tmp_path / "checkpoint").write_text('model_checkpoint_path: "ckpt-1"')
+    data_file(tmp_path / "ckpt-1", 0, 1).write_bytes(bytes(1 << 24))
+    begin = time.process_time()
+    found = _json(["verify", str(tmp_path)], capsys, code=1)
+    assert time.process_time() - begin < 5
+    assert len([one for one in found["versions"][0]["tensors"] if one["problem"]]) == 5000
 
 
 def test_verify_takes_a_version_or_all(store: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,8 +18,8 @@ class PublishCallback(keras.callbacks.Callback):
 
     Where neither steps nor seconds are given, every second. Steps are counted from the optimizer's own count, so that
     they go on where an earlier fit stopped. A model that is not built when training begins is published from its first
-    batch on. A fit that is interrupted leaves the store locked until the same callback is used again, or the process
-    ends. Raises what Publisher does, when training begins.
+    batch on. `keep` and `durable` are as Publisher has them. A fit that is interrupted leaves the store locked until
+    the same callback is used again, or the process ends. Raises what Publisher does, when training begins.
     """
 
     def __init__(
@@ -29,6 +29,7 @@ class PublishCallback(keras.callbacks.Callback):
         every_steps: int | None = None,
         every_seconds: float | None = None,
         keep: int = 5,
+        durable: bool = False,
         on_error: OnError = "log",
     ) -> None:
         super().__init__()
@@ -37,6 +38,7 @@ class PublishCallback(keras.callbacks.Callback):
         self._schedule = PublishSchedule(every_steps=every_steps, every_seconds=every_seconds)
         self._store = Path(store)
         self._keep = keep
+        self._durable = durable
         self._on_error: OnError = on_error
         self._publisher: Publisher | None = None
 
@@ -63,7 +65,12 @@ class PublishCallback(keras.callbacks.Callback):
     def _publish_if_due(self, logs: Any) -> None:
         if self._publisher is None:
             self._publisher = Publisher(
-                self._store, self.model, schedule=self._schedule, keep=self._keep, on_error=self._on_error
+                self._store,
+                self.model,
+                schedule=self._schedule,
+                keep=self._keep,
+                durable=self._durable,
+                on_error=self._on_error,
             )
         self._publisher.publish_if_due(self._steps_done(), logs)
 

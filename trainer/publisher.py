@@ -47,7 +47,9 @@ class Publisher:
     `on_error="raise"` it is raised as PublishError at the next call. Metrics may be tensors still being computed; one
     that is no number is left out with a warning.
 
-    `store` is its directory, or one that is open already; `keep` is then its own.
+    With `durable`, a version is on the disk when it is published, and survives the machine's end too; that costs what
+    the disk takes, on the background's thread. `store` is its directory, or one that is open already; `keep` and
+    `durable` are then its own.
 
     Raises, when made: SettingsError, StoreError (StoreLockedError for a second publisher), GraphError for a model that
     cannot be captured, such as one not built yet.
@@ -60,6 +62,7 @@ class Publisher:
         *,
         schedule: PublishSchedule,
         keep: int = 5,
+        durable: bool = False,
         on_error: OnError = "log",
     ) -> None:
         from paramsync.graphs.capture import capture  # here: publishing itself needs no TensorFlow
@@ -76,7 +79,9 @@ class Publisher:
         self._lock = threading.Lock()  # guards the next two
         self._requests: list[Future[Version]] = []
         self._accepting = True
-        self._store = store if isinstance(store, StoreWriter) else StoreWriter(Path(store), keep=keep)
+        if not isinstance(store, StoreWriter):
+            store = StoreWriter(Path(store), keep=keep, durable=durable)
+        self._store = store
         self._frozen = Frozen()
         self._behind: WriteBehind[Snapshot] = WriteBehind(self._write)
         self._behind.start()

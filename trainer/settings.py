@@ -102,7 +102,7 @@ def _parser() -> argparse.ArgumentParser:
         help="given to the job; digits: of drawn examples, weights and batches (default: 0)",
     )
     add("--keep", type=_whole(1), default=5, metavar="N", help="how many versions stay in the store (default: 5)")
-    add("--durable", action="store_true", help="have each version, and each state, on the disk before the next file")
+    add("--durable", action="store_true", help="have each version, and each state, on the disk before it counts")
     add("--state", type=Path, metavar="DIR", help="where to save what resuming needs (default: STORE/training)")
     add(
         "--state-seconds",

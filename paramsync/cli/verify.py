@@ -15,15 +15,14 @@ from rich.table import Table
 from rich.text import Text
 
 from paramsync import dtypes, files, layout
-from paramsync.bundle import Bundle
 from paramsync.cli.versions import look
 from paramsync.cli.wording import console, size, to_json
 from paramsync.errors import CorruptCheckpointError, StoreError, UnknownVersionError
-from paramsync.index import index_file
+from paramsync.index import Entry, index_file
 from paramsync.store import Store
 from paramsync.version import Version
 
-_BATCH = 256 << 20  # bytes looked at together: enough for several threads, and the bar moves
+_MANY = 512 << 20  # bytes that take long enough to say how far it is
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,64 +104,25 @@ def _verify(store: Store, version: Version) -> Verdict:
     if version.graph and not store.graph_file(version.graph).is_file():
         problems.append(f"{store.graph_file(version.graph)}: expected the version's graph, found no such file")
     try:
-        bundle = store.open(version)
+        bundle = store.open(version, mapped=False)  # whoever cuts a file meanwhile ends nobody
     except CorruptCheckpointError as error:
         problems.append(str(error))
     else:
         total = sum(entry.size for entry in bundle.entries.values())
         with _progress(f"version {version.number}", total) as advance:
-            for batch in list(_batches(bundle)):
-                if findings and not version.checksum:  # not mapped: let go of the copies of what was looked at
-                    bundle = _again(store, version, bundle)
-                findings += _look(bundle, batch)
-                advance(sum(bundle.entries[name].size for name in batch))
+            wrong = bundle.faults(advance)
+        findings = [_finding(name, bundle.entries[name], wrong.get(name)) for name in sorted(bundle.entries)]
     return Verdict(number=version.number, step=version.step, problems=problems, tensors=findings)
 
 
-def _again(store: Store, version: Version, before: Bundle) -> Bundle:
-    bundle = store.open(version)
-    if bundle.entries != before.entries:
-        raise StoreError(store.path, f"version {version.number} was written again while it was looked at")
-    return bundle
-
-
-def _batches(bundle: Bundle) -> Iterator[list[str]]:
-    batch: list[str] = []
-    room = _BATCH
-    for name in sorted(bundle.entries):
-        batch.append(name)
-        room -= bundle.entries[name].size
-        if room <= 0:
-            yield batch
-            batch, room = [], _BATCH
-    if batch:
-        yield batch
-
-
-def _look(bundle: Bundle, names: Sequence[str]) -> list[Finding]:
-    """All at once, on several threads; one by one where something is wrong with one of them."""
-    if _problem(bundle, names) is None:
-        return [_finding(bundle, name, None) for name in names]
-    return [_finding(bundle, name, _problem(bundle, [name])) for name in names]
-
-
-def _problem(bundle: Bundle, names: Sequence[str]) -> str | None:
-    try:
-        bundle.verify(names)
-    except CorruptCheckpointError as error:
-        return str(error)
-    return None
-
-
-def _finding(bundle: Bundle, name: str, problem: str | None) -> Finding:
-    entry = bundle.entries[name]
+def _finding(name: str, entry: Entry, problem: CorruptCheckpointError | None) -> Finding:
     return Finding(
         name=name,
         dtype=dtypes.name(entry.dtype),
         shape=list(entry.shape),
         shards=sorted({piece.shard for piece in entry.pieces}),
         size=entry.size,
-        problem=problem,
+        problem=str(problem) if problem else None,
     )
 
 
@@ -171,9 +131,7 @@ def _progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
     """A bar for what takes time, where a person is watching; gone when it is done."""
     people = console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(
-        *columns, console=people, transient=True, disable=not people.is_terminal or total < 2 * _BATCH
-    ) as bar:
+    with Progress(*columns, console=people, transient=True, disable=not people.is_terminal or total < _MANY) as bar:
         task = bar.add_task(what, total=total)
         yield lambda done: bar.advance(task, done)
 
@@ -183,7 +141,7 @@ def _show(screen: Console, verdict: Verdict) -> None:
     found = f"{len(verdict.tensors)} tensors, {size(total)}"
     said = f"{len(verdict.wrong)} of {found} wrong" if verdict.wrong else found
     headline = Text(f"version {verdict.number}, step {verdict.step}: {said}: ", "bold", end="")
-    screen.print(headline + (Text("ok", "bold green") if verdict.ok else Text("not ok", "bold red")), soft_wrap=True)
+    screen.print(headline + (Text("ok", "bold green") if verdict.ok else Text("not ok", "bold red")))
     if verdict.tensors:
         screen.print(_table(verdict.tensors))
     for problem in [*verdict.problems, *(one.problem for one in verdict.wrong if one.problem)]:

@@ -17,7 +17,7 @@ from rich.text import Text
 from paramsync import files, layout
 from paramsync.cli import holders
 from paramsync.cli.wording import NOTHING, console, duration, size, to_json
-from paramsync.errors import StoreError
+from paramsync.errors import CorruptCheckpointError, StoreError, UnknownVersionError
 from paramsync.store import Store
 from paramsync.version import Version
 
@@ -42,14 +42,16 @@ class Row:
 
 
 def run(arguments: Namespace) -> bool:
+    """True where every version that is listed can be opened."""
     path = Path(arguments.store)
     latest, versions, broken = look(path)
+    broken += [version.prefix for version in versions if not _is_whole(path, version)]
     rows = [_row(path, version, latest=version.prefix == latest) for version in versions]
     on_disk = _on_disk(path)
     if arguments.json:
         listed = {"store": str(path), "bytes_on_disk": on_disk, "versions": [asdict(row) for row in rows]}
         sys.stdout.write(to_json(listed | {"broken": broken}))
-        return True
+        return not broken
     screen = console()
     count = f"{len(rows)} version{'' if len(rows) == 1 else 's'}" if rows else "nothing published yet"
     screen.print(f"{path}: {count}, {size(on_disk)} on disk", style="bold", soft_wrap=True)
@@ -57,7 +59,7 @@ def run(arguments: Namespace) -> bool:
         screen.print(_table(rows, time.time()))
     for name in broken:
         screen.print(f"{files.shown(name)} is listed, but its files are broken or gone", style="red", soft_wrap=True)
-    return True
+    return not broken
 
 
 def look(path: Path) -> tuple[str | None, list[Version], list[str]]:
@@ -77,6 +79,17 @@ def look(path: Path) -> tuple[str | None, list[Version], list[str]]:
     found = {version.prefix for version in versions}
     # What is not in both was published, or pruned, while this looked.
     return after.latest, versions, [name for name in before.names if name in after.names and name not in found]
+
+
+def _is_whole(path: Path, version: Version) -> bool:
+    """Whether its index can be read and its data files are as long as that says; pruned since, it is no concern."""
+    try:
+        Store(path).open(version, mapped=False)
+    except CorruptCheckpointError:
+        return False
+    except UnknownVersionError:
+        pass
+    return True
 
 
 def _row(path: Path, version: Version, *, latest: bool) -> Row:
