@@ -480,6 +480,10 @@ REFUSED: dict[str, tuple[Callable[[tf.Tensor, tf.Tensor], Any], str]] = {
         lambda x, y: duplicate(y, [x, "rate"], variables="shared", graph=tf.Graph()),
         "expected 'own', since graphs share no variables, found 'shared'",
     ),
+    "no outputs": (lambda x, y: duplicate([], x), "expected outputs to copy, found none"),
+    "a scope that is no name": (lambda x, y: duplicate(y, x, scope="a b"), "scope: expected .* found 'a b'"),
+    "a scope that ends": (lambda x, y: duplicate(y, x, scope="a/"), "scope: expected .* found 'a/'"),
+    "no scope": (lambda x, y: duplicate(y, x, scope=""), "scope: expected .* found ''"),
     "a word of one's own": (lambda x, y: duplicate(y, x, variables="mine"), "expected 'own' or 'shared', found 'mine'"),  # type: ignore[arg-type]
 }
 
