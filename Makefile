@@ -48,10 +48,10 @@ compose-test: $(READY)  ## the Docker tests, after installing what they need fro
 	deploy/compose-deps
 	COMPOSE_TEST_LOG=$(COMPOSE_TEST_LOG) $(BIN)/pytest -m docker $(ARGS)
 
-bench: $(READY)  ## publish, restore and delta against all peers, which it installs; the figures go into TO=FOLDER as JSON
+bench: $(READY)  ## publish, restore, delta and call against all peers, which it installs; the figures go into TO=FOLDER as JSON
 	$(BIN)/python -m pip install --quiet --require-hashes -r requirements-bench.lock
 	mkdir -p "$(TO)"
-	for one in publish restore delta; do $(BIN)/python -m bench $$one --json "$(TO)/$$one.json" $(ARGS) || exit; done
+	for one in publish restore delta call; do $(BIN)/python -m bench $$one --json "$(TO)/$$one.json" $(ARGS) || exit; done
 
 campaign: $(READY)  ## the campaigns at their whole length: kills, readers under recycling, a thousand versions
 	$(BIN)/pytest tests/test_campaigns.py --campaign -s $(ARGS)

@@ -13,8 +13,10 @@ from pathlib import Path
 from paramsync.errors import SettingsError
 
 PEERS = ("checkpoint", "saver", "savedmodel", "savedmodule", "h5", "safetensors", "orbax")
+CALLS = ("session", "signature", "concrete", "keras_call", "predict_on_batch", "handles")  # the peers of `call`
 NOT_ASKED_FOR = "not asked for"
 
+_NETWORKS = 100 << 20  # bytes of the SavedModels of all networks but the embedding
 _MEMORY = Path("/dev/shm")  # where Linux keeps files in memory
 _EXAMPLES = """\
 examples:
@@ -22,6 +24,7 @@ examples:
   python -m bench restore --json restore.json     the table, and all figures in a file
   python -m bench delta --mb 50 --runs 3 --json - one JSON object, last on the standard output
   python -m bench publish --only checkpoint,h5    against these two alone
+  python -m bench call --parameters 6             one network, and the embedding
 
 Safetensors and Orbax take part where they are installed; `make bench` installs them.
 """
@@ -29,12 +32,16 @@ Safetensors and Orbax take part where they are installed; `make bench` installs 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """One benchmark and its size. `peers` are those asked for, installed or not; `folder` is where the files go."""
+    """One benchmark and its size. `peers` are those asked for, installed or not; `folder` is where the files go.
+
+    `parameters` are the numbers of parameters of the networks that are called.
+    """
 
     benchmark: str
     bytes: int
     large_bytes: int
     tensors: int
+    parameters: tuple[int, ...]
     runs: int
     peers: tuple[str, ...]
     folder: Path
@@ -50,6 +57,10 @@ def parse(argv: Sequence[str]) -> Settings:
     large = int(found.large_mb * 1e6)
     if size < found.tensors * 1024:
         raise SettingsError(f"--mb {found.mb:g}: expected at least 1 KiB for each of {found.tensors} tensors")
+    peers = CALLS if found.benchmark == "call" else PEERS
+    if unknown := [one for one in found.only or () if one not in peers]:
+        raise SettingsError(f"--only: expected some of {', '.join(peers)}, found {', '.join(unknown)}")
+    asked = () if found.no_peers else found.only or peers
     if found.json not in (None, "-") and not Path(found.json).parent.is_dir():
         raise SettingsError(f"--json {found.json}: expected a file in a folder that is there")
     return Settings(
@@ -57,9 +68,10 @@ def parse(argv: Sequence[str]) -> Settings:
         bytes=size,
         large_bytes=large,
         tensors=found.tensors,
+        parameters=found.parameters,
         runs=found.runs,
-        peers=() if found.no_peers else found.only,
-        folder=folder(found.folder, _needed(found.benchmark, size, large, found.only)),
+        peers=asked,
+        folder=folder(found.folder, _needed(found.benchmark, size, large, asked)),
         json=found.json,
     )
 
@@ -84,6 +96,8 @@ def set_environment() -> None:
 
 def _needed(benchmark: str, size: int, large: int, peers: Collection[str]) -> int:
     """Bytes of files at one time: old and new versions, retired files, and what each peer keeps until it is removed."""
+    if benchmark == "call":
+        return 5 * size + _NETWORKS
     if benchmark == "restore":
         return (2 + len(peers)) * size + large
     return (16 if benchmark == "delta" else 8) * size
@@ -100,20 +114,29 @@ def _parser() -> argparse.ArgumentParser:
     )
     top.add_argument(
         "benchmark",
-        choices=("publish", "restore", "delta"),
-        help="publish: write a version; restore: bring one in; delta: write one whose bytes are 95 %% those before",
+        choices=("publish", "restore", "delta", "call"),
+        help="publish: write a version; restore: bring one in; delta: write one whose bytes are 95 %% those before; "
+        "call: predict",
     )
-    top.add_argument("--mb", type=_megabytes, default=268.0, metavar="N", help="size of all parameters (default 268)")
+    top.add_argument(
+        "--mb", type=_megabytes, default=268.0, metavar="N",
+        help="size of all parameters; call: of the embedding table (default 268)",
+    )  # fmt: skip
     top.add_argument("--tensors", type=_count, default=32, metavar="N", help="how many parameters (default 32)")
     top.add_argument("--runs", type=_count, default=9, metavar="N", help="rounds that count (default 9)")
     top.add_argument(
         "--large-mb", type=_megabytes, default=1000.0, metavar="N",
         help="restore: the other size, to see that restoring does not depend on it (default 1000)",
     )  # fmt: skip
+    top.add_argument(
+        "--parameters", type=_networks, default=(6, 200, 1000), metavar="N,...",
+        help="call: networks of so many parameters (default 6,200,1000)",
+    )  # fmt: skip
     which = top.add_mutually_exclusive_group()
     which.add_argument(
-        "--only", type=_peers, default=PEERS, metavar="PEER,...", help=f"peers to measure, of {', '.join(PEERS)}"
-    )
+        "--only", type=_peers, metavar="PEER,...",
+        help=f"peers to measure, of {', '.join(PEERS)}; call: of {', '.join(CALLS)}",
+    )  # fmt: skip
     which.add_argument("--no-peers", action="store_true", help="measure no peer")
     top.add_argument(
         "--folder", type=Path, metavar="DIR", help=f"where the files go (default {_MEMORY} where there is room)"
@@ -140,8 +163,16 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _networks(text: str) -> tuple[int, ...]:
+    """A layer has two parameters, a kernel and a bias."""
+    found = tuple(_count(one) for one in text.split(","))
+    if any(one % 2 for one in found):
+        raise argparse.ArgumentTypeError(f"expected even numbers, found {text!r}")
+    return found
+
+
 def _peers(text: str) -> tuple[str, ...]:
     names = tuple(text.split(","))
-    if unknown := sorted(set(names) - set(PEERS)):
+    if unknown := sorted(set(names) - {*PEERS, *CALLS}):
         raise argparse.ArgumentTypeError(f"expected some of {', '.join(PEERS)}, found {', '.join(map(repr, unknown))}")
-    return tuple(one for one in PEERS if one in names)
+    return tuple(one for one in (*PEERS, *CALLS) if one in names)

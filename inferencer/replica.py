@@ -13,26 +13,23 @@ from typing import Literal
 import numpy as np
 import tensorflow as tf
 
-from paramsync import dtypes, files
+from paramsync import files
 from paramsync.bundle import Bundle
 from paramsync.errors import (
     CorruptCheckpointError,
     GraphError,
     NotServingError,
-    ParameterError,
     UnfinishedMetaError,
     UnknownVersionError,
 )
-from paramsync.graphs.capture import capture_meta
-from paramsync.graphs.graph import DEFAULT_SIGNATURE, Graph, TensorSpec, described
-from paramsync.graphs.tensors import alias
-from paramsync.index import Entry
+from paramsync.graphs.graph import DEFAULT_SIGNATURE, Graph, TensorSpec
+from paramsync.graphs.parameters import check_entries, shared
+from paramsync.graphs.sources.meta_graphs import capture_meta
 from paramsync.store import Store
 from paramsync.version import Version
 
 _log = logging.getLogger("paramsync.replica")
 RESIDENT = 2  # the serving version and the one before it, so that going back is a swap
-_GRAPH_BYTES = (1 << 31) - 1  # no message of protobuf is larger
 
 Verification = Literal["checksums", "sizes"]
 """What is checked of parameters before they serve: all their bytes, or only what the index says of them."""
@@ -83,13 +80,18 @@ class Replica:
         inputs: Sequence[str] = (),
         outputs: Sequence[str] = (),
         verification: Verification = "checksums",
+        allowed: Collection[str] = (),
     ) -> None:
-        """`inputs` and `outputs` name tensors ("x:0"): needed where TensorFlow's Saver wrote the store."""
+        """`inputs` and `outputs` name tensors ("x:0"): needed where TensorFlow's Saver wrote the store.
+
+        `allowed` names ops that a graph may use although they are not known to be safe.
+        """
         self.model = model
         self._verification = verification
         self._store = store
         self._meta_inputs = tuple(inputs)
         self._meta_outputs = tuple(outputs)
+        self._allowed = frozenset(allowed)
         self._residents: tuple[Resident, ...] = ()  # the serving one first
         self._leaving: list[_Leaving] = []
         self._untouched: tuple[Resident, Bundle] | None = None  # restored without a look at its data
@@ -139,16 +141,15 @@ class Replica:
         files, and it takes as long for a large model as for a small one. Only our own publisher is believed so far:
         what has no record of it is always checked by its checksums.
 
-        Raises CorruptCheckpointError, ParameterError, GraphError, StoreError, OSError.
+        Raises CorruptCheckpointError, ParameterError, UnsafeGraphError, GraphError, StoreError, OSError.
         """
         graph = self._graph_of(version)
         bundle = self._store.open(version)
-        _check_entries(version, graph, bundle.entries)
-        names = [spec.name for spec in graph.parameters]
+        check_entries(graph, bundle.entries, where=f"version {version.number}")
         trusted = self._verification == "sizes" and bool(version.checksum)
-        if not trusted:
-            bundle.verify(names, finite=True)  # its pages are there, then, before the first request needs them
-        resident = Resident(version, graph, tuple(alias(bundle.array(name)) for name in names))
+        if not trusted:  # its pages are there, then, before the first request needs them
+            bundle.verify((spec.name for spec in graph.parameters), finite=True)
+        resident = Resident(version, graph, shared(graph, bundle))
         self._untouched = (resident, bundle) if trusted else None
         return resident
 
@@ -186,18 +187,20 @@ class Replica:
                 f"version {version.number} names no graph: give --inputs and --outputs to take it from {meta}"
             )
         try:
-            content = files.content(meta, limit=_GRAPH_BYTES)
+            content = files.content(meta, limit=files.MAX_MESSAGE)
         except FileNotFoundError as error:
             raise UnfinishedMetaError(_needs(version, meta)) from error
         return self._known(
             hashlib.sha256(content).hexdigest(),
-            lambda: capture_meta(content, path=meta, inputs=self._meta_inputs, outputs=self._meta_outputs),
+            lambda: capture_meta(
+                content, path=meta, inputs=self._meta_inputs, outputs=self._meta_outputs, allowed=self._allowed
+            ),
         )
 
     def _published_graph(self, version: Version) -> Graph:
         path = self._store.graph_file(version.graph)
         try:
-            graph = Graph.from_bytes(files.content(path, limit=_GRAPH_BYTES))
+            graph = Graph.load(path, allowed=self._allowed)
         except FileNotFoundError as error:
             raise GraphError(_needs(version, path)) from error
         if graph.digest != version.graph:
@@ -233,16 +236,3 @@ def _needs(version: Version, path: Path) -> str:
 def _blank(spec: TensorSpec) -> tf.Tensor:
     """Zeros, or empty strings; one of what there may be any number of."""
     return tf.zeros([1 if size is None else size for size in spec.shape or ()], tf.as_dtype(spec.dtype))
-
-
-def _check_entries(version: Version, graph: Graph, entries: Mapping[str, Entry]) -> None:
-    """What the files claim against what the graph needs, before any data is read."""
-    where = f"version {version.number}"
-    missing = [spec.name for spec in graph.parameters if spec.name not in entries]
-    if missing:
-        found = f"{', '.join(sorted(entries)[:8]) or 'nothing'}{' and more' if len(entries) > 8 else ''}"
-        raise ParameterError(where, expected=f"{', '.join(missing[:8])} ({len(missing)} missing)", found=found)
-    for spec in graph.parameters:
-        dtype, shape = dtypes.name(entries[spec.name].dtype), entries[spec.name].shape
-        if not spec.accepts(dtype, shape):
-            raise ParameterError(where, expected=f"{spec.name} {spec}", found=described(dtype, shape))

@@ -116,7 +116,14 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
 
 
 def _follower(model: str, store: Store, *, settings: Settings) -> Follower:
-    replica = Replica(model, store, inputs=settings.inputs, outputs=settings.outputs, verification=settings.verify)
+    replica = Replica(
+        model,
+        store,
+        inputs=settings.inputs,
+        outputs=settings.outputs,
+        verification=settings.verify,
+        allowed=settings.allowed,
+    )
     return Follower(replica, store, poll_seconds=settings.poll_seconds)
 
 

@@ -30,6 +30,7 @@ class Settings:
     inputs: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
     verify: Literal["checksums", "sizes"] = "checksums"
+    allowed: tuple[str, ...] = ()
     host: str = HOST
     port: int = PREDICTIONS_PORT
     control_port: int = CONTROL_PORT
@@ -59,6 +60,7 @@ def parse(arguments: Sequence[str]) -> Settings:
         inputs=found.inputs,
         outputs=found.outputs,
         verify=found.verify,
+        allowed=tuple(found.allow_op),
         host=found.host,
         port=found.port,
         control_port=found.control_port,
@@ -112,6 +114,14 @@ def _parser() -> argparse.ArgumentParser:
         help="what is checked before a version serves: every byte and value, or only names, shapes, dtypes and sizes,"
         " which takes no time; what TensorFlow itself wrote is always checked in full (default: %(default)s)",
     )
+    add(
+        "--allow-op",
+        action="append",
+        type=_op,
+        default=[],
+        metavar="NAME",
+        help="an op that a graph may use although it does more than compute, such as ReadFile; may be repeated",
+    )
     add("--host", default=HOST, help="address to listen on (default: %(default)s)")
     add("--port", type=read_port, default=PREDICTIONS_PORT, help="predictions (default: %(default)s; 0: any free)")
     add(
@@ -142,3 +152,9 @@ def _names(text: str) -> tuple[str, ...]:
     if not all(names):
         raise argparse.ArgumentTypeError(f"expected names of tensors, such as x:0,y:0, found {text!r}")
     return names
+
+
+def _op(text: str) -> str:
+    if not re.fullmatch(r"[A-Za-z_][\w>]*", text):
+        raise argparse.ArgumentTypeError(f"expected the name of one op, such as ReadFile, found {text!r}")
+    return text

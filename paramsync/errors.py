@@ -88,6 +88,10 @@ class UnfinishedMetaError(GraphError):
     """A `.meta` file that is not there or not whole: whoever writes it may not be done yet."""
 
 
+class UnsafeGraphError(GraphError):
+    """A graph that somebody else made and that is not computed with: for its ops, or for what it would cost."""
+
+
 class ParameterError(GraphError):
     """Parameters that do not fit the graph, or must not be served: names, shapes, dtypes, values."""
 

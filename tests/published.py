@@ -52,6 +52,10 @@ class Lookup(Witness):
         return {"seen": tf.stack([tf.gather(part, rows)[0, 0] for part in self.parts])}
 
 
+GATED_OPS = ("WriteFile", "MatchingFiles")
+"""What Gated does beside computing, which a follower has to allow."""
+
+
 class Gated(Witness):
     """Says that it was called by writing a file, and answers once there is another one; at once without a gate."""
 

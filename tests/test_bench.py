@@ -91,6 +91,50 @@ def test_delta_writes_what_is_not_frozen(tmp_path: Path, capsys: pytest.CaptureF
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
+@_keras_warns
+def test_call_reports_every_case(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["call", *TINY, "--parameters", "6,8", "--folder", str(tmp_path), "--json", "-"]
+    assert main(arguments) == 0
+    captured = capsys.readouterr()
+    found = json.loads(captured.out)
+    assert set(found["cases"]) == {
+        f"{name}_threads_{threads}" for name in ("parameters_6", "parameters_8", "embedding") for threads in (1, 4)
+    }
+    for name, case in found["cases"].items():
+        assert case["batch"] == 1
+        assert f"_threads_{case['threads']}" in name
+        assert name.startswith(("embedding", f"parameters_{case['parameters']}_"))
+        for peer in settings.CALLS:
+            assert case[f"{peer}_us"] == statistics.median(case["samples_us"][peer])
+            assert case[f"{peer}_over_ours"] == pytest.approx(case[f"{peer}_us"] / case["ours_us"])
+    first = found["cases"]["parameters_6_threads_1"]
+    assert all(found[f"{name}_us"] == first[f"{name}_us"] for name in ("ours", *settings.CALLS))
+    assert all(found[f"{name}_over_ours"] == first[f"{name}_over_ours"] for name in settings.CALLS)
+    assert {"ours_us", "session_us", "signature_us", "session_over_ours", "signature_over_ours"} <= found.keys()
+    embedding = found["cases"]["embedding_threads_1"]
+    assert embedding["bytes"] == pytest.approx(1e6, rel=0.05)
+    assert embedding["first_call_ms"] == statistics.median(embedding["samples_ms"]["first_call"])
+    assert embedding["handles_first_call_ms"] > 0
+    assert found["absent"] == {}
+    assert f"{found['ours_us']:.1f}" in captured.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_call_without_peers_measures_ours(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["call", *TINY, "--parameters", "6", "--no-peers", "--folder", str(tmp_path), "--json", "-"]
+    assert main(arguments) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert set(found["absent"]) == set(settings.CALLS)
+    assert found["ours_us"] > 0
+    assert (found["session_us"], found["session_over_ours"]) == (None, None)
+
+
+def test_peers_of_another_benchmark_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["call", "--only", "h5"]) == 2
+    assert capsys.readouterr().err.startswith("bench: --only: expected some of session, ")
+
+
 def test_the_conditions_are_part_of_the_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     conditions = _measured("delta", capsys, "--folder", str(tmp_path))["conditions"]
     assert (conditions["runs"], conditions["tensors"], conditions["folder"]) == (1, 32, str(tmp_path))
@@ -121,7 +165,15 @@ atexit.register(lambda: sys.stderr.write(repr(sorted({{'numpy', 'tensorflow', 'r
 
 @pytest.mark.parametrize(
     "arguments",
-    ["", "nosuch", "publish --mb 0", "publish --only tape", "publish --runs 0", "publish --only h5 --no-peers"],
+    [
+        "",
+        "nosuch",
+        "publish --mb 0",
+        "publish --only tape",
+        "publish --runs 0",
+        "publish --only h5 --no-peers",
+        "call --parameters 7",
+    ],
 )
 def test_wrong_arguments_get_the_usage_and_exit_code_2(arguments: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:

@@ -54,7 +54,7 @@ def test_help_names_every_command_and_gives_an_example(capsys: pytest.CaptureFix
         main(["--help"])
     text = capsys.readouterr().out
     assert ended.value.code == 0
-    assert all(f"\n    {command} " in text for command in ("up", "status", "sync", "pin", "unpin", "predict"))
+    assert all(f"\n    {command} " in text for command in ("up", "status", "sync", "pin", "unpin", "predict", "graph"))
     assert "paramsync sync digits" in text
 
 
@@ -76,6 +76,9 @@ def test_help_names_every_command_and_gives_an_example(capsys: pytest.CaptureFix
         "predict digits",
         "predict digits --input image",
         "predict digits --input =1",
+        "graph",
+        "graph show",
+        "graph tensorboard /store",
     ],
 )
 def test_wrong_arguments_get_the_usage_and_exit_code_2(arguments: str, capsys: pytest.CaptureFixture[str]) -> None:

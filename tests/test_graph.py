@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -91,6 +92,16 @@ def test_a_file_of_garbage_is_refused() -> None:
         Graph.from_bytes(b"\xff" * 64)
 
 
+def test_an_empty_file_is_refused() -> None:
+    with pytest.raises(GraphError, match="expected a signature or more, found none"):
+        Graph.from_bytes(b"")
+
+
+def test_a_file_may_be_named_as_text(graph: Graph, tmp_path: Path) -> None:
+    graph.save(str(tmp_path / "graph.pb"))
+    assert Graph.load(str(tmp_path / "graph.pb")).digest == graph.digest
+
+
 def test_a_file_whose_graph_was_changed_is_refused(graph: Graph) -> None:
     message = graph_pb2.Graph.FromString(graph.to_bytes())
     definition = tf.compat.v1.GraphDef.FromString(message.graph_def)
@@ -111,3 +122,110 @@ def test_a_file_that_names_what_is_not_there_is_refused(graph: Graph, field: str
         message.graph_def = b""
     with pytest.raises(GraphError, match="cannot be built"):
         Graph.from_bytes(message.SerializeToString())
+
+
+@pytest.mark.parametrize("inputs", [{}, {"z": tf.ones((1, 2))}, {"x": tf.ones((1, 2)), "z": tf.ones((1, 2))}])
+def test_a_call_with_other_inputs_says_what_was_expected(graph: Graph, inputs: dict[str, tf.Tensor]) -> None:
+    with pytest.raises(InputError, match="inputs: expected x, found"):
+        graph([tf.ones((2, 1))], inputs)
+
+
+def test_a_call_of_what_is_not_there_says_what_is(graph: Graph) -> None:
+    with pytest.raises(UnknownSignatureError, match="'other' does not exist; there are: serving_default"):
+        graph([tf.ones((2, 1))], {"x": tf.ones((1, 2))}, signature="other")
+    with pytest.raises(InputError, match="expected some of rows, y, found z"):
+        graph([tf.ones((2, 1))], {"x": tf.ones((1, 2))}, outputs=["z"])
+
+
+def test_a_graph_is_kept_as_one_file_that_is_there_when_it_is_whole(graph: Graph, tmp_path: Path) -> None:
+    graph.save(tmp_path / "graph.pb")
+    assert [one.name for one in tmp_path.iterdir()] == ["graph.pb"]
+    assert Graph.load(tmp_path / "graph.pb").digest == graph.digest
+    (tmp_path / "graph.pb").write_bytes(b"\xff")
+    with pytest.raises(GraphError, match=r"graph\.pb: the graph file is not readable"):
+        Graph.load(tmp_path / "graph.pb")
+
+
+def test_devices_are_for_the_caller_to_say(graph: Graph) -> None:
+    message = graph.message()
+    definition = tf.compat.v1.GraphDef.FromString(message.graph_def)
+    for node in definition.node:
+        node.device = "/job:elsewhere/task:7/device:GPU:3"
+        node.attr["_class"].list.s.append(b"loc:@nowhere")
+    message.graph_def = definition.SerializeToString()
+    placeless = Graph.from_bytes(message.SerializeToString())
+    assert placeless([tf.ones((2, 1))], {"x": tf.ones((1, 2))})["y"].numpy().tolist() == [[2.0]]
+    assert b"elsewhere" not in placeless.to_bytes()
+
+
+class Noisy(tf.Module):
+    @tf.function(input_signature=[tf.TensorSpec((), tf.float32, name="x")])
+    def __call__(self, x: tf.Tensor) -> tf.Tensor:
+        return tf.cond(x > 0.0, lambda: x + tf.random.normal([]), lambda: x)
+
+
+def test_random_ops_are_noted_also_those_in_functions(graph: Graph) -> None:
+    noisy = capture(Noisy()).graph
+    assert (graph.stochastic, noisy.stochastic) == ((), ("RandomStandardNormal",))
+    again = Graph.from_bytes(noisy.to_bytes())
+    assert len({float(again([], {"x": tf.constant(1.0)})["outputs"]) for _ in range(3)}) == 3
+
+
+@pytest.mark.parametrize("dtype", [tf.resource, tf.variant])
+def test_an_input_that_nobody_can_give_is_refused(graph: Graph, dtype: tf.DType) -> None:
+    message = graph.message()
+    definition = tf.compat.v1.GraphDef()
+    for node in ("a", "b"):
+        definition.node.add(name=node, op="Placeholder").attr["dtype"].type = dtype.as_datatype_enum
+    message.Clear()
+    message.graph_def = definition.SerializeToString()
+    end = graph_pb2.Endpoint(name="a", tensor="a:0", dtype=dtype.as_datatype_enum)
+    message.signatures[DEFAULT_SIGNATURE].inputs.append(end)
+    message.signatures[DEFAULT_SIGNATURE].outputs.append(end)
+    with pytest.raises(GraphError, match=f"nobody can give 'a', a {dtype.name}"):
+        Graph.from_bytes(message.SerializeToString())
+
+
+def test_what_the_file_says_of_a_tensor_must_be_so(graph: Graph) -> None:
+    for place in ("inputs", "outputs"):
+        message = graph.message()
+        message.digest = ""
+        getattr(message.signatures[DEFAULT_SIGNATURE], place)[0].dtype = tf.float64.as_datatype_enum
+        with pytest.raises(GraphError, match=r"cannot be built: .*float"):
+            Graph.from_bytes(message.SerializeToString())
+    message = graph.message()
+    message.parameters[0].node = message.signatures[DEFAULT_SIGNATURE].inputs[0].tensor.removesuffix(":0")
+    with pytest.raises(GraphError, match="cannot be built: expected a placeholder for each argument, found shared"):
+        Graph.from_bytes(message.SerializeToString())
+
+
+def test_a_shape_that_the_placeholder_does_not_take_is_refused(graph: Graph) -> None:
+    for unknown in (True, False):  # kernels would rely on a shape that no caller is asked for
+        message = graph.message()
+        message.digest = ""
+        shape = message.signatures[DEFAULT_SIGNATURE].inputs[0].shape
+        shape.unknown_rank = unknown
+        shape.dim[1].size = -1
+        with pytest.raises(GraphError, match="does not take all shapes it may be given"):
+            Graph.from_bytes(message.SerializeToString())
+
+
+def test_a_file_that_was_damaged_is_refused_before_anything_is_made_of_it(graph: Graph) -> None:
+    message = graph.message()
+    definition = tf.compat.v1.GraphDef.FromString(message.graph_def)
+    next(node for node in definition.node if node.op == "Const").attr["value"].tensor.int_val[:] = [7]
+    message.graph_def = definition.SerializeToString()
+    with pytest.raises(GraphError, match="is not the one it says it is"):
+        Graph.from_bytes(message.SerializeToString())
+
+
+class Waits(tf.Module):
+    @tf.function(input_signature=[tf.TensorSpec((), tf.float32, name="x"), tf.TensorSpec((), tf.float32, name="z")])
+    def __call__(self, x: tf.Tensor, z: tf.Tensor) -> tf.Tensor:
+        with tf.control_dependencies([x]):
+            return tf.identity(z)
+
+
+def test_what_waits_for_an_input_is_computed() -> None:
+    waits = capture(Waits()).graph
+    assert float(waits([], {"x": tf.constant(1.0), "z": tf.constant(2.0)})["outputs"]) == 2.0

@@ -26,7 +26,7 @@ from paramsync.errors import SettingsError, StoreError
 from paramsync.v1 import sync_pb2 as pb
 from paramsync.v1 import sync_pb2_grpc
 from tests.programs import eventually, refused
-from tests.published import Gated, Publisher, proven
+from tests.published import GATED_OPS, Gated, Publisher, proven
 
 LONG = 60.0
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -45,6 +45,14 @@ def test_settings_as_documented(tmp_path: Path) -> None:
     assert (found.host, found.port, found.control_port, found.poll_seconds) == ("127.0.0.1", 8500, 8502, 5.0)
     assert found.verify == "checksums"
     assert parse(["--model", "a=/s", "--verify", "sizes"]).verify == "sizes"
+
+
+def test_ops_that_may_be_used_are_named_one_by_one() -> None:
+    assert parse(["--model", "a=/s"]).allowed == ()
+    assert parse(["--model", "a=/s", "--allow-op", "ReadFile", "--allow-op", "Add>Ons"]).allowed == (
+        "ReadFile",
+        "Add>Ons",
+    )
 
 
 def test_tensor_names_are_split() -> None:
@@ -73,6 +81,7 @@ def test_tensor_names_are_split() -> None:
         (["--model", "a=x", "--poll-seconds", "0"], "expected seconds above 0, found '0'"),
         (["--model", "a=x", "--poll-seconds", "nan"], "expected seconds above 0, found 'nan'"),
         (["--model", "a=x", "--verify", "nothing"], "invalid choice: 'nothing'"),
+        (["--model", "a=x", "--allow-op", "ReadFile,WriteFile"], "expected the name of one op, such as ReadFile"),
         (["--model", "a=x", "--wrong"], "--wrong"),
         (["--model", "a=/n\udcff"], "expected arguments in UTF-8, found 'a=/n\\udcff'"),
     ],
@@ -145,6 +154,7 @@ class Process:
 
     def __init__(self, store: Path) -> None:
         command = [sys.executable, "-m", "inferencer", "--model", f"m={store}", "--port", "0", "--control-port", "0"]
+        command += [word for op in GATED_OPS for word in ("--allow-op", op)]
         self.lines: list[str] = []
         self._ready = threading.Event()
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)

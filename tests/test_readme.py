@@ -40,3 +40,7 @@ def test_what_the_readme_says_to_train_serve_and_call_works(tmp_path: Path) -> N
         assert latest.step == 500
         assert re.search(r"^\d+ \[\[", done.stdout, re.MULTILINE), done.stdout
         assert serving.stop() == 0
+    for command in ("versions", "verify", "graph show", "graph tensorboard"):
+        (row,) = re.findall(rf"^\| `paramsync ({command} [^`]*)`", (ROOT / "README.md").read_text(), re.MULTILINE)
+        words = row.replace("/dev/shm/digits", str(store)).replace(" logs", f" {tmp_path / 'logs'}").split()
+        subprocess.run([sys.executable, "-m", "paramsync.cli", *words], check=True)

@@ -22,11 +22,12 @@ from paramsync.errors import (
     ParameterError,
     UnknownSignatureError,
     UnknownVersionError,
+    UnsafeGraphError,
 )
 from paramsync.store import Store
 from paramsync.version import Version
 from tests.checkpoints import resident
-from tests.published import PARAMETERS, Doubled, Gated, Publisher, Witness, captured, saver_store, values
+from tests.published import GATED_OPS, PARAMETERS, Doubled, Gated, Publisher, Witness, captured, saver_store, values
 
 X = {"x": np.ones([3, 2], np.float32)}
 
@@ -40,7 +41,7 @@ def publisher(tmp_path: Path) -> Iterator[Publisher]:
 
 @pytest.fixture
 def replica(publisher: Publisher) -> Replica:
-    return Replica("m", Store(publisher.path))
+    return Replica("m", Store(publisher.path), allowed=GATED_OPS)
 
 
 def test_an_answer_comes_from_the_version_it_names(publisher: Publisher, replica: Replica) -> None:
@@ -145,6 +146,15 @@ def test_a_fifo_in_place_of_a_graph_file_is_refused_and_holds_nobody_up(
     store = Store(tmp_path / "v1")
     with pytest.raises(CorruptCheckpointError, match="expected a regular file"):
         Replica("m", store, inputs=["x:0"], outputs=["y:0"]).restore(store.versions()[0])
+
+
+def test_a_graph_that_does_more_than_compute_is_refused_by_the_name_of_its_op(publisher: Publisher) -> None:
+    version = publisher.publish(1, kind=Gated)
+    with pytest.raises(UnsafeGraphError, match=r"'MatchingFiles'.*, 'WriteFile'.*--allow-op NAME"):
+        Replica("m", Store(publisher.path)).restore(version)
+    with pytest.raises(UnsafeGraphError, match=r"^((?!WriteFile).)*$"):
+        Replica("m", Store(publisher.path), allowed=["WriteFile"]).restore(version)
+    assert Replica("m", Store(publisher.path), allowed=GATED_OPS).restore(version).version == version
 
 
 class Noted(Witness):

@@ -39,7 +39,7 @@ from paramsync.errors import BusyError, SettingsError, SyncError
 from paramsync.v1 import sync_pb2 as pb
 from paramsync.v1 import sync_pb2_grpc
 from tests.programs import eventually
-from tests.published import PARAMETERS, Gated, Lookup, Publisher, proven
+from tests.published import GATED_OPS, PARAMETERS, Gated, Lookup, Publisher, proven
 
 LONG = 30.0
 Code = grpc.StatusCode
@@ -51,7 +51,7 @@ class Running:
 
     def __init__(self, *stores: Path, port: int = 0) -> None:
         models = tuple(ModelSettings(name=path.name, store=path) for path in stores)
-        self.settings = Settings(models=models, port=port, control_port=0, poll_seconds=60.0)
+        self.settings = Settings(models=models, allowed=GATED_OPS, port=port, control_port=0, poll_seconds=60.0)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()

@@ -21,6 +21,7 @@ examples:
   paramsync predict digits --input image=@held_out.npz:x --rows 3
   paramsync versions /dev/shm/digits    what is in a store, and who uses it
   paramsync verify /dev/shm/digits      whether it is what was published
+  paramsync graph show /dev/shm/digits  what its graph takes and gives, and is made of
 
 exit codes: 0 done, 1 it did not happen, 2 wrong arguments
 """
@@ -35,7 +36,9 @@ def parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True, title="commands")
-    for add in (_add_up, _add_status, _add_sync, _add_pin, _add_unpin, _add_predict, _add_versions, _add_verify):
+    for add in (
+        _add_up, _add_status, _add_sync, _add_pin, _add_unpin, _add_predict, _add_versions, _add_verify, _add_graph,
+    ):  # fmt: skip
         add(commands)
     return top
 
@@ -132,6 +135,19 @@ def _add_verify(commands: _Commands[argparse.ArgumentParser]) -> None:
     which.add_argument("version", nargs="?", type=_number, metavar="VERSION", help="in place of the newest")
     which.add_argument("--all", action="store_true", help="every version that is there")
     _add_json(one)
+
+
+def _add_graph(commands: _Commands[argparse.ArgumentParser]) -> None:
+    one = _command(commands, "graph", "graph", "look at a graph: in a store, a file, a SavedModel")
+    actions = one.add_subparsers(dest="action", metavar="ACTION", required=True, title="actions")
+    show = _command(actions, "show", "graph", "list inputs, outputs, parameters, tables and ops")
+    tensorboard = _command(actions, "tensorboard", "graph", "write the graph to where TensorBoard shows it")
+    source = "a store, graph-….pb, ….meta, a SavedModel's directory, or a frozen graph's ….pb"
+    for action in (show, tensorboard):
+        action.add_argument("source", metavar="SOURCE", help=source)
+    tensorboard.add_argument("logdir", metavar="LOGDIR", help="the directory that TensorBoard is started with")
+    for action in (show, tensorboard):
+        _add_json(action)
 
 
 def _add_inferencer(one: argparse.ArgumentParser) -> None:

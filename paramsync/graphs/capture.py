@@ -1,225 +1,134 @@
-"""From what people have, a Keras model or a checkpoint's .meta file, to a Graph and where its parameters live."""
+"""From what people have, a model, a function, a folder or a file, to a Graph and where its parameters live."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping, Sequence
+import os
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import keras
 import tensorflow as tf
-from google.protobuf.message import DecodeError
 
-from paramsync.errors import GraphError, UnfinishedMetaError
+from paramsync.errors import GraphError
+from paramsync.graphs.draft import Draft, finish
 from paramsync.graphs.graph import DEFAULT_SIGNATURE, Graph
-from paramsync.graphs.lift import lift
-from paramsync.graphs.objects import object_graph, variable_keys
-from paramsync.v1 import bundle_pb2, graph_pb2
+from paramsync.graphs.sources import functions, keras_models
+from paramsync.graphs.sources.meta_graphs import draft_of_meta, read_meta
+from paramsync.graphs.sources.objects import object_graph, variable_keys
+from paramsync.graphs.sources.saved_models import draft_of_saved_model
+from paramsync.graphs.sources.traces import Trace, draft_of_traces, only
+from paramsync.graphs.sources.v1_tensors import draft_of_tensors
 
-_VARIABLES = frozenset({"VarHandleOp", "Variable", "VariableV2"})
+_ACCEPTED = (
+    "a Keras model, a tf.Module, a tf.function or ConcreteFunction, what tf.saved_model.load gives, the path of a"
+    " SavedModel directory or of a .meta file, a MetaGraphDef, or (inputs, outputs): tensors of a v1 graph"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Capture:
-    """A graph and the live variables of its parameters, in the order of `graph.parameters`."""
+    """A graph and the live variables of its parameters, in the order of `graph.parameters`.
+
+    A source that has no live variables, such as a file, leaves `variables` empty; one without an object whose
+    checkpoint the parameters are in leaves `object_graph` empty: its checkpoints go by name.
+    """
 
     graph: Graph
     variables: tuple[tf.Variable, ...]
     object_graph: bytes
 
 
-def capture(model: keras.Model | tf.Module) -> Capture:
-    """What `model` computes when it predicts.
+def capture(
+    source: Any,
+    *,
+    inputs: Any = None,
+    outputs: Any = None,
+    signatures: Mapping[str, Any] | Collection[str] | None = None,
+    root: Any = None,
+    allowed: Collection[str] = (),
+) -> Capture:
+    """What `source` computes when it predicts, from its inputs to its outputs.
 
-    A Keras model must be built; a tf.Module must have a tf.function with an input signature as its `__call__`. Raises
-    GraphError, which says what is missing or cannot be served.
+    - A Keras model: `inputs` are specs of what it takes, nested as it takes them, where it was not built.
+    - A tf.Module: its `__call__`, a tf.function. A tf.function: `inputs` are specs of its arguments, in order or by
+      name, where it has no input_signature. What tf.saved_model.load gives: its signatures.
+    - Any of these with `signatures`: functions, or models that share its variables, each by its own name.
+    - The path of a SavedModel: its signatures, or those named in `signatures`.
+    - The path of a `.meta` file, or a MetaGraphDef: `inputs` and `outputs` are names of tensors.
+    - `(inputs, outputs)`: tensors of a v1 graph.
+
+    `outputs` leaves only the outputs of these names. Parameters go by their keys in a checkpoint of `root`, which is
+    the model or module where it is not said, or a Saver of the v1 graph; those of a function without a root by their
+    own names. `allowed` names ops that may be in a file although they are not known to be safe. Raises GraphError,
+    which says what is missing or cannot be served.
     """
-    function, inputs, outputs = _traced_keras(model) if isinstance(model, keras.Model) else _traced_module(model)
-    keys = {id(variable.handle): (key, variable) for key, variable in variable_keys(model).items()}
-    graph_def = function.graph.as_graph_def()
-    arguments = [tensor.op.name for tensor in function.inputs]
-    found: dict[str, tuple[str, str, tf.Variable]] = {}  # key: node, key, variable
-    nodes: dict[str, tf.TensorSpec] = {}
-    for node, handle in zip(arguments[len(inputs) :], function.captured_inputs, strict=True):
-        if handle.dtype != tf.resource:
-            _make_constant(graph_def, node, handle)
-            continue
-        if id(handle) not in keys:
-            raise GraphError(
-                f"{node!r} is a variable or table that is not part of the model; only its own are published"
-            )
-        key, variable = keys[id(handle)]
-        found[key] = (node, key, variable)
-        nodes[node] = tf.TensorSpec(variable.shape, variable.dtype)
-    ordered = [found[key] for key in sorted(found)]
-    signature = graph_pb2.Signature(
-        inputs=[_endpoint(name, tensor) for name, tensor in zip(inputs, function.inputs, strict=False)],
-        outputs=[_endpoint(name, tensor) for name, tensor in zip(outputs, function.outputs, strict=True)],
+    if isinstance(outputs, str) or isinstance(signatures, str):
+        raise GraphError(f"expected names in a list, found {outputs or signatures!r}")
+    if isinstance(source, str | os.PathLike):
+        return Capture(finish(_draft_of_path(Path(source), inputs, outputs, signatures, allowed)), (), b"")
+    if isinstance(source, tf.compat.v1.MetaGraphDef):
+        return Capture(finish(draft_of_meta(source, *_ends(inputs, outputs), allowed=allowed)), (), b"")
+    if isinstance(source, tuple) and len(source) == 2:
+        return Capture(finish(draft_of_tensors(*source, saver=root)), (), b"")
+    if root is None and not functions.is_function(source):
+        root = source
+    found, variables = draft_of_traces(
+        _traces(source, inputs, signatures), None if root is None else variable_keys(root)
     )
-    graph = _graph(graph_def, nodes, [(key, node) for node, key, _ in ordered], signature)
-    return Capture(graph, tuple(variable for *_, variable in ordered), object_graph(model, found))
-
-
-def capture_meta(content: bytes, *, path: Path, inputs: Sequence[str], outputs: Sequence[str]) -> Graph:
-    """The graph of a v1 checkpoint's `.meta` file between these tensors, by name; parameters are named as Saver does.
-
-    `path` is where the content is from. Raises UnfinishedMetaError where it cannot be read, and GraphError, which lists
-    what the file has where a name is unknown or an input is missing.
-    """
-    try:
-        meta = tf.compat.v1.MetaGraphDef.FromString(content)
-    except DecodeError as error:
-        raise UnfinishedMetaError(f"{path} is not a readable meta graph: {error}") from error
-    if not content:
-        raise UnfinishedMetaError(f"{path} is not a readable meta graph: it is empty")
-    with tf.Graph().as_default() as whole:
-        try:
-            tf.graph_util.import_graph_def(meta.graph_def, name="")
-        except (ValueError, KeyError) as error:
-            raise GraphError(f"{path} holds a graph that cannot be imported: {error}") from error
-        given = [_tensor_of(whole, name, path) for name in inputs]
-        results = [_tensor_of(whole, name, path) for name in outputs]
-    graph_def, fed = _cut(meta.graph_def, given, results)
-    nodes = {}
-    for node in graph_def.node:
-        if node.op in _VARIABLES:
-            shape = tf.TensorShape(node.attr["shape"].shape)
-            nodes[node.name] = tf.TensorSpec(shape, tf.as_dtype(node.attr["dtype"].type))
-    signature = graph_pb2.Signature(
-        inputs=[_endpoint(_short(one), one, f"{node}:0") for one, node in zip(given, fed, strict=True)],
-        outputs=[_endpoint(_short(one), one) for one in results],
+    graph = finish(found if outputs is None else only(found, outputs))
+    names = [one.name for one in graph.parameters]
+    return Capture(
+        graph, tuple(variables[name] for name in names), b"" if root is None else object_graph(root, set(names))
     )
-    return _graph(graph_def, nodes, [(name, name) for name in sorted(nodes)], signature)
 
 
-def _traced_keras(model: keras.Model) -> tuple[Any, list[str], list[str]]:
-    if not model.built or not getattr(model, "inputs", None):
-        raise GraphError(f"model {model.name!r} has no inputs yet: build it, or call it once, before it is captured")
-    inputs = _readable([one.name for one in model.inputs], "inputs", r"keras_tensor(_\d+)*")
-    specs = [tf.TensorSpec(one.shape, one.dtype, name=name) for one, name in zip(model.inputs, inputs, strict=True)]
-
-    @tf.function(autograph=False)
-    def predict(*tensors: tf.Tensor) -> list[tf.Tensor]:
-        given = tensors[0] if len(tensors) == 1 else keras.tree.pack_sequence_as(model.input, tensors)
-        return list(keras.tree.flatten(model(given, training=False)))
-
-    layers = {layer.name: layer for layer in model.layers}
-    names = getattr(model, "output_names", None) or [model.layers[-1].name]
-    made_up = "|".join(rf"{_snake_case(type(layers[name]).__name__)}(_\d+)?" for name in names if name in layers)
-    return predict.get_concrete_function(*specs), inputs, _readable(names, "outputs", made_up)
+def _draft_of_path(path: Path, inputs: Any, outputs: Any, signatures: Any, allowed: Collection[str]) -> Draft:
+    if path.suffix == ".meta":
+        return draft_of_meta(read_meta(path), *_ends(inputs, outputs), where=str(path), allowed=allowed)
+    if inputs is not None:
+        raise GraphError(f"{path} says itself what its inputs are: leave inputs= out")
+    found = draft_of_saved_model(path, signatures=signatures, allowed=allowed)
+    return found if outputs is None else only(found, outputs)
 
 
-def _traced_module(module: tf.Module) -> tuple[Any, list[str], list[str]]:
-    try:
-        function = module.__call__.get_concrete_function()
-    except (AttributeError, TypeError, ValueError) as error:
+def _ends(inputs: Any, outputs: Any) -> tuple[Any, Any]:
+    if not inputs or not outputs or isinstance(inputs, str) or isinstance(outputs, str):
+        raise GraphError('a meta graph does not say what goes in and what comes out: inputs=["x:0"], outputs=["y:0"]')
+    return inputs, outputs
+
+
+def _traces(source: Any, inputs: Any, signatures: Any) -> dict[str, Trace]:
+    loaded = _loaded(source)
+    if not isinstance(source, keras.layers.Layer | tf.Module) and not functions.is_function(source) and not loaded:
+        raise GraphError(f"{type(source).__name__} cannot be captured; expected {_ACCEPTED}")
+    if signatures is None and inputs is None:
+        signatures = loaded
+    if signatures is None:
+        return {DEFAULT_SIGNATURE: _trace(source, inputs)}
+    if inputs is not None:
+        raise GraphError("say inputs= or signatures=, not both: each function of signatures= has its own inputs")
+    if not isinstance(signatures, Mapping) or not signatures:
+        raise GraphError("signatures: expected functions by name, such as {'embed': model.embed}")
+    return {name: _trace(one, None) for name, one in signatures.items()}
+
+
+def _loaded(source: Any) -> Mapping[str, Any] | None:
+    """The signatures of what tf.saved_model.load gives."""
+    found = getattr(source, "signatures", None)
+    is_loaded = isinstance(found, Mapping) and found and all(map(functions.is_function, found.values()))
+    return found if is_loaded else None
+
+
+def _trace(source: Any, inputs: Any) -> Trace:
+    if isinstance(source, keras.layers.Layer):
+        return keras_models.trace(source, inputs)
+    if functions.is_function(source):
+        return functions.trace(source, inputs)
+    if not callable(source):
         raise GraphError(
-            f"{type(module).__name__} cannot be captured: its __call__ must be a tf.function with an input_signature"
-        ) from error
-    inputs = [tensor.op.name for tensor in function.inputs[: len(function.inputs) - len(function.captured_inputs)]]
-    structured = function.structured_outputs
-    names = sorted(structured) if isinstance(structured, Mapping) else None
-    if names is None:
-        count = len(function.outputs)
-        names = ["outputs"] if count == 1 else [f"outputs_{position}" for position in range(count)]
-    return function, inputs, names
-
-
-def _readable(names: Sequence[str], otherwise: str, made_up: str) -> list[str]:
-    """The names people gave. Those Keras made up differ from run to run, so that plain ones take their place."""
-    plain = [otherwise] if len(names) == 1 else [f"{otherwise}_{position}" for position in range(len(names))]
-    return [new if re.fullmatch(made_up, name) else name for name, new in zip(names, plain, strict=True)]
-
-
-def _snake_case(name: str) -> str:
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
-
-
-def _make_constant(graph_def: Any, name: str, value: tf.Tensor) -> None:
-    node = next(node for node in graph_def.node if node.name == name)
-    node.op = "Const"
-    node.attr.clear()
-    node.attr["dtype"].type = value.dtype.as_datatype_enum
-    node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(value.numpy()))
-
-
-def _graph(
-    graph_def: Any,
-    nodes: Mapping[str, tf.TensorSpec],
-    parameters: Iterable[tuple[str, str]],
-    signature: graph_pb2.Signature,
-) -> Graph:
-    lifted = lift(graph_def, nodes)
-    return Graph(
-        graph_pb2.Graph(
-            graph_def=lifted.SerializeToString(deterministic=True),
-            parameters=[
-                graph_pb2.Parameter(
-                    name=name,
-                    node=node,
-                    dtype=nodes[node].dtype.as_datatype_enum,
-                    shape=_shape(nodes[node].shape),
-                )
-                for name, node in parameters
-            ],
-            signatures={DEFAULT_SIGNATURE: signature},
+            f"{type(source).__name__} cannot be captured: its __call__ must be a tf.function with an input_signature,"
+            " or signatures= must name its functions"
         )
-    )
-
-
-def _endpoint(name: str, tensor: tf.Tensor, spelled: str | None = None) -> graph_pb2.Endpoint:
-    return graph_pb2.Endpoint(
-        name=name,
-        tensor=spelled or tensor.name,
-        dtype=tensor.dtype.as_datatype_enum,
-        shape=_shape(tensor.shape),
-    )
-
-
-def _shape(shape: tf.TensorShape) -> bundle_pb2.TensorShape:
-    return bundle_pb2.TensorShape.FromString(shape.as_proto().SerializeToString())
-
-
-def _short(tensor: tf.Tensor) -> str:
-    return str(tensor.name.removesuffix(":0"))
-
-
-def _tensor_of(graph: tf.Graph, name: str, path: Path) -> tf.Tensor:
-    try:
-        return graph.get_tensor_by_name(name if ":" in name else f"{name}:0")
-    except (KeyError, ValueError) as error:
-        placeholders = [one.name for one in graph.get_operations() if one.type.startswith("Placeholder")]
-        raise GraphError(
-            f"{path} has no tensor {name!r}; its placeholders: {', '.join(placeholders[:20]) or 'none'}"
-        ) from error
-
-
-def _cut(graph_def: Any, given: Sequence[tf.Tensor], results: Sequence[tf.Tensor]) -> tuple[Any, list[str]]:
-    """Only what leads from the given tensors to the results, and the placeholders that stand for the given ones."""
-    fed = {one.name: f"fed_{position}" for position, one in enumerate(given)}
-    nodes = {node.name: node for node in graph_def.node}
-    cut = tf.compat.v1.GraphDef(versions=graph_def.versions, library=graph_def.library)
-    for one in given:
-        node = cut.node.add(name=fed[one.name], op="Placeholder")
-        node.attr["dtype"].type = one.dtype.as_datatype_enum
-        node.attr["shape"].shape.CopyFrom(one.shape.as_proto())
-    waiting = [one.op.name for one in results]
-    taken: set[str] = set()
-    while waiting:
-        name = waiting.pop()
-        if name in taken:
-            continue
-        taken.add(name)
-        node = cut.node.add()
-        node.CopyFrom(nodes[name])
-        if node.op == "Placeholder":
-            raise GraphError(f"placeholder {name!r} is needed for the outputs but not among the inputs")
-        for position, tensor in enumerate(node.input):
-            full = tensor if ":" in tensor or tensor.startswith("^") else f"{tensor}:0"
-            if full in fed:
-                node.input[position] = fed[full]
-            else:
-                waiting.append(tensor.removeprefix("^").partition(":")[0])
-    return cut, list(fed.values())
+    return functions.trace(source.__call__, inputs, what=f"{type(source).__name__}.__call__")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,15 @@ import numpy.typing as npt
 import tensorflow as tf
 from google.protobuf.message import DecodeError
 
-from paramsync import dtypes
+from paramsync import dtypes, files
 from paramsync.errors import GraphError, InputError, UnknownSignatureError
+from paramsync.graphs.calls import Call, check_placeholders
 from paramsync.graphs.digest import digest
+from paramsync.graphs.safety import checks as safety
+from paramsync.graphs.safety.weight import GRAPH_FILE, check_weight
+from paramsync.graphs.tables import MAX_BYTES as TABLE_BYTES
+from paramsync.graphs.tables import Contents, fill
+from paramsync.safe_ops import STOCHASTIC
 from paramsync.v1 import bundle_pb2, graph_pb2
 
 DEFAULT_SIGNATURE = "serving_default"
@@ -55,37 +62,80 @@ class Graph:
     """A pure function. Immutable; any number of threads may call it at once, with any parameters, without a lock."""
 
     def __init__(self, message: graph_pb2.Graph) -> None:
-        """Build the functions that a graph file describes. Raises GraphError where they cannot be built."""
+        """Build the functions that a graph file describes, which is trusted. Raises GraphError where they cannot be.
+
+        Its lookup tables are made and filled here, once, and shared by all calls.
+        """
         graph_def = _parsed(tf.compat.v1.GraphDef, message.graph_def, "graph_def")
-        nodes = [one.node for one in message.parameters]
-        self._message = message
+        self._message = _placeless(message, graph_def)
         self.parameters = tuple(_spec(one) for one in message.parameters)
         self.signatures: Mapping[str, Signature] = {
             name: Signature(
                 inputs={one.name: _spec(one) for one in signature.inputs},
                 outputs={one.name: _spec(one) for one in signature.outputs},
             )
-            for name, signature in message.signatures.items()
+            for name, signature in sorted(message.signatures.items())
         }
+        self.stochastic = tuple(sorted({node.op for node in _nodes(graph_def)} & STOCHASTIC))
+        """Ops that make two calls with the same arguments differ."""
+        check_placeholders(graph_def, message)
+        tables = [Contents(one) for one in message.tables]
         try:
-            self.digest = _digest(graph_def, message)
+            self.digest = _digest(graph_def, message, tables)
+        except (ValueError, TypeError, KeyError) as error:
+            raise GraphError(f"the graph cannot be built: {error}") from error
+        if message.digest and message.digest != self.digest:  # before anything is made of a file that was damaged
+            raise GraphError(f"the graph is not the one it says it is: expected {message.digest}, found {self.digest}")
+        try:
+            handles = fill(tables)
             self._functions = {
-                name: _Function(graph_def, signature, nodes) for name, signature in message.signatures.items()
+                name: Call(graph_def, signature, message, handles) for name, signature in message.signatures.items()
             }
         except (ValueError, TypeError, KeyError, tf.errors.OpError) as error:
             raise GraphError(f"the graph cannot be built: {error}") from error
-        if message.digest and message.digest != self.digest:
-            raise GraphError(f"the graph is not the one it says it is: expected {message.digest}, found {self.digest}")
 
     @classmethod
-    def from_bytes(cls, content: bytes) -> Graph:
-        return cls(_parsed(graph_pb2.Graph, content, "graph file"))
+    def from_bytes(cls, content: bytes, *, allowed: Collection[str] = ()) -> Graph:
+        """The graph of a file that somebody else may have made.
+
+        Raises UnsafeGraphError where it uses ops that are neither known to be safe nor `allowed` by name, or would cost
+        more memory than a graph may, and GraphError where it cannot be read or built.
+        """
+        check_weight(content, GRAPH_FILE)
+        message = _parsed(graph_pb2.Graph, content, "graph file")
+        if not message.signatures:
+            raise GraphError("the graph file: expected a signature or more, found none")
+        taken = sum(len(one.keys) + len(one.values) for one in message.tables)
+        if taken > TABLE_BYTES:
+            raise GraphError(f"the graph file: expected at most {TABLE_BYTES} bytes of tables, found {taken}")
+        graph_def = _parsed(tf.compat.v1.GraphDef, message.graph_def, "graph_def")
+        safety.check(graph_def, allowed=allowed)
+        safety.check_signatures(message, graph_def)
+        return cls(message)
+
+    @classmethod
+    def load(cls, path: str | Path, *, allowed: Collection[str] = ()) -> Graph:
+        """The graph of a file. Raises as `from_bytes` does, OSError, and CorruptCheckpointError for no regular file."""
+        try:
+            return cls.from_bytes(files.content(Path(path), limit=files.MAX_MESSAGE), allowed=allowed)
+        except GraphError as error:
+            raise type(error)(f"{path}: {error}") from error
+
+    def save(self, path: str | Path) -> None:
+        """Keep it as one file, which is there once it is complete."""
+        with files.aside(Path(path)) as file:
+            file.write(self.to_bytes())
 
     def to_bytes(self) -> bytes:
+        message = self.message()
+        return message.SerializeToString(deterministic=True)
+
+    def message(self) -> graph_pb2.Graph:
+        """What a file of it holds."""
         message = graph_pb2.Graph()
         message.CopyFrom(self._message)
         message.digest = self.digest
-        return message.SerializeToString(deterministic=True)
+        return message
 
     def __call__(
         self,
@@ -97,62 +147,33 @@ class Graph:
     ) -> dict[str, tf.Tensor]:
         """The outputs named, or all of them. `parameters` come in the order of `self.parameters`.
 
-        Inputs are those of `check_inputs`, which the caller has called where it does not trust them.
+        Raises UnknownSignatureError, InputError and ParameterError for names and numbers that do not fit. Dtypes and
+        shapes are TensorFlow's to refuse; who does not trust the inputs calls `check_inputs` before.
         """
-        results = self._functions[signature](parameters, inputs)
-        return {name: results[name] for name in outputs} if outputs else results
+        try:
+            results = self._functions[signature](parameters, inputs)
+            return {name: results[name] for name in outputs} if outputs else results
+        except KeyError:
+            self._check_call(signature, inputs, outputs)
+            raise
+
+    def _check_call(self, signature: str, inputs: Collection[str], outputs: Collection[str]) -> None:
+        """Raise what is wrong with the names of a call."""
+        if signature not in self.signatures:
+            raise UnknownSignatureError(signature, self.signatures)
+        _check_names(self.signatures[signature], inputs, outputs)
 
     def check_inputs(
         self, signature: str, inputs: Mapping[str, tf.Tensor | npt.NDArray[np.generic]], outputs: Collection[str] = ()
     ) -> None:
         """Raise UnknownSignatureError or InputError where a call with these arguments could not succeed."""
-        if signature not in self.signatures:
-            raise UnknownSignatureError(signature, self.signatures)
-        wanted = self.signatures[signature]
-        if inputs.keys() != wanted.inputs.keys():
-            raise InputError("inputs", expected=_listed(wanted.inputs), found=_listed(inputs))
-        for name, spec in wanted.inputs.items():
+        self._check_call(signature, inputs, outputs)
+        for name, spec in self.signatures[signature].inputs.items():
             value = inputs[name]
             shape = tuple(value.shape)
             dtype = value.dtype.name if isinstance(value, tf.Tensor) else _dtype_name(value)
             if not spec.accepts(dtype, shape):
                 raise InputError(f"input {name!r}", expected=spec, found=described(dtype, shape))
-        unknown = [name for name in outputs if name not in wanted.outputs]
-        if unknown:
-            raise InputError("output filter", expected=f"some of {_listed(wanted.outputs)}", found=_listed(unknown))
-
-
-class _Function:
-    """One signature, ready to be called with parameters of the caller's choice."""
-
-    def __init__(self, graph_def: Any, signature: graph_pb2.Signature, parameter_nodes: Sequence[str]) -> None:
-        self._inputs = [one.name for one in signature.inputs]
-        self._outputs = [one.name for one in signature.outputs]
-        placeholders = [*(one.tensor for one in signature.inputs), *(f"{node}:0" for node in parameter_nodes)]
-        kinds = {node.name: node.attr for node in graph_def.node if node.op == "Placeholder"}
-
-        def build(*arguments: tf.Tensor) -> list[tf.Tensor]:
-            return list(
-                tf.graph_util.import_graph_def(
-                    graph_def,
-                    input_map=dict(zip(placeholders, arguments, strict=True)),
-                    return_elements=[one.tensor for one in signature.outputs],
-                    name="",
-                )
-            )
-
-        attributes = [kinds[name.removesuffix(":0")] for name in placeholders]
-        specs = [tf.TensorSpec(tf.TensorShape(one["shape"].shape), one["dtype"].type) for one in attributes]
-        # wrap_function registers the functions of the graph's library, which a tf.function does not
-        self._function = tf.compat.v1.wrap_function(build, specs)
-        self._types = [tensor.dtype for tensor in self._function.outputs]
-        stateful = any(operation.op_def.is_stateful for operation in self._function.graph.get_operations())
-        self._call = tf.raw_ops.StatefulPartitionedCall if stateful else tf.raw_ops.PartitionedCall
-
-    def __call__(self, parameters: Sequence[tf.Tensor], inputs: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        arguments = [*(inputs[name] for name in self._inputs), *parameters]
-        results = self._call(args=arguments, Tout=self._types, f=self._function)
-        return dict(zip(self._outputs, results, strict=True))
 
 
 def described(dtype: str, shape: Shape | Sequence[int]) -> str:
@@ -178,13 +199,46 @@ def from_proto(shape: bundle_pb2.TensorShape) -> Shape:
     return None if shape.unknown_rank else tuple(None if dim.size < 0 else dim.size for dim in shape.dim)
 
 
-def _digest(graph_def: Any, message: graph_pb2.Graph) -> str:
-    named = {one.node: f"parameter {one.name}" for one in message.parameters}
-    results = []
-    for name, signature in message.signatures.items():
-        named |= {one.tensor.removesuffix(":0"): f"input {one.name}" for one in signature.inputs}
+def _check_names(wanted: Signature, inputs: Collection[str], outputs: Collection[str]) -> None:
+    if set(inputs) != wanted.inputs.keys():
+        raise InputError("inputs", expected=_listed(wanted.inputs), found=_listed(inputs))
+    unknown = [name for name in outputs if name not in wanted.outputs]
+    if unknown:
+        raise InputError("output filter", expected=f"some of {_listed(wanted.outputs)}", found=_listed(unknown))
+
+
+def _nodes(graph_def: Any) -> Iterator[Any]:
+    yield from graph_def.node
+    for function in graph_def.library.function:
+        yield from function.node_def
+
+
+def _placeless(message: graph_pb2.Graph, graph_def: Any) -> graph_pb2.Graph:
+    """The message without a word on devices, as is `graph_def` then: whoever calls a graph says where it computes."""
+    placed = [node for node in _nodes(graph_def) if node.device or "_class" in node.attr]
+    if not placed:
+        return message
+    for node in placed:
+        node.device = ""
+        node.attr.pop("_class", None)  # the node beside which it was to be placed
+    placeless = graph_pb2.Graph()
+    placeless.CopyFrom(message)
+    placeless.graph_def = graph_def.SerializeToString(deterministic=True)
+    return placeless
+
+
+def _digest(graph_def: Any, message: graph_pb2.Graph, tables: Sequence[Contents]) -> str:
+    named = {one.node: f"parameter {one.name} {_spec(one)}" for one in message.parameters}
+    named |= {one.node: f"table {held.digest()}" for one, held in zip(message.tables, tables, strict=True)}
+    results, ends = [], list(named.values())
+    for name, signature in sorted(message.signatures.items()):
+        for one in signature.inputs:  # signatures may share a placeholder
+            node, meaning = one.tensor.removesuffix(":0"), f"{name} input {one.name} {_spec(one)}"
+            named[node] = f"{named.get(node, '')} {meaning}"
+            ends.append(meaning)
         results += [(f"{name} {one.name}", one.tensor) for one in signature.outputs]
-    return digest(graph_def, named, results)
+        ends += [f"{name} output {one.name} {_spec(one)}" for one in signature.outputs]
+    return digest(graph_def, named, results, ends)
 
 
 def _parsed(kind: Any, content: bytes, what: str) -> Any:

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from paramsync.v1 import bundle_pb2 as paramsync_dot_v1_dot_bundle__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18paramsync/v1/graph.proto\x12\x0cparamsync.v1\x1a\x19paramsync/v1/bundle.proto\"\xdc\x01\n\x05Graph\x12\x11\n\tgraph_def\x18\x01 \x01(\x0c\x12+\n\nparameters\x18\x02 \x03(\x0b\x32\x17.paramsync.v1.Parameter\x12\x37\n\nsignatures\x18\x03 \x03(\x0b\x32#.paramsync.v1.Graph.SignaturesEntry\x12\x0e\n\x06\x64igest\x18\x04 \x01(\t\x1aJ\n\x0fSignaturesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12&\n\x05value\x18\x02 \x01(\x0b\x32\x17.paramsync.v1.Signature:\x02\x38\x01\"`\n\tParameter\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04node\x18\x02 \x01(\t\x12\r\n\x05\x64type\x18\x03 \x01(\x05\x12(\n\x05shape\x18\x04 \x01(\x0b\x32\x19.paramsync.v1.TensorShape\"\\\n\tSignature\x12&\n\x06inputs\x18\x01 \x03(\x0b\x32\x16.paramsync.v1.Endpoint\x12\'\n\x07outputs\x18\x02 \x03(\x0b\x32\x16.paramsync.v1.Endpoint\"a\n\x08\x45ndpoint\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06tensor\x18\x02 \x01(\t\x12\r\n\x05\x64type\x18\x03 \x01(\x05\x12(\n\x05shape\x18\x04 \x01(\x0b\x32\x19.paramsync.v1.TensorShapeb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18paramsync/v1/graph.proto\x12\x0cparamsync.v1\x1a\x19paramsync/v1/bundle.proto\"\x81\x02\n\x05Graph\x12\x11\n\tgraph_def\x18\x01 \x01(\x0c\x12+\n\nparameters\x18\x02 \x03(\x0b\x32\x17.paramsync.v1.Parameter\x12\x37\n\nsignatures\x18\x03 \x03(\x0b\x32#.paramsync.v1.Graph.SignaturesEntry\x12\x0e\n\x06\x64igest\x18\x04 \x01(\t\x12#\n\x06tables\x18\x05 \x03(\x0b\x32\x13.paramsync.v1.Table\x1aJ\n\x0fSignaturesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12&\n\x05value\x18\x02 \x01(\x0b\x32\x17.paramsync.v1.Signature:\x02\x38\x01\"`\n\tParameter\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04node\x18\x02 \x01(\t\x12\r\n\x05\x64type\x18\x03 \x01(\x05\x12(\n\x05shape\x18\x04 \x01(\x0b\x32\x19.paramsync.v1.TensorShape\"\\\n\tSignature\x12&\n\x06inputs\x18\x01 \x03(\x0b\x32\x16.paramsync.v1.Endpoint\x12\'\n\x07outputs\x18\x02 \x03(\x0b\x32\x16.paramsync.v1.Endpoint\"a\n\x08\x45ndpoint\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06tensor\x18\x02 \x01(\t\x12\r\n\x05\x64type\x18\x03 \x01(\x05\x12(\n\x05shape\x18\x04 \x01(\x0b\x32\x19.paramsync.v1.TensorShape\"3\n\x05Table\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0c\n\x04keys\x18\x02 \x01(\x0c\x12\x0e\n\x06values\x18\x03 \x01(\x0c\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,13 +35,15 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GRAPH_SIGNATURESENTRY']._loaded_options = None
   _globals['_GRAPH_SIGNATURESENTRY']._serialized_options = b'8\001'
   _globals['_GRAPH']._serialized_start=70
-  _globals['_GRAPH']._serialized_end=290
-  _globals['_GRAPH_SIGNATURESENTRY']._serialized_start=216
-  _globals['_GRAPH_SIGNATURESENTRY']._serialized_end=290
-  _globals['_PARAMETER']._serialized_start=292
-  _globals['_PARAMETER']._serialized_end=388
-  _globals['_SIGNATURE']._serialized_start=390
-  _globals['_SIGNATURE']._serialized_end=482
-  _globals['_ENDPOINT']._serialized_start=484
-  _globals['_ENDPOINT']._serialized_end=581
+  _globals['_GRAPH']._serialized_end=327
+  _globals['_GRAPH_SIGNATURESENTRY']._serialized_start=253
+  _globals['_GRAPH_SIGNATURESENTRY']._serialized_end=327
+  _globals['_PARAMETER']._serialized_start=329
+  _globals['_PARAMETER']._serialized_end=425
+  _globals['_SIGNATURE']._serialized_start=427
+  _globals['_SIGNATURE']._serialized_end=519
+  _globals['_ENDPOINT']._serialized_start=521
+  _globals['_ENDPOINT']._serialized_end=618
+  _globals['_TABLE']._serialized_start=620
+  _globals['_TABLE']._serialized_end=671
 # @@protoc_insertion_point(module_scope)

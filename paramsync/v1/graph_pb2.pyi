@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Graph(_message.Message):
-    __slots__ = ("graph_def", "parameters", "signatures", "digest")
+    __slots__ = ("graph_def", "parameters", "signatures", "digest", "tables")
     class SignaturesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -20,11 +20,13 @@ class Graph(_message.Message):
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
     SIGNATURES_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
+    TABLES_FIELD_NUMBER: _ClassVar[int]
     graph_def: bytes
     parameters: _containers.RepeatedCompositeFieldContainer[Parameter]
     signatures: _containers.MessageMap[str, Signature]
     digest: str
-    def __init__(self, graph_def: _Optional[bytes] = ..., parameters: _Optional[_Iterable[_Union[Parameter, _Mapping]]] = ..., signatures: _Optional[_Mapping[str, Signature]] = ..., digest: _Optional[str] = ...) -> None: ...
+    tables: _containers.RepeatedCompositeFieldContainer[Table]
+    def __init__(self, graph_def: _Optional[bytes] = ..., parameters: _Optional[_Iterable[_Union[Parameter, _Mapping]]] = ..., signatures: _Optional[_Mapping[str, Signature]] = ..., digest: _Optional[str] = ..., tables: _Optional[_Iterable[_Union[Table, _Mapping]]] = ...) -> None: ...
 
 class Parameter(_message.Message):
     __slots__ = ("name", "node", "dtype", "shape")
@@ -57,3 +59,13 @@ class Endpoint(_message.Message):
     dtype: int
     shape: _bundle_pb2.TensorShape
     def __init__(self, name: _Optional[str] = ..., tensor: _Optional[str] = ..., dtype: _Optional[int] = ..., shape: _Optional[_Union[_bundle_pb2.TensorShape, _Mapping]] = ...) -> None: ...
+
+class Table(_message.Message):
+    __slots__ = ("node", "keys", "values")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    keys: bytes
+    values: bytes
+    def __init__(self, node: _Optional[str] = ..., keys: _Optional[bytes] = ..., values: _Optional[bytes] = ...) -> None: ...

@@ -1,0 +1,107 @@
+"""Parameters by name, or in a checkpoint, against what a graph needs: checked, and put in its order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from paramsync import dtypes
+from paramsync.bundle import Bundle
+from paramsync.errors import ParameterError
+from paramsync.files import shown
+from paramsync.graphs.graph import Graph, Shape, described
+from paramsync.graphs.object_paths import keys_of
+from paramsync.graphs.tensors import alias
+from paramsync.index import Entry
+
+_SHOWN = 8  # names in a message
+
+
+def arrange(graph: Graph, values: Mapping[str, Any], *, where: str = "the graph") -> tuple[tf.Tensor, ...]:
+    """The values, in the order of `graph.parameters`. Arrays are copied, tensors are taken as they are.
+
+    Raises ParameterError, which begins with `where` and lists what is missing, what is not needed, and what has
+    another dtype or shape.
+    """
+    wanted = {spec.name for spec in graph.parameters}
+    extra = [name for name in values if name not in wanted]
+    tensors = {name: _tensor(value) for name, value in values.items() if name in wanted}
+    _check(graph, tensors, lambda one: (one.dtype.name, tuple(one.shape)), where=where, extra=extra)
+    return tuple(tensors[spec.name] for spec in graph.parameters)
+
+
+def read(graph: Graph, checkpoint: Path | Bundle, *, where: str | None = None) -> tuple[tf.Tensor, ...]:
+    """The values that a checkpoint, ours or TensorFlow's, has for a graph. What else it holds does not matter.
+
+    Their checksums are checked, and that they are finite. `checkpoint` is its prefix, or a bundle: the tensors share
+    the bundle's memory where that is safe. Raises ParameterError for what is not there or does not fit,
+    CorruptCheckpointError for a checkpoint that is not whole.
+    """
+    bundle = checkpoint if isinstance(checkpoint, Bundle) else Bundle.open(Path(checkpoint), mapped=False)
+    keys = keys_of(bundle, (spec.name for spec in graph.parameters))
+    found = {**bundle.entries, **{name: bundle.entries[key] for name, key in keys.items()}}
+    check_entries(graph, found, where=where or str(bundle.prefix))
+    bundle.verify(set(keys.values()), finite=True)
+    return tuple(alias(bundle.array(keys[spec.name])) for spec in graph.parameters)
+
+
+def shared(graph: Graph, bundle: Bundle) -> tuple[tf.Tensor, ...]:
+    """The values as they lie in a bundle whose entries were checked. Raises as `Bundle.array` does."""
+    return tuple(alias(bundle.array(spec.name)) for spec in graph.parameters)
+
+
+def check_entries(graph: Graph, entries: Mapping[str, Entry], *, where: str) -> None:
+    """Raise ParameterError where a checkpoint lacks what the graph needs, before any of its data is read."""
+    _check(graph, entries, lambda one: (dtypes.name(one.dtype), one.shape), where=where)
+
+
+def _check(
+    graph: Graph,
+    found: Mapping[str, Any],
+    kind: Callable[[Any], tuple[str, Shape]],
+    *,
+    where: str,
+    extra: Iterable[str] = (),
+) -> None:
+    missing = [spec.name for spec in graph.parameters if spec.name not in found]
+    if missing:
+        there = _some([*found, *extra])
+        raise ParameterError(where, expected=f"{_some(missing)} ({len(missing)} missing)", found=there)
+    if extra := list(extra):
+        expected = _some(spec.name for spec in graph.parameters)
+        raise ParameterError(where, expected=expected, found=f"{_some(extra)} too ({len(extra)} not needed)")
+    wrong = []
+    for spec in graph.parameters:
+        dtype, shape = kind(found[spec.name])
+        if shape is None or not spec.accepts(dtype, [-1 if size is None else size for size in shape]):
+            wrong.append((f"{_readable(spec.name)} {spec}", described(dtype, shape)))
+    if wrong:
+        more = f" ({len(wrong)} differ)" if len(wrong) > 1 else ""
+        raise ParameterError(
+            where,
+            expected=", ".join(one for one, _ in wrong[:_SHOWN]) + more,
+            found=", ".join(one for _, one in wrong[:_SHOWN]),
+        )
+
+
+def _readable(name: str) -> str:
+    return name if name.isprintable() else shown(name)
+
+
+def _some(names: Iterable[str]) -> str:
+    listed = sorted(names)
+    return f"{', '.join(map(_readable, listed[:_SHOWN])) or 'nothing'}{' and more' if len(listed) > _SHOWN else ''}"
+
+
+def _tensor(value: Any) -> tf.Tensor:
+    """On the CPU where it is an array, for the caller may go on writing to that."""
+    if isinstance(value, tf.Tensor):
+        return value
+    if isinstance(value, np.ndarray):
+        with tf.device("CPU:0"):
+            return tf.constant(value)
+    return tf.convert_to_tensor(value)

@@ -1,0 +1,78 @@
+"""Traces of TensorFlow's own functions: what their arguments and results are called."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from paramsync.errors import GraphError
+from paramsync.graphs.sources.structures import components, leaves, unique
+from paramsync.graphs.sources.traces import Trace
+
+
+def is_function(source: Any) -> bool:
+    """Whether it is a tf.function or one of its ConcreteFunctions."""
+    return isinstance(source, tf.types.experimental.ConcreteFunction) or hasattr(source, "get_concrete_function")
+
+
+def trace(function: Any, inputs: Any = None, *, what: str = "the function") -> Trace:
+    """`inputs` are specs of its arguments, a sequence or a mapping, where it has no input_signature."""
+    if isinstance(function, tf.types.experimental.ConcreteFunction):
+        if inputs is not None:
+            raise GraphError(f"{what} has its inputs already: leave inputs= out")
+        return named(function)
+    if not hasattr(function, "get_concrete_function"):
+        raise GraphError(f"{what} cannot be captured: it must be a tf.function with an input_signature")
+    try:
+        if isinstance(inputs, Mapping):
+            return named(function.get_concrete_function(**inputs))
+        given = [inputs] if isinstance(inputs, tf.TypeSpec) else inputs
+        return named(function.get_concrete_function(*(given or ())))
+    except (TypeError, ValueError) as error:
+        raise GraphError(
+            f"{what} cannot be captured: it must be a tf.function with an input_signature, or inputs= must say what"
+            f" it takes, as tf.TensorSpec: {first_line(error)}"
+        ) from error
+
+
+def named(function: Any) -> Trace:
+    """A ConcreteFunction with its inputs named as its arguments, its outputs as the keys of its result."""
+    count = len(function.inputs) - len(function.captured_inputs)
+    inputs = [name for path, spec in _arguments(function) for name in components(path, spec)]
+    if len(inputs) != count:  # a function without a structure: what its placeholders are called
+        inputs = [tensor.op.name for tensor in function.inputs[:count]]
+    return Trace(function, unique(inputs), result_names(function))
+
+
+def result_names(function: Any, names: Sequence[str] = ()) -> list[str]:
+    """What the outputs are called: the keys of the result, joined, or these names, or their positions."""
+    found = [(path, one) for path, one in leaves(function.structured_outputs) if one is not None]
+    if len(found) != len(names):
+        names = ["outputs" if len(found) == 1 else f"outputs_{position}" for position in range(len(found))]
+    keyed = any(not path.replace("_", "").isdigit() for path, _ in found if path)
+    paths = [(path if keyed else name, one) for (path, one), name in zip(found, names, strict=True)]
+    flat = [name for path, one in paths for name in components(path, one)]
+    if len(flat) != len(function.outputs):
+        flat = [f"outputs_{position}" for position in range(len(function.outputs))]
+    return unique(flat)
+
+
+def first_line(error: Exception) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+def _arguments(function: Any) -> Iterator[tuple[str, tf.TypeSpec]]:
+    """Every tensor argument by name. A spec that has a name of its own keeps it."""
+    structure = getattr(function, "structured_input_signature", None)
+    if structure is None:
+        return
+    positional, keywords = structure
+    kind = getattr(function, "function_type", None)
+    names = [name for name in kind.parameters if name not in keywords] if kind is not None else []
+    names += [f"args_{position}" for position in range(len(names), len(positional))]
+    for name, argument in (*zip(names, positional, strict=False), *sorted(keywords.items())):
+        for path, spec in leaves(argument, name):
+            if isinstance(spec, tf.TypeSpec):
+                yield getattr(spec, "name", None) or path, spec

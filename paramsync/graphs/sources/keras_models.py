@@ -1,0 +1,187 @@
+"""Traces of Keras models: what a model takes and gives when it predicts, by the names people gave."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from paramsync.errors import GraphError
+from paramsync.graphs.sources.functions import first_line, result_names
+from paramsync.graphs.sources.objects import objects
+from paramsync.graphs.sources.structures import components, leaves, mapped, unique
+from paramsync.graphs.sources.traces import Trace
+
+_CONTEXT = frozenset({"training", "mask"})  # what Keras itself passes to a call
+_MADE_UP_INPUT = r"keras_tensor(_\d+)*"
+
+
+@dataclass(frozen=True, slots=True)
+class _Input:
+    name: str
+    spec: tf.TypeSpec
+
+
+def trace(model: keras.layers.Layer, inputs: Any = None) -> Trace:
+    """What `model` computes when it predicts.
+
+    `inputs` are specs of what its call takes: those of its first argument, nested as that is, or a mapping by the names
+    of its arguments. Without, they are what the model was built with. Raises GraphError.
+    """
+    _refuse_state(model)
+    if inputs is not None:
+        return _traced(model, _given(model, inputs))
+    if getattr(model, "inputs", None):
+        return _symbolically_traced(model)
+    arguments = _built(model)
+    found = _traced(model, arguments)
+    others = _misread(found)  # the dtypes a model was built with are not on record
+    return _traced(model, mapped(arguments, lambda one: others.get(one.name, one))) if others else found
+
+
+def _traced(model: keras.layers.Layer, arguments: tuple[Sequence[Any], Mapping[str, Any]]) -> Trace:
+    """The trace for these arguments, positional and by name, whose leaves are each an _Input."""
+    found = [one for _, one in leaves(arguments)]
+
+    @tf.function(autograph=False)
+    def predict(*tensors: Any) -> Any:
+        given = iter(tensors)
+        positional, named = mapped(arguments, lambda _: next(given))
+        return model(*positional, training=False, **named)
+
+    try:
+        function = predict.get_concrete_function(*(one.spec for one in found))
+    except (TypeError, ValueError, LookupError, AttributeError, tf.errors.OpError) as error:
+        raise GraphError(
+            f"model {model.name!r} cannot be called with {', '.join(one.name for one in found) or 'nothing'}: say what"
+            f" it takes, inputs= as tf.TensorSpec: {first_line(error)}"
+        ) from error
+    names = [part for one in found for part in components(one.name, one.spec)]
+    return Trace(function, unique(names), result_names(function, _output_names(model)))
+
+
+def _symbolically_traced(model: keras.Model) -> Trace:
+    """The trace of a functional or sequential model.
+
+    A sequential model that was called before it was built took the size of that batch for its own.
+    """
+    inputs = _symbolic(model)
+    if isinstance(model, keras.Sequential) and isinstance(inputs.spec, tf.TensorSpec) and inputs.spec.shape.rank:
+        of_any_size = tf.TensorSpec((None, *inputs.spec.shape[1:]), inputs.spec.dtype)
+        with suppress(GraphError):  # where it computes with that size
+            return _traced(model, ([_Input(inputs.name, of_any_size)], {}))
+    return _traced(model, ([inputs], {}))
+
+
+def _symbolic(model: keras.Model) -> Any:
+    """The inputs of a functional or sequential model, nested as it takes them."""
+    structure = model.inputs[0] if isinstance(model, keras.Sequential) else model.input
+    found = list(leaves(structure, "" if isinstance(structure, Mapping) else "inputs"))
+    given = _readable([one.name for _, one in found], _MADE_UP_INPUT)
+    named = iter([name or path for name, (path, _) in zip(given, found, strict=True)])
+    return mapped(structure, lambda one: _Input(next(named), _spec(one)))
+
+
+def _spec(tensor: keras.KerasTensor) -> tf.TypeSpec:
+    if tensor.sparse:
+        return tf.SparseTensorSpec(tensor.shape, tensor.dtype)
+    if getattr(tensor, "ragged", False):
+        rank = tensor.ragged_rank or 1
+        return tf.RaggedTensorSpec(tensor.shape, tensor.dtype, rank, tensor.row_splits_dtype or tf.int64)
+    return tf.TensorSpec(tensor.shape, tensor.dtype)
+
+
+def _given(model: keras.layers.Layer, inputs: Any) -> tuple[list[Any], dict[str, Any]]:
+    parameters = _parameters(model)
+    if isinstance(inputs, Mapping) and inputs and all(name in parameters for name in inputs):
+        return [], {name: _named(inputs[name], name) for name in inputs}
+    first = parameters[0] if parameters else "inputs"
+    return [_named(inputs, "" if isinstance(inputs, Mapping) else first)], {}
+
+
+def _named(specs: Any, prefix: str) -> Any:
+    """Each spec with its path for a name, or with the one it has."""
+    named = (_Input(getattr(spec, "name", None) or path, spec) for path, spec in leaves(specs, prefix))
+    return mapped(specs, lambda _: next(named))
+
+
+def _built(model: keras.layers.Layer) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments a model without declared inputs was built with, as Keras keeps them: shapes only."""
+    config = model.get_build_config() if model.built else None
+    if not config:
+        raise GraphError(
+            f"model {model.name!r} has no inputs yet: build it, or call it once, before it is captured, or say what it"
+            " takes, inputs= as tf.TensorSpec"
+        )
+    dtype = model.input_dtype
+    if "shapes_dict" in config:
+        shapes = {name.removesuffix("_shape"): shape for name, shape in config["shapes_dict"].items()}
+        return [], {name: _named(_specs(shape, dtype), name) for name, shape in shapes.items()}
+    specs = _specs(config["input_shape"], dtype)
+    first = next(iter(_parameters(model)), "inputs")
+    return [_named(specs, "" if isinstance(specs, Mapping) else first)], {}
+
+
+def _specs(shapes: Any, dtype: str) -> Any:
+    """Specs for nested shapes, of any batch."""
+    if isinstance(shapes, Mapping):
+        return {name: _specs(shape, dtype) for name, shape in shapes.items()}
+    if all(size is None or isinstance(size, int) for size in shapes):
+        return tf.TensorSpec((None, *shapes[1:]) if shapes else (), dtype)
+    return [_specs(shape, dtype) for shape in shapes]
+
+
+def _parameters(model: keras.layers.Layer) -> list[str]:
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    found = inspect.signature(model.call).parameters.values()
+    return [one.name for one in found if one.kind in kinds and one.name not in _CONTEXT]
+
+
+def _misread(found: Trace) -> dict[str, _Input]:
+    """The inputs that are floats and read only as whole numbers or strings: they were never meant to be floats."""
+    inputs = {}
+    for name, tensor in zip(found.inputs, found.function.inputs, strict=False):
+        readers = tensor.consumers()
+        dtypes = {one.outputs[0].dtype for one in readers}
+        if tensor.dtype.is_floating and len(dtypes) == 1 and all(one.type == "Cast" for one in readers):
+            dtype = dtypes.pop()
+            if dtype.is_integer or dtype == tf.string:
+                inputs[name] = _Input(name, tf.TensorSpec(tensor.shape, dtype))
+    return inputs
+
+
+def _output_names(model: keras.layers.Layer) -> list[str]:
+    """The names that people gave the outputs, in the order of a list of them, else plain ones."""
+    if isinstance(model, keras.Sequential):
+        names, made_by = [model.layers[-1].name], {layer.name: layer for layer in model.layers}
+    else:
+        names = list(getattr(model, "output_names", None) or ())
+        made_by = {one.name: one for one in getattr(model, "operations", ())}
+    made_up = "|".join(rf"{_snake_case(type(made_by[name]).__name__)}(_\d+)?" for name in names if name in made_by)
+    plain = ["outputs"] if len(names) == 1 else [f"outputs_{position}" for position in range(len(names))]
+    return [name or otherwise for name, otherwise in zip(_readable(names, made_up), plain, strict=True)]
+
+
+def _readable(names: Sequence[str], made_up: str) -> list[str]:
+    """The names people gave, and "" for those that Keras made up, which differ from run to run."""
+    return ["" if re.fullmatch(made_up, name) else name for name in names]
+
+
+def _snake_case(name: str) -> str:
+    """As Keras spells the names it makes up: Conv2DTranspose is conv2d_transpose."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=.)(?=[A-Z][a-z])", "_", name).lower()
+
+
+def _refuse_state(model: keras.layers.Layer) -> None:
+    for one in objects(model):
+        if isinstance(one, keras.layers.Layer) and getattr(one, "stateful", False):
+            raise GraphError(
+                f"layer {one.name!r} keeps its state from one call to the next, stateful=True, and a prediction cannot:"
+                " build the model that serves with stateful=False, or make the state an input and an output"
+            )

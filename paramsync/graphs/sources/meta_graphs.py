@@ -1,0 +1,161 @@
+"""Meta graphs: what v1 programs write beside a checkpoint, a graph with its Saver and collections."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+from google.protobuf.message import DecodeError
+from tensorflow.core.framework import attr_value_pb2
+from tensorflow.core.protobuf import meta_graph_pb2
+
+from paramsync import files
+from paramsync.errors import GraphError, UnfinishedMetaError
+from paramsync.graph_defs import full, node_of
+from paramsync.graphs.draft import Draft, finish
+from paramsync.graphs.graph import DEFAULT_SIGNATURE, Graph
+from paramsync.graphs.safety.weight import META_GRAPH, check_weight
+from paramsync.graphs.sources.traces import endpoint
+from paramsync.graphs.sources.v1_graphs import V1Graph, variable_defs
+from paramsync.graphs.sources.v1_tables import Foreign
+from paramsync.v1 import graph_pb2
+
+_SCALARS = 24  # the version from which a placeholder of shape [] is a scalar; before, it is of any shape
+
+Ends = Sequence[str] | Mapping[str, str]
+"""Names of tensors ("x" or "x:0"), or each by the name that callers say."""
+
+
+def capture_meta(content: bytes, *, path: Path, inputs: Ends, outputs: Ends, allowed: Collection[str] = ()) -> Graph:
+    """The graph of a v1 checkpoint's `.meta` file between these tensors, by name; parameters are named as Saver does.
+
+    `path` is where the content is from; `allowed` names ops that may be run although they are not known to be safe.
+    Raises UnfinishedMetaError where it cannot be read, and GraphError, which lists what the file has where a name is
+    unknown or an input is missing.
+    """
+    return finish(draft_of_meta(_parsed(content, path), inputs, outputs, where=str(path), allowed=allowed))
+
+
+def read_meta(path: Path) -> Any:
+    """The message of a `.meta` file. Raises UnfinishedMetaError, UnsafeGraphError for a monstrous one."""
+    try:
+        content = files.content(path, limit=files.MAX_MESSAGE)
+    except OSError as error:
+        raise UnfinishedMetaError(f"{path} cannot be read: {error.strerror}") from error
+    return _parsed(content, path)
+
+
+def _parsed(content: bytes, path: Path) -> Any:
+    if not content:
+        raise UnfinishedMetaError(f"{path} is not a readable meta graph: it is empty")
+    check_weight(content, META_GRAPH)
+    try:
+        return meta_graph_pb2.MetaGraphDef.FromString(content)
+    except DecodeError as error:
+        raise UnfinishedMetaError(f"{path} is not a readable meta graph: {error}") from error
+
+
+def draft_of_meta(
+    meta: Any, inputs: Ends, outputs: Ends, *, where: str = "the meta graph", allowed: Collection[str] = ()
+) -> Draft:
+    """What a MetaGraphDef computes between these tensors. Raises GraphError; see `capture_meta`."""
+    graph = v1_graph(meta, where, Foreign({}, allowed))
+    signature = graph_pb2.Signature(
+        inputs=[_input(graph, meta, name, tensor) for name, tensor in named(inputs, "inputs").items()],
+        outputs=[
+            graph_pb2.Endpoint(name=name, tensor=full(tensor)) for name, tensor in named(outputs, "outputs").items()
+        ],
+    )
+    return graph.draft({DEFAULT_SIGNATURE: signature}, unused_inputs=False)
+
+
+def v1_graph(meta: Any, where: str, foreign: Foreign) -> V1Graph:
+    """The graph of a MetaGraphDef."""
+    collections = meta.collection_def
+    initialisers = [*_nodes(collections, tf.compat.v1.GraphKeys.TABLE_INITIALIZERS), *_main_operations(meta)]
+    return V1Graph(
+        where,
+        meta.graph_def,
+        saver=meta.saver_def.save_tensor_name,
+        variables=variable_defs(_bytes(collections, tf.compat.v1.GraphKeys.GLOBAL_VARIABLES), where),
+        fillers=initialisers,
+        foreign=foreign,
+    )
+
+
+def named(tensors: Ends, what: str) -> dict[str, str]:
+    """Tensors by what callers say: where nothing is said, the tensor's own name. Raises GraphError."""
+    if isinstance(tensors, Mapping):
+        return dict(tensors)
+    found = {one.removesuffix(":0"): one for one in tensors}
+    if len(found) != len(tensors):
+        raise GraphError(f"{what}: expected each tensor once, found {', '.join(tensors)}")
+    return found
+
+
+def _main_operations(meta: Any) -> list[str]:
+    """What a SavedModel runs before its first prediction."""
+    signature = meta.signature_def.get("__saved_model_init_op")
+    found = [one.name for one in signature.outputs.values()] if signature is not None else []
+    for key in ("saved_model_main_op", "legacy_init_op"):
+        found += _nodes(meta.collection_def, key)
+    return [node_of(one) for one in found]
+
+
+def _nodes(collections: Any, key: str) -> list[str]:
+    return list(collections[key].node_list.value) if key in collections else []
+
+
+def _bytes(collections: Any, key: str) -> list[bytes]:
+    return list(collections[key].bytes_list.value) if key in collections else []
+
+
+def _input(graph: V1Graph, meta: Any, name: str, tensor: str) -> graph_pb2.Endpoint:
+    """The endpoint of any tensor. What leads to it may not be possible to build here, so that only words are read."""
+    node = graph.node(tensor)
+    port = full(tensor).partition(":")[2]
+    dtype = _dtype(meta, node, int(port)) if port.isdecimal() else None
+    if dtype is None:
+        raise graph.unknown(tensor)
+    return endpoint(name, full(tensor), dtype, _shape(meta, node, int(port)))
+
+
+def _shape(meta: Any, node: Any, port: int) -> Any:
+    if node.op.startswith("Placeholder") and "shape" in node.attr:
+        shape = node.attr["shape"].shape
+        if meta.graph_def.versions.producer >= _SCALARS or shape.dim:
+            return shape
+    elif "_output_shapes" in node.attr and port < len(node.attr["_output_shapes"].list.shape):
+        return node.attr["_output_shapes"].list.shape[port]
+    return tf.TensorShape(None).as_proto()
+
+
+def _dtype(meta: Any, node: Any, port: int) -> int | None:
+    """The dtype of a result, by the definition of the op that meta graphs come with; None where there is none."""
+    if node.op.startswith("Placeholder"):
+        return int(node.attr["dtype"].type) if port == 0 else None
+    functions = (one.signature for one in meta.graph_def.library.function)
+    definitions = (*meta.meta_info_def.stripped_op_list.op, *functions)
+    definition = next((one for one in definitions if one.name == node.op), None)
+    if definition is None:
+        raise GraphError(
+            f"the meta graph does not define the op {node.op} of {node.name!r}, so that it is not known what it gives:"
+            " expected one from a Saver or export_meta_graph, or an input that is a placeholder"
+        )
+    attributes = defaultdict(
+        attr_value_pb2.AttrValue, {one.name: one.default_value for one in definition.attr} | dict(node.attr)
+    )
+    for result in definition.output_arg:
+        if result.type_list_attr:
+            dtypes = attributes[result.type_list_attr].list.type
+            count = len(dtypes)
+        else:
+            dtypes = [result.type or attributes[result.type_attr].type]
+            count = attributes[result.number_attr].i if result.number_attr else 1
+        if port < count:
+            return int(dtypes[port if result.type_list_attr else 0])
+        port -= count
+    return None

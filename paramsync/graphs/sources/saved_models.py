@@ -1,0 +1,228 @@
+"""SavedModels: those of TensorFlow 2 become ones of TensorFlow 1, for what their programs do is in functions there.
+
+A SavedModel of TensorFlow 2 keeps in its graph what one of TensorFlow 1 does, its signatures, variables and tables, but
+variables are restored and tables filled inside functions. Nothing of it is run to find out how.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from paramsync.bundle import Bundle
+from paramsync.errors import GraphError
+from paramsync.graph_defs import node_of
+from paramsync.graphs.draft import Draft
+from paramsync.graphs.lifting.walks import leading_to
+from paramsync.graphs.sources.v1_saved_models import draft_of_v1_saved_model, is_v1, parsed_saved_model
+from paramsync.graphs.sources.v1_tables import TABLES
+
+_CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
+_FILLERS = frozenset({"InitializeTableV2", "InitializeTableFromTextFileV2", "LookupTableImportV2"})
+_INITIALISERS = tf.compat.v1.GraphKeys.TABLE_INITIALIZERS
+_MAIN = "__saved_model_init_op"
+_DEPTH = 8  # of functions that call functions: a SavedModel that was loaded and saved again has one level more
+_LIMIT = 200_000
+
+
+def draft_of_saved_model(
+    directory: Path, *, signatures: Collection[str] | None = None, allowed: Collection[str] = ()
+) -> Draft:
+    """The signatures of the SavedModel in this directory, all of them or those named; its weights are not looked at.
+
+    Parameters go by their keys in its `variables` checkpoint. `allowed` names ops that may be in it although they are
+    not known to be safe. Raises GraphError, UnsafeGraphError for what it computes with.
+    """
+    saved = parsed_saved_model(directory)
+    if is_v1(saved):
+        return draft_of_v1_saved_model(directory, saved, signatures=signatures, allowed=allowed)
+    keys: dict[str, str] = {}
+    try:
+        for meta in saved.meta_graphs:
+            if list(meta.meta_info_def.tags) == ["serve"]:
+                keys = _Written(meta, directory).keys
+    except (LookupError, ValueError) as error:
+        raise GraphError(f"{directory} is not a whole SavedModel: {error}") from error
+    found = draft_of_v1_saved_model(directory, saved, signatures=signatures, allowed=allowed)
+    named = [replace(one, name=keys.get(one.node, one.name)) for one in found.parameters]
+    return replace(found, parameters=named)
+
+
+class _Written:
+    """A meta graph, changed in place to one that fills its tables without functions; `keys` has those of its variables.
+
+    1. Calls of functions that only create a table give way to the table.
+    2. What restoring does, written out, says which key each variable has, and which tables are in the checkpoint.
+    3. What initialising does, written out, are the operations that fill the other tables.
+    4. Variables that hold the path of an asset give way to the path.
+    """
+
+    def __init__(self, meta: Any, directory: Path) -> None:
+        self.keys: dict[str, str] = {}
+        self._meta = meta
+        self._directory = directory
+        self._nodes = {node.name: node for node in meta.graph_def.node}
+        self._fillers: list[str] = []
+        self._write_creating()
+        self._read_restoring()
+        self._write_initialising()
+        self._write_assets()
+        meta.signature_def.pop(_MAIN, None)
+        meta.ClearField("saver_def")
+        meta.collection_def.clear()
+        meta.collection_def[_INITIALISERS].node_list.value.extend(self._fillers)
+
+    def _write_creating(self) -> None:
+        functions = _functions(self._meta)
+        for call in self._nodes.values():
+            creates = call.op in _CALLS and list(call.attr["Tout"].list.type) == [tf.resource.as_datatype_enum]
+            if creates and not call.input:
+                body = _Body(functions)
+                body.write_out(call)
+                table = next((node for node in body.finished() if node.op in TABLES), None)
+                if table is not None:
+                    call.op = table.op
+                    call.attr.clear()
+                    for name, value in table.attr.items():
+                        call.attr[name].CopyFrom(value)
+
+    def _read_restoring(self) -> None:
+        call = self._nodes.get(self._meta.saver_def.restore_op_name)
+        if call is None or call.op not in _CALLS:
+            return
+        body = _Body(_functions(self._meta))
+        body.write_out(call)
+        for node in body.finished():
+            if node.op == "AssignVariableOp":
+                self.keys[node_of(body.origin(node.input[0]))] = body.restored(node.input[1])
+            elif node.op == "LookupTableImportV2":
+                self._add_table(node, [body.restored(tensor) for tensor in node.input[1:3]], body.origin(node.input[0]))
+        self._name_twins()
+
+    def _name_twins(self) -> None:
+        """Give those variables that are not restored the keys of others which begin with their values.
+
+        That is how tf.saved_model.save writes the variables of a Keras model: each twice, one to compute with, one to
+        be restored.
+        """
+        for node in self._nodes.values():
+            if node.op == "AssignVariableOp" and node_of(node.input[0]) in self.keys:
+                value = self._nodes.get(node_of(node.input[1]))
+                if value is not None and value.op == "ReadVariableOp":
+                    self.keys.setdefault(node_of(value.input[0]), self.keys[node_of(node.input[0])])
+
+    def _add_table(self, node: Any, keys: Sequence[str], table: str) -> None:
+        """Fill a table with what is in the checkpoint under these keys."""
+        bundle = Bundle.open(self._directory / "variables" / "variables", mapped=False)
+        missing = [key for key in keys if key not in bundle.entries]
+        if missing:
+            raise GraphError(f"{self._directory}: table {table!r} should be in its checkpoint as {missing[0]!r}")
+        bundle.verify(keys)
+        filler = self._meta.graph_def.node.add()
+        filler.CopyFrom(node)
+        del filler.input[:]
+        filler.input.append(table)
+        for part, key, kind in zip(("keys", "values"), keys, ("Tin", "Tout"), strict=True):
+            constant = self._meta.graph_def.node.add(name=f"{node.name}/{part}", op="Const")
+            constant.attr["dtype"].type = node.attr[kind].type
+            constant.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(bundle.array(key)))
+            filler.input.append(constant.name)
+        self._fillers.append(filler.name)
+
+    def _write_initialising(self) -> None:
+        main = self._meta.signature_def[_MAIN].outputs if _MAIN in self._meta.signature_def else {}
+        body = _Body(_functions(self._meta))
+        for call in leading_to(self._nodes, [f"^{node_of(one.name)}" for one in main.values()]):
+            if call.op in _CALLS:
+                body.write_out(call)
+        for node in body.finished():
+            self._meta.graph_def.node.append(node)
+            if node.op in _FILLERS:
+                self._fillers.append(node.name)
+
+    def _write_assets(self) -> None:
+        assets = {node_of(one.tensor_info.name) for one in self._meta.asset_file_def}
+        held = {
+            node_of(node.input[0]): node.input[1]
+            for node in self._nodes.values()
+            if node.op == "AssignVariableOp" and node_of(node.input[1]) in assets
+        }
+        for node in self._meta.graph_def.node:
+            if node.op == "ReadVariableOp" and node_of(node.input[0]) in held:
+                node.op = "Identity"
+                path = held[node_of(node.input[0])]
+                del node.input[:]
+                node.input.append(path)
+                node.attr["T"].CopyFrom(node.attr.pop("dtype"))
+
+
+def _functions(meta: Any) -> dict[str, Any]:
+    return {function.signature.name: function for function in meta.graph_def.library.function}
+
+
+class _Body:
+    """Nodes of functions written out as nodes of the graph that calls them; what only orders them is left out."""
+
+    def __init__(self, functions: Mapping[str, Any]) -> None:
+        self._functions = functions
+        self._nodes: dict[str, Any] = {}
+        self._written = 0  # calls too, which leave no node
+        self._results: dict[str, str] = {}  # what the results of calls were
+
+    def write_out(self, call: Any, depth: int = 0) -> None:
+        function = self._functions[call.attr["f"].func.name]
+        tensors = [one for one in call.input if not one.startswith("^")]
+        names = (argument.name for argument in function.signature.input_arg)
+        given = dict(zip(names, tensors, strict=True))
+
+        def spelled(tensor: str) -> str:
+            node, *port = tensor.split(":")  # node:result:position, where every op here has one result or one list
+            return f"{call.name}/{node}:{port[-1]}" if port else given[node]
+
+        for node in function.node_def:
+            copy = type(node)(name=f"{call.name}/{node.name}", op=node.op, attr=node.attr)
+            copy.input.extend(spelled(one) for one in node.input if not one.startswith("^"))
+            if copy.op in _CALLS and depth < _DEPTH:
+                self.write_out(copy, depth + 1)
+            else:
+                self._nodes[copy.name] = copy
+            self._written += 1
+            if self._written > _LIMIT:
+                raise ValueError(f"more than {_LIMIT} operations")
+        for position, argument in enumerate(function.signature.output_arg):
+            self._results[f"{call.name}:{position}"] = spelled(function.ret[argument.name])
+
+    def finished(self) -> list[Any]:
+        for node in self._nodes.values():
+            for position, tensor in enumerate(node.input):
+                node.input[position] = self._resolved(tensor)
+        return list(self._nodes.values())
+
+    def origin(self, tensor: str) -> str:
+        """The tensor that this one is, whatever hands it on."""
+        for _ in range(_LIMIT):
+            node = self._nodes.get(node_of(tensor))
+            if node is None or node.op != "Identity":
+                return tensor
+            tensor = node.input[0]
+        raise ValueError(f"{tensor!r} is itself")
+
+    def restored(self, tensor: str) -> str:
+        """The key that a tensor is read under."""
+        found = self.origin(tensor)
+        read = self._nodes[node_of(found)]
+        if read.op != "RestoreV2":
+            raise ValueError(f"{found!r} is not read from a checkpoint")
+        names = self._nodes[node_of(self.origin(read.input[1]))].attr["value"].tensor.string_val
+        return str(names[int(found.partition(":")[2] or 0)].decode())
+
+    def _resolved(self, tensor: str) -> str:
+        for _ in range(_LIMIT):
+            if tensor not in self._results:
+                return tensor
+            tensor = self._results[tensor]
+        raise ValueError(f"{tensor!r} is itself")

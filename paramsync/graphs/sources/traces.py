@@ -1,0 +1,175 @@
+"""From traced functions to a Draft: what they capture is told apart, variables, tables and constants, and shared."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from paramsync.errors import GraphError
+from paramsync.graphs.draft import Draft, Parameter, Table
+from paramsync.graphs.lifting.roles import READS
+from paramsync.graphs.sources.live_tables import contents
+from paramsync.v1 import bundle_pb2, graph_pb2
+
+CONSTANTS_LIMIT = 1 << 30
+"""Most bytes of captured tensors that become constants of a graph: a GraphDef must stay well below 2 GiB."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """A ConcreteFunction, and what each of its input and output tensors is called."""
+
+    function: Any
+    inputs: Sequence[str]
+    outputs: Sequence[str]
+
+
+def draft_of_traces(
+    traces: Mapping[str, Trace], keys: Mapping[str, tf.Variable] | None
+) -> tuple[Draft, Mapping[str, tf.Variable]]:
+    """The functions as the signatures of one graph, over one set of parameters; and each parameter's variable.
+
+    `keys` names the variables; without, each goes by its own name. Raises GraphError for what is captured and cannot
+    be a parameter, a table or a constant.
+    """
+    merged = _Merged(keys)
+    for position, (name, trace) in enumerate(traces.items()):
+        merged.add(name, trace, f"signature_{position}/" if len(traces) > 1 else "")
+    parameters = list(merged.parameters.values())
+    return Draft(merged.graph_def, parameters, merged.signatures, merged.tables, unused_inputs=True), merged.variables
+
+
+def only(found: Draft, outputs: Collection[str]) -> Draft:
+    """The draft with these outputs alone. Raises GraphError for one that no signature has, or a signature of none."""
+    signatures = {}
+    for name, signature in found.signatures.items():
+        kept = [one for one in signature.outputs if one.name in outputs]
+        signatures[name] = graph_pb2.Signature(inputs=signature.inputs, outputs=kept)
+    there = {one.name for signature in found.signatures.values() for one in signature.outputs}
+    unknown = sorted(set(outputs) - there)
+    if unknown or not all(one.outputs for one in signatures.values()):
+        raise GraphError(
+            f"outputs: expected some of {', '.join(sorted(there)) or 'none'}, of each signature at least one,"
+            f" found {', '.join(outputs) or 'none'}"
+        )
+    return replace(found, signatures=signatures)
+
+
+def endpoint(name: str, tensor: str, dtype: int, shape: Any) -> graph_pb2.Endpoint:
+    """An Endpoint; `shape` is a TensorShapeProto."""
+    return graph_pb2.Endpoint(
+        name=name, tensor=tensor, dtype=dtype, shape=bundle_pb2.TensorShape.FromString(shape.SerializeToString())
+    )
+
+
+class _Merged:
+    """One GraphDef of many functions; each captured tensor is one node of it, however many functions capture it."""
+
+    def __init__(self, keys: Mapping[str, tf.Variable] | None) -> None:
+        self.graph_def = tf.compat.v1.GraphDef()
+        self.parameters: dict[str, Parameter] = {}
+        self.variables: dict[str, tf.Variable] = {}
+        self.signatures: dict[str, graph_pb2.Signature] = {}
+        self.tables: list[Table] = []
+        self._keys = None if keys is None else {id(variable.handle): name for name, variable in keys.items()}
+        self._nodes: dict[int, str] = {}  # by the identity of what is captured
+        self._functions: set[str] = set()
+        self._bytes = 0
+
+    def add(self, name: str, trace: Trace, prefix: str) -> None:
+        function = trace.function
+        try:
+            graph_def = function.graph.as_graph_def()
+        except ValueError as error:
+            raise GraphError(f"{name!r} is too large, make variables of its constants: {error}") from error
+        given = function.inputs[: len(trace.inputs)]
+        captured = {tensor.op.name: position for position, tensor in enumerate(function.inputs[len(given) :])}
+        outside = function.captured_inputs
+        names = {node.name: prefix + node.name for node in graph_def.node}
+        for inside, position in captured.items():
+            names[inside] = self._nodes.setdefault(id(outside[position]), names[inside])
+        reads = {node.name for node in graph_def.node if node.op in READS}
+        there = {node.name for node in self.graph_def.node}
+        variables = {id(variable.handle): variable for variable in function.graph.variables}
+        for node in graph_def.node:
+            if names[node.name] in there:
+                continue  # captured by an earlier one too
+            copy = self._copy(node, names, reads)
+            if node.name in captured:
+                value = outside[captured[node.name]]
+                if id(value) in variables:
+                    self._add_parameter(copy.name, variables[id(value)])
+                elif value.dtype == tf.resource:
+                    self.tables.append(Table(copy.name, *contents(value, node.name, graph_def)))
+                else:
+                    self._make_constant(copy, value)
+        self.graph_def.versions.CopyFrom(graph_def.versions)
+        for one in graph_def.library.function:
+            if one.signature.name not in self._functions:
+                self._functions.add(one.signature.name)
+                self.graph_def.library.function.add().CopyFrom(one)
+        self.signatures[name] = graph_pb2.Signature(
+            inputs=_endpoints(trace.inputs, given, names), outputs=_endpoints(trace.outputs, function.outputs, names)
+        )
+
+    def _copy(self, node: Any, names: Mapping[str, str], reads: Collection[str]) -> Any:
+        copy = self.graph_def.node.add()
+        copy.CopyFrom(node)
+        copy.name = names[node.name]
+        copy.attr.pop("_class", None)  # speaks of other nodes by their old names
+        del copy.input[:]
+        for one in node.input:
+            name, colon, port = one.removeprefix("^").partition(":")
+            if not one.startswith("^"):
+                copy.input.append(names[name] + colon + port)
+            elif name not in reads:  # a function waits for all its reads, those of other outputs too
+                copy.input.append(f"^{names[name]}")
+        return copy
+
+    def _add_parameter(self, node: str, variable: tf.Variable) -> None:
+        name = self._name_of(variable)
+        if name in self.parameters:
+            raise GraphError(
+                f"several variables are called {name!r}: say root=, the object that their checkpoint is made of"
+            )
+        self.parameters[name] = Parameter(name, node, tf.TensorSpec(variable.shape, variable.dtype))
+        self.variables[name] = variable
+
+    def _name_of(self, variable: tf.Variable) -> str:
+        if self._keys is None:
+            return str(variable.name.removesuffix(":0"))
+        if id(variable.handle) not in self._keys:
+            raise GraphError(
+                f"{variable.name!r} is a variable that is not part of the model; only its own are published: make it"
+                " an attribute of the model, or say root=, an object that has both"
+            )
+        return self._keys[id(variable.handle)]
+
+    def _make_constant(self, node: Any, value: Any) -> None:
+        try:
+            array = value.numpy()
+        except (AttributeError, NotImplementedError, tf.errors.OpError) as error:
+            raise GraphError(
+                f"{node.name!r}, a {value.dtype.name} from outside the function, cannot be kept in a graph"
+            ) from error
+        self._bytes += array.nbytes if isinstance(array, np.ndarray) else 0
+        if self._bytes > CONSTANTS_LIMIT:
+            raise GraphError(
+                f"the tensors that the functions take from outside have {self._bytes} bytes or more and at most"
+                f" {CONSTANTS_LIMIT} can be constants of a graph: make {node.name!r} and the like variables"
+            )
+        node.op = "Const"
+        node.attr.clear()
+        node.attr["dtype"].type = value.dtype.as_datatype_enum
+        node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(array))
+
+
+def _endpoints(names: Sequence[str], tensors: Iterable[tf.Tensor], own: Mapping[str, str]) -> list[graph_pb2.Endpoint]:
+    return [
+        endpoint(name, f"{own[one.op.name]}:{one.value_index}", one.dtype.as_datatype_enum, one.shape.as_proto())
+        for name, one in zip(names, tensors, strict=True)
+    ]

@@ -1,0 +1,42 @@
+"""The functions of a graph: those that some nodes need, and names for them that nobody else in the process uses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import count
+from typing import Any
+
+import tensorflow as tf
+
+from paramsync.graph_defs import called, functions_called
+from paramsync.graphs.lifting.roles import CALLS, functions, set_functions
+
+_numbers = count()
+
+
+def library_of(graph: tf.Graph, operations: Iterable[tf.Operation]) -> list[Any]:
+    """The functions these operations call, and those they call in turn."""
+    library = graph.as_graph_def(from_version=graph.version).library  # no nodes are newer than its version
+    return functions_called(library.function, (operation.node_def for operation in operations))
+
+
+def set_apart(graph_def: Any) -> None:
+    """Give the functions that calls, loops and branches use names of their own, and leave out those that nothing uses.
+
+    TensorFlow keeps the functions of all graphs of a process by name, and changes those it takes gradients of.
+    """
+    number = next(_numbers)
+    found = functions_called(graph_def.library.function, graph_def.node)
+    bodies = [graph_def.node, *(one.node_def for one in found)]
+    used = {name for nodes in bodies for node in nodes if node.op in CALLS for name in functions(node, CALLS[node.op])}
+    others = {name for nodes in bodies for node in nodes for name in called(node) if node.op not in CALLS}
+    names = {one.signature.name for one in found}
+    renamed = {name: f"{name}__{number}" for name in (used & names) - others}
+    for nodes in bodies:
+        for node in nodes:
+            if node.op in CALLS:
+                called_names = functions(node, CALLS[node.op])
+                set_functions(node, CALLS[node.op], [renamed.get(name, name) for name in called_names])
+    for one in found:
+        one.signature.name = renamed.get(one.signature.name, one.signature.name)
+    graph_def.library.CopyFrom(type(graph_def.library)(function=found, gradient=graph_def.library.gradient))

@@ -1,0 +1,207 @@
+"""What a copy consists of: all that leads to the outputs, from where it is cut off, and what its variables need."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from typing import Any
+
+import tensorflow as tf
+
+from paramsync.errors import GraphError
+from paramsync.graphs.surgery.contexts import contexts_of, inside, needed
+from paramsync.graphs.surgery.naming import PLACEHOLDERS, operation_of
+from paramsync.graphs.surgery.variables import Found, find, is_variable, known
+
+_KEYS = tf.compat.v1.GraphKeys
+_PIPELINES = ("IteratorGetNext", "OneShotIterator", "QueueDequeue", "Queue", "Reader")
+# Nobody reads the members of these on the way to an output, and training a copy needs them all the same.
+_BESIDE = (_KEYS.REGULARIZATION_LOSSES, _KEYS.LOSSES, _KEYS.UPDATE_OPS)
+
+
+class Selection:
+    """Operations of one graph, found by walking back from the outputs as far as the tensors in `given`."""
+
+    def __init__(
+        self,
+        graph: tf.Graph,
+        given: Collection[str],
+        *,
+        values: Collection[str] = (),
+        own_variables: bool = True,
+        same_graph: bool = True,
+    ) -> None:
+        """`given` are tensors by name; `values` variables, by operation, that a value takes the place of.
+
+        Variables that are not to be the copy's own are kept: read where they are. So are lookup tables, in one graph.
+        """
+        self.graph = graph
+        self.contexts = contexts_of(graph)
+        self.operations: dict[str, tf.Operation] = {}
+        self.kept: dict[str, tf.Operation] = {}
+        self.variables: dict[str, Found] = {}
+        self._given = frozenset(given)
+        self._given_operations = frozenset(name.partition(":")[0] for name in given)
+        self._values = frozenset(values)
+        self._own, self._same = own_variables, same_graph
+        self._known = known(graph)
+
+    def walk(self, outputs: Collection[Any], at_placeholder: Callable[[tf.Operation], Any] | None = None) -> None:
+        """Take what leads to the outputs. Raises GraphError where that is a placeholder or reads an input pipeline."""
+        within = inside(self.contexts)
+        for name in [*self._given, *(one.name for one in outputs)]:
+            if name.partition(":")[0] in within:
+                raise GraphError(
+                    f"{name!r} lies within a loop or branch, which is copied whole: name a tensor before or after it"
+                )
+        self._walk([operation_of(one) for one in outputs if one.name not in self._given], at_placeholder or _refuse)
+
+    def unread(self, outputs: Collection[Any]) -> list[str]:
+        """The given tensors and variables that no output depends on."""
+        read = {tensor.name for operation in self.operations.values() for tensor in operation.inputs}
+        read |= {one.name for one in outputs}
+        return sorted((self._given - read) | {f"{one}:0" for one in self._values - self.operations.keys()})
+
+    def check_read(self, outputs: Collection[Any]) -> None:
+        """Raise GraphError where no output depends on something given."""
+        unread = self.unread(outputs)
+        if unread:
+            ends = ", ".join(one.name for one in outputs)
+            raise GraphError(f"no output depends on {', '.join(map(repr, unread))}; the outputs: {ends}")
+
+    def add_what_initialises(self) -> None:
+        """Take what the initial values of own variables need, which may be more variables."""
+        done: set[str] = set(self._values)
+        while left := [name for name in self.operations if name not in done]:
+            done.update(left)
+            for name in left:
+                operation = self.operations[name]
+                if is_variable(operation):
+                    self.variables[name] = find(self._known, operation)
+                    self._walk(self.variables[name].operations(self.graph), self._keep)
+                elif _is_resource(operation):
+                    self._walk(_initialisers(operation), self._keep)
+
+    def add_beside(self) -> None:
+        """Take the losses and updates, by their collections, that need nothing but what is taken already."""
+        for key in _BESIDE:
+            for one in self.graph.get_collection(key):
+                operation = operation_of(one)
+                if operation is not None and self._fits(operation, fresh=key == _KEYS.UPDATE_OPS):
+                    self._walk([operation], _refuse)
+
+    def dependent(self) -> set[str]:
+        """The operations taken whose results depend on a given tensor."""
+        readers: dict[str, list[str]] = {}
+        waiting = []
+        for name, operation in self.operations.items():
+            for tensor in operation.inputs:
+                readers.setdefault(tensor.op.name, []).append(name)
+                if tensor.name in self._given or tensor.op.name in self._values:
+                    waiting.append(name)
+        found: set[str] = set()
+        while waiting:
+            name = waiting.pop()
+            if name not in found:
+                found.add(name)
+                waiting += readers.get(name, ())
+        return found
+
+    def _walk(self, operations: Iterable[tf.Operation], at_placeholder: Callable[[tf.Operation], Any]) -> None:
+        waiting = list(operations)
+        while waiting:
+            while waiting:
+                operation = waiting.pop()
+                if operation.name in self.operations or operation.name in self.kept:
+                    continue
+                if operation.type in PLACEHOLDERS:
+                    at_placeholder(operation)
+                elif self._is_kept(operation):
+                    self.kept[operation.name] = operation
+                else:
+                    _refuse_pipeline(operation)
+                    self.operations[operation.name] = operation
+                    waiting += self._before(operation)
+            tensors = (self.graph.get_tensor_by_name(name) for name in needed(self.contexts, self.operations))
+            waiting = [
+                one.op
+                for one in tensors
+                if one.name not in self._given and one.op.name not in self.operations.keys() | self.kept.keys()
+            ]
+
+    def _before(self, operation: tf.Operation) -> list[tf.Operation]:
+        data = [tensor.op for tensor in operation.inputs if tensor.name not in self._given]
+        return data + [one for one in operation.control_inputs if one.name not in self._given_operations]
+
+    def _is_kept(self, operation: tf.Operation) -> bool:
+        if is_variable(operation):
+            return not self._own and operation.name not in self._values
+        return self._same and _is_resource(operation)
+
+    def _keep(self, operation: tf.Operation) -> None:
+        """What an initial value is fed with is fed to the original and the copy at once, where they can share it."""
+        (self.kept if self._same else self.operations)[operation.name] = operation
+
+    def _fits(self, operation: tf.Operation, *, fresh: bool) -> bool:
+        """Whether nothing but what is taken leads here: no placeholder, no other variable unless `fresh` ones may."""
+        touches = False
+        seen: set[str] = set()
+        waiting = [operation]
+        while waiting:
+            operation = waiting.pop()
+            if operation.name in self.operations or operation.name in self.kept:
+                touches = touches or not (operation.type == "Const" or (fresh and is_variable(operation)))
+            elif operation.name not in seen:
+                seen.add(operation.name)
+                if operation.type in PLACEHOLDERS or operation.type.startswith(_PIPELINES):
+                    return False
+                if is_variable(operation) and not fresh:
+                    return False
+                touches = touches or any(tensor.name in self._given for tensor in operation.inputs)
+                waiting += self._before(operation)
+        return touches
+
+
+def required(graph: tf.Graph, outputs: Collection[Any], given: Collection[str]) -> tuple[list[Any], dict[str, Any]]:
+    """The placeholders that the outputs need, not past the tensors `given` by name, and the variables, by name.
+
+    Raises GraphError as a walk does, and where no output depends on something given.
+    """
+    selection = Selection(graph, given)
+    found: dict[str, tf.Operation] = {}
+    selection.walk(outputs, at_placeholder=lambda operation: found.setdefault(operation.name, operation))
+    selection.check_read(outputs)
+    variables = [one for one in selection.operations.values() if is_variable(one)]
+    variables_known = known(graph)
+    with graph.as_default():
+        return (
+            [found[name].outputs[0] for name in sorted(found)],
+            {one.name: find(variables_known, one).variable for one in variables},
+        )
+
+
+def _refuse(operation: tf.Operation) -> None:
+    raise GraphError(f"placeholder {operation.name!r} is needed for the outputs but not among the inputs")
+
+
+def _refuse_pipeline(operation: tf.Operation) -> None:
+    if operation.type.startswith(_PIPELINES):
+        raise GraphError(
+            f"{operation.type} {operation.name!r} feeds the outputs from an input pipeline, which is not copied:"
+            " name the tensors it gives among the inputs, or replace them"
+        )
+
+
+def _is_resource(operation: tf.Operation) -> bool:
+    """A lookup table or the like: state that is no variable."""
+    return bool(
+        not operation.inputs
+        and operation.outputs
+        and operation.outputs[0].dtype.base_dtype in (tf.resource, tf.string)
+        and operation.op_def.is_stateful
+        and not is_variable(operation)
+    )
+
+
+def _initialisers(operation: tf.Operation) -> list[tf.Operation]:
+    mine = {one.name for tensor in operation.outputs for one in tensor.consumers()}
+    return [one for one in operation.graph.get_collection(_KEYS.TABLE_INITIALIZERS) if one.name in mine]

@@ -1,0 +1,162 @@
+"""What may be connected, each in a graph of its own: a .meta file, a MetaGraphDef, a live graph, a Graph."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from paramsync.errors import GraphError
+from paramsync.graphs.graph import DEFAULT_SIGNATURE, Graph, Shape, from_proto
+from paramsync.graphs.sources.meta_graphs import read_meta
+from paramsync.graphs.sources.saver_names import VARIABLES, parameters
+from paramsync.graphs.surgery.variables import saved_as
+from paramsync.graphs.tables import Contents
+
+_GRADIENTS = re.compile(r"(^|/)gradients(_\d+)?/")  # TensorFlow's name for them
+_OF_TRAINING = re.compile("Assign|Apply|Scatter|Save|Restore|Summary|Assert|Print")
+_OBJECT_BASED = "/.ATTRIBUTES/VARIABLE_VALUE"
+_NOT_TRAINED = re.compile(r"(^|/)moving_")  # what layers call the statistics they keep
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A graph to import: what its inputs and outputs are called, and its variables, by operation, in its checkpoint."""
+
+    graph: tf.Graph
+    inputs: Mapping[str, str] = field(default_factory=dict)
+    outputs: Mapping[str, str] = field(default_factory=dict)
+    keys: Mapping[str, str] = field(default_factory=dict)
+
+    def tensor(self, name: str) -> tf.Tensor | None:
+        """What is called so, by people who use the graph, or in it."""
+        name = self.inputs.get(name, self.outputs.get(name, name))
+        try:
+            return self.graph.get_tensor_by_name(name if ":" in name else f"{name}:0")
+        except (KeyError, ValueError):
+            return None
+
+    def label(self, tensor: tf.Tensor) -> str:
+        """What a tensor is called."""
+        named = {spelled: name for name, spelled in [*self.inputs.items(), *self.outputs.items()]}
+        return str(named.get(tensor.name, tensor.name.removesuffix(":0")))
+
+    def saved_as(self, name: str, variable: tf.Variable) -> tuple[str, tf.TensorShape]:
+        """The key of a variable in the checkpoint, and its shape there."""
+        key, shape = saved_as(name, variable)
+        return self.keys.get(name, key), shape
+
+    def ends(self) -> list[tf.Tensor]:
+        """Its outputs. Where it names none: what depends on a placeholder, is read by nothing and is no gradient."""
+        if self.outputs:
+            return [self.graph.get_tensor_by_name(name) for name in self.outputs.values()]
+        waiting = [one for one in self.graph.get_operations() if one.type == "Placeholder"]
+        found: dict[str, tf.Operation] = {}
+        while waiting:
+            operation = waiting.pop()
+            if operation.name not in found and not _OF_TRAINING.search(operation.type):
+                found[operation.name] = operation
+                waiting += [reader for tensor in operation.outputs for reader in tensor.consumers()]
+        return [
+            one.outputs[0]
+            for one in found.values()
+            if one.inputs and one.outputs and not _GRADIENTS.search(one.name) and not _is_read(one)
+        ]
+
+
+def source_of(given: Any) -> Source:
+    """Raises GraphError for what cannot be connected, and UnfinishedMetaError for a file that is not whole."""
+    if isinstance(given, Source):
+        return given
+    if isinstance(given, Graph):
+        return _of_graph(given)
+    if isinstance(given, tf.Graph):
+        return Source(given)
+    if isinstance(given, tf.compat.v1.MetaGraphDef):
+        return _of_meta(given, "the meta graph")
+    if isinstance(given, (str, Path)):
+        return _of_meta(read_meta(Path(given)), str(given))
+    raise GraphError(f"expected a .meta file, a MetaGraphDef, a tf.Graph or a Graph to connect, found {given!r}")
+
+
+def _of_meta(meta: Any, where: str) -> Source:
+    graph = tf.Graph()
+    try:
+        with graph.as_default():
+            tf.compat.v1.train.import_meta_graph(tf.compat.v1.MetaGraphDef.FromString(meta.SerializeToString()))
+    except (ValueError, KeyError, TypeError, tf.errors.OpError) as error:
+        raise GraphError(f"{where} holds a graph that cannot be imported: {error}") from error
+    nodes = {node.name: node for node in meta.graph_def.node}
+    variables = [node for node in nodes.values() if node.op in VARIABLES]
+    saver = meta.saver_def.save_tensor_name if meta.HasField("saver_def") else None
+    signatures = list(meta.signature_def.values())
+    return Source(
+        graph,
+        inputs={name: one.name for signature in signatures for name, one in signature.inputs.items()},
+        outputs={name: one.name for signature in signatures for name, one in signature.outputs.items()},
+        keys={one.node: one.name for one in parameters(nodes, variables, saver=saver)},
+    )
+
+
+def _of_graph(graph: Graph) -> Source:
+    """A Graph with variables for its parameters, so that it can be trained."""
+    message = graph.message()
+    made = tf.Graph()
+    keys = {}
+    given: dict[str, Any] = {}
+    with made.as_default():
+        for one in message.parameters:
+            variable = _variable(one.name, tf.as_dtype(one.dtype), from_proto(one.shape))
+            keys[variable.op.name] = one.name
+            given[f"{one.node}:0"] = variable.read_value()
+        for table in message.tables:
+            given[f"{table.node}:0"] = _table(Contents(table))
+        signatures = sorted(message.signatures.items(), key=lambda one: (one[0] != DEFAULT_SIGNATURE, one[0]))
+        wanted = [one for _, signature in signatures for one in (*signature.inputs, *signature.outputs)]
+        graph_def = tf.compat.v1.GraphDef.FromString(message.graph_def)
+        tensors = tf.graph_util.import_graph_def(
+            graph_def, input_map=given, return_elements=[one.tensor for one in wanted], name="graph"
+        )
+    spelled = dict(zip((one.tensor for one in wanted), (one.name for one in tensors), strict=True))
+    inputs: dict[str, str] = {}
+    outputs: dict[str, str] = {}
+    for _, signature in signatures:
+        for end in signature.inputs:
+            inputs.setdefault(end.name, spelled[end.tensor])
+        for end in signature.outputs:
+            outputs.setdefault(end.name, spelled[end.tensor])
+    return Source(made, inputs, outputs, keys)
+
+
+def _variable(name: str, dtype: tf.DType, shape: Shape) -> tf.Variable:
+    label = re.sub(r"[^A-Za-z0-9_.\-/]", "_", name.removesuffix(_OBJECT_BASED)).lstrip("_-/") or "parameter"
+    return tf.compat.v1.Variable(
+        tf.zeros(shape, dtype),
+        name=label,
+        use_resource=True,
+        trainable=bool(dtype.is_floating and not _NOT_TRAINED.search(label)),
+    )
+
+
+def _table(contents: Contents) -> tf.Tensor:
+    kinds = {"key_dtype": tf.as_dtype(contents.key_dtype), "value_dtype": tf.as_dtype(contents.value_dtype)}
+    shape = contents.values.shape[1:]
+    if shape:
+        handle = tf.raw_ops.MutableHashTableOfTensorsV2(**kinds, value_shape=shape, use_node_name_sharing=True)
+    else:
+        handle = tf.raw_ops.MutableHashTableV2(**kinds, use_node_name_sharing=True)
+    filled = tf.raw_ops.LookupTableImportV2(
+        table_handle=handle,
+        keys=tf.constant(contents.keys, kinds["key_dtype"]),
+        values=tf.constant(contents.values, kinds["value_dtype"]),
+    )
+    tf.compat.v1.add_to_collection(tf.compat.v1.GraphKeys.TABLE_INITIALIZERS, filled)
+    return handle
+
+
+def _is_read(operation: tf.Operation) -> bool:
+    return any(tensor.consumers() for tensor in operation.outputs)

@@ -1,0 +1,108 @@
+"""Variables of a live graph: the objects behind its nodes, what initialises them, and how a copy of one is made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.core.framework import variable_pb2
+
+from paramsync.errors import GraphError
+
+_REFERENCES = frozenset({"Variable", "VariableV2", "AutoReloadVariable"})
+_ASSIGNMENTS = frozenset({"Assign", "AssignVariableOp"})
+_READS = frozenset({"Identity", "ReadVariableOp"})
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A variable of the source, and how the graph describes it."""
+
+    variable: tf.Variable
+    proto: Any
+
+    def operations(self, graph: tf.Graph) -> list[tf.Operation]:
+        """What must be there, besides the variable's own node, for it to be one."""
+        names = (self.proto.initializer_name, self.proto.initial_value_name, self.proto.snapshot_name)
+        return [graph.get_operation_by_name(name.partition(":")[0]) for name in names if name]
+
+    def copy_to(self, graph: tf.Graph, rename: Callable[[str], str | None], scope: str) -> tf.Variable:
+        """The variable whose nodes were copied to `graph`. It is in no collection yet."""
+        proto = variable_pb2.VariableDef()
+        proto.CopyFrom(self.proto)
+        proto.variable_name = f"{scope}/{proto.variable_name}"
+        proto.initializer_name = f"{scope}/{proto.initializer_name}"
+        proto.snapshot_name = rename(proto.snapshot_name) or ""
+        proto.initial_value_name = rename(proto.initial_value_name) or ""
+        if proto.HasField("save_slice_info_def"):
+            proto.save_slice_info_def.full_name = f"{scope}/{proto.save_slice_info_def.full_name}"
+        with graph.as_default():
+            copy = type(self.variable).from_proto(proto)
+        if self.variable.constraint is not None:
+            copy._constraint = self.variable.constraint  # optimizers apply it; a proto has no word for it
+        return copy
+
+
+def is_variable(operation: tf.Operation) -> bool:
+    return is_handle(operation) or operation.type in _REFERENCES
+
+
+def is_handle(operation: tf.Operation) -> bool:
+    return bool(operation.type == "VarHandleOp")
+
+
+def known(graph: tf.Graph) -> dict[str, tf.Variable]:
+    """The variables in the graph's collections, by operation."""
+    items = (one for key in graph.get_all_collection_keys() for one in graph.get_collection(key))
+    return {one.op.name: one for one in items if isinstance(one, tf.Variable) and is_variable(one.op)}
+
+
+def find(variables: Mapping[str, tf.Variable], operation: tf.Operation) -> Found:
+    """The variable of this node of the default graph. Raises GraphError where nothing there initialises it."""
+    if operation.name in variables:
+        variable = variables[operation.name]
+        return Found(variable, variable.to_proto())
+    readers = operation.outputs[0].consumers()
+    initialisers = [one for one in readers if one.type in _ASSIGNMENTS and one.name.startswith(f"{operation.name}/")]
+    reads = [one for one in readers if one.type in _READS]
+    if not initialisers or not reads:
+        raise GraphError(
+            f"variable {operation.name!r} is in no collection of its graph, and nothing there initialises and reads it:"
+            " share it (variables='shared'), or replace it"
+        )
+    proto = variable_pb2.VariableDef(
+        variable_name=operation.outputs[0].name,
+        initializer_name=initialisers[0].name,
+        initial_value_name=initialisers[0].inputs[1].name,
+        snapshot_name=reads[0].outputs[0].name,
+        is_resource=is_handle(operation),
+        trainable=True,
+    )
+    return Found(_kind(resource=is_handle(operation)).from_proto(proto), proto)
+
+
+@cache
+def _kind(*, resource: bool) -> Any:
+    """The class of such variables, which has no public name."""
+    with tf.Graph().as_default():
+        return type(tf.compat.v1.Variable(0.0, use_resource=resource))
+
+
+def saved_as(name: str, variable: tf.Variable) -> tuple[str, tf.TensorShape]:
+    """What a Saver calls the variable of this name in its graph, and its shape there: for a part, of the whole."""
+    whole = variable._get_save_slice_info()
+    return (name, variable.shape) if whole is None else (whole.full_name, tf.TensorShape(whole.full_shape))
+
+
+def for_saver(variables: Mapping[str, tf.Variable], keys: Mapping[str, str]) -> dict[str, Any]:
+    """The variables by the `keys` of their names, as a Saver takes them: parts of one whole together."""
+    found: dict[str, Any] = {}
+    for name, variable in variables.items():
+        if variable._get_save_slice_info() is None:
+            found[keys[name]] = variable
+        else:
+            found.setdefault(keys[name], []).append(variable)
+    return found

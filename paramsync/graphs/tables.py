@@ -1,0 +1,103 @@
+"""Lookup tables: what they hold, as bytes in a graph file, and filled anew for the functions that look things up."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import tensorflow as tf
+from google.protobuf.message import DecodeError
+
+from paramsync import dtypes, wire
+from paramsync.errors import GraphError, InputError
+from paramsync.v1 import graph_pb2, serving_pb2
+
+MAX_BYTES = 512 << 20
+"""What all tables of one graph file may take."""
+
+
+def pack(node: str, keys: tf.Tensor, values: tf.Tensor) -> graph_pb2.Table:
+    """A table for a graph file: `node` is the placeholder that takes its handle.
+
+    There is one value, a scalar or a tensor, for each key. Entries are put in the order of their keys, so that the same
+    table has the same bytes whichever way it was read.
+    """
+    at = np.argsort(np.asarray(keys), kind="stable")  # where eager execution is off they are arrays already
+    packed = [wire.from_array(np.asarray(one)[at]).SerializeToString(deterministic=True) for one in (keys, values)]
+    return graph_pb2.Table(node=node, keys=packed[0], values=packed[1])
+
+
+class Contents:
+    """The keys and values of a table of a graph file."""
+
+    def __init__(self, table: graph_pb2.Table) -> None:
+        """Raises GraphError where they are not what a table holds."""
+        try:
+            tensors = {name: serving_pb2.Tensor.FromString(getattr(table, name)) for name in ("keys", "values")}
+            arrays = wire.to_arrays(tensors, f"table {table.node!r},")
+        except (InputError, DecodeError) as error:
+            raise GraphError(f"the table {table.node!r} is not readable: {error}") from error
+        self.keys, self.values = arrays["keys"], arrays["values"]
+        self._node = table.node
+        if self.keys.ndim != 1 or self.values.ndim == 0 or len(self.keys) != len(self.values):
+            raise GraphError(
+                f"the table {table.node!r}: expected a value for each key,"
+                f" found keys {list(self.keys.shape)} and values {list(self.values.shape)}"
+            )
+
+    @property
+    def key_dtype(self) -> str:
+        return _name(self.keys)
+
+    @property
+    def value_dtype(self) -> str:
+        return _name(self.values)
+
+    def digest(self) -> str:
+        whole = hashlib.sha256()
+        for array in (self.keys, self.values):
+            whole.update(f"{_name(array)} {array.shape}".encode())
+            for one in array.flat if array.dtype == object else (array,):
+                data = one if isinstance(one, bytes) else np.ascontiguousarray(one).tobytes()
+                whole.update(len(data).to_bytes(8, "little") + data)
+        return whole.hexdigest()
+
+    def fill(self) -> tf.Tensor:
+        """The handle of a new table with these contents. The table lives as long as the handle. Raises GraphError."""
+        kinds = {"key_dtype": tf.as_dtype(self.key_dtype), "value_dtype": tf.as_dtype(self.value_dtype)}
+        try:
+            with tf.device("CPU:0"):
+                contents = {
+                    "keys": tf.constant(self.keys, kinds["key_dtype"]),
+                    "values": tf.constant(self.values, kinds["value_dtype"]),
+                }
+                if self.values.ndim > 1:
+                    shape = self.values.shape[1:]
+                    handle = tf.raw_ops.AnonymousMutableHashTableOfTensors(**kinds, value_shape=shape)
+                    tf.raw_ops.LookupTableImportV2(table_handle=handle, **contents)
+                elif len(self.keys):
+                    handle = tf.raw_ops.AnonymousHashTable(**kinds)
+                    tf.raw_ops.InitializeTableV2(table_handle=handle, **contents)
+                else:  # of this kind there is no empty one
+                    handle = tf.raw_ops.AnonymousMutableHashTable(**kinds)
+                return handle
+        except (ValueError, TypeError, tf.errors.OpError) as error:
+            raise GraphError(f"the table {self._node!r} cannot be made: {error}") from error
+
+
+def fill(tables: Sequence[Contents]) -> list[tf.Tensor]:
+    """The handles of new tables with these contents; none in a program that has no eager execution and can call none.
+
+    The caller may be building a graph of its own, in which nothing is made at once. Another thread is not.
+    """
+    if tf.executing_eagerly() or not tables:
+        return [one.fill() for one in tables]
+    with ThreadPoolExecutor(1) as another:
+        return another.submit(lambda: [one.fill() for one in tables] if tf.executing_eagerly() else []).result()
+
+
+def _name(array: np.ndarray) -> str:
+    number = dtypes.from_numpy(array.dtype)
+    return dtypes.name(number) if number else str(array.dtype)

@@ -1,0 +1,285 @@
+"""Keras models of every kind are captured under the names people gave, whatever they take and give."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from paramsync.errors import GraphError
+from paramsync.graphs.capture import Capture, capture
+from paramsync.graphs.graph import DEFAULT_SIGNATURE, Signature, TensorSpec
+
+
+def signature(captured: Capture) -> Signature:
+    return captured.graph.signatures[DEFAULT_SIGNATURE]
+
+
+def answers(captured: Capture, inputs: dict[str, Any]) -> dict[str, Any]:
+    values = [variable.read_value() for variable in captured.variables]
+    return {name: value.numpy() for name, value in captured.graph(values, inputs).items()}
+
+
+def only_answer(captured: Capture, inputs: dict[str, Any]) -> Any:
+    (found,) = answers(captured, inputs).values()
+    return found
+
+
+def test_nested_inputs_and_outputs_are_named_by_their_keys() -> None:
+    user = {"age": keras.Input((1,), name="age"), "place": [keras.Input((2,)), keras.Input((2,))]}
+    joined = keras.layers.Concatenate()([user["age"], *user["place"]])
+    model = keras.Model(user, {"score": keras.layers.Dense(1)(joined), "more": {"joined": joined}})
+    captured = capture(model)
+    assert set(signature(captured).inputs) == {"age", "place_0", "place_1"}
+    assert set(signature(captured).outputs) == {"score", "more_joined"}
+    age, first, second = tf.ones((3, 1)), tf.ones((3, 2)) * 2, tf.ones((3, 2)) * 3
+    found = answers(captured, {"age": age, "place_0": first, "place_1": second})
+    expected = model({"age": age, "place": [first, second]})
+    np.testing.assert_array_equal(found["score"], expected["score"])
+    np.testing.assert_array_equal(found["more_joined"], expected["more"]["joined"])
+
+
+def test_names_that_keras_makes_up_do_not_reach_the_graph() -> None:
+    def build() -> keras.Model:
+        image = keras.Input((8, 8, 1))
+        return keras.Model(image, [keras.layers.Conv2DTranspose(2, 3)(image), image + 1.0])
+
+    digests = {capture(build()).graph.digest for _ in range(2)}
+    assert len(digests) == 1
+    assert list(signature(capture(build())).outputs) == ["outputs_0", "outputs_1"]
+
+
+class Tower(keras.Model):
+    """A subclassed model that takes several arguments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = keras.layers.Dense(3)
+
+    def call(self, user: Any, item: Any) -> Any:
+        return {"user": self.dense(user), "match": self.dense(user) * self.dense(item)}
+
+
+class Halves(keras.Model):
+    """A subclassed model with a branch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = keras.layers.Dense(3)
+
+    def call(self, x: Any) -> Any:
+        y = self.dense(x)
+        return keras.ops.cond(keras.ops.sum(y) > 0, lambda: y / 2, lambda: y)
+
+
+class Nested(keras.Model):
+    """A subclassed model that takes a dictionary, and whole numbers in it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = keras.layers.Embedding(50, 4)
+        self.dropout = keras.layers.Dropout(0.5)
+        self.dense = keras.layers.Dense(2)
+
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        ids = keras.ops.mean(self.embedding(inputs["ids"]), axis=1)
+        return self.dense(self.dropout(ids, training=training) + inputs["features"])
+
+
+def test_a_subclassed_model_takes_what_it_was_built_with() -> None:
+    model = Halves()
+    x = tf.random.normal((4, 5))
+    expected = model(x)
+    captured = capture(model)
+    assert signature(captured).inputs == {"x": TensorSpec("x", "float32", (None, 5))}
+    np.testing.assert_array_equal(answers(captured, {"x": x})["outputs"], expected)
+
+
+def test_an_input_read_only_as_whole_numbers_is_whole_numbers() -> None:
+    model = Nested()
+    inputs = {"ids": tf.constant([[1, 2, 3]]), "features": tf.ones((1, 4))}
+    expected = model(inputs)
+    captured = capture(model)
+    assert signature(captured).inputs["ids"].dtype == "int32"
+    assert signature(captured).inputs["features"].dtype == "float32"
+    np.testing.assert_array_equal(answers(captured, inputs)["outputs"], expected)
+
+
+def test_inputs_say_what_a_model_takes_that_was_never_built() -> None:
+    specs = {"ids": tf.TensorSpec((None, 3), tf.int64), "features": tf.TensorSpec((None, 4), name="given")}
+    model = Nested()
+    captured = capture(model, inputs=specs)
+    assert set(signature(captured).inputs) == {"ids", "given"}
+    assert signature(captured).inputs["ids"].dtype == "int64"
+    inputs = {"ids": tf.constant([[1, 2, 3]], tf.int64), "features": tf.ones((1, 4))}
+    found = answers(captured, {"ids": inputs["ids"], "given": inputs["features"]})
+    np.testing.assert_array_equal(found["outputs"], model(inputs))
+
+
+def test_inputs_by_the_names_of_the_arguments() -> None:
+    model = Tower()
+    captured = capture(model, inputs={"user": tf.TensorSpec((None, 5)), "item": tf.TensorSpec((None, 5))})
+    user, item = tf.random.normal((4, 5)), tf.random.normal((4, 5))
+    expected = model(user, item)
+    for name, found in answers(captured, {"user": user, "item": item}).items():
+        np.testing.assert_array_equal(found, expected[name])
+
+
+def test_a_model_of_several_arguments_says_which_of_them_keras_does_not_remember() -> None:
+    model = Tower()
+    model(tf.ones((1, 5)), tf.ones((1, 5)))
+    with pytest.raises(GraphError, match=r"say what it takes, inputs= as tf\.TensorSpec: missing.*'item'"):
+        capture(model)
+
+
+def test_a_subclassed_model_that_was_never_built_is_refused_with_what_to_do() -> None:
+    with pytest.raises(GraphError, match=r"build it, or call it once.*or say what it takes, inputs="):
+        capture(Tower())
+
+
+def test_inputs_that_the_model_cannot_take_are_refused_with_its_own_reason() -> None:
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(2)])
+    with pytest.raises(GraphError, match="cannot be called with inputs"):
+        capture(model, inputs=tf.TensorSpec((None, 9)))
+
+
+def test_a_layer_alone_is_captured_where_its_inputs_are_said() -> None:
+    layer = keras.layers.TextVectorization(vocabulary=["to", "be", "or"], output_sequence_length=4)
+    captured = capture(layer, inputs=tf.TensorSpec((None,), tf.string, name="text"))
+    text = tf.constant(["to be or not to be", "or"])
+    np.testing.assert_array_equal(answers(captured, {"text": text})["outputs"], layer(text))
+
+
+def test_a_sparse_input_is_its_three_tensors() -> None:
+    bag = keras.Input((6,), sparse=True, name="bag")
+    model = keras.Model(bag, keras.layers.Dense(3)(bag))
+    captured = capture(model)
+    assert set(signature(captured).inputs) == {"bag_indices", "bag_values", "bag_dense_shape"}
+    value = tf.sparse.from_dense([[0.0, 1.0, 0.0, 0.0, 2.0, 0.0]])
+    inputs = {"bag_indices": value.indices, "bag_values": value.values, "bag_dense_shape": value.dense_shape}
+    np.testing.assert_array_equal(only_answer(captured, inputs), model(value))
+
+
+def test_a_recurrent_layer_that_keeps_its_state_is_refused_by_name() -> None:
+    memory = keras.layers.LSTM(4, stateful=True, name="memory")
+    model = keras.Sequential([keras.Input((3, 2), batch_size=1), memory])
+    with pytest.raises(GraphError, match="layer 'memory' keeps its state"):
+        capture(model)
+
+
+def test_dropout_and_its_seed_are_no_part_of_what_is_captured() -> None:
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dropout(0.5), keras.layers.GaussianNoise(1.0)])
+    captured = capture(model)
+    assert captured.variables == ()
+    np.testing.assert_array_equal(only_answer(captured, {"inputs": tf.ones((2, 4))}), np.ones((2, 4)))
+
+
+def test_the_parameters_of_a_compiled_model_are_its_weights_alone() -> None:
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2), keras.layers.Dropout(0.1)])
+    model.compile("adam", "mse", metrics=["mae"])
+    model.fit(np.ones((2, 4)), np.ones((2, 2)), verbose=0)
+    assert len(capture(model).variables) == 2
+
+
+def test_models_that_share_variables_are_signatures_over_one_set() -> None:
+    image = keras.Input((4,), name="image")
+    features = keras.layers.Dense(3, name="features")(image)
+    model = keras.Model(image, keras.layers.Dense(2, name="logits")(features))
+    captured = capture(model, signatures={"serving_default": model, "embed": keras.Model(image, features)})
+    assert len(captured.graph.parameters) == 4
+    x = tf.random.normal((3, 4))
+    values = [variable.read_value() for variable in captured.variables]
+    embedded = captured.graph(values, {"image": x}, signature="embed")["features"]
+    np.testing.assert_array_equal(embedded, model.get_layer("features")(x))
+    np.testing.assert_array_equal(captured.graph(values, {"image": x})["logits"], model(x))
+
+
+def test_only_the_outputs_asked_for_and_their_parameters_are_captured() -> None:
+    image = keras.Input((4,), name="image")
+    heads = [keras.layers.Dense(2, name=name)(image) for name in ("left", "right")]
+    model = keras.Model(image, heads)
+    captured = capture(model, outputs=["right"])
+    assert list(signature(captured).outputs) == ["right"]
+    assert len(captured.graph.parameters) == 2
+    with pytest.raises(GraphError, match=r"expected some of left, right.* found up"):
+        capture(model, outputs=["up"])
+
+
+def test_keys_are_those_of_the_checkpoint_that_has_the_model_in_it() -> None:
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+    captured = capture(model, root=tf.train.Checkpoint(net=model))
+    assert all(one.name.startswith("net/") for one in captured.graph.parameters)
+
+
+def test_mixed_precision_answers_as_the_model_does() -> None:
+    layers = [keras.layers.Dense(8, dtype="mixed_bfloat16"), keras.layers.Dense(2, dtype="mixed_bfloat16")]
+    model = keras.Sequential([keras.Input((4,)), *layers])
+    captured = capture(model)
+    assert {one.dtype for one in captured.graph.parameters} == {"float32"}
+    x = tf.random.normal((3, 4))
+    np.testing.assert_array_equal(only_answer(captured, {"inputs": x}), model(x))
+
+
+class Blocks(keras.Model):
+    """Layers in a list, in a private dict of lists, where TensorFlow does not see them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = [keras.layers.Dense(4) for _ in range(2)]
+        self._heads = {"left": [keras.layers.Dense(2)]}
+        self.last = keras.layers.Dense(4)
+
+    def call(self, x: Any) -> Any:
+        for block in self.blocks:
+            x = block(x)
+        return self._heads["left"][0](self.last(x))
+
+
+def test_what_is_in_lists_and_dicts_has_the_key_that_its_place_gives_it() -> None:
+    def built() -> keras.Model:
+        model = Blocks()
+        model(tf.ones((1, 4)))
+        return model
+
+    captured = [capture(built()) for _ in range(2)]
+    places = {one.name.rpartition("/.ATTRIBUTES")[0].rpartition("/")[0] for one in captured[0].graph.parameters}
+    assert places == {"blocks/0", "blocks/1", "last", "_heads/left/0"}
+    assert len({one.graph.digest for one in captured}) == 1
+
+
+def test_a_sequential_model_that_took_its_shape_from_a_batch_serves_batches_of_any_size() -> None:
+    def built(batch: int) -> keras.Model:
+        model = keras.Sequential([keras.layers.Dense(3), keras.layers.Reshape((1, 3)), keras.layers.Flatten()])
+        model(np.ones((batch, 4), np.float32))
+        return model
+
+    captured = [capture(built(batch)) for batch in (2, 5)]
+    assert signature(captured[0]).inputs["inputs"].shape == (None, 4)
+    assert captured[0].graph.digest == captured[1].graph.digest
+
+
+def test_a_sequential_model_that_computes_with_its_batch_size_keeps_it() -> None:
+    weigh = keras.layers.Lambda(lambda x: x * tf.range(x.shape[0], dtype=tf.float32)[:, None])
+    model = keras.Sequential([keras.Input((4,), batch_size=2), weigh])
+    assert signature(capture(model)).inputs["inputs"].shape == (2, 4)
+
+
+class Words(keras.Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lookup = keras.layers.StringLookup(vocabulary=["a", "b"])
+        self.embedding = keras.layers.Embedding(3, 2)
+
+    def call(self, words: Any) -> Any:
+        return self.embedding(self.lookup(words))
+
+
+def test_a_subclassed_model_that_was_called_with_strings_takes_strings() -> None:
+    model, words = Words(), tf.constant([["a", "z"]])
+    expected = model(words)
+    captured = capture(model)
+    assert signature(captured).inputs["words"].dtype == "string"
+    np.testing.assert_array_equal(only_answer(captured, {"words": words}), expected)

@@ -1,0 +1,240 @@
+"""Models of every common kind: what was captured, through its file, answers bit for bit like the model itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from paramsync.bundle import Bundle
+from paramsync.graphs.capture import Capture, capture
+from paramsync.graphs.graph import DEFAULT_SIGNATURE, Graph
+
+layers = keras.layers
+WORDS = ["to", "be", "or", "not"]
+
+
+def mlp() -> keras.Model:
+    return keras.Sequential(
+        [keras.Input((784,)), layers.Dense(256, "relu"), layers.Dense(256, "gelu"), layers.Dense(10)]
+    )
+
+
+def convolution() -> keras.Model:
+    return keras.Sequential(
+        [
+            keras.Input((28, 28, 1)),
+            *(layers.Conv2D(8, 3, padding="same"), layers.BatchNormalization(), layers.ReLU(), layers.MaxPooling2D()),
+            *(layers.DepthwiseConv2D(3), layers.BatchNormalization(), layers.SeparableConv2D(8, 3, strides=2)),
+            *(layers.GlobalAveragePooling2D(), layers.Dense(10, "softmax")),
+        ]
+    )
+
+
+def normalised() -> keras.Model:
+    return keras.Sequential(
+        [
+            keras.Input((6, 6, 8)),
+            *(layers.GroupNormalization(4), layers.LayerNormalization(), layers.Conv2DTranspose(4, 3, strides=2)),
+            *(layers.UpSampling2D(), layers.Normalization(mean=1.0, variance=2.0), layers.Rescaling(0.1)),
+        ]
+    )
+
+
+def recurrent(layer: Callable[[], Any]) -> Callable[[], keras.Model]:
+    return lambda: keras.Sequential([keras.Input((None, 5)), layer(), layers.Dense(2)])
+
+
+def masked() -> keras.Model:
+    ids = keras.Input((6,), dtype="int32")
+    embedded = layers.Embedding(50, 8, mask_zero=True)(ids)
+    return keras.Model(ids, layers.Dense(2)(layers.LSTM(7)(embedded)))
+
+
+def attention() -> keras.Model:
+    sequence = keras.Input((9, 16))
+    attended = layers.MultiHeadAttention(4, 8)(sequence, sequence, use_causal_mask=True)
+    joined = layers.LayerNormalization()(layers.Add()([sequence, layers.Dropout(0.1)(attended)]))
+    grouped = layers.GroupQueryAttention(8, 4, 2)(joined, joined)
+    return keras.Model(sequence, layers.Dense(3)(layers.GlobalMaxPooling1D()(grouped)))
+
+
+def shared_embedding() -> keras.Model:
+    query, document = keras.Input((4,), dtype="int64", name="query"), keras.Input((8,), dtype="int64", name="document")
+    embedding = layers.Embedding(100, 6)
+    means = [keras.ops.mean(embedding(ids), axis=1) for ids in (query, document)]
+    return keras.Model([query, document], {"match": layers.Dot(1)(means), "query_embedded": means[0]})
+
+
+def string_lookup() -> keras.Model:
+    word = keras.Input((3,), dtype="string", name="word")
+    number = keras.Input((1,), dtype="int64", name="number")
+    embedded = layers.Flatten()(layers.Embedding(10, 4)(layers.StringLookup(vocabulary=WORDS)(word)))
+    numbers = layers.IntegerLookup(vocabulary=[0, 7, 11], output_mode="one_hot")(number)
+    hashed = layers.Embedding(5, 2)(layers.Hashing(5)(number))
+    joined = layers.Concatenate()([embedded, numbers, layers.Flatten()(hashed)])
+    return keras.Model([word, number], layers.Dense(2)(joined))
+
+
+def text_classifier() -> keras.Model:
+    text = keras.Input((), dtype="string", name="text")
+    ids = layers.TextVectorization(vocabulary=WORDS, output_sequence_length=6)(text)
+    counts = layers.TextVectorization(vocabulary=WORDS, output_mode="count", ngrams=2)(text)
+    embedded = layers.GlobalAveragePooling1D()(layers.Embedding(8, 4)(ids))
+    return keras.Model(text, layers.Dense(3, "softmax")(layers.Concatenate()([embedded, counts])))
+
+
+def adapted() -> keras.Model:
+    categories, words = layers.StringLookup(output_mode="multi_hot"), layers.TextVectorization(max_tokens=20)
+    categories.adapt(WORDS)
+    words.adapt(["to be or not to be", "that is the question"])
+    text = keras.Input((1,), dtype="string", name="text")
+    averaged = layers.GlobalAveragePooling1D()(layers.Embedding(20, 3)(words(text)))
+    return keras.Model(text, [layers.Dense(2)(categories(text)), averaged])
+
+
+def many_in_many_out() -> keras.Model:
+    image, numbers = keras.Input((8, 8, 3), name="image"), keras.Input((5,), name="numbers")
+    seen = layers.GlobalAveragePooling2D()(layers.Conv2D(4, 3, activation="swish")(image))
+    joined = layers.Concatenate()([seen, layers.Dense(4, "tanh")(numbers)])
+    return keras.Model(
+        {"image": image, "numbers": numbers},
+        {"kind": layers.Dense(3, "softmax")(joined), "size": layers.Dense(1)(joined), "joined": joined * 2.0},
+    )
+
+
+class Residual(keras.Model):
+    """A subclassed model: layers in a list, a variable of its own, a loop and a branch on values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = [layers.Dense(6, "relu") for _ in range(3)]
+        self.norm = layers.BatchNormalization()
+        self.drop = layers.Dropout(0.5)
+        self.scale = self.add_weight(shape=(6,), initializer="random_normal", name="scale")
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        for block in self.blocks:
+            x = x + self.drop(block(x), training=training)
+        x = self.norm(x, training=training) * self.scale
+        x = keras.ops.while_loop(lambda y: keras.ops.max(keras.ops.abs(y)) > 1.0, lambda y: (y / 2.0,), (x,))[0]
+        return keras.ops.cond(keras.ops.sum(x) > 0.0, lambda: x, lambda: -x)
+
+
+def subclassed() -> keras.Model:
+    model = Residual()
+    model(tf.ones((1, 6)))
+    return model
+
+
+def nested() -> keras.Model:
+    inner = keras.Sequential([keras.Input((4,)), layers.Dense(4), layers.BatchNormalization()])
+    x = keras.Input((4,))
+    return keras.Model(x, keras.Sequential([layers.Dense(2)])(inner(inner(x))))
+
+
+SMALL: dict[str, Callable[[], keras.Model]] = {
+    "mlp": mlp,
+    "convolution": convolution,
+    "normalised": normalised,
+    "lstm": recurrent(lambda: layers.LSTM(6)),
+    "gru": recurrent(lambda: layers.GRU(6, return_sequences=True)),
+    "bidirectional lstm": recurrent(lambda: layers.Bidirectional(layers.LSTM(6))),
+    "bidirectional gru": recurrent(lambda: layers.Bidirectional(layers.GRU(6, return_sequences=True))),
+    "stacked cells": recurrent(lambda: layers.RNN([layers.LSTMCell(4), layers.GRUCell(3)])),
+    "masked": masked,
+    "attention": attention,
+    "shared embedding": shared_embedding,
+    "string lookup": string_lookup,
+    "text classifier": text_classifier,
+    "adapted": adapted,
+    "many in many out": many_in_many_out,
+    "subclassed": subclassed,
+    "nested": nested,
+}
+LARGE: dict[str, Callable[[], keras.Model]] = {
+    "ResNet50": lambda: keras.applications.ResNet50(weights=None, input_shape=(64, 64, 3)),
+    "MobileNetV3": lambda: keras.applications.MobileNetV3Small(weights=None, input_shape=(64, 64, 3)),
+    "EfficientNetB0": lambda: keras.applications.EfficientNetB0(weights=None, input_shape=(64, 64, 3)),
+}
+MODELS = [
+    *(pytest.param(build, id=name) for name, build in SMALL.items()),
+    *(pytest.param(build, id=name, marks=pytest.mark.slow) for name, build in LARGE.items()),
+]
+
+
+def disturbed(model: keras.Model) -> keras.Model:
+    """The model with random values where those it begins with would hide a mistake: zeros, ones, moving statistics."""
+    random = np.random.default_rng(1)
+    for variable in model.weights:
+        if variable.path.endswith(("bias", "beta", "gamma", "moving_mean", "moving_variance")):
+            variable.assign(random.uniform(0.5, 1.5, variable.shape))
+    return model
+
+
+def drawn(graph: Graph, rows: int) -> dict[str, tf.Tensor]:
+    """Inputs that fit."""
+    random = np.random.default_rng(rows)
+    inputs = {}
+    for name, spec in graph.signatures[DEFAULT_SIGNATURE].inputs.items():
+        sizes = spec.shape or ()
+        shape = [rows if at == 0 else size or 5 for at, size in enumerate(sizes)]
+        if spec.dtype == "string":
+            inputs[name] = tf.constant(random.choice([*WORDS, "to be", "else"], shape))
+        elif spec.dtype.startswith("int"):
+            inputs[name] = tf.cast(random.integers(0, 12, shape), spec.dtype)
+        else:
+            inputs[name] = tf.cast(random.normal(size=shape), spec.dtype)
+    return inputs
+
+
+def through_file(captured: Capture, inputs: dict[str, tf.Tensor]) -> dict[str, Any]:
+    graph = Graph.from_bytes(captured.graph.to_bytes())
+    assert graph.digest == captured.graph.digest
+    return graph([variable.read_value() for variable in captured.variables], inputs)
+
+
+@pytest.mark.parametrize("build", MODELS)
+def test_a_captured_model_answers_bit_for_bit_like_the_model(build: Callable[[], keras.Model]) -> None:
+    model = disturbed(build())
+    captured = capture(model)
+    for rows in (1, 7):
+        inputs = drawn(captured.graph, rows)
+        given = list(inputs.values())
+        structure = getattr(model, "input", None)
+        expected = model(inputs if isinstance(structure, dict) else given[0] if len(given) == 1 else given)
+        found = through_file(captured, inputs)
+        for name, value in zip(found, tf.nest.flatten(expected), strict=True):
+            np.testing.assert_array_equal(found[name].numpy(), value.numpy(), err_msg=name)
+
+
+@pytest.fixture
+def unoptimised() -> Iterator[None]:
+    """Without TensorFlow's graph optimiser, which merges operations and so changes the last bits of results."""
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+    yield
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
+
+
+@pytest.mark.usefixtures("unoptimised")
+@pytest.mark.parametrize("build", MODELS)
+def test_an_exported_model_answers_bit_for_bit_like_its_saved_model(
+    build: Callable[[], keras.Model], tmp_path: Path
+) -> None:
+    disturbed(build()).export(tmp_path, verbose=False)
+    graph = capture(tmp_path).graph
+    bundle = Bundle.open(tmp_path / "variables" / "variables")
+    parameters = [tf.constant(bundle.array(one.name)) for one in graph.parameters]
+    saved = tf.saved_model.load(tmp_path)
+    for rows in (1, 7):
+        inputs = drawn(graph, rows)
+        expected = saved.signatures[DEFAULT_SIGNATURE](**inputs)
+        found = graph(parameters, inputs)
+        assert found.keys() == expected.keys()
+        for name, value in expected.items():
+            np.testing.assert_array_equal(found[name].numpy(), value.numpy(), err_msg=name)

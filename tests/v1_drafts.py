@@ -1,0 +1,47 @@
+"""Drafts of v1 graphs for tests: what a source would make of them, and what a Session answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from paramsync.graphs.draft import Draft, Parameter, Part
+from paramsync.graphs.graph import DEFAULT_SIGNATURE
+from paramsync.v1 import bundle_pb2, graph_pb2
+
+VARIABLES = {"Variable", "VariableV2", "VarHandleOp"}
+
+
+def endpoint(name: str, tensor: tf.Tensor) -> graph_pb2.Endpoint:
+    shape = bundle_pb2.TensorShape.FromString(tensor.shape.as_proto().SerializeToString())
+    return graph_pb2.Endpoint(name=name, tensor=tensor.name, dtype=tensor.dtype.as_datatype_enum, shape=shape)
+
+
+def signature(inputs: Mapping[str, tf.Tensor], outputs: Mapping[str, tf.Tensor]) -> graph_pb2.Signature:
+    return graph_pb2.Signature(
+        inputs=[endpoint(name, one) for name, one in inputs.items()],
+        outputs=[endpoint(name, one) for name, one in outputs.items()],
+    )
+
+
+def parameters_of(graph_def: Any, parts: Sequence[Any] = ()) -> list[Parameter]:
+    """Every variable under its own name; `parts` are those that are parts of a larger one."""
+    infos = {one.op.name: one.to_proto().save_slice_info_def for one in parts}
+    found = []
+    for node in graph_def.node:
+        if node.op in VARIABLES:
+            spec = tf.TensorSpec(tf.TensorShape(node.attr["shape"].shape), node.attr["dtype"].type)
+            part = None
+            name = node.name
+            if node.name in infos:
+                info = infos[node.name]
+                name, part = info.full_name, Part(tuple(info.full_shape), tuple(info.var_offset))
+            found.append(Parameter(name, node.name, spec, part))
+    return found
+
+
+def draft_of(graph: tf.Graph, inputs: Mapping[str, tf.Tensor], outputs: Mapping[str, tf.Tensor]) -> Draft:
+    graph_def = graph.as_graph_def()
+    return Draft(graph_def, parameters_of(graph_def), {DEFAULT_SIGNATURE: signature(inputs, outputs)})
