@@ -140,6 +140,7 @@ def test_the_object_graph_is_tensorflows_less_what_is_not_published(tmp_path: Pa
         assert list(mine.attributes) == [one for one in theirs.attributes if one.checkpoint_key in published]
 
 
+@pytest.mark.slow
 def test_the_digest_is_equal_in_another_process_and_after_other_models() -> None:
     here = [mlp(), mlp()][1]
     script = "from tests.test_capture import capture, mlp; print(capture(mlp()).graph.digest)"

@@ -284,6 +284,7 @@ def test_what_are_no_tensors_of_one_graph_is_refused() -> None:
         draft_of_tensors([x], [])
 
 
+@pytest.mark.slow
 def test_a_program_without_eager_execution_makes_the_same_graph() -> None:
     script = """
 import tensorflow as tf

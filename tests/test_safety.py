@@ -186,6 +186,7 @@ def test_a_constant_of_another_dtype_than_it_says_is_refused() -> None:
         check(graph_def)
 
 
+@pytest.mark.slow
 def test_a_graph_of_two_bytes_a_node_is_refused_before_it_is_parsed() -> None:
     for graph_def in (b"\n\0" * (17 << 20), b"\x12\x88\x80\x80\x10" + b"\n\0" * (17 << 20)):
         with pytest.raises(UnsafeGraphError, match="expected at most 134217728 bytes beside its constants"):
@@ -339,6 +340,7 @@ def test_an_op_that_is_allowed_but_unknown_to_tensorflow_is_an_error_like_any_ot
         Graph.from_bytes(message.SerializeToString(), allowed=["SomebodysOwnOp"])
 
 
+@pytest.mark.slow
 def test_files_that_were_tampered_with_are_refused_or_served_and_end_nothing() -> None:
     assert tampered_with(range(300)) == ""
 

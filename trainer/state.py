@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from paramsync import keys, layout
 from paramsync.errors import SettingsError
-from paramsync.graphs.objects import object_graph, variable_keys
+from paramsync.graphs.sources.objects import object_graph, variable_keys
 from paramsync.version import Version
 from paramsync.writer import StoreWriter
 from trainer.job import Job
