@@ -298,7 +298,8 @@ def test_functions_in_a_copy_have_the_gradients_that_they_have_in_its_source(nam
     with tf.Graph().as_default() as graph:
         x = v1.placeholder(tf.float32, [None, 4], name="x")
         weights = v1.get_variable("weights", [4, 4], use_resource=True)
-        y = getattr(Functions(weights), name)(x)
+        functions = Functions(weights)  # a method of tf.function's keeps no hold on it
+        y = getattr(functions, name)(x)
         if differentiated:
             tf.gradients(y, weights)  # the source's call gives more from now on
         copy = duplicate(y, x, keep_seeds=True)
@@ -323,7 +324,8 @@ def test_what_a_function_does_beside_its_results_is_done_by_the_copy() -> None:
     with tf.Graph().as_default() as graph:
         x = v1.placeholder(tf.float32, [None, 4], name="x")
         weights = v1.get_variable("weights", [4, 4], use_resource=True, initializer=v1.zeros_initializer())
-        _, at = Functions(weights).counting(x)
+        functions = Functions(weights)
+        _, at = functions.counting(x)
         copy = duplicate(at, x)
     with ready(graph) as session:
         assert session.run(copy.outputs[0], {copy.inputs[0]: DATA}).shape == (7, 2)
