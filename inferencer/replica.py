@@ -22,7 +22,7 @@ from paramsync.errors import (
     UnfinishedMetaError,
     UnknownVersionError,
 )
-from paramsync.graphs.graph import DEFAULT_SIGNATURE, MAX_BYTES, Graph, TensorSpec
+from paramsync.graphs.graph import DEFAULT_SIGNATURE, Graph, TensorSpec
 from paramsync.graphs.parameters import check_entries, shared
 from paramsync.graphs.sources.meta_graphs import capture_meta
 from paramsync.store import Store
@@ -187,7 +187,7 @@ class Replica:
                 f"version {version.number} names no graph: give --inputs and --outputs to take it from {meta}"
             )
         try:
-            content = files.content(meta, limit=MAX_BYTES)
+            content = files.content(meta, limit=files.MAX_MESSAGE)
         except FileNotFoundError as error:
             raise UnfinishedMetaError(_needs(version, meta)) from error
         return self._known(

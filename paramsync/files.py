@@ -13,6 +13,7 @@ from typing import BinaryIO
 from paramsync.errors import CorruptCheckpointError
 
 TEMPORARY = ".tmp-"
+MAX_MESSAGE = (1 << 31) - 1  # bytes; no message of protobuf is larger
 
 _SHOWN = 200  # characters
 _IRREGULAR = {errno.ELOOP: "a symbolic link", errno.ENXIO: "a socket or a device"}

@@ -1,4 +1,4 @@
-"""Which ops a graph may use that somebody else made, and which of them give other results in each call.
+"""Which ops a graph may use that somebody else made, and how many; which of them give other results in each call.
 
 Built from what predictions need. What is not here can touch files, the network, other processes or this one, keeps a
 state, trusts what it is given too much, or nobody has asked for it yet. No TensorFlow is needed to know this.
@@ -14,8 +14,8 @@ _GRAPH = """
 """
 # Calls and control flow
 _CONTROL = """
-    Case Enter Exit For If LoopCond Merge NextIteration PartitionedCall StatefulPartitionedCall StatelessCase
-    StatelessIf StatelessWhile Switch While
+    Case Enter Exit For If LoopCond Merge NextIteration OptionalFromValue OptionalNone PartitionedCall
+    StatefulPartitionedCall StatelessCase StatelessIf StatelessWhile Switch While
 """
 # Element by element, reductions, sums by segment
 _MATHS = """
@@ -173,3 +173,6 @@ SAFE = frozenset(
     ).split()
 )
 """Ops that compute their results from their arguments, and touch nothing else."""
+
+NODES = 500_000
+"""What a graph and its functions may hold together."""

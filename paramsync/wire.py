@@ -137,10 +137,12 @@ def _of_content(head: Outline, content: bytes) -> np.ndarray:
 def _of_values(head: Outline, tensor: Tensor) -> np.ndarray:
     """All values, or those up to where the last one stands for all that follow."""
     kind = dtypes.name(tensor.dtype)
-    values = getattr(tensor, VALUE_FIELDS[kind])
+    values = getattr(tensor, VALUE_FIELDS[kind]) if kind in VALUE_FIELDS else ()  # others come as their bytes
     found, rest = divmod(len(values), 2 if kind in _PARTS else 1)
     if rest or found > head.count or (head.count and not found):
         raise InputError(str(head), expected=f"{head.count} values", found=found)
+    if not found:
+        return np.empty(0, head.dtype)
     if kind == "string":
         array = np.empty(found, object)
         array[:] = values

@@ -83,6 +83,7 @@ def test_without_peers_ours_is_compared_with_a_copy_alone(
     _check_quotients(found, ours_over_memcpy=("ours", "memcpy"))
 
 
+@pytest.mark.slow
 def test_delta_writes_what_is_not_frozen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = _measured("delta", capsys, "--folder", str(tmp_path))
     _check_quotients(found, full_over_ours=("full", "ours"), full_over_compared=("full", "compared"))

@@ -140,6 +140,7 @@ def test_the_object_graph_is_tensorflows_less_what_is_not_published(tmp_path: Pa
         assert list(mine.attributes) == [one for one in theirs.attributes if one.checkpoint_key in published]
 
 
+@pytest.mark.slow
 def test_the_digest_is_equal_in_another_process_and_after_other_models() -> None:
     here = [mlp(), mlp()][1]
     script = "from tests.test_capture import capture, mlp; print(capture(mlp()).graph.digest)"
@@ -448,3 +449,65 @@ def test_v1_tensors_and_the_meta_file_of_their_graph_give_one_graph(tmp_path: Pa
         ]
     assert len({one.graph.digest for one in captures}) == 1
     assert [one.name for one in captures[0].graph.parameters] == ["weights"]
+
+
+class Layered(tf.Module):
+    """Modules in a list and a dict."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers: list[Any] = [Encoder(), {"last": Encoder()}]
+
+    @tf.function(input_signature=[tf.TensorSpec((None, 4), tf.float32, name="x")])
+    def __call__(self, x: tf.Tensor) -> dict[str, tf.Tensor]:
+        return {"y": self.layers[0].score(x) + self.layers[1]["last"].score(x)}
+
+
+def test_variables_in_lists_of_what_was_loaded_have_the_keys_of_its_checkpoint(tmp_path: Path) -> None:
+    module = Layered()
+    tf.saved_model.save(module, tmp_path, signatures=module.__call__)
+    live, loaded = capture(module), capture(tf.saved_model.load(tmp_path))
+    assert [one.name for one in loaded.graph.parameters] == [one.name for one in live.graph.parameters]
+    x = tf.random.normal((2, 4))
+    np.testing.assert_array_equal(answers(loaded, {"x": x})["y"], module(x)["y"])
+
+
+def test_a_keras_model_that_was_saved_as_a_module_is_captured_with_the_keys_of_its_checkpoint(tmp_path: Path) -> None:
+    model = mlp()
+    tf.saved_model.save(model, tmp_path)
+    graph = capture(tmp_path).graph
+    (name,) = graph.signatures[DEFAULT_SIGNATURE].inputs
+    x = tf.random.normal((3, *model.inputs[0].shape[1:]))
+    (found,) = graph(saved_parameters(tmp_path, graph), {name: x}).values()
+    np.testing.assert_array_equal(found, model(x))
+
+
+def test_one_name_where_a_list_belongs_is_refused(tmp_path: Path) -> None:
+    for arguments in ({"outputs": "y"}, {"signatures": "score"}):
+        with pytest.raises(GraphError, match=r"expected names in a list, found '(y|score)'"):
+            capture(tmp_path, **arguments)
+
+
+def test_the_message_in_a_saved_model_is_not_its_folder(tmp_path: Path) -> None:
+    tf.saved_model.save(Scaler(), tmp_path)
+    with pytest.raises(GraphError, match=r"expected a SavedModel, found no saved_model\.pb"):
+        capture(tmp_path / "saved_model.pb")
+
+
+class Dense(tf.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = tf.lookup.experimental.DenseHashTable(tf.int64, tf.float32, 0.0, empty_key=-1, deleted_key=-2)
+        self.table.insert([3], [0.5])
+
+    @tf.function(input_signature=[tf.TensorSpec((None,), tf.int64)])
+    def __call__(self, keys: tf.Tensor) -> tf.Tensor:
+        return self.table.lookup(keys)
+
+
+def test_a_table_with_places_that_may_be_empty_is_refused_with_what_to_use(tmp_path: Path) -> None:
+    module = Dense()
+    tf.saved_model.save(module, tmp_path, signatures=module.__call__)
+    for source in (module, tmp_path):
+        with pytest.raises(GraphError, match=r"is a DenseHashTable, .* expected a StaticHashTable"):
+            capture(source)

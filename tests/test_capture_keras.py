@@ -248,3 +248,38 @@ def test_what_is_in_lists_and_dicts_has_the_key_that_its_place_gives_it() -> Non
     places = {one.name.rpartition("/.ATTRIBUTES")[0].rpartition("/")[0] for one in captured[0].graph.parameters}
     assert places == {"blocks/0", "blocks/1", "last", "_heads/left/0"}
     assert len({one.graph.digest for one in captured}) == 1
+
+
+def test_a_sequential_model_that_took_its_shape_from_a_batch_serves_batches_of_any_size() -> None:
+    def built(batch: int) -> keras.Model:
+        model = keras.Sequential([keras.layers.Dense(3), keras.layers.Reshape((1, 3)), keras.layers.Flatten()])
+        model(np.ones((batch, 4), np.float32))
+        return model
+
+    captured = [capture(built(batch)) for batch in (2, 5)]
+    assert signature(captured[0]).inputs["inputs"].shape == (None, 4)
+    assert captured[0].graph.digest == captured[1].graph.digest
+
+
+def test_a_sequential_model_that_computes_with_its_batch_size_keeps_it() -> None:
+    weigh = keras.layers.Lambda(lambda x: x * tf.range(x.shape[0], dtype=tf.float32)[:, None])
+    model = keras.Sequential([keras.Input((4,), batch_size=2), weigh])
+    assert signature(capture(model)).inputs["inputs"].shape == (2, 4)
+
+
+class Words(keras.Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lookup = keras.layers.StringLookup(vocabulary=["a", "b"])
+        self.embedding = keras.layers.Embedding(3, 2)
+
+    def call(self, words: Any) -> Any:
+        return self.embedding(self.lookup(words))
+
+
+def test_a_subclassed_model_that_was_called_with_strings_takes_strings() -> None:
+    model, words = Words(), tf.constant([["a", "z"]])
+    expected = model(words)
+    captured = capture(model)
+    assert signature(captured).inputs["words"].dtype == "string"
+    np.testing.assert_array_equal(only_answer(captured, {"words": words}), expected)

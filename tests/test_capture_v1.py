@@ -20,6 +20,7 @@ from paramsync.errors import GraphError, UnfinishedMetaError, UnsafeGraphError
 from paramsync.graphs.draft import finish
 from paramsync.graphs.graph import DEFAULT_SIGNATURE, Graph
 from paramsync.graphs.sources.meta_graphs import capture_meta, draft_of_meta
+from paramsync.graphs.sources.saved_models import draft_of_saved_model
 from paramsync.graphs.sources.v1_saved_models import draft_of_v1_saved_model, is_v1, parsed_saved_model
 from paramsync.graphs.sources.v1_tensors import draft_of_tensors
 from paramsync.store import Store
@@ -283,6 +284,7 @@ def test_what_are_no_tensors_of_one_graph_is_refused() -> None:
         draft_of_tensors([x], [])
 
 
+@pytest.mark.slow
 def test_a_program_without_eager_execution_makes_the_same_graph() -> None:
     script = """
 import tensorflow as tf
@@ -444,6 +446,30 @@ def test_what_is_before_an_input_is_of_no_interest(tmp_path: Path) -> None:
     assert str(graph.signatures[DEFAULT_SIGNATURE].inputs["words"]) == "string []"
 
 
+@pytest.mark.parametrize("batches", [2, 3, 8])
+def test_batches_beyond_the_rank_are_refused_before_tensorflow_aborts(batches: int) -> None:
+    with tf.Graph().as_default() as graph:
+        x, rows = v1.placeholder(tf.float32, (None,), name="x"), v1.placeholder(tf.int32, (None,), name="rows")
+        tf.identity(tf.gather(tf.reshape(x, [1, -1]), tf.reshape(rows, [1, -1]), batch_dims=1), name="y")
+        meta = v1.train.export_meta_graph(graph=graph)
+    gather = next(node for node in meta.graph_def.node if node.op == "GatherV2")
+    gather.attr["batch_dims"].i = batches
+    gather.input[:2] = ["x", "rows"]
+    with pytest.raises(GraphError, match="cannot be imported"):
+        draft_of_meta(meta, ["x", "rows"], ["y"])
+
+
+def test_a_table_whose_filling_might_never_end_is_refused() -> None:
+    with tf.Graph().as_default() as graph:
+        keys = v1.placeholder(tf.int64, (None,), name="keys")
+        (number,) = tf.while_loop(lambda _: True, lambda number: [number + 1], [tf.zeros([1], tf.int64)])
+        words = tf.lookup.KeyValueTensorInitializer(number, number)
+        tf.identity(tf.lookup.StaticHashTable(words, -1).lookup(keys), name="y")
+        meta = v1.train.export_meta_graph(graph=graph)
+    with pytest.raises(GraphError, match="fills a table: expected it to be filled without a loop"):
+        draft_of_meta(meta, ["keys"], ["y"])
+
+
 def test_what_fills_a_table_must_be_safe_too(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("secret")
@@ -561,10 +587,13 @@ def test_only_the_signatures_asked_for_are_captured(tmp_path: Path) -> None:
         saved_graph(tmp_path / "exported", signatures=["decode"])
 
 
-def test_a_saved_model_without_a_graph_of_the_tags_says_which_there_are(tmp_path: Path) -> None:
+def test_a_saved_model_without_a_graph_that_predicts_says_which_there_are(tmp_path: Path) -> None:
     saved_with_signatures(tmp_path / "exported")
-    with pytest.raises(GraphError, match="expected a graph tagged gpu, serve, found those tagged serve"):
-        saved_graph(tmp_path / "exported", tags=["serve", "gpu"])
+    saved = parsed_saved_model(tmp_path / "exported")
+    saved.meta_graphs[0].meta_info_def.tags.append("gpu")
+    (tmp_path / "exported" / "saved_model.pb").write_bytes(saved.SerializeToString())
+    with pytest.raises(GraphError, match="expected a graph tagged serve, found those tagged serve, gpu"):
+        saved_graph(tmp_path / "exported")
 
 
 def test_what_is_no_saved_model_is_refused(tmp_path: Path) -> None:
@@ -573,6 +602,24 @@ def test_what_is_no_saved_model_is_refused(tmp_path: Path) -> None:
     (tmp_path / "saved_model.pb").write_bytes(b"\xff" * 9)
     with pytest.raises(GraphError, match="not a readable SavedModel"):
         parsed_saved_model(tmp_path)
+
+
+def test_a_saved_model_whose_functions_multiply_is_refused_in_no_time(tmp_path: Path) -> None:
+    tf.saved_model.save(tf.Module(), str(tmp_path))
+    saved = parsed_saved_model(tmp_path)
+    meta = saved.meta_graphs[0]
+    del meta.graph_def.library.function[:]
+    for level in range(9):  # each calls the one before a hundred times, and the innermost is empty
+        function = meta.graph_def.library.function.add()
+        function.signature.name = f"f{level}"
+        for number in range(100 if level else 0):
+            call = function.node_def.add(name=f"n{number}", op="PartitionedCall")
+            call.attr["f"].func.name = f"f{level - 1}"
+    meta.graph_def.node.add(name="restore", op="PartitionedCall").attr["f"].func.name = "f8"
+    meta.saver_def.restore_op_name = "restore"
+    (tmp_path / "saved_model.pb").write_bytes(saved.SerializeToString())
+    with pytest.raises(GraphError, match="not a whole SavedModel: more than 200000 operations"):
+        draft_of_saved_model(tmp_path)
 
 
 def test_a_saved_model_of_tensorflow_2_is_told_apart(tmp_path: Path) -> None:

@@ -18,18 +18,22 @@ import tensorflow as tf
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from paramsync.cli.__main__ import main
 from paramsync.client import Trainer
 from paramsync.errors import SettingsError
 from paramsync.store import Store
 from paramsync.v1 import sync_pb2, sync_pb2_grpc
+from paramsync.writer import StoreWriter
 from tests.programs import eventually
 from tests.test_addresses import IPV6
 from tests.test_behind import version
 from trainer import watchers
 from trainer.control import MOST_PUBLISHING, Control, Training
+from trainer.job import Job
 from trainer.meter import Meter
 from trainer.publisher import Publisher
 from trainer.schedule import PublishSchedule
+from trainer.state import TrainingState
 
 TIMEOUT = 30
 STATES = sync_pb2.PublisherStatus
@@ -200,6 +204,41 @@ def test_callers_that_leave_at_once_hold_no_place(pair: Pair) -> None:
             threading.Event().wait(attempt % 5 * 0.0003)  # so that the server has come more or less far with it
             call.cancel()
         eventually(places_are_free, lambda: "every place to be free again")
+
+
+def test_status_says_how_long_publishing_took_and_where_training_would_resume(
+    pair: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with pair.training() as publisher:
+        before = status(pair)
+        for absent in ("stall_seconds", "publish_seconds", "saved_step", "published", "total_steps"):
+            assert not before.HasField(absent)
+        published = publisher.publish(1, wait=True)
+        meter = Meter(7, time.monotonic())
+        meter.stall = 0.00042
+        model = Doubling()
+        job = Job(model=model, step=tf.Variable(7), train_step=lambda: model.by)
+        with (
+            StoreWriter(tmp_path / "state") as states,
+            closing(TrainingState(states, tmp_path / "state", job)) as state,
+        ):
+            state.finish(7)
+            pair.control.training_begins(
+                Training(
+                    publisher=publisher, meter=meter, device="CPU", total_steps=9, steps_per_epoch=None, state=state
+                )
+            )
+            found = status(pair)
+            assert (found.stall_seconds, found.saved_step, found.steps_per_epoch) == (0.00042, 7, 0)
+            assert published.committed_at is not None
+            assert found.publish_seconds == published.committed_at - published.snapshot_at > 0
+            state.error = "the disk is full"
+            main(["status", "--trainer", pair.control.address, "--inferencer", "127.0.0.1:1"])
+    text = capsys.readouterr().out
+    assert "0.4 ms" in text
+    assert "training state: last error: the disk is full" in text
+    assert max(map(len, text.splitlines()[:2])) <= 80
 
 
 def test_watch_tells_of_every_version_from_now_on(pair: Pair) -> None:

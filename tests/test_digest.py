@@ -52,6 +52,12 @@ def test_a_function_that_calls_itself_has_a_digest() -> None:
     assert of(graph) != of(nested(1))
 
 
+def test_what_a_node_says_of_the_function_it_names_counts() -> None:
+    graph = nested(1)
+    next(node for node in graph.node if node.name == "y").attr["f"].func.attr["T"].type = tf.float32.as_datatype_enum
+    assert of(graph) != of(nested(1))
+
+
 def test_a_chain_deeper_than_pythons_stack_has_a_digest() -> None:
     graph = tf.compat.v1.GraphDef()
     graph.node.add(name="x", op="Placeholder")

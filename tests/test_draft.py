@@ -245,6 +245,7 @@ def large(layers: int) -> Draft:
         return draft_of(graph, {"x": x}, {"y": y})
 
 
+@pytest.mark.slow
 def test_a_thousand_parameters_take_no_more_time_for_each_than_a_hundred() -> None:
     seconds = {}
     for layers in (50, 500):

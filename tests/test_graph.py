@@ -92,6 +92,16 @@ def test_a_file_of_garbage_is_refused() -> None:
         Graph.from_bytes(b"\xff" * 64)
 
 
+def test_an_empty_file_is_refused() -> None:
+    with pytest.raises(GraphError, match="expected a signature or more, found none"):
+        Graph.from_bytes(b"")
+
+
+def test_a_file_may_be_named_as_text(graph: Graph, tmp_path: Path) -> None:
+    graph.save(str(tmp_path / "graph.pb"))
+    assert Graph.load(str(tmp_path / "graph.pb")).digest == graph.digest
+
+
 def test_a_file_whose_graph_was_changed_is_refused(graph: Graph) -> None:
     message = graph_pb2.Graph.FromString(graph.to_bytes())
     definition = tf.compat.v1.GraphDef.FromString(message.graph_def)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -103,3 +104,24 @@ def test_a_call_with_other_arguments_says_what_was_expected(line: tuple[Line, Ca
     parameters = arrange(graph, GOOD)
     with pytest.raises(ParameterError, match="of a call: expected 2 of them, found 1"):
         answer(graph, parameters[:1])
+
+
+def test_a_checkpoint_whose_keys_went_by_the_optimizer_is_read_for_a_graph_captured_before_it_was_built(
+    tmp_path: Path,
+) -> None:
+    """TensorFlow calls a variable by the shortest way to it, and once a model is trained that is another one."""
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    graph = capture(model).graph
+    model.fit(np.ones((4, 2)), np.ones((4, 1)), verbose=0)
+    prefix = Path(tf.train.Checkpoint(model).write(str(tmp_path / "ckpt")))
+    assert not {one.name for one in graph.parameters} & Bundle.open(prefix).entries.keys()
+    x = np.ones((2, 2), np.float32)
+    np.testing.assert_array_equal(next(iter(graph(read(graph, prefix), {"inputs": tf.constant(x)}).values())), model(x))
+
+
+def test_a_checkpoint_of_other_objects_is_refused_with_what_is_there(tmp_path: Path) -> None:
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3)])
+    prefix = Path(tf.train.Checkpoint(line=Line()).write(str(tmp_path / "ckpt")))
+    with pytest.raises(ParameterError, match=r"_operations/1/_kernel\S*, .* \(2 missing\), found .*line/offset"):
+        read(capture(model).graph, prefix)

@@ -91,7 +91,7 @@ def test_a_killed_trainer_resumes_and_its_versions_keep_rising(tmp_path: Path) -
     with inferencer(tmp_path, "inferencer") as serving:
         predictions, control = addresses(serving)
         with trainer(tmp_path, "first") as first:
-            first.said(r"step \d+.*published version [1-9]")
+            first.said(r"step=\d+ .*version=[1-9]")
             before = served(predictions, above=0)
             eventually(
                 lambda: list((tmp_path / "store" / "training").glob("*.index")), lambda: "a saved training state"

@@ -16,7 +16,9 @@ from paramsync.graphs.capture import capture
 from paramsync.graphs.graph import Graph
 from paramsync.graphs.safety import checks as safety
 from paramsync.graphs.safety.checks import check
-from paramsync.graphs.safety.weight import check_weight
+from paramsync.graphs.safety.weight import GRAPH_DEF, check_weight
+from paramsync.graphs.sources.meta_graphs import read_meta
+from paramsync.graphs.sources.v1_saved_models import parsed_saved_model
 from paramsync.safe_ops import SAFE, STOCHASTIC
 from paramsync.v1 import graph_pb2
 from tests.test_digest import nested
@@ -184,6 +186,7 @@ def test_a_constant_of_another_dtype_than_it_says_is_refused() -> None:
         check(graph_def)
 
 
+@pytest.mark.slow
 def test_a_graph_of_two_bytes_a_node_is_refused_before_it_is_parsed() -> None:
     for graph_def in (b"\n\0" * (17 << 20), b"\x12\x88\x80\x80\x10" + b"\n\0" * (17 << 20)):
         with pytest.raises(UnsafeGraphError, match="expected at most 134217728 bytes beside its constants"):
@@ -194,11 +197,59 @@ def test_large_constants_are_no_reason_to_refuse_a_graph() -> None:
     graph_def = of(*["NoOp"] * 1000)
     node = graph_def.node.add(name="large", op="Const")
     node.attr["value"].tensor.tensor_content = bytes(200 << 20)
-    check_weight(graph_def.SerializeToString())
+    check_weight(graph_def.SerializeToString(), GRAPH_DEF)
     node.attr["value"].tensor.tensor_content = b""
     node.attr["value"].tensor.string_val.extend([b""] * (17 << 20))
     with pytest.raises(UnsafeGraphError, match="beside its constants"):
-        check_weight(graph_def.SerializeToString())
+        check_weight(graph_def.SerializeToString(), GRAPH_DEF)
+
+
+def test_a_meta_graph_or_saved_model_of_nothing_but_nodes_is_refused_before_it_is_parsed(tmp_path: Path) -> None:
+    files = {"saved_model.pb": parsed_saved_model, "model.meta": read_meta}
+    content = b"\n\x00" * (17 << 20)  # of each two bytes a node would be made
+    for name, read in reversed(files.items()):
+        content = b"\x12" + _varint(len(content)) + content
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(UnsafeGraphError, match="beside its constants"):
+            read(tmp_path if name == "saved_model.pb" else tmp_path / name)
+
+
+def graph_file(*, parameters: int = 0, signatures: int = 1, outputs: int = 1) -> graph_pb2.Graph:
+    graph_def = of("Placeholder", *["NoOp"] * 9)
+    message = graph_pb2.Graph(graph_def=graph_def.SerializeToString())
+    for _ in range(parameters):
+        message.parameters.add()
+    for at in range(signatures):
+        for _ in range(outputs):
+            message.signatures[f"s{at}"].outputs.add(tensor="n0:0")
+    return message
+
+
+def test_more_parameters_signatures_or_ends_than_can_be_built_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(safety, "ENDS", 20)
+    monkeypatch.setattr(safety, "BUILT", 100)
+    for message, found in (
+        (graph_file(parameters=20), "20 parameters, tables, inputs and outputs, found 21"),
+        (graph_file(outputs=21), "20 parameters, tables, inputs and outputs, found 21"),
+        (graph_file(signatures=11), "100 nodes and parameters, counted for each signature, found 110"),
+    ):
+        with pytest.raises(UnsafeGraphError, match=f"expected at most {found}"):
+            Graph.from_bytes(message.SerializeToString())
+    with pytest.raises(GraphError, match="cannot be built"):  # which is looked at later
+        Graph.from_bytes(graph_file(signatures=10).SerializeToString())
+
+
+def test_a_file_of_nothing_but_parameters_is_refused_before_it_is_parsed() -> None:
+    with pytest.raises(UnsafeGraphError, match="beside its constants"):
+        Graph.from_bytes(b"\x12\x00" * (17 << 20))
+
+
+def _varint(number: int) -> bytes:
+    more, last = [], number
+    while last > 0x7F:
+        more.append(last & 0x7F | 0x80)
+        last >>= 7
+    return bytes([*more, last])
 
 
 @pytest.mark.parametrize("content", [b"\xff" * (33 << 20), b"\x0b" * (33 << 20), b"\n\xff\xff\xff\xff\x7f" * (6 << 20)])
@@ -289,6 +340,7 @@ def test_an_op_that_is_allowed_but_unknown_to_tensorflow_is_an_error_like_any_ot
         Graph.from_bytes(message.SerializeToString(), allowed=["SomebodysOwnOp"])
 
 
+@pytest.mark.slow
 def test_files_that_were_tampered_with_are_refused_or_served_and_end_nothing() -> None:
     assert tampered_with(range(300)) == ""
 

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from paramsync.errors import SettingsError
+from paramsync.writer import StoreWriter
 from trainer.job import Job
 from trainer.state import TrainingState
 
@@ -26,16 +31,54 @@ def job(size: int = 1000) -> Job:
         step.assign_add(1)
         return tf.reduce_sum(module.weights)
 
-    return Job(model=module, step=step, train_step=train_step, steps_per_epoch=1)
+    return Job(model=module, step=step, train_step=train_step)
+
+
+def adam_job(seed: int) -> Job:
+    keras.utils.set_random_seed(seed)
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(16), keras.layers.Dense(1)])
+    optimizer = keras.optimizers.Adam()
+    optimizer.build(model.trainable_variables)
+    step = tf.Variable(0, dtype=tf.int64)
+
+    def train_step() -> tf.Tensor:
+        gradients = [tf.random.normal(weight.shape) for weight in model.trainable_variables]
+        optimizer.apply(gradients, model.trainable_variables)
+        step.assign_add(1)
+        return tf.reduce_sum(gradients[0])
+
+    generator = tf.random.Generator.from_seed(seed)
+    return Job(model=model, step=step, train_step=train_step, state={"optimizer": optimizer, "random": generator})
+
+
+@contextmanager
+def state_of(directory: Path, one: Job) -> Iterator[TrainingState]:
+    with StoreWriter(directory, keep=2) as store, closing(TrainingState(store, directory, one)) as state:
+        yield state
+
+
+def restored(directory: Path, one: Job) -> bool:
+    with state_of(directory, one) as state:
+        return state.restore()
 
 
 def saved(directory: Path, *steps: int) -> None:
     one = job()
-    state = TrainingState(directory, one)
+    with state_of(directory, one) as state:
+        for step in range(1, max(steps) + 1):
+            one.train_step()
+            if step in steps:
+                state.finish(step)
+
+
+def saved_by_an_earlier_release(directory: Path, *steps: int) -> None:
+    one = job()
+    checkpoint = tf.train.Checkpoint(model=one.model, step=one.step)
+    manager = tf.train.CheckpointManager(checkpoint, str(directory), max_to_keep=2, checkpoint_name="state")
     for step in range(1, max(steps) + 1):
         one.train_step()
         if step in steps:
-            state.save()
+            manager.save()
 
 
 def newest(directory: Path, suffix: str) -> Path:
@@ -43,22 +86,141 @@ def newest(directory: Path, suffix: str) -> Path:
     return next(Path(prefix).parent.glob(f"{Path(prefix).name}{suffix}*"))
 
 
+def content(one: Job) -> dict[str, Any]:
+    variables = [*one.model.variables, *one.state["optimizer"].variables, one.state["random"].state, one.step]
+    return {f"{position} {variable.name}": np.asarray(variable) for position, variable in enumerate(variables)}
+
+
 def test_nothing_is_restored_where_nothing_was_saved(tmp_path: Path) -> None:
     one = job()
-    assert not TrainingState(tmp_path / "new", one).restore()
+    assert not restored(tmp_path / "new", one)
     assert int(one.step) == 0
 
 
 def test_training_goes_on_where_it_was_saved_last(tmp_path: Path) -> None:
     saved(tmp_path, 3, 5)
     one = job()
-    assert TrainingState(tmp_path, one).restore()
+    with state_of(tmp_path, one) as state:
+        assert state.restore()
+        assert (state.saved, state.error) == (5, None)
     assert int(one.step) == 5
     np.testing.assert_array_equal(one.model.weights, np.full(1000, 5))
 
 
-def truncate(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-1000])
+def test_model_optimizer_random_numbers_and_step_come_back_bit_for_bit(tmp_path: Path) -> None:
+    one, other = adam_job(1), adam_job(2)
+    with state_of(tmp_path, one) as state:
+        for _ in range(3):
+            one.train_step()
+        one.state["random"].normal([5])
+        state.finish(3)
+    assert restored(tmp_path, other)
+    wanted, found = content(one), content(other)
+    assert len(wanted) == len(found) > 12
+    for (name, value), again in zip(wanted.items(), found.values(), strict=True):
+        np.testing.assert_array_equal(value, again, err_msg=name)
+
+
+def test_what_is_saved_is_what_tensorflow_would_save(tmp_path: Path) -> None:
+    one = adam_job(1)
+    one.train_step()
+    with state_of(tmp_path / "ours", one) as state:
+        state.finish(1)
+    stock = tf.train.Checkpoint(model=one.model, step=one.step, **one.state).save(str(tmp_path / "stock"))
+    readers = [tf.train.load_checkpoint(where) for where in (str(tmp_path / "ours"), stock)]
+    ours, theirs = (reader.get_variable_to_shape_map() for reader in readers)
+    assert ours == theirs
+    for name in ours:
+        if name != "_CHECKPOINTABLE_OBJECT_GRAPH" and "save_counter" not in name:
+            found, wanted = (reader.get_tensor(name) for reader in readers)
+            np.testing.assert_array_equal(found, wanted, err_msg=name)
+
+
+def test_stock_tensorflow_restores_the_state(tmp_path: Path) -> None:
+    one, other = adam_job(1), adam_job(2)
+    one.train_step()
+    with state_of(tmp_path, one) as state:
+        state.finish(1)
+    prefix = tf.train.latest_checkpoint(tmp_path)
+    stock = tf.train.Checkpoint(model=other.model, step=other.step, **other.state)
+    stock.restore(prefix).assert_existing_objects_matched().assert_consumed()
+    for value, again in zip(content(one).values(), content(other).values(), strict=True):
+        np.testing.assert_array_equal(value, again)
+
+
+class Gate:
+    """Holds the writing of a training state until it is opened."""
+
+    def __init__(self, store: StoreWriter, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.reached, self.opened = threading.Event(), threading.Event()
+        commit = store.commit
+
+        def held(*arguments: Any, **more: Any) -> Any:
+            self.reached.set()
+            assert self.opened.wait(30)
+            return commit(*arguments, **more)
+
+        monkeypatch.setattr(store, "commit", held)
+
+
+def test_training_goes_on_while_a_state_is_written_which_keeps_the_values_of_its_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = adam_job(1), adam_job(2)
+    one.train_step()
+    wanted = content(one)
+    with StoreWriter(tmp_path, keep=2) as store, closing(TrainingState(store, tmp_path, one)) as state:
+        gate = Gate(store, monkeypatch)
+        assert state.save(1)
+        assert gate.reached.wait(30)
+        for _ in range(5):
+            one.train_step()
+        assert not state.save(6), "one at a time"
+        assert state.saved is None
+        gate.opened.set()
+        state.finish()
+        assert state.saved == 1
+    assert restored(tmp_path, other)
+    found = content(other)
+    for name, again in zip(wanted, found.values(), strict=True):
+        if not name.endswith("StateVar"):
+            np.testing.assert_array_equal(wanted[name], again, err_msg=name)
+
+
+def test_the_end_waits_for_the_save_under_way_and_saves_the_last_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = job()
+    with StoreWriter(tmp_path, keep=2) as store, closing(TrainingState(store, tmp_path, one)) as state:
+        gate = Gate(store, monkeypatch)
+        one.train_step()
+        state.save(1)
+        one.train_step()
+        waiting = threading.Timer(0.1, gate.opened.set)
+        waiting.start()
+        state.finish(2)
+        waiting.join()
+        assert state.saved == 2
+    again = job()
+    assert restored(tmp_path, again)
+    assert int(again.step) == 2
+
+
+def test_a_step_that_is_saved_is_not_saved_again(tmp_path: Path) -> None:
+    saved(tmp_path, 3)
+    before = newest(tmp_path, ".index").stat().st_mtime_ns
+    one = job()
+    with state_of(tmp_path, one) as state:
+        state.restore()
+        assert state.save(3)
+        state.finish(3)
+    assert newest(tmp_path, ".index").stat().st_mtime_ns == before
+    assert len(list(tmp_path.glob("*.index"))) == 1
+
+
+def test_the_two_newest_states_are_kept(tmp_path: Path) -> None:
+    saved(tmp_path, 1, 2, 3, 4)
+    assert sorted(path.name for path in tmp_path.glob("*.index")) == ["ckpt-3.index", "ckpt-4.index"]
 
 
 def spoil(path: Path) -> None:
@@ -69,14 +231,19 @@ def spoil(path: Path) -> None:
 
 @pytest.mark.parametrize("suffix", [".index", ".data"])
 @pytest.mark.parametrize("damage", [Path.unlink, spoil, lambda path: path.write_bytes(b"")])
+@pytest.mark.parametrize("release", [saved, saved_by_an_earlier_release])
 def test_a_save_that_cannot_be_read_is_passed_over_with_a_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, suffix: str, damage: Callable[[Path], None]
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    suffix: str,
+    damage: Callable[[Path], None],
+    release: Callable[..., None],
 ) -> None:
-    saved(tmp_path, 3, 5)
+    release(tmp_path, 3, 5)
     damage(newest(tmp_path, suffix))
     one = job()
     with caplog.at_level(logging.WARNING):
-        assert TrainingState(tmp_path, one).restore()
+        assert restored(tmp_path, one)
     assert int(one.step) == 3
     np.testing.assert_array_equal(one.model.weights, np.full(1000, 3))
     assert "cannot be read, trying the one before" in caplog.text
@@ -86,22 +253,33 @@ def test_after_falling_back_the_next_save_is_the_newest_again(tmp_path: Path) ->
     saved(tmp_path, 3, 5)
     newest(tmp_path, ".index").unlink()
     one = job()
-    state = TrainingState(tmp_path, one)
-    state.restore()
-    one.train_step()
-    state.save()
+    with state_of(tmp_path, one) as state:
+        state.restore()
+        one.train_step()
+        state.finish(4)
     again = job()
-    assert TrainingState(tmp_path, again).restore()
+    assert restored(tmp_path, again)
     assert int(again.step) == 4
 
 
-def test_what_a_killed_save_left_is_removed(tmp_path: Path) -> None:
-    saved(tmp_path, 3)
-    (tmp_path / "state-2_temp").mkdir()
-    (tmp_path / "state-2_temp" / "part-00000-of-00001.data-00000-of-00001").touch()
+def test_a_state_of_an_earlier_release_is_resumed_from_and_gives_way_to_two_of_ours(tmp_path: Path) -> None:
+    saved_by_an_earlier_release(tmp_path, 3, 5)
+    (tmp_path / "state-3_temp").mkdir()
+    (tmp_path / "state-3_temp" / "part-00000-of-00001.data-00000-of-00001").touch()
     one = job()
-    assert TrainingState(tmp_path, one).restore()
-    assert not list(tmp_path.glob("*_temp"))
+    with state_of(tmp_path, one) as state:
+        assert state.restore()
+        assert (int(one.step), state.saved) == (5, 5)
+        assert not list(tmp_path.glob("*_temp")), "what a killed save left"
+        for step in (6, 7):
+            assert len(list(tmp_path.glob("state-*.index"))) == 2
+            one.train_step()
+            state.finish(step)
+    assert not list(tmp_path.glob("state-*"))
+    for _ in range(2):  # and so it stays
+        again = job()
+        assert restored(tmp_path, again)
+        assert int(again.step) == 7
 
 
 def test_training_begins_anew_where_no_save_can_be_read(tmp_path: Path) -> None:
@@ -109,29 +287,97 @@ def test_training_begins_anew_where_no_save_can_be_read(tmp_path: Path) -> None:
     for index in tmp_path.glob("*.index"):
         index.unlink()
     one = job()
-    assert not TrainingState(tmp_path, one).restore()
+    assert not restored(tmp_path, one)
     assert int(one.step) == 0
 
 
-def test_the_state_of_another_job_is_refused(tmp_path: Path) -> None:
-    saved(tmp_path, 3)
+@pytest.mark.parametrize("release", [saved, saved_by_an_earlier_release])
+def test_the_state_of_another_job_is_refused(tmp_path: Path, release: Callable[..., None]) -> None:
+    release(tmp_path, 3)
     with pytest.raises(SettingsError, match=r"is of another job .* remove it or give another --state"):
-        TrainingState(tmp_path, job(size=7)).restore()
+        restored(tmp_path, job(size=7))
 
 
-def test_a_save_that_fails_is_logged_and_training_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_save_that_fails_is_logged_and_the_next_one_works(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     directory = tmp_path / "state"
     one = job()
-    state = TrainingState(directory, one)
+    with state_of(directory, one) as state:
+        one.train_step()
+        shutil.rmtree(directory)
+        directory.touch()
+        with caplog.at_level(logging.ERROR):
+            state.finish(1)
+        assert "training state was not saved, training goes on" in caplog.text
+        assert state.error is not None
+        assert str(directory) in state.error
+        directory.unlink()
+        state.finish(1)
+        assert state.saved == 1
+        assert not state.error
+    again = job()
+    assert restored(directory, again)
+    assert int(again.step) == 1
+
+
+def test_the_variables_of_a_distribution_strategy_are_saved_once_and_restored(tmp_path: Path) -> None:
+    def mirrored(seed: int) -> Job:
+        with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
+            return adam_job(seed)
+
+    one, other = mirrored(1), mirrored(2)
+    one.step.assign(5)
+    with state_of(tmp_path, one) as state:
+        state.finish(5)
+        assert state.error is None
+    with state_of(tmp_path, other) as state:
+        assert state.restore()
+        assert state.saved == 5
+    for value, again in zip(one.model.get_weights(), other.model.get_weights(), strict=True):
+        np.testing.assert_array_equal(value, again)
+
+
+def test_a_model_with_a_table_is_saved_without_it(tmp_path: Path) -> None:
+    def with_table() -> Job:
+        one = job()
+        one.model.table = tf.lookup.experimental.MutableHashTable(tf.string, tf.int64, default_value=-1)
+        return one
+
+    one = with_table()
     one.train_step()
-    shutil.rmtree(directory)
-    directory.touch()
-    with caplog.at_level(logging.ERROR):
-        state.save()
-    assert "training state was not saved, training goes on" in caplog.text
+    with state_of(tmp_path, one) as state:
+        state.finish(1)
+    again = with_table()
+    assert restored(tmp_path, again)
+    assert int(again.step) == 1
 
 
-def test_stock_tensorflow_reads_the_state(tmp_path: Path) -> None:
-    saved(tmp_path, 3)
-    reader = tf.train.load_checkpoint(str(tmp_path))
-    assert reader.get_tensor("step/.ATTRIBUTES/VARIABLE_VALUE") == 3
+def iterator() -> Any:
+    return iter(tf.data.Dataset.range(3))
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        (iterator, r"Job.state\['more'\]: expected variables, .* found OwnedIterator"),
+        (lambda: tf.train.Checkpoint(a=tf.Variable(1), b=iterator()), "found OwnedIterator"),
+        (tf.compat.v1.train.AdamOptimizer, "found AdamOptimizer"),
+        (lambda: 7, r"Job.state: expected variables, .* says: .*got 7"),
+        (tf.Module, "found Module"),
+        (keras.optimizers.Adam, r"'more' has an optimizer \(adam.*call its build"),
+    ],
+)
+def test_a_state_that_variables_are_not_all_of_is_refused(
+    tmp_path: Path, state: Callable[[], Any], message: str
+) -> None:
+    one = job()
+    more = Job(model=one.model, step=one.step, train_step=one.train_step, state={"more": state()})
+    with pytest.raises(SettingsError, match=message):
+        restored(tmp_path, more)
+
+
+def test_a_compiled_model_whose_optimizer_is_not_built_is_refused(tmp_path: Path) -> None:
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)])
+    model.compile("adam", "mse")
+    one = Job(model=model, step=tf.Variable(0), train_step=lambda: tf.zeros([]))
+    with pytest.raises(SettingsError, match=r"'model' has an optimizer .* first"):
+        restored(tmp_path, one)

@@ -298,7 +298,8 @@ def test_functions_in_a_copy_have_the_gradients_that_they_have_in_its_source(nam
     with tf.Graph().as_default() as graph:
         x = v1.placeholder(tf.float32, [None, 4], name="x")
         weights = v1.get_variable("weights", [4, 4], use_resource=True)
-        y = getattr(Functions(weights), name)(x)
+        functions = Functions(weights)  # a method of tf.function's keeps no hold on it
+        y = getattr(functions, name)(x)
         if differentiated:
             tf.gradients(y, weights)  # the source's call gives more from now on
         copy = duplicate(y, x, keep_seeds=True)
@@ -323,7 +324,8 @@ def test_what_a_function_does_beside_its_results_is_done_by_the_copy() -> None:
     with tf.Graph().as_default() as graph:
         x = v1.placeholder(tf.float32, [None, 4], name="x")
         weights = v1.get_variable("weights", [4, 4], use_resource=True, initializer=v1.zeros_initializer())
-        _, at = Functions(weights).counting(x)
+        functions = Functions(weights)
+        _, at = functions.counting(x)
         copy = duplicate(at, x)
     with ready(graph) as session:
         assert session.run(copy.outputs[0], {copy.inputs[0]: DATA}).shape == (7, 2)
@@ -480,6 +482,10 @@ REFUSED: dict[str, tuple[Callable[[tf.Tensor, tf.Tensor], Any], str]] = {
         lambda x, y: duplicate(y, [x, "rate"], variables="shared", graph=tf.Graph()),
         "expected 'own', since graphs share no variables, found 'shared'",
     ),
+    "no outputs": (lambda x, y: duplicate([], x), "expected outputs to copy, found none"),
+    "a scope that is no name": (lambda x, y: duplicate(y, x, scope="a b"), "scope: expected .* found 'a b'"),
+    "a scope that ends": (lambda x, y: duplicate(y, x, scope="a/"), "scope: expected .* found 'a/'"),
+    "no scope": (lambda x, y: duplicate(y, x, scope=""), "scope: expected .* found ''"),
     "a word of one's own": (lambda x, y: duplicate(y, x, variables="mine"), "expected 'own' or 'shared', found 'mine'"),  # type: ignore[arg-type]
 }
 

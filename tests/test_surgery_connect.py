@@ -261,6 +261,8 @@ def test_what_cannot_be_connected_is_refused(tmp_path: Path, pair: list[tuple[st
         connect([(tmp_path / "missing.meta", None)])
     with pytest.raises(GraphError, match=r"expected a \.meta file, .* found 3"):
         connect([(3, None)])
+    with pytest.raises(GraphError, match=r"expected pairs of a graph and its checkpoint, or None, found .*broken"):
+        connect([broken])  # type: ignore[list-item]
     with pytest.raises(GraphError, match="expected a scope for each of 2 graphs"):
         connect(pair, scopes=["one"])
 

@@ -34,6 +34,8 @@ def test_settings_say_what_the_command_line_says() -> None:
     assert (found.store, found.state, found.steps, found.control_port) == (Path("here"), Path("here/training"), 100, 0)
     assert (found.schedule.every_steps, found.schedule.every_seconds) == (10, None)
     assert (found.data, found.held_out, found.seed, found.keep, found.host) == (None, None, 0, 5, "127.0.0.1")
+    assert (found.job, found.durable, found.state_seconds) == ("trainer.jobs.digits:job", False, 10)
+    assert found.tensorboard is None
 
 
 def test_without_a_schedule_every_second_is_published() -> None:
@@ -59,7 +61,12 @@ def test_without_a_schedule_every_second_is_published() -> None:
         (["--control-port", "-1"], "--control-port: expected a port from 0 to 65535, found '-1'"),
         (["--state", "here"], "--state here: expected another directory than the store, found the same"),
         (["--state", "here/../here/"], "expected another directory than the store"),
-        (["--job", "x"], "unrecognized arguments: --job x"),
+        (["--job", "x"], "--job: expected MODULE:FUNCTION, found 'x'"),
+        (["--job", "x:"], "--job: expected MODULE:FUNCTION, found 'x:'"),
+        (["--job", "./x.py:build"], "--job: expected MODULE:FUNCTION, found './x.py:build'"),
+        (["--job", "x:y.z"], "--job: expected MODULE:FUNCTION, found 'x:y.z'"),
+        (["--state-seconds", "0"], "--state-seconds: expected seconds above 0, found '0'"),
+        (["--durable", "yes"], "unrecognized arguments: yes"),
     ],
 )
 def test_arguments_that_cannot_be_used_are_refused_by_name(arguments: list[str], message: str) -> None:
@@ -75,11 +82,11 @@ def test_the_program_reads_its_settings_without_tensorflow() -> None:
 class Process:
     """`python -m trainer` and what it has logged so far."""
 
-    def __init__(self, store: Path, *arguments: str) -> None:
+    def __init__(self, store: Path, *arguments: str, folder: Path = ROOT) -> None:
         self.lines: list[str] = []
         self._popen = subprocess.Popen(
             [sys.executable, "-m", "trainer", "--store", str(store), "--control-port", "0", *arguments],
-            cwd=ROOT,
+            cwd=folder,
             stderr=subprocess.PIPE,
             text=True,
         )
@@ -115,8 +122,8 @@ class Process:
 
 
 @contextlib.contextmanager
-def trainer(store: Path, *arguments: str) -> Iterator[Process]:
-    process = Process(store, *arguments)
+def trainer(store: Path, *arguments: str, folder: Path = ROOT) -> Iterator[Process]:
+    process = Process(store, *arguments, folder=folder)
     try:
         yield process
     finally:
@@ -138,9 +145,9 @@ def versions(stub: Any, count: int) -> list[int]:
     return numbers
 
 
-def refusal(store: Path, *arguments: str) -> str:
+def refusal(store: Path, *arguments: str, folder: Path = ROOT) -> str:
     """The one line that a trainer says before it ends with exit code 2."""
-    with trainer(store, *arguments) as process:
+    with trainer(store, *arguments, folder=folder) as process:
         assert process.end() == 2
     assert len(process.lines) == 1, process.text
     assert process.text.startswith("trainer: ")
@@ -171,6 +178,22 @@ def test_a_store_that_has_a_publisher_is_refused(tmp_path: Path) -> None:
 def test_a_store_whose_state_is_broken_is_refused(tmp_path: Path) -> None:
     (tmp_path / "checkpoint").write_text("nonsense")
     assert f"{tmp_path}/checkpoint: expected a CheckpointState" in refusal(tmp_path)
+
+
+def test_a_state_that_is_broken_or_in_use_is_refused(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    with StoreWriter(state):
+        assert f"store {state}: already has a publisher" in refusal(tmp_path / "store", "--state", str(state))
+    (state / "checkpoint").write_text("nonsense")
+    text = refusal(tmp_path / "store", "--state", str(state))
+    assert f"{state}/checkpoint: expected a CheckpointState" in text
+    assert f"remove {state} to begin anew, or give another --state" in text
+
+
+def test_a_folder_for_tensorboard_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    text = refusal(tmp_path / "store", "--tensorboard", str(tmp_path / "file"))
+    assert f"{tmp_path}/file is a file; expected a directory" in text
 
 
 def test_a_control_port_that_is_taken_is_refused(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from paramsync import wire
 from paramsync.errors import InputError
 from paramsync.v1 import serving_pb2
 
-FLOAT, STRING, INT8, COMPLEX64, BOOL, UINT16, HALF = 1, 7, 6, 8, 10, 17, 19
+FLOAT, STRING, INT8, COMPLEX64, BOOL, QINT8, UINT16, HALF, FLOAT8 = 1, 7, 6, 8, 10, 11, 17, 19, 24
 NUMBERS = ["float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
 
 
@@ -44,6 +44,14 @@ def test_every_dtype_is_read_from_values_and_from_content_ours_and_tensorflows(
             found = array_of(one)
             assert (found.dtype, found.tolist()) == (values.dtype, values.tolist())
     assert tf.make_ndarray(theirs_of(values)).tolist() == values.tolist()
+
+
+@pytest.mark.parametrize("dtype", [tf.qint8, tf.dtypes.experimental.float8_e5m2, tf.dtypes.experimental.int4])
+@pytest.mark.parametrize("shape", [(2,), (0,)])
+def test_dtypes_that_have_no_field_for_their_values_come_as_content(dtype: tf.DType, shape: tuple[int, ...]) -> None:
+    values = np.zeros(shape, dtype.as_numpy_dtype)
+    found = array_of(wire.from_array(values))
+    assert (found.dtype, found.tolist()) == (values.dtype, values.tolist())
 
 
 def theirs_of(values: np.ndarray) -> tensor_pb2.TensorProto:
@@ -94,6 +102,8 @@ def test_any_byte_but_0_is_true() -> None:
         (tensor(STRING, (1,), tensor_content=b"\x01a"), "expected strings in string_val"),
         (tensor(INT8, (1,), int_val=[300]), "input 'x' int8 [1]: expected values from -128 to 127"),
         (tensor(UINT16, (1,), int_val=[-1]), "input 'x' uint16 [1]: expected values from 0 to 65535"),
+        (tensor(QINT8, (1,), int_val=[1]), "qint8', 'i1')] [1]: expected 1 values, found 0"),
+        (tensor(FLOAT8, (2,)), "input 'x' float8_e5m2 [2]: expected 2 values, found 0"),
         (tensor(HALF, (1,), half_val=[1 << 16]), "input 'x' float16 [1]: expected values from 0 to 65535"),
     ],
 )

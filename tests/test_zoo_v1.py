@@ -13,7 +13,7 @@ import tensorflow as tf
 from paramsync.bundle import Bundle
 from paramsync.graphs.draft import Draft, finish
 from paramsync.graphs.graph import DEFAULT_SIGNATURE, Graph
-from paramsync.graphs.sources.meta_graphs import draft_of_meta, parsed
+from paramsync.graphs.sources.meta_graphs import draft_of_meta, read_meta
 from paramsync.graphs.sources.v1_saved_models import draft_of_v1_saved_model, parsed_saved_model
 from paramsync.graphs.sources.v1_tensors import draft_of_tensors
 from tests.checkpoints import assert_same
@@ -150,6 +150,20 @@ def middle(resource: bool) -> tuple[Tensors, Tensors]:
     return {"features": features}, {"logits": dense(features, "head", 3, resource)}
 
 
+def trained(resource: bool) -> tuple[Tensors, Tensors]:
+    """A loop in a branch, both trained through; how often it turns is fed, where it has a default."""
+    x = v1.placeholder(tf.float32, (None, 4), name="x")
+    times = v1.placeholder_with_default(3, (), name="times")
+    weights = variable("weights", (4, 4), resource)
+
+    def repeated() -> Any:
+        return tf.while_loop(lambda at, _: at < times, lambda at, y: (at + 1, tf.tanh(y @ weights)), [0, x])[1]
+
+    y = tf.cond(tf.reduce_mean(x) > 0, repeated, lambda: x @ weights)
+    v1.train.AdamOptimizer().minimize(tf.reduce_mean(y))
+    return {"x": x, "times": times}, {"y": y}
+
+
 def made(spec: Any, rows: int) -> Any:
     random = np.random.default_rng(rows)
     shape = [rows if size is None else size for size in spec.shape or ()]
@@ -176,7 +190,7 @@ def draft(handed: str, folder: Path, inputs: Tensors, outputs: Tensors) -> tuple
     if handed == "meta graph":
         path = folder / "model.meta"
         names = [{name: one.name for name, one in ends.items()} for ends in (inputs, outputs)]
-        return draft_of_meta(parsed(path.read_bytes(), path), *names), folder / "model"
+        return draft_of_meta(read_meta(path), *names), folder / "model"
     exported = folder / "exported"
     return draft_of_v1_saved_model(exported, parsed_saved_model(exported)), exported / "variables" / "variables"
 
@@ -215,6 +229,6 @@ def test_a_v1_graph(build: Any, kind: bool, handed: str, tmp_path: Path) -> None
     assert_bit_for_bit(build, kind, handed, tmp_path)
 
 
-@pytest.mark.parametrize("build", [looping, branching, recurrent, normalised])
+@pytest.mark.parametrize("build", [looping, branching, recurrent, normalised, trained])
 def test_a_v1_graph_with_control_flow(build: Any, kind: bool, handed: str, control_flow: None, tmp_path: Path) -> None:
     assert_bit_for_bit(build, kind, handed, tmp_path)

@@ -23,7 +23,7 @@ class PublisherStatus:
     published: Version | None = None
     publishes: int = 0  # committed by this publisher
     skipped: int = 0  # snapshots that a newer one overtook before they were written
-    refused: int = 0  # snapshots with values that must not be published
+    refused: int = 0  # snapshots that were not published because of their values
     last_error: str | None = None
 
 

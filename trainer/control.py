@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -25,6 +25,9 @@ from trainer.meter import Meter
 from trainer.publisher import Publisher
 from trainer.watchers import Watchers
 
+if TYPE_CHECKING:
+    from trainer.state import TrainingState
+
 _SERVICE = sync_pb2.DESCRIPTOR.services_by_name["Publisher"].full_name
 MOST_PUBLISHING = 4  # callers that wait for a publication; each holds a thread of the server
 _THREADS = watchers.MOST + MOST_PUBLISHING + 4  # the last ones are for calls that are answered at once
@@ -35,13 +38,18 @@ _log = logging.getLogger("paramsync.trainer")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """What there is to tell once training has begun. `total_steps` is None where it goes on until it is stopped."""
+    """What there is to tell once training has begun.
+
+    `total_steps` is None where it goes on until it is stopped, `steps_per_epoch` where the job has no epochs, `state`
+    where none is saved.
+    """
 
     publisher: Publisher
     meter: Meter
     device: str
     total_steps: int | None
-    steps_per_epoch: int
+    steps_per_epoch: int | None
+    state: TrainingState | None = None
 
 
 class Control:
@@ -105,7 +113,8 @@ class _Service(sync_pb2_grpc.PublisherServicer):
         states = sync_pb2.PublisherStatus
         if training is None:
             return sync_pb2.PublisherStatus(state=states.STARTING, store=str(self._store))
-        publishing = training.publisher.status()
+        publishing, state = training.publisher.status(), training.state
+        version = publishing.published
         return sync_pb2.PublisherStatus(
             state=states.STOPPING if self.stopping else states.TRAINING,
             store=str(self._store),
@@ -115,10 +124,15 @@ class _Service(sync_pb2_grpc.PublisherServicer):
             steps_per_epoch=training.steps_per_epoch,
             loss=training.meter.loss,
             steps_per_second=training.meter.steps_per_second,
-            published=None if publishing.published is None else of_version(publishing.published),
+            published=None if version is None else of_version(version),
             publishes=publishing.publishes,
             skipped=publishing.skipped,
             last_error=publishing.last_error or "",
+            refused=publishing.refused,
+            stall_seconds=training.meter.stall,
+            publish_seconds=None if version is None else (version.committed_at or 0.0) - version.snapshot_at,
+            saved_step=None if state is None else state.saved,
+            state_error=(state and state.error) or "",
         )
 
     def Publish(self, request: sync_pb2.PublishRequest, context: grpc.ServicerContext) -> sync_pb2.Version:

@@ -1,26 +1,100 @@
-"""Job: what the training program needs to know about what it trains."""
+"""Job: what the training program trains, and the one function that makes it. Imports no TensorFlow by itself.
+
+`python -m trainer --job MODULE:FUNCTION` calls the function once, with `JobSettings`, and trains the `Job` it returns:
+
+    def small(settings: JobSettings) -> Job:
+        keras.utils.set_random_seed(settings.seed)
+        model = keras.Sequential([keras.Input((4,), name="x"), keras.layers.Dense(1, name="y")])
+        optimizer = keras.optimizers.Adam()
+        optimizer.build(model.trainable_variables)
+        step = tf.Variable(0, dtype=tf.int64, trainable=False)
+
+        @tf.function
+        def train_step() -> tf.Tensor: ...  # changes the model, adds 1 to `step`, returns the loss
+
+        return Job(model=model, step=step, train_step=train_step, state={"optimizer": optimizer})
+
+`trainer/jobs/digits.py` is a whole one.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from paramsync.errors import SettingsError
 
 if TYPE_CHECKING:
     import keras
     import tensorflow as tf
+
+_TAKEN = ("model", "step", "root", "save_counter")  # names that tf.train.Checkpoint has another use for
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSettings:
+    """What a job's function is given, from the program's arguments. A job ignores what it has no use for.
+
+    `seed` is what weights, order and drawn examples should follow from. `data` is a path, as given. At `held_out` the
+    job may write the examples that it does not train on.
+    """
+
+    seed: int = 0
+    data: Path | None = None
+    held_out: Path | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """Something to train.
 
-    `train_step` does one step and returns its loss, a scalar that may still be being computed. `step` counts them and
-    is advanced by it. `state` is what resuming needs besides the model and the step: the optimizer, say.
+    `model` is published, and must be built. `train_step` does one step, on the thread that trains, and returns its
+    loss, a scalar that may still be being computed. `step` is a variable that counts the steps: each adds 1. `state` is
+    what resuming needs besides the model and the step, by name, such as the optimizer: objects with variables, all of
+    which are there when the job is made. `steps_per_epoch` is for showing progress only.
+
+    Raises SettingsError for what can be seen to be wrong.
     """
 
     model: keras.Model | tf.Module
     step: tf.Variable
     train_step: Callable[[], tf.Tensor]
-    steps_per_epoch: int
+    steps_per_epoch: int | None = None
     state: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, expected, good in (
+            ("model", "a keras.Model or tf.Module", hasattr(self.model, "trainable_variables")),
+            ("step", "a tf.Variable that holds one whole number", _counts(self.step)),
+            ("train_step", "a function", callable(self.train_step)),
+            ("steps_per_epoch", "a whole number of at least 1, or None", _is_length(self.steps_per_epoch)),
+            ("state", "a dict of objects by name", isinstance(self.state, Mapping)),
+        ):
+            if not good:
+                raise SettingsError(f"Job.{name}: expected {expected}, found {_shown(getattr(self, name))}")
+        for name in self.state:
+            if not isinstance(name, str) or not name or name in _TAKEN:
+                raise SettingsError(f"Job.state: expected names other than {', '.join(_TAKEN)}, found {name!r}")
+
+    def steps_done(self) -> int:
+        """What `step` says; waits for the step under way."""
+        return int(self.step.numpy())  # not int(self.step): a variable of several replicas has none
+
+
+JobFunction = Callable[[JobSettings], Job]
+
+
+def _counts(step: Any) -> bool:
+    dtype = getattr(getattr(step, "dtype", None), "name", getattr(step, "dtype", None))
+    return hasattr(step, "assign") and tuple(getattr(step, "shape", (1,))) == () and dtype in ("int32", "int64")
+
+
+def _is_length(value: object) -> bool:
+    return value is None or (isinstance(value, int) and value >= 1)
+
+
+def _shown(value: object) -> str:
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 80 else type(value).__name__

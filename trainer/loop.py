@@ -4,42 +4,49 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Mapping
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from typing import SupportsFloat
 
+from paramsync.errors import SettingsError
 from paramsync.writer import StoreWriter
 from trainer.control import Control, Training
 from trainer.job import Job
-from trainer.jobs import digits
-from trainer.jobs.examples import Examples
 from trainer.meter import Meter
 from trainer.publisher import Publisher
+from trainer.scalars import EVERY, Scalars
 from trainer.screen import Screen
 from trainer.settings import Settings
 from trainer.state import TrainingState
 from trainer.stop import Stop
-
-SAVE_EVERY = 10.0  # seconds between two saves of the training state
 
 _log = logging.getLogger("paramsync.trainer")
 
 
 def train(
     settings: Settings,
+    job: Job,
     *,
     store: StoreWriter,
+    states: StoreWriter,
     device: str,
-    examples: Examples,
     control: Control,
     screen: Screen,
     stop: Stop,
 ) -> None:
-    """Train from where the state left off. Raises SettingsError and StoreError before the first step only."""
-    job = digits.build(examples, seed=settings.seed)
+    """Train from where the state left off.
+
+    Raises SettingsError, StoreError and GraphError before the first step, and SettingsError after it where the job does
+    not count its steps. What the job's own step raises passes through.
+    """
     stop.training_begins()
-    with Publisher(store, job.model, schedule=settings.schedule) as publisher:
-        state = TrainingState(settings.state, job)
+    with ExitStack() as stack:
+        publisher = stack.enter_context(Publisher(store, job.model, schedule=settings.schedule))
+        state = stack.enter_context(closing(TrainingState(states, settings.state, job)))
+        scalars = None if settings.tensorboard is None else stack.enter_context(closing(Scalars(settings.tensorboard)))
         state.restore()
-        meter = Meter(int(job.step), time.monotonic())
+        meter = Meter(job.steps_done(), time.monotonic())
         control.training_begins(
             Training(
                 publisher=publisher,
@@ -47,10 +54,20 @@ def train(
                 device=device,
                 total_steps=settings.steps,
                 steps_per_epoch=job.steps_per_epoch,
+                state=state,
             )
         )
         _log.info("trainer ready: control %s, device %s, store %s", control.address, device, settings.store)
-        loop = _Loop(job=job, publisher=publisher, state=state, meter=meter, screen=screen, last_step=settings.steps)
+        loop = _Loop(
+            job=job,
+            publisher=publisher,
+            state=state,
+            meter=meter,
+            screen=screen,
+            scalars=scalars,
+            last_step=settings.steps,
+            save_every=settings.state_seconds,
+        )
         try:
             loop.run(stop)
         finally:
@@ -66,34 +83,58 @@ class _Loop:
     state: TrainingState
     meter: Meter
     screen: Screen
+    scalars: Scalars | None
     last_step: int | None
+    save_every: float
 
     def run(self, stop: Stop) -> None:
-        step = self.meter.step
-        self.publisher.publish_if_due(step)
+        first = step = self.meter.step
+        self._publish_if_due(step, None)
         now = time.monotonic()
-        show_at, save_at = now + self.screen.every, now + SAVE_EVERY
+        show_at, draw_at, save_at = now + self.screen.every, now + EVERY, now + self.save_every
         while not stop.requested and (self.last_step is None or step < self.last_step):
             loss = self.job.train_step()
             step += 1
-            self.publisher.publish_if_due(step, {"loss": loss})
+            if step == first + 1:
+                self._check_count(step)
+            self._publish_if_due(step, {"loss": loss})
             now = time.monotonic()
             self.meter.advance(step, loss, now)
             if now >= show_at:
                 self._show()
                 show_at = now + self.screen.every
-            if now >= save_at:
-                self.state.save()
-                save_at = time.monotonic() + SAVE_EVERY
+            if now >= draw_at:
+                self._draw()
+                draw_at = now + EVERY
+            if now >= save_at and self.state.save(step):
+                save_at = now + self.save_every
         self._show()
+        self._draw()
 
     def finish(self) -> None:
-        loss = self.meter.loss
-        version = self.publisher.finish(self.meter.step, None if loss is None else {"loss": loss})
-        self.state.save()
+        """Publish and save the last step, side by side."""
+        step, loss = self.meter.step, self.meter.loss
+        self.state.finish()
+        self.state.save(step)
+        version = self.publisher.finish(step, None if loss is None else {"loss": loss})
+        self.state.finish(step)
         published = "nothing was published" if version is None else f"version {version.number} is the last published"
-        _log.info("training stopped at step %d, %s", self.meter.step, published)
+        _log.info("training stopped at step %d, %s", step, published)
+
+    def _publish_if_due(self, step: int, metrics: Mapping[str, SupportsFloat] | None) -> None:
+        began = time.perf_counter()
+        if self.publisher.publish_if_due(step, metrics) is not None:
+            self.meter.stall = time.perf_counter() - began
+
+    def _check_count(self, step: int) -> None:
+        """A state saved with the wrong step would train some steps twice, or never."""
+        if (found := self.job.steps_done()) != step:
+            raise SettingsError(f"Job.step: expected train_step to add 1, so that it is {step}, found {found}")
 
     def _show(self) -> None:
         out_of = self.last_step or self.job.steps_per_epoch
         self.screen.show(self.meter, self.publisher.status().published, out_of=out_of)
+
+    def _draw(self) -> None:
+        if self.scalars is not None:
+            self.scalars.write(self.meter, self.publisher.status().published)

@@ -1,4 +1,4 @@
-"""Meter: the step training is at, its loss and its speed."""
+"""Meter: the step training is at, its loss, its speed, and how long publishing held it."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ class Meter:
     def __init__(self, step: int, now: float) -> None:
         self.step = step
         self.steps_per_second = 0.0
+        self.stall: float | None = None  # seconds that the last publication held the thread that trains
         self._loss: SupportsFloat | None = None
         self._since = (step, now)
 

@@ -1,52 +1,54 @@
-"""The training program up to its first step: what can be wrong is found before TensorFlow is imported."""
+"""The training program up to its first step: what can be wrong is found as early as can be."""
 
 from __future__ import annotations
 
-import logging
 import os
 from contextlib import closing
 from pathlib import Path
 
 from paramsync import noise
-from paramsync.errors import SettingsError
+from paramsync.errors import CorruptCheckpointError, SettingsError
 from paramsync.writer import StoreWriter
+from trainer import job_source
 from trainer.control import Control
-from trainer.jobs import examples
+from trainer.job import JobSettings
 from trainer.screen import Screen
 from trainer.settings import Settings
 from trainer.stop import Stop
 
-_log = logging.getLogger("paramsync.trainer")
+STATES = 2  # training states that are kept: one may turn out to be unreadable
 
 
 def run(settings: Settings, *, stop: Stop) -> None:
     """Train until the last step, or until told to stop. Raises ParamsyncError where it cannot begin."""
     screen = Screen()
     screen.take_logs()
-    _make_writable(settings.store)
-    _make_writable(settings.state)
-    learnt, held_out = examples.drawn(seed=settings.seed) if settings.data is None else examples.read(settings.data)
+    for directory in (settings.store, settings.state, settings.tensorboard):
+        if directory is not None:
+            _make_writable(directory)
+    with noise.left_out():  # a job's module may import TensorFlow
+        function = job_source.find(settings.job)
     with (
         StoreWriter(settings.store, keep=settings.keep, durable=settings.durable) as store,
+        _states(settings) as states,
         closing(Control(settings.host, settings.control_port, store=settings.store)) as control,
     ):
-        if settings.held_out is not None:
-            held_out.save(settings.held_out)
-        _log.info("importing TensorFlow")
+        given = JobSettings(seed=settings.seed, data=settings.data, held_out=settings.held_out)
         with noise.left_out():
+            job = job_source.make(settings.job, function, given)
             from trainer import device
             from trainer.loop import train
 
-            name = device.prepare()
-        train(
-            settings,
-            store=store,
-            device=name,
-            examples=learnt,
-            control=control,
-            screen=screen,
-            stop=stop,
-        )
+            name = device.name()
+        train(settings, job, store=store, states=states, device=name, control=control, screen=screen, stop=stop)
+
+
+def _states(settings: Settings) -> StoreWriter:
+    try:
+        return StoreWriter(settings.state, keep=STATES, durable=settings.durable)
+    except CorruptCheckpointError as error:
+        problem = f"{error}; remove {settings.state} to begin anew, or give another --state"
+        raise SettingsError(problem) from error
 
 
 def _make_writable(directory: Path) -> None:

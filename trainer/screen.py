@@ -33,23 +33,40 @@ class Screen:
         handler.setFormatter(logging.Formatter("%(message)s"))
         logs.start(handler)
 
-    def show(self, meter: Meter, published: Version | None, *, out_of: int) -> None:
-        """Show the step out of as many, or within an epoch of as many."""
-        version = "nothing yet" if published is None else f"version {published.number}"
-        loss = "-" if meter.loss is None else f"{meter.loss:.4f}"
-        text = f"loss {loss}, {meter.steps_per_second:.0f} steps/s, published {version}"
+    def show(self, meter: Meter, published: Version | None, *, out_of: int | None) -> None:
+        """Show the step out of as many, or within an epoch of as many; None where nobody says how many."""
         if not self._console.is_terminal:
-            _log.info("step %d, %s", meter.step, text)
+            _log.info("%s", _line(meter, published))
             return
         if self._bar is None:
-            columns = (TextColumn("step {task.fields[step]:>8,}"), BarColumn(), TextColumn("{task.fields[text]}"))
-            self._bar = Progress(*columns, console=self._console, refresh_per_second=5)
-            self._task = self._bar.add_task("training", total=out_of, step=meter.step, text=text)
+            columns = (TextColumn("step {task.fields[step]:,}"), BarColumn(None), TextColumn("{task.fields[text]}"))
+            self._bar = Progress(*columns, console=self._console, refresh_per_second=5, expand=True)
+            self._task = self._bar.add_task("training", total=out_of, step=meter.step, text="")
             self._bar.start()
-        done = meter.step if meter.step <= out_of else meter.step % out_of
-        self._bar.update(self._task, completed=done, step=meter.step, text=text)
+        done = meter.step if out_of is None or meter.step <= out_of else meter.step % out_of
+        self._bar.update(self._task, completed=done, step=meter.step, text=_words(meter, published))
 
     def close(self) -> None:
         """Leave the bar where it is."""
         if self._bar is not None:
             self._bar.stop()
+
+
+def _line(meter: Meter, published: Version | None) -> str:
+    """For programs: `name=value` of everything there is."""
+    parts = [f"step={meter.step}"]
+    if meter.loss is not None:
+        parts.append(f"loss={meter.loss:.6g}")
+    parts.append(f"steps_per_second={meter.steps_per_second:.1f}")
+    if published is not None:
+        parts.append(f"version={published.number}")
+    if meter.stall is not None:
+        parts.append(f"stall_ms={meter.stall * 1000:.3f}")
+    return " ".join(parts)
+
+
+def _words(meter: Meter, published: Version | None) -> str:
+    loss = "-" if meter.loss is None else f"{meter.loss:.4f}"
+    version = "-" if published is None else str(published.number)
+    stall = "-" if meter.stall is None else f"{meter.stall * 1000:.1f} ms"
+    return f"loss {loss}  {meter.steps_per_second:.0f} steps/s  version {version}  stall {stall}"

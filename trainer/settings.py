@@ -13,6 +13,7 @@ from paramsync.addresses import HOST, TRAINER_PORT, read_port
 from paramsync.arguments import Parser, check_text, seconds
 from paramsync.errors import SettingsError
 from paramsync.layout import NUMBERS
+from trainer import job_source
 from trainer.schedule import PublishSchedule
 
 _SEEDS = 1 << 32  # what numpy and Keras take
@@ -22,6 +23,7 @@ _SEEDS = 1 << 32  # what numpy and Keras take
 class Settings:
     """What the program was asked to do. `steps` is None where it trains until it is stopped."""
 
+    job: str
     store: Path
     schedule: PublishSchedule
     steps: int | None
@@ -30,7 +32,9 @@ class Settings:
     keep: int
     durable: bool
     state: Path
+    state_seconds: float
     held_out: Path | None
+    tensorboard: Path | None
     host: str
     control_port: int
 
@@ -46,6 +50,7 @@ def parse(arguments: Sequence[str]) -> Settings:
     if state.resolve() == given.store.resolve():  # each has a file `checkpoint`
         raise SettingsError(f"--state {state}: expected another directory than the store, found the same")
     return Settings(
+        job=given.job,
         store=given.store,
         schedule=PublishSchedule(every_steps=given.every_steps, every_seconds=every_seconds),
         steps=given.steps,
@@ -54,7 +59,9 @@ def parse(arguments: Sequence[str]) -> Settings:
         keep=given.keep,
         durable=given.durable,
         state=state,
+        state_seconds=given.state_seconds,
         held_out=given.held_out,
+        tensorboard=given.tensorboard,
         host=given.host,
         control_port=given.control_port,
     )
@@ -68,8 +75,15 @@ def set_environment() -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = Parser(prog="trainer", description="Train a network on digits and publish it while it is being trained.")
+    parser = Parser(prog="trainer", description="Train something and publish it while it is being trained.")
     add = parser.add_argument
+    add(
+        "--job",
+        type=_source,
+        default=job_source.DEFAULT,
+        metavar="MODULE:FUNCTION",
+        help="what to train: a function that returns a trainer.job.Job (default: %(default)s, a network learns digits)",
+    )
     add("--store", type=Path, required=True, metavar="DIR", help="where to publish")
     add("--every-steps", type=_whole(1), metavar="N", help="publish every N steps")
     add(
@@ -79,18 +93,31 @@ def _parser() -> argparse.ArgumentParser:
         help="publish every T seconds (default: 1, without --every-steps)",
     )
     add("--steps", type=_whole(1), metavar="N", help="stop at step N (default: train until stopped)")
-    add("--data", type=Path, metavar="MNIST.NPZ", help="train on this file (default: digits drawn here)")
+    add("--data", type=Path, metavar="PATH", help="given to the job; digits: an mnist.npz (default: drawn here)")
     add(
         "--seed",
         type=_whole(0, _SEEDS - 1),
         default=0,
         metavar="N",
-        help="of the drawn digits, weights and batches (default: 0)",
+        help="given to the job; digits: of drawn examples, weights and batches (default: 0)",
     )
     add("--keep", type=_whole(1), default=5, metavar="N", help="how many versions stay in the store (default: 5)")
-    add("--durable", action="store_true", help="have each version on the disk before it is published")
+    add("--durable", action="store_true", help="have each version, and each state, on the disk before it counts")
     add("--state", type=Path, metavar="DIR", help="where to save what resuming needs (default: STORE/training)")
-    add("--held-out", type=Path, metavar="FILE.NPZ", help="write the examples that are not trained on here")
+    add(
+        "--state-seconds",
+        type=seconds(below=math.inf),
+        default=10.0,
+        metavar="T",
+        help="save what resuming needs every T seconds (default: 10)",
+    )
+    add(
+        "--held-out",
+        type=Path,
+        metavar="FILE",
+        help="given to the job; digits: where to write the examples not trained on, as .npz",
+    )
+    add("--tensorboard", type=Path, metavar="DIR", help="write loss, speed, version and stall for TensorBoard here")
     add("--host", default=HOST, help="address of the control port (default: %(default)s)")
     add(
         "--control-port",
@@ -100,6 +127,12 @@ def _parser() -> argparse.ArgumentParser:
         help="0: any free one (default: %(default)s)",
     )
     return parser
+
+
+def _source(text: str) -> str:
+    if not job_source.is_source(text):
+        raise argparse.ArgumentTypeError(f"expected MODULE:FUNCTION, found {text!r}")
+    return text
 
 
 def _whole(least: int, most: int = NUMBERS - 1) -> Callable[[str], int]:

@@ -1,65 +1,129 @@
-"""TrainingState: everything that resuming needs, saved as TensorFlow's own checkpoints."""
+"""TrainingState: everything that resuming needs, saved as TensorFlow checkpoints while training goes on."""
 
 from __future__ import annotations
 
 import logging
 import shutil
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+import keras
+import numpy as np
 import tensorflow as tf
 
+from paramsync import keys, layout
 from paramsync.errors import SettingsError
+from paramsync.graphs.sources.objects import object_graph, variable_keys
+from paramsync.version import Version
+from paramsync.writer import StoreWriter
 from trainer.job import Job
+from trainer.snapshot import Snapshot
 
-_NAME = "state"
+_EARLIER = "state-"  # what the names of an earlier release's states began with
+_ENOUGH = 2  # one may turn out to be unreadable
+_WITHOUT_VARIABLES = (  # what TensorFlow saves in ways of its own
+    tf.data.Iterator,
+    tf.lookup.experimental.MutableHashTable,
+    tf.lookup.experimental.DenseHashTable,
+    tf.train.experimental.PythonState,
+    tf.compat.v1.train.Optimizer,
+)
+
 _log = logging.getLogger("paramsync.trainer")
 
 
 class TrainingState:
-    """Model, optimizer and step of a job in a directory, where the two newest are kept.
+    """Model, step and `state` of a job, in a directory of their own.
 
-    Belongs to the thread that trains. A failure to save is logged; training goes on.
+    What `tf.train.Checkpoint(model=job.model, step=job.step, **job.state)` would save is saved under the same names,
+    and restored by it. `restore`, `save` and `finish` belong to the thread that trains. `save` pins the values, in
+    microseconds a variable; a thread of this class writes them. A failure to save is logged and in `error`; training
+    goes on.
     """
 
-    def __init__(self, directory: Path, job: Job) -> None:
-        """Raises SettingsError where the directory cannot be made."""
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise SettingsError(f"training state cannot be saved in {directory}: {error.strerror}") from error
-        for leftover in directory.glob(f"{_NAME}-*_temp"):  # of a save that was killed
+    def __init__(self, store: StoreWriter, directory: Path, job: Job) -> None:
+        """`store` writes into `directory`, and stays its caller's.
+
+        Raises SettingsError for a state with more to it than variables, or whose variables are not there yet.
+        """
+        for leftover in directory.glob(f"{_EARLIER}*_temp"):  # of an earlier release that was killed
             shutil.rmtree(leftover, ignore_errors=True)
+        self.saved: int | None = None  # the step that was saved last, or resumed from
+        self.error: str | None = None  # of the last save; None where it went well
         self._directory = directory
-        self._step = job.step
-        self._saved: int | None = None
-        self._checkpoint = tf.train.Checkpoint(model=job.model, step=job.step, **job.state)
-        self._manager = tf.train.CheckpointManager(
-            self._checkpoint, str(directory), max_to_keep=2, checkpoint_name=_NAME
-        )
+        self._store = store
+        self._job = job
+        self._checkpoint = _checkpoint(job)
+        self._checkpoint.save_counter.assign(0)  # it is made at its first use, and `restore` expects it
+        self._variables = variable_keys(self._checkpoint)
+        self._objects = np.array(object_graph(self._checkpoint, self._variables), dtype=object)
+        self._commits = 0
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="state")
+        self._writing: Future[None] | None = None
 
     def restore(self) -> bool:
         """Go on from what was saved last; False where nothing was.
 
-        A save that cannot be read, because the process was killed within it, is passed over with a warning. Raises
-        SettingsError for one of another job.
+        A save that cannot be read is passed over with a warning. Raises SettingsError for one of another job, and what
+        `layout.read_state` does.
         """
-        for prefix in reversed(self._manager.checkpoints):
-            if self._is_whole(prefix):
+        state = layout.read_state(self._directory)
+        for name in reversed(state.names if state else ()):
+            prefix = str(self._directory / name)
+            if _is_whole(prefix):
                 self._restore(prefix)
                 return True
         return False
 
-    def save(self) -> None:
-        """Save the current step, unless it is saved already."""
-        step = int(self._step)
-        if step == self._saved:
-            return
+    def save(self, step: int) -> bool:
+        """Have the values that all variables have now saved as those of this step.
+
+        False, and nothing is done, while the save before is being written.
+        """
+        if self._writing is not None and not self._writing.done():
+            return False
+        if step != self.saved:
+            # value(), not read_value(): the same buffer without an Identity operation on top, at half the cost
+            values: dict[str, Any] = {key: variable.value() for key, variable in self._variables.items()}
+            values[keys.OBJECT_GRAPH] = self._objects
+            now = time.time()
+            number = self._store.next_number(step)
+            version = Version(number=number, step=step, prefix="", step_done_at=now, snapshot_at=now)
+            self._writing = self._thread.submit(self._write, Snapshot(version=version, values=values, metrics={}))
+        return True
+
+    def finish(self, step: int | None = None) -> None:
+        """Wait for what is being written; then have this step saved, and wait for that too."""
+        if self._writing is not None:
+            self._writing.result()
+        if step is not None:
+            self.save(step)
+            self.finish()
+
+    def close(self) -> None:
+        """Wait for what is being written, and end the thread."""
+        self._thread.shutdown()
+
+    def _write(self, snapshot: Snapshot) -> None:
         try:
-            self._manager.save()
-        except (tf.errors.OpError, ValueError, OSError) as error:
-            _log.error("training state was not saved, training goes on: %s", _first_line(error))
+            self._store.commit(snapshot.version, snapshot.tensors())
+        except Exception as error:  # noqa: BLE001, the edge of the thread: training goes on whatever writing does
+            self.error = _first_line(error)
+            _log.error("training state was not saved, training goes on: %s", self.error)
         else:
-            self._saved = step
+            self.saved, self.error = snapshot.version.step, None
+            self._commits += 1
+            if self._commits == _ENOUGH:
+                self._remove_earlier()
+
+    def _remove_earlier(self) -> None:
+        """The states of an earlier release go when there are enough of ours: the store keeps what is not its own."""
+        for file in self._directory.glob(f"{_EARLIER}*"):
+            with suppress(OSError):
+                file.unlink()
 
     def _restore(self, prefix: str) -> None:
         try:
@@ -69,20 +133,44 @@ class TrainingState:
                 f"the training state in {self._directory} is of another job ({_first_line(error)}); "
                 "remove it or give another --state"
             ) from error
-        self._saved = int(self._step)
-        _log.info("resumed at step %d from %s", self._saved, prefix)
+        self.saved = self._job.steps_done()
+        _log.info("resumed at step %d from %s", self.saved, prefix)
 
-    @staticmethod
-    def _is_whole(prefix: str) -> bool:
-        """Whether every tensor reads back with the right checksum: a restore must not stop halfway."""
-        try:
-            reader = tf.train.load_checkpoint(prefix)
-            for name in reader.get_variable_to_shape_map():
-                reader.get_tensor(name)
-        except Exception as error:  # noqa: BLE001, TensorFlow raises errors of many kinds here: IndexError for a short file
-            _log.warning("training state %s cannot be read, trying the one before: %s", prefix, _first_line(error))
-            return False
-        return True
+
+def _checkpoint(job: Job) -> tf.train.Checkpoint:
+    """Raises SettingsError where it would not cover everything, or has more to it than variables."""
+    try:
+        checkpoint = tf.train.Checkpoint(model=job.model, step=job.step, **job.state)
+    except (ValueError, TypeError) as error:
+        problem = "expected variables, or objects that have them"
+        raise SettingsError(f"Job.state: {problem}; TensorFlow says: {_first_line(error)}") from error
+    for name, value in tf.train.TrackableView(checkpoint).children(checkpoint).items():
+        found = tf.train.TrackableView(value).descendants()
+        for one in found:
+            if isinstance(one, keras.optimizers.Optimizer) and not one.built:
+                problem = f"{name!r} has an optimizer ({one.name}) whose variables are not there yet"
+                raise SettingsError(f"Job: {problem}: call its build(model.trainable_variables) first")
+            if name != "model" and isinstance(one, _WITHOUT_VARIABLES):
+                raise SettingsError(_only_variables(name, one))
+        if name != "model" and not any(isinstance(one, (tf.Variable, keras.Variable)) for one in found):
+            raise SettingsError(_only_variables(name, value))
+    return checkpoint
+
+
+def _only_variables(name: str, found: object) -> str:
+    return f"Job.state[{name!r}]: expected variables, or objects that have them, found {type(found).__name__}"
+
+
+def _is_whole(prefix: str) -> bool:
+    """Whether every tensor reads back with the right checksum: a restore must not stop halfway."""
+    try:
+        reader = tf.train.load_checkpoint(prefix)
+        for name in reader.get_variable_to_shape_map():
+            reader.get_tensor(name)
+    except Exception as error:  # noqa: BLE001, TensorFlow raises errors of many kinds here: IndexError for a short file
+        _log.warning("training state %s cannot be read, trying the one before: %s", prefix, _first_line(error))
+        return False
+    return True
 
 
 def _first_line(error: Exception) -> str:

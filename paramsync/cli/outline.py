@@ -11,12 +11,10 @@ from dataclasses import dataclass
 
 from paramsync.cli import fields
 from paramsync.errors import GraphError
-from paramsync.safe_ops import SAFE
+from paramsync.graph_defs import node_of
+from paramsync.safe_ops import NODES, SAFE
 from paramsync.v1 import bundle_pb2
 from paramsync.v1 import graph_def_pb2 as pb
-
-NODES = 500_000
-"""Of a graph and its functions: as many as can be served."""
 
 EDGES = 5_000_000
 """Inputs of all of them."""
@@ -70,11 +68,9 @@ class Outline:
         self._functions: dict[str, list[Node]] = {}
         library = fields.last(content, pb.GraphDef.LIBRARY_FIELD_NUMBER, what)
         for one in fields.each(library, pb.FunctionLibrary.FUNCTION_FIELD_NUMBER, what, limit=NODES):
-            name = fields.build(
-                pb.FunctionDef, one, what, without=[pb.FunctionDef.NODE_DEF_FIELD_NUMBER]
-            ).signature.name
+            head = fields.build(pb.FunctionDef, one, what, without=[pb.FunctionDef.NODE_DEF_FIELD_NUMBER])
             body = fields.each(one, pb.FunctionDef.NODE_DEF_FIELD_NUMBER, what, limit=NODES)
-            self._functions[name] = [node for _, node in self._read(body)]
+            self._functions[head.signature.name] = [node for _, node in self._read(body)]
         if not self._nodes:
             raise GraphError(f"{what}: expected a graph, found one without nodes")
 
@@ -160,15 +156,6 @@ class Outline:
 def unsafe(ops: Iterable[str]) -> list[str]:
     """Those that a graph of somebody else's may use only where they are allowed by name."""
     return sorted(set(ops) - SAFE - _LIFTED - _TABLES)
-
-
-def node_of(tensor: str) -> str:
-    return tensor.removeprefix("^").partition(":")[0]
-
-
-def _name(function: memoryview, what: str) -> str:
-    without = [pb.FunctionDef.NODE_DEF_FIELD_NUMBER]
-    return str(fields.build(pb.FunctionDef, function, what, without=without).signature.name)
 
 
 def _tensor(node: pb.NodeDef) -> Tensor:

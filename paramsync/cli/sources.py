@@ -15,7 +15,6 @@ from paramsync.store import Store
 from paramsync.v1 import bundle_pb2, graph_pb2
 from paramsync.v1 import graph_def_pb2 as pb
 
-LIMIT = (1 << 31) - 1  # bytes; no message of protobuf is larger
 SAVED_MODEL = "saved_model.pb"
 
 _MANY = 1 << 18  # parameters or tables: as many as a checkpoint may have tensors
@@ -107,7 +106,7 @@ def _in_store(path: Path) -> Path:
 def _read(path: Path) -> Source:
     what = str(path)
     try:
-        content = memoryview(files.content(path.resolve(), limit=LIMIT))
+        content = memoryview(files.content(path.resolve(), limit=files.MAX_MESSAGE))
     except OSError as error:
         raise GraphError(f"{what}: cannot be read: {error.strerror}") from error
     if path.suffix == ".meta":

@@ -52,9 +52,14 @@ def _trainer(status: pb.PublisherStatus, now: float) -> RenderableType:
         "loss": f"{status.loss:.4f}" if status.HasField("loss") else NOTHING,
         "steps/s": f"{status.steps_per_second:.1f}",
         "published": _published(status.published, now) if status.HasField("published") else NOTHING,
+        "stall": _stall(status),
         "skipped": str(status.skipped),
     }
-    return _Facts((facts,), notes=[f"last error: {status.last_error}"] if status.last_error else [])
+    if status.refused:
+        facts["refused"] = str(status.refused)
+    notes = [f"last error: {status.last_error}"] if status.last_error else []
+    notes += [f"training state: last error: {status.state_error}"] if status.state_error else []
+    return _Facts((facts,), notes=notes)
 
 
 def _models(models: tuple[pb.ModelStatus, ...], now: float) -> RenderableType:
@@ -96,6 +101,11 @@ def _ask(status: Callable[[], _Found]) -> tuple[_Found | None, str]:
 
 def _answer(address: str, error: str, **found: Any) -> dict[str, Any]:
     return {"address": address, "error": error or None, **found}
+
+
+def _stall(status: pb.PublisherStatus) -> str:
+    """Finer than `duration`: it should be well below a millisecond."""
+    return f"{status.stall_seconds * 1000:.1f} ms" if status.HasField("stall_seconds") else NOTHING
 
 
 def _published(version: pb.Version, now: float) -> str:

@@ -12,12 +12,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from paramsync import files
 from paramsync.errors import GraphError
 from paramsync.graphs.draft import Draft, finish
 from paramsync.graphs.graph import DEFAULT_SIGNATURE, Graph
 from paramsync.graphs.sources import functions, keras_models
-from paramsync.graphs.sources.meta_graphs import draft_of_meta, parsed
+from paramsync.graphs.sources.meta_graphs import draft_of_meta, read_meta
 from paramsync.graphs.sources.objects import object_graph, variable_keys, variable_names
 from paramsync.graphs.sources.saved_models import draft_of_saved_model
 from paramsync.graphs.sources.traces import Trace, draft_of_traces, only
@@ -27,8 +26,6 @@ _ACCEPTED = (
     "a Keras model, a tf.Module, a tf.function or ConcreteFunction, what tf.saved_model.load gives, the path of a"
     " SavedModel directory or of a .meta file, a MetaGraphDef, or (inputs, outputs): tensors of a v1 graph"
 )
-
-_LIMIT = (1 << 31) - 1  # no message of protobuf is larger
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +65,8 @@ def capture(
     own names. `allowed` names ops that may be in a file although they are not known to be safe. Raises GraphError,
     which says what is missing or cannot be served.
     """
+    if isinstance(outputs, str) or isinstance(signatures, str):
+        raise GraphError(f"expected names in a list, found {outputs or signatures!r}")
     if isinstance(source, str | os.PathLike):
         return Capture(finish(_draft_of_path(Path(source), inputs, outputs, signatures, allowed)), (), b"")
     if isinstance(source, tf.compat.v1.MetaGraphDef):
@@ -87,8 +86,7 @@ def capture(
 
 def _draft_of_path(path: Path, inputs: Any, outputs: Any, signatures: Any, allowed: Collection[str]) -> Draft:
     if path.suffix == ".meta":
-        content = files.content(path, limit=_LIMIT)
-        return draft_of_meta(parsed(content, path), *_ends(inputs, outputs), where=str(path), allowed=allowed)
+        return draft_of_meta(read_meta(path), *_ends(inputs, outputs), where=str(path), allowed=allowed)
     if inputs is not None:
         raise GraphError(f"{path} says itself what its inputs are: leave inputs= out")
     found = draft_of_saved_model(path, signatures=signatures, allowed=allowed)

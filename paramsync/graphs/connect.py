@@ -9,9 +9,9 @@ from typing import Any
 import tensorflow as tf
 
 from paramsync.errors import GraphError, UnknownSignatureError
+from paramsync.graph_defs import node_of, rename_calls
 from paramsync.graphs.graph import DEFAULT_SIGNATURE, Graph, TensorSpec
-from paramsync.graphs.lifting.cut import cut, node_of
-from paramsync.graphs.safety.checks import functions_of
+from paramsync.graphs.lifting.cut import cut
 from paramsync.v1 import graph_pb2
 
 
@@ -100,19 +100,12 @@ def _rename(graph_def: Any, prefix: str) -> None:
             node.attr["frame_name"].s = f"{prefix}/".encode() + node.attr["frame_name"].s
         for at, tensor in enumerate(node.input):
             node.input[at] = f"^{prefix}/{tensor[1:]}" if tensor.startswith("^") else f"{prefix}/{tensor}"
-        _rename_calls(node, functions)
     for function in graph_def.library.function:
         function.signature.name = functions[function.signature.name]
-        for node in function.node_def:
-            _rename_calls(node, functions)
-
-
-def _rename_calls(node: Any, functions: Mapping[str, str]) -> None:
-    node.op = functions.get(node.op, node.op)
-    node.attr.pop("_gradient_op_type", None)
-    for value in node.attr.values():
-        for called in functions_of(value):
-            called.name = functions.get(called.name, called.name)
+    for nodes in (graph_def.node, *(function.node_def for function in graph_def.library.function)):
+        rename_calls(nodes, functions)
+        for node in nodes:
+            node.attr.pop("_gradient_op_type", None)
 
 
 def _join(graph_def: Any, sources: Mapping[str, str]) -> None:

@@ -10,6 +10,8 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from paramsync.graph_defs import node_of
+
 
 def digest(
     graph_def: Any, named: Mapping[str, str], results: Iterable[tuple[str, str]], ends: Iterable[str] = ()
@@ -52,7 +54,7 @@ class _Nodes:
             if name in self._done:
                 stack.pop()
                 continue
-            inputs = [_node_of(one) for one in self._nodes[name].input]
+            inputs = [node_of(one) for one in self._nodes[name].input]
             missing = [one for one in inputs if one not in self._done and one not in entered]
             entered.add(name)
             if missing:
@@ -65,7 +67,7 @@ class _Nodes:
     def _digest(self, node: Any) -> bytes:
         data, control = [], []
         for one in node.input:
-            name = _node_of(one)
+            name = node_of(one)
             # what is not done yet leads back here: the loop of an old while, marked by the op that closes it
             before = self._done.get(name) or _hash(b"back", self._nodes[name].op.encode())
             if one.startswith("^"):
@@ -73,18 +75,25 @@ class _Nodes:
             else:
                 data.append(_hash(before, one[len(name) :].removesuffix(":0").encode()))
         op = self._functions.digest(node.op) or node.op.encode()
-        attributes = [
-            _packed(name.encode(), self._attribute(value))
-            for name, value in sorted(node.attr.items())
-            if not (name.startswith("_") or name in _LABELS)
-        ]
-        return _hash(op, _packed(*data), _packed(*sorted(control)), _packed(*attributes))
+        return _hash(op, _packed(*data), _packed(*sorted(control)), self._attributes(node.attr))
+
+    def _attributes(self, attributes: Mapping[str, Any]) -> bytes:
+        return _packed(
+            *(
+                _packed(name.encode(), self._attribute(value))
+                for name, value in sorted(attributes.items())
+                if not (name.startswith("_") or name in _LABELS)
+            )
+        )
 
     def _attribute(self, value: Any) -> bytes:
-        called = [value.func.name] if value.HasField("func") else [one.name for one in value.list.func]
-        if called:
-            return _packed(*(self._functions.digest(name) or name.encode() for name in called))
+        functions = [value.func] if value.HasField("func") else value.list.func
+        if functions:
+            return _packed(*(self._function(one.name) + self._attributes(one.attr) for one in functions))
         return bytes(value.SerializeToString(deterministic=True))
+
+    def _function(self, name: str) -> bytes:
+        return _packed(self._functions.digest(name) or name.encode())
 
 
 class _Functions:
@@ -105,10 +114,6 @@ class _Functions:
             effects = [nodes.tensor(one) for one in function.control_ret.values()]
             self._done[name] = _hash(_packed(*results), _packed(*sorted(effects)))
         return self._done.get(name)
-
-
-def _node_of(name: str) -> str:
-    return name.removeprefix("^").partition(":")[0]
 
 
 def _packed(*parts: bytes) -> bytes:

@@ -17,14 +17,13 @@ from paramsync.errors import GraphError, InputError, UnknownSignatureError
 from paramsync.graphs.calls import Call, check_placeholders
 from paramsync.graphs.digest import digest
 from paramsync.graphs.safety import checks as safety
-from paramsync.graphs.safety.weight import check_weight
+from paramsync.graphs.safety.weight import GRAPH_FILE, check_weight
 from paramsync.graphs.tables import MAX_BYTES as TABLE_BYTES
 from paramsync.graphs.tables import Contents, fill
 from paramsync.safe_ops import STOCHASTIC
 from paramsync.v1 import bundle_pb2, graph_pb2
 
 DEFAULT_SIGNATURE = "serving_default"
-MAX_BYTES = (1 << 31) - 1  # no message of protobuf is larger
 
 Shape = tuple[int | None, ...] | None
 """None for a dimension of any size; None instead of the tuple for any rank."""
@@ -104,25 +103,29 @@ class Graph:
         Raises UnsafeGraphError where it uses ops that are neither known to be safe nor `allowed` by name, or would cost
         more memory than a graph may, and GraphError where it cannot be read or built.
         """
+        check_weight(content, GRAPH_FILE)
         message = _parsed(graph_pb2.Graph, content, "graph file")
+        if not message.signatures:
+            raise GraphError("the graph file: expected a signature or more, found none")
         taken = sum(len(one.keys) + len(one.values) for one in message.tables)
         if taken > TABLE_BYTES:
             raise GraphError(f"the graph file: expected at most {TABLE_BYTES} bytes of tables, found {taken}")
-        check_weight(message.graph_def)
-        safety.check(_parsed(tf.compat.v1.GraphDef, message.graph_def, "graph_def"), allowed=allowed)
+        graph_def = _parsed(tf.compat.v1.GraphDef, message.graph_def, "graph_def")
+        safety.check(graph_def, allowed=allowed)
+        safety.check_signatures(message, graph_def)
         return cls(message)
 
     @classmethod
-    def load(cls, path: Path, *, allowed: Collection[str] = ()) -> Graph:
+    def load(cls, path: str | Path, *, allowed: Collection[str] = ()) -> Graph:
         """The graph of a file. Raises as `from_bytes` does, OSError, and CorruptCheckpointError for no regular file."""
         try:
-            return cls.from_bytes(files.content(path, limit=MAX_BYTES), allowed=allowed)
+            return cls.from_bytes(files.content(Path(path), limit=files.MAX_MESSAGE), allowed=allowed)
         except GraphError as error:
             raise type(error)(f"{path}: {error}") from error
 
-    def save(self, path: Path) -> None:
+    def save(self, path: str | Path) -> None:
         """Keep it as one file, which is there once it is complete."""
-        with files.aside(path) as file:
+        with files.aside(Path(path)) as file:
             file.write(self.to_bytes())
 
     def to_bytes(self) -> bytes:
@@ -153,10 +156,10 @@ class Graph:
             results = self._functions[signature](parameters, inputs)
             return {name: results[name] for name in outputs} if outputs else results
         except KeyError:
-            self._explain(signature, inputs, outputs)
+            self._check_call(signature, inputs, outputs)
             raise
 
-    def _explain(self, signature: str, inputs: Mapping[str, tf.Tensor], outputs: Collection[str]) -> None:
+    def _check_call(self, signature: str, inputs: Collection[str], outputs: Collection[str]) -> None:
         """Raise what is wrong with the names of a call."""
         if signature not in self.signatures:
             raise UnknownSignatureError(signature, self.signatures)
@@ -166,11 +169,8 @@ class Graph:
         self, signature: str, inputs: Mapping[str, tf.Tensor | npt.NDArray[np.generic]], outputs: Collection[str] = ()
     ) -> None:
         """Raise UnknownSignatureError or InputError where a call with these arguments could not succeed."""
-        if signature not in self.signatures:
-            raise UnknownSignatureError(signature, self.signatures)
-        wanted = self.signatures[signature]
-        _check_names(wanted, inputs, outputs)
-        for name, spec in wanted.inputs.items():
+        self._check_call(signature, inputs, outputs)
+        for name, spec in self.signatures[signature].inputs.items():
             value = inputs[name]
             shape = tuple(value.shape)
             dtype = value.dtype.name if isinstance(value, tf.Tensor) else _dtype_name(value)

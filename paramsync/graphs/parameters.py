@@ -14,6 +14,7 @@ from paramsync.bundle import Bundle
 from paramsync.errors import ParameterError
 from paramsync.files import shown
 from paramsync.graphs.graph import Graph, Shape, described
+from paramsync.graphs.object_paths import keys_of
 from paramsync.graphs.tensors import alias
 from paramsync.index import Entry
 
@@ -41,9 +42,11 @@ def read(graph: Graph, checkpoint: Path | Bundle, *, where: str | None = None) -
     CorruptCheckpointError for a checkpoint that is not whole.
     """
     bundle = checkpoint if isinstance(checkpoint, Bundle) else Bundle.open(Path(checkpoint), mapped=False)
-    check_entries(graph, bundle.entries, where=where or str(bundle.prefix))
-    bundle.verify((spec.name for spec in graph.parameters), finite=True)
-    return shared(graph, bundle)
+    keys = keys_of(bundle, (spec.name for spec in graph.parameters))
+    found = {**bundle.entries, **{name: bundle.entries[key] for name, key in keys.items()}}
+    check_entries(graph, found, where=where or str(bundle.prefix))
+    bundle.verify(set(keys.values()), finite=True)
+    return tuple(alias(bundle.array(keys[spec.name])) for spec in graph.parameters)
 
 
 def shared(graph: Graph, bundle: Bundle) -> tuple[tf.Tensor, ...]:

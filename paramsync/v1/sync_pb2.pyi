@@ -189,7 +189,7 @@ class WatchPublisherRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class PublisherStatus(_message.Message):
-    __slots__ = ("state", "store", "device", "step", "total_steps", "steps_per_epoch", "loss", "steps_per_second", "published", "publishes", "skipped", "last_error")
+    __slots__ = ("state", "store", "device", "step", "total_steps", "steps_per_epoch", "loss", "steps_per_second", "published", "publishes", "skipped", "last_error", "stall_seconds", "publish_seconds", "refused", "saved_step", "state_error")
     class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         STATE_UNSPECIFIED: _ClassVar[PublisherStatus.State]
@@ -212,6 +212,11 @@ class PublisherStatus(_message.Message):
     PUBLISHES_FIELD_NUMBER: _ClassVar[int]
     SKIPPED_FIELD_NUMBER: _ClassVar[int]
     LAST_ERROR_FIELD_NUMBER: _ClassVar[int]
+    STALL_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    PUBLISH_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    SAVED_STEP_FIELD_NUMBER: _ClassVar[int]
+    STATE_ERROR_FIELD_NUMBER: _ClassVar[int]
     state: PublisherStatus.State
     store: str
     device: str
@@ -224,4 +229,9 @@ class PublisherStatus(_message.Message):
     publishes: int
     skipped: int
     last_error: str
-    def __init__(self, state: _Optional[_Union[PublisherStatus.State, str]] = ..., store: _Optional[str] = ..., device: _Optional[str] = ..., step: _Optional[int] = ..., total_steps: _Optional[int] = ..., steps_per_epoch: _Optional[int] = ..., loss: _Optional[float] = ..., steps_per_second: _Optional[float] = ..., published: _Optional[_Union[Version, _Mapping]] = ..., publishes: _Optional[int] = ..., skipped: _Optional[int] = ..., last_error: _Optional[str] = ...) -> None: ...
+    stall_seconds: float
+    publish_seconds: float
+    refused: int
+    saved_step: int
+    state_error: str
+    def __init__(self, state: _Optional[_Union[PublisherStatus.State, str]] = ..., store: _Optional[str] = ..., device: _Optional[str] = ..., step: _Optional[int] = ..., total_steps: _Optional[int] = ..., steps_per_epoch: _Optional[int] = ..., loss: _Optional[float] = ..., steps_per_second: _Optional[float] = ..., published: _Optional[_Union[Version, _Mapping]] = ..., publishes: _Optional[int] = ..., skipped: _Optional[int] = ..., last_error: _Optional[str] = ..., stall_seconds: _Optional[float] = ..., publish_seconds: _Optional[float] = ..., refused: _Optional[int] = ..., saved_step: _Optional[int] = ..., state_error: _Optional[str] = ...) -> None: ...

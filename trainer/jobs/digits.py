@@ -1,19 +1,46 @@
-"""The default job: a 784-256-256-10 network learns to read digits."""
+"""The default job, and an example of one: a 784-256-256-10 network learns to read digits.
+
+TensorFlow is imported within the functions, so that what is wrong with the data is said before.
+"""
 
 from __future__ import annotations
 
-import keras
-import tensorflow as tf
+import logging
+from contextlib import suppress
+from typing import TYPE_CHECKING
 
-from trainer.job import Job
+from trainer.job import Job, JobSettings
+from trainer.jobs import examples
 from trainer.jobs.examples import PIXELS, Examples
+
+if TYPE_CHECKING:
+    import keras
+    import tensorflow as tf
 
 BATCH = 32
 LEARNING_RATE = 0.03  # small enough that one can watch the digits being learnt
 
+_log = logging.getLogger("paramsync.trainer")
+
+
+def job(settings: JobSettings) -> Job:
+    """What the training program trains: digits drawn here, or those of an `mnist.npz`. Raises SettingsError."""
+    if settings.data is None:
+        learnt, held_out = examples.drawn(seed=settings.seed)
+    else:
+        learnt, held_out = examples.read(settings.data)
+    if settings.held_out is not None:
+        held_out.save(settings.held_out)
+    _log.info("importing TensorFlow")
+    _use_one_thread()
+    return build(learnt, seed=settings.seed)
+
 
 def build(examples: Examples, *, seed: int) -> Job:
     """A job that trains on these examples. Weights and batches follow from the seed, and batches from the step."""
+    import keras
+    import tensorflow as tf
+
     keras.utils.set_random_seed(seed)
     model = network()
     optimizer = keras.optimizers.SGD(LEARNING_RATE)
@@ -44,6 +71,8 @@ def build(examples: Examples, *, seed: int) -> Job:
 
 def network() -> keras.Model:
     """Pictures in, logits out."""
+    import keras
+
     return keras.Sequential(
         [
             keras.Input((PIXELS,), name="image"),
@@ -52,3 +81,13 @@ def network() -> keras.Model:
             keras.layers.Dense(10, name="logits"),
         ]
     )
+
+
+def _use_one_thread() -> None:
+    """On a CPU, one thread trains a network this small faster than four do (870 steps/s against 580 on four cores), and
+    leaves the other cores to those who serve it."""
+    import tensorflow as tf
+
+    if not tf.config.list_physical_devices("GPU"):
+        with suppress(RuntimeError):  # TensorFlow has computed something already: its threads stay as they are
+            tf.config.threading.set_intra_op_parallelism_threads(1)

@@ -11,11 +11,13 @@ from typing import Any, Protocol
 import tensorflow as tf
 
 from paramsync.errors import GraphError
+from paramsync.graph_defs import fresh, full, node_of
 from paramsync.graphs.lifting.roles import (
     ALWAYS_TRUE,
     CALLS,
     READS,
     WITHOUT_RESULT,
+    definition,
     functions,
     refusal,
     results_of_pass,
@@ -81,9 +83,12 @@ class Body:
         found = dict(values)
         waiting = list(found)
         calls: list[tuple[int, str]] = []  # those that take more than when they were last looked at, earliest first
+        pending: set[str] = set()  # their names
         while waiting or calls:
             if not waiting:
-                node, taken = self._taken[heapq.heappop(calls)[1]]
+                _, name = heapq.heappop(calls)
+                pending.remove(name)
+                node, taken = self._taken[name]
                 more = self._call_results(node, taken)
             else:
                 tensor = waiting.pop()
@@ -94,7 +99,8 @@ class Body:
                     self._taken.setdefault(node.name, (node, {}))[1][position] = found[tensor]
                     if not self._is_call(node):
                         more += self._passed(node, position, found[tensor])
-                    elif (at, node.name) not in calls:
+                    elif node.name not in pending:
+                        pending.add(node.name)
                         heapq.heappush(calls, (at, node.name))
             for tensor, value in more:
                 if tensor not in found:
@@ -210,14 +216,11 @@ class Body:
 
     def _same_frame(self, tensor: str) -> list[str]:
         """Control inputs that make a constant run in the frame of this tensor, where there are frames."""
-        node = tensor.partition(":")[0]
+        node = node_of(tensor)
         return [f"^{node}"] if self._has_frames and node in self._names else []
 
     def _fresh(self, name: str) -> str:
-        found, count = name, 0
-        while found in self._names:
-            count += 1
-            found = f"{name}_{count}"
+        found = fresh(name, self._names)
         self._names.add(found)
         return found
 
@@ -231,7 +234,7 @@ class Body:
         return f"{node}:{name}:{within}" if self._in_function else f"{node}:{position}"
 
     def _full(self, tensor: str) -> str:
-        return tensor if self._in_function or ":" in tensor else f"{tensor}:0"
+        return tensor if self._in_function else full(tensor)
 
 
 def become(node: Any, op: str, inputs: Iterable[str] = ()) -> None:
@@ -263,12 +266,9 @@ def _one_dtype(values: Mapping[int, Value]) -> bool:
 
 
 def _takes_reference(node: Any, position: int) -> bool:
-    try:
-        op = tf.Graph().op_def_for_type(node.op)
-    except RuntimeError:
-        return False  # an op that TensorFlow does not know; it says so itself when the graph is built
+    op = definition(node.op)
     end = 0
-    for one in op.input_arg:
+    for one in op.input_arg if op is not None else ():  # TensorFlow says itself which it does not know
         listed = one.number_attr or one.type_list_attr
         end += (node.attr[listed].i or len(node.attr[listed].list.type)) if listed else 1
         if position < end:

@@ -9,6 +9,7 @@ import tensorflow as tf
 from tensorflow.core.framework import tensor_shape_pb2
 
 from paramsync.errors import GraphError
+from paramsync.graph_defs import fresh, full, node_of
 from paramsync.v1 import bundle_pb2, graph_pb2
 
 _PLACEHOLDERS = frozenset({"Placeholder", "PlaceholderV2"})
@@ -43,15 +44,6 @@ def cut(
     return result, cut_signatures
 
 
-def full(tensor: str) -> str:
-    """A tensor of a graph (not of a function) with its port, which GraphDefs leave out where it is 0."""
-    return tensor if ":" in tensor or tensor.startswith("^") else f"{tensor}:0"
-
-
-def node_of(tensor: str) -> str:
-    return tensor.removeprefix("^").partition(":")[0]
-
-
 class _Fed:
     """The tensors that some signature takes as input, and the placeholders that stand for them."""
 
@@ -72,20 +64,17 @@ class _Fed:
 
     def fresh(self, name: str) -> str:
         """This name, or one like it that no node has."""
-        found, count = name, 0
-        while found in self._taken:
-            count += 1
-            found = f"{name}_{count}"
+        found = fresh(name, self._taken)
         self._taken.add(found)
         return found
 
     def add_placeholders(self, graph_def: Any) -> None:
         for tensor, node in self.nodes.items():
             dtype, shape = self._specs[tensor]
-            add_placeholder(graph_def, node, tf.TensorSpec(shape, tf.as_dtype(dtype)))
+            _add_placeholder(graph_def, node, tf.TensorSpec(shape, tf.as_dtype(dtype)))
 
 
-def add_placeholder(graph_def: Any, name: str, spec: tf.TensorSpec) -> None:
+def _add_placeholder(graph_def: Any, name: str, spec: tf.TensorSpec) -> None:
     node = graph_def.node.add(name=name, op="Placeholder")
     node.attr["dtype"].type = spec.dtype.as_datatype_enum
     node.attr["shape"].shape.CopyFrom(spec.shape.as_proto())
@@ -149,6 +138,7 @@ def _copy(
             copy = target.node.add()
             copy.CopyFrom(node)
             copy.name = prefix + node.name
+            copy.attr.pop("_class", None)  # beside which node it was to be placed: one that may not be there
             if prefix and "frame_name" in copy.attr:  # two loops of one name would run as one
                 copy.attr["frame_name"].s = prefix.encode() + copy.attr["frame_name"].s
             if node.name in ends:

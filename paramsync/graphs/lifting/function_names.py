@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator
 from typing import Any
 
 from paramsync.errors import GraphError
+from paramsync.graph_defs import called, rename_calls
 
 _MADE_UP = re.compile(r"(__)?(inference|forward|backward|lifted)_|_(lifted|\d+)(?=_|$)")
 
@@ -30,7 +30,7 @@ def name_by_content(graph_def: Any) -> None:
     while waiting:
         old = waiting[-1]
         function = functions[old]
-        left = [one for one in _called(function.node_def) if one in functions and one not in names]
+        left = [one for node in function.node_def for one in called(node) if one in functions and one not in names]
         if old in names:
             waiting.pop()
         elif left:
@@ -39,33 +39,12 @@ def name_by_content(graph_def: Any) -> None:
             entered.add(old)
             waiting += left
         else:
-            _rename(function.node_def, names)
+            rename_calls(function.node_def, names)
             function.signature.name = ""
             content = hashlib.sha256(function.SerializeToString(deterministic=True)).hexdigest()
             names[old] = function.signature.name = f"{_MADE_UP.sub('', old) or 'function'}_{content[:20]}"
             named[names[old]] = function
             waiting.pop()
-    _rename(graph_def.node, names)
+    rename_calls(graph_def.node, names)
     library = type(graph_def.library)(function=[named[name] for name in sorted(named)])
     graph_def.library.CopyFrom(library)
-
-
-def _called(nodes: Any) -> Iterator[str]:
-    for node in nodes:
-        yield node.op
-        yield from (function.name for function in _functions_of(node.attr))
-
-
-def _rename(nodes: Any, names: dict[str, str]) -> None:
-    for node in nodes:
-        node.op = names.get(node.op, node.op)
-        for function in _functions_of(node.attr):
-            function.name = names.get(function.name, function.name)
-
-
-def _functions_of(attributes: Any) -> Iterator[Any]:
-    for value in attributes.values():
-        kind = value.WhichOneof("value")
-        for one in (value.func,) if kind == "func" else value.list.func if kind == "list" else ():
-            yield one
-            yield from _functions_of(one.attr)

@@ -14,8 +14,9 @@ from typing import Any
 import tensorflow as tf
 
 from paramsync.errors import GraphError
+from paramsync.graph_defs import fresh, functions_called
 from paramsync.graphs.lifting.bodies import Body, Value, become, forget_shape
-from paramsync.graphs.lifting.roles import REFERENCES, called_functions
+from paramsync.graphs.lifting.roles import REFERENCES
 
 _DEPTH = 100  # of functions that call one another; real graphs have a few
 _PLACES = ("_class", "_output_shapes")  # beside which node it runs, and what the shapes of its results were
@@ -86,7 +87,7 @@ class _Library:
             self._open.append(name)
             copy = type(self._functions[name])()
             copy.CopyFrom(self._functions[name])
-            copy.signature.name = self._fresh(f"{name}_lifted")
+            copy.signature.name = fresh(f"{name}_lifted", self._functions)
             self._functions[copy.signature.name] = copy
             self._lifted[key] = copy.signature.name, _lift_function(copy, arguments, self)
             self._open.pop()
@@ -94,21 +95,7 @@ class _Library:
 
     def reachable(self, nodes: Iterable[Any]) -> list[Any]:
         """The functions these nodes call, and those they call in turn, by name."""
-        found: dict[str, Any] = {}
-        waiting = [name for node in nodes for name in called_functions(node)]
-        while waiting:
-            name = waiting.pop()
-            if name in self._functions and name not in found:
-                found[name] = self._functions[name]
-                waiting += [inner for node in found[name].node_def for inner in called_functions(node)]
-        return [found[name] for name in sorted(found)]
-
-    def _fresh(self, name: str) -> str:
-        found, count = name, 0
-        while found in self._functions:
-            count += 1
-            found = f"{name}_{count}"
-        return found
+        return sorted(functions_called(self._functions.values(), nodes), key=lambda one: str(one.signature.name))
 
 
 def _lift_function(function: Any, arguments: Mapping[int, Value], library: _Library) -> dict[int, Value]:

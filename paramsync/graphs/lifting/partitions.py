@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from paramsync.errors import GraphError
+from paramsync.graph_defs import fresh, node_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,7 @@ def _take_whole(nodes: Mapping[str, Any], node: Any, owners: Mapping[str, Whole]
     """Let a concatenation of all the parts of a variable, in their order, be the variable."""
     *joined, axis = [one for one in node.input if not one.startswith("^")]
     parts = [_source(nodes, one) for one in joined]
-    number = nodes.get(_node(axis))
+    number = nodes.get(node_of(axis))
     if number is None or number.op != "Const" or not all(one in owners for one in parts):
         return
     whole = owners[parts[0]]
@@ -112,20 +113,17 @@ def _take_whole(nodes: Mapping[str, Any], node: Any, owners: Mapping[str, Whole]
 
 def _source(nodes: Mapping[str, Any], tensor: str) -> str:
     """The node whose value a tensor is."""
-    name, seen = _node(tensor), set[str]()
+    name, seen = node_of(tensor), set[str]()
     while name in nodes and nodes[name].op == "Identity" and name not in seen:
         seen.add(name)
-        name = _node(nodes[name].input[0])
+        name = node_of(nodes[name].input[0])
     return name
 
 
 def _added(graph_def: Any, nodes: dict[str, Any], name: str, op: str) -> Any:
-    fresh, count = name, 0
-    while fresh in nodes:
-        count += 1
-        fresh = f"{name}_{count}"
-    nodes[fresh] = graph_def.node.add(name=fresh, op=op)
-    return nodes[fresh]
+    found = fresh(name, nodes)
+    nodes[found] = graph_def.node.add(name=found, op=op)
+    return nodes[found]
 
 
 def _constant(graph_def: Any, nodes: dict[str, Any], name: str, value: Sequence[int]) -> str:
@@ -133,7 +131,3 @@ def _constant(graph_def: Any, nodes: dict[str, Any], name: str, value: Sequence[
     node.attr["dtype"].type = tf.int64.as_datatype_enum
     node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(np.asarray(value, np.int64)))
     return str(node.name)
-
-
-def _node(tensor: str) -> str:
-    return tensor.partition(":")[0]

@@ -6,10 +6,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-import tensorflow as tf
-
 from paramsync.errors import GraphError
-from paramsync.graphs.lifting.roles import CALLS, called_functions
+from paramsync.graph_defs import called
+from paramsync.graphs.lifting.roles import CALLS, definition
 
 # What keeps something between calls although it is no parameter and no table, by its op; what to do.
 _REFUSALS = {
@@ -49,7 +48,6 @@ class _Ops:
 
     def __init__(self, functions: Mapping[str, Any]) -> None:
         self._functions = functions
-        self._registry = tf.Graph()
         self._stateful: dict[str, bool] = {}  # by op or function
         self._refusals: dict[str, str] = {}
 
@@ -62,7 +60,7 @@ class _Ops:
         return self._refusals[op]
 
     def is_stateful(self, node: Any) -> bool:
-        names = called_functions(node)
+        names = called(node)
         return any(self._named(name) for name in (names[1:] if node.op in CALLS else names))
 
     def _named(self, name: str) -> bool:
@@ -71,12 +69,7 @@ class _Ops:
             if name in self._functions:
                 found = any(self.is_stateful(node) for node in self._functions[name].node_def)
             else:
-                found = self._registered(name)
+                op = definition(name)
+                found = op is None or bool(op.is_stateful)  # of what is not known, whoever builds the graph says so
             self._stateful[name] = found
         return self._stateful[name]
-
-    def _registered(self, op: str) -> bool:
-        try:
-            return bool(self._registry.op_def_for_type(op).is_stateful)
-        except RuntimeError:
-            return True  # not known; whoever builds the graph says so

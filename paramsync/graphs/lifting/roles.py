@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
+
+import tensorflow as tf
 
 REFERENCES = frozenset({"Variable", "VariableV2"})  # give a reference, which reads like a value already
 
@@ -110,13 +113,14 @@ def set_functions(node: Any, call: Call, names: Sequence[str]) -> None:
         one.name = name
 
 
-def called_functions(node: Any) -> list[str]:
-    """Every function a node may call: the one it is named after, those in its attributes."""
-    named = [node.op]
-    for value in node.attr.values():
-        kind = value.WhichOneof("value")
-        if kind == "func":
-            named.append(value.func.name)
-        elif kind == "list" and value.list.func:
-            named += [one.name for one in value.list.func]
-    return named
+def definition(op: str) -> Any:
+    """What TensorFlow says of an op; None for one that it does not know."""
+    try:
+        return _known_ops().op_def_for_type(op)
+    except RuntimeError:
+        return None
+
+
+@cache
+def _known_ops() -> tf.Graph:
+    return tf.Graph()  # which knows them all, and holds none

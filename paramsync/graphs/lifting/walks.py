@@ -8,8 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from paramsync.errors import GraphError
-from paramsync.graphs.lifting.cut import full, node_of
-from paramsync.graphs.safety.checks import called
+from paramsync.graph_defs import full, functions_called, node_of
 
 
 def leading_to(nodes: Mapping[str, Any], tensors: Iterable[str], *, fed: Collection[str] = ()) -> list[Any]:
@@ -35,13 +34,5 @@ def with_functions(graph_def: Any, nodes: Iterable[Any]) -> Any:
     """A new GraphDef of these nodes of it and of the functions that they call."""
     result = tf.compat.v1.GraphDef(versions=graph_def.versions)
     result.node.extend(nodes)
-    functions = {one.signature.name: one for one in graph_def.library.function}
-    waiting = list(result.node)
-    while waiting:
-        node = waiting.pop()
-        for name in (node.op, *called(node)):
-            one = functions.pop(name, None)
-            if one is not None:
-                result.library.function.append(one)
-                waiting += one.node_def
+    result.library.function.extend(functions_called(graph_def.library.function, result.node))
     return result

@@ -12,13 +12,18 @@ from typing import Any
 from paramsync import dtypes, wire
 from paramsync.errors import InputError, UnsafeGraphError
 from paramsync.files import shown
-from paramsync.safe_ops import SAFE
-
-NODES = 500_000
-"""What a graph and its functions may hold together."""
+from paramsync.graph_defs import called, functions_of
+from paramsync.safe_ops import NODES, SAFE
+from paramsync.v1 import graph_pb2
 
 EXPANDED = 1_000_000
 """What it may hold once each call of a function is replaced by what it calls, which TensorFlow does."""
+
+BUILT = 2_000_000
+"""What its signatures may be made of together, each counted with all nodes and parameters."""
+
+ENDS = 1 << 18
+"""What it may have of parameters, tables, inputs and outputs: as many as a checkpoint may have tensors."""
 
 DEPTH = 100
 """How deep calls of functions may be nested."""
@@ -48,6 +53,15 @@ def check(graph_def: Any, *, allowed: Collection[str] = ()) -> None:
     check_ops(graph_def, allowed=allowed)
 
 
+def check_signatures(message: graph_pb2.Graph, graph_def: Any) -> None:
+    """Each signature of a graph file is built on its own, and takes all parameters. Raises UnsafeGraphError."""
+    arguments = len(message.parameters) + len(message.tables)
+    ends = sum(len(one.inputs) + len(one.outputs) for one in message.signatures.values())
+    _check_at_most("parameters, tables, inputs and outputs", arguments + ends, ENDS)
+    built = arguments + sum(len(nodes) for _, nodes in _bodies(graph_def))
+    _check_at_most("nodes and parameters, counted for each signature", built * len(message.signatures), BUILT)
+
+
 def check_ops(graph_def: Any, *, allowed: Collection[str] = ()) -> None:
     """Every op must be a safe one, one of `allowed`, or a function of the graph. Raises UnsafeGraphError."""
     known = SAFE.union(allowed)
@@ -60,8 +74,8 @@ def check_ops(graph_def: Any, *, allowed: Collection[str] = ()) -> None:
         for node in nodes:
             if node.op not in known and node.op not in functions:
                 unsafe.setdefault(node.op, node.name)
-            for name in called(node):
-                if name not in functions:
+            for name in (one.name for one in functions_of(node.attr)):
+                if name and name not in functions:
                     raise UnsafeGraphError(
                         f"the graph is not safe: node {shown(node.name)} calls {shown(name)},"
                         " which is not a function of this graph"
@@ -89,7 +103,7 @@ def check_size(graph_def: Any) -> None:
             twice = next(name for name, count in Counter(node.name for node in nodes).items() if count > 1)
             raise UnsafeGraphError(f"the graph is not safe: expected one node {shown(twice)}, found several")
         _check_merges(nodes)
-        calls[body] = [name for node in nodes for name in (node.op, *called(node))]
+        calls[body] = [name for node in nodes for name in called(node)]
         for node in nodes:
             tensors += _tensors(node)
             _check_at_most("tensors that nodes take and give", tensors, TENSORS)
@@ -98,11 +112,6 @@ def check_size(graph_def: Any) -> None:
                 _check_at_most("bytes of constants that are not in the file", REPEATED - left, REPEATED)
     calls = {body: [name for name in names if name in sizes] for body, names in calls.items()}
     _check_calls(sizes, calls)
-
-
-def called(node: Any) -> list[str]:
-    """The functions that the attributes of a node name."""
-    return [one.name for value in node.attr.values() for one in functions_of(value) if one.name]
 
 
 def _check_merges(nodes: Any) -> None:
@@ -154,16 +163,6 @@ def _bodies(graph_def: Any) -> Iterator[tuple[str, Any]]:
     yield "", graph_def.node
     for function in graph_def.library.function:
         yield function.signature.name, function.node_def
-
-
-def functions_of(value: Any) -> Iterable[Any]:
-    """What names a function in an attribute, and what these say of others in turn."""
-    kind = value.WhichOneof("value")
-    found = (value.func,) if kind == "func" else value.list.func if kind == "list" else ()
-    for one in found:
-        yield one
-        for inner in one.attr.values():
-            yield from functions_of(inner)
 
 
 def _tensors(node: Any) -> int:

@@ -1,4 +1,4 @@
-"""What a GraphDef would take in memory, read off its bytes: a file can say in two that there is one more node."""
+"""What a graph would take in memory, read off its bytes: a file can say in two that there is one more node."""
 
 from __future__ import annotations
 
@@ -18,13 +18,19 @@ _DEEP = 4096  # bytes of a message before it is looked into
 # Where the values of constants are, by the numbers of fields: all else is structure.
 _TENSOR: dict[int, Any] = {4: None}
 _NODE = {5: {2: {8: _TENSOR}}}
-_GRAPH = {1: _NODE, 2: {1: {3: _NODE}}}
+GRAPH_DEF = {1: _NODE, 2: {1: {3: _NODE}}}
+GRAPH_FILE = {1: GRAPH_DEF, 5: {2: None, 3: None}}
+META_GRAPH = {2: GRAPH_DEF}
+SAVED_MODEL = {2: META_GRAPH}
 
 
-def check_weight(graph_def: bytes) -> None:
-    """Raise UnsafeGraphError where it is large and not for its constants. What is malformed is left to be parsed."""
-    if len(graph_def) > SMALL:
-        _weigh(memoryview(graph_def), _GRAPH, 0)
+def check_weight(content: bytes, kind: dict[int, Any]) -> None:
+    """Raise UnsafeGraphError where a message of this kind is large and not for its constants.
+
+    What is malformed is left to be parsed.
+    """
+    if len(content) > SMALL:
+        _weigh(memoryview(content), kind, 0)
 
 
 def _weigh(content: memoryview, inner: dict[int, Any], weight: int) -> int:

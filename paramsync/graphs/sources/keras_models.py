@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,11 +38,11 @@ def trace(model: keras.layers.Layer, inputs: Any = None) -> Trace:
     if inputs is not None:
         return _traced(model, _given(model, inputs))
     if getattr(model, "inputs", None):
-        return _traced(model, ([_symbolic(model)], {}))
+        return _symbolically_traced(model)
     arguments = _built(model)
     found = _traced(model, arguments)
-    whole = _whole_numbers(found)  # the dtypes a model was built with are not on record
-    return _traced(model, mapped(arguments, lambda one: whole.get(one.name, one))) if whole else found
+    others = _misread(found)  # the dtypes a model was built with are not on record
+    return _traced(model, mapped(arguments, lambda one: others.get(one.name, one))) if others else found
 
 
 def _traced(model: keras.layers.Layer, arguments: tuple[Sequence[Any], Mapping[str, Any]]) -> Trace:
@@ -63,6 +64,19 @@ def _traced(model: keras.layers.Layer, arguments: tuple[Sequence[Any], Mapping[s
         ) from error
     names = [part for one in found for part in components(one.name, one.spec)]
     return Trace(function, unique(names), result_names(function, _output_names(model)))
+
+
+def _symbolically_traced(model: keras.Model) -> Trace:
+    """The trace of a functional or sequential model.
+
+    A sequential model that was called before it was built took the size of that batch for its own.
+    """
+    inputs = _symbolic(model)
+    if isinstance(model, keras.Sequential) and isinstance(inputs.spec, tf.TensorSpec) and inputs.spec.shape.rank:
+        of_any_size = tf.TensorSpec((None, *inputs.spec.shape[1:]), inputs.spec.dtype)
+        with suppress(GraphError):  # where it computes with that size
+            return _traced(model, ([_Input(inputs.name, of_any_size)], {}))
+    return _traced(model, ([inputs], {}))
 
 
 def _symbolic(model: keras.Model) -> Any:
@@ -129,15 +143,15 @@ def _parameters(model: keras.layers.Layer) -> list[str]:
     return [one.name for one in found if one.kind in kinds and one.name not in _CONTEXT]
 
 
-def _whole_numbers(found: Trace) -> dict[str, _Input]:
-    """The inputs that are floats and read only as whole numbers: they were never meant to be floats."""
+def _misread(found: Trace) -> dict[str, _Input]:
+    """The inputs that are floats and read only as whole numbers or strings: they were never meant to be floats."""
     inputs = {}
     for name, tensor in zip(found.inputs, found.function.inputs, strict=False):
         readers = tensor.consumers()
         dtypes = {one.outputs[0].dtype for one in readers}
         if tensor.dtype.is_floating and len(dtypes) == 1 and all(one.type == "Cast" for one in readers):
             dtype = dtypes.pop()
-            if dtype.is_integer:
+            if dtype.is_integer or dtype == tf.string:
                 inputs[name] = _Input(name, tf.TensorSpec(tensor.shape, dtype))
     return inputs
 

@@ -27,9 +27,20 @@ def contents(handle: Any, node: str, graph_def: Any) -> tuple[tf.Tensor, tf.Tens
         )
     (keys, values), *_ = types
     try:
-        return tuple(tf.raw_ops.LookupTableExportV2(table_handle=handle, Tkeys=keys, Tvalues=values))
+        found = tuple(tf.raw_ops.LookupTableExportV2(table_handle=handle, Tkeys=keys, Tvalues=values))
     except (tf.errors.OpError, TypeError) as error:
         raise GraphError(f"the contents of the table {node!r} cannot be read: {error}") from error
+    if found[0].shape.rank != 1:  # with places that are empty, which nothing here can tell
+        raise dense(node)
+    return found
+
+
+def dense(node: str) -> GraphError:
+    """The refusal of a table that gives all its places for its contents, taken or not."""
+    return GraphError(
+        f"the table {node!r} is a DenseHashTable, whose contents cannot be told from its empty places: expected a"
+        " StaticHashTable, a StaticVocabularyTable or a MutableHashTable"
+    )
 
 
 class _Readers:

@@ -12,10 +12,12 @@ from google.protobuf.message import DecodeError
 from tensorflow.core.framework import attr_value_pb2
 from tensorflow.core.protobuf import meta_graph_pb2
 
+from paramsync import files
 from paramsync.errors import GraphError, UnfinishedMetaError
+from paramsync.graph_defs import full, node_of
 from paramsync.graphs.draft import Draft, finish
 from paramsync.graphs.graph import DEFAULT_SIGNATURE, Graph
-from paramsync.graphs.lifting.cut import full
+from paramsync.graphs.safety.weight import META_GRAPH, check_weight
 from paramsync.graphs.sources.traces import endpoint
 from paramsync.graphs.sources.v1_graphs import V1Graph, variable_defs
 from paramsync.graphs.sources.v1_tables import Foreign
@@ -34,13 +36,22 @@ def capture_meta(content: bytes, *, path: Path, inputs: Ends, outputs: Ends, all
     Raises UnfinishedMetaError where it cannot be read, and GraphError, which lists what the file has where a name is
     unknown or an input is missing.
     """
-    return finish(draft_of_meta(parsed(content, path), inputs, outputs, where=str(path), allowed=allowed))
+    return finish(draft_of_meta(_parsed(content, path), inputs, outputs, where=str(path), allowed=allowed))
 
 
-def parsed(content: bytes, path: Path) -> Any:
-    """Raises UnfinishedMetaError."""
+def read_meta(path: Path) -> Any:
+    """The message of a `.meta` file. Raises UnfinishedMetaError, UnsafeGraphError for a monstrous one."""
+    try:
+        content = files.content(path, limit=files.MAX_MESSAGE)
+    except OSError as error:
+        raise UnfinishedMetaError(f"{path} cannot be read: {error.strerror}") from error
+    return _parsed(content, path)
+
+
+def _parsed(content: bytes, path: Path) -> Any:
     if not content:
         raise UnfinishedMetaError(f"{path} is not a readable meta graph: it is empty")
+    check_weight(content, META_GRAPH)
     try:
         return meta_graph_pb2.MetaGraphDef.FromString(content)
     except DecodeError as error:
@@ -91,7 +102,7 @@ def _main_operations(meta: Any) -> list[str]:
     found = [one.name for one in signature.outputs.values()] if signature is not None else []
     for key in ("saved_model_main_op", "legacy_init_op"):
         found += _nodes(meta.collection_def, key)
-    return [one.partition(":")[0] for one in found]
+    return [node_of(one) for one in found]
 
 
 def _nodes(collections: Any, key: str) -> list[str]:

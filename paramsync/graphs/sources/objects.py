@@ -12,7 +12,8 @@ from tensorflow.core.protobuf import trackable_object_graph_pb2
 _VALUE = "VARIABLE_VALUE"
 _KERAS = frozenset(vars(keras.layers.Layer(name="any")))
 _CONTAINERS = (list, tuple, dict)
-_OWNERS = (keras.layers.Layer, keras.Variable, tf.Variable, tf.Module, *_CONTAINERS)
+_TRACKED = tf.Module.__base__  # modules, checkpoints, and what tf.saved_model.load gives: all that has attributes
+_OWNERS = (keras.layers.Layer, keras.Variable, tf.Variable, _TRACKED, *_CONTAINERS)
 
 
 def objects(root: Any) -> list[Any]:

@@ -6,7 +6,7 @@ variables are restored and tables filled inside functions. Nothing of it is run 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,8 @@ import tensorflow as tf
 
 from paramsync.bundle import Bundle
 from paramsync.errors import GraphError
+from paramsync.graph_defs import node_of
 from paramsync.graphs.draft import Draft
-from paramsync.graphs.lifting.cut import node_of
 from paramsync.graphs.lifting.walks import leading_to
 from paramsync.graphs.sources.v1_saved_models import draft_of_v1_saved_model, is_v1, parsed_saved_model
 from paramsync.graphs.sources.v1_tables import TABLES
@@ -77,10 +77,11 @@ class _Written:
         meta.collection_def[_INITIALISERS].node_list.value.extend(self._fillers)
 
     def _write_creating(self) -> None:
+        functions = _functions(self._meta)
         for call in self._nodes.values():
             creates = call.op in _CALLS and list(call.attr["Tout"].list.type) == [tf.resource.as_datatype_enum]
             if creates and not call.input:
-                body = _Body(self._meta.graph_def.library.function)
+                body = _Body(functions)
                 body.write_out(call)
                 table = next((node for node in body.finished() if node.op in TABLES), None)
                 if table is not None:
@@ -93,13 +94,26 @@ class _Written:
         call = self._nodes.get(self._meta.saver_def.restore_op_name)
         if call is None or call.op not in _CALLS:
             return
-        body = _Body(self._meta.graph_def.library.function)
+        body = _Body(_functions(self._meta))
         body.write_out(call)
         for node in body.finished():
             if node.op == "AssignVariableOp":
                 self.keys[node_of(body.origin(node.input[0]))] = body.restored(node.input[1])
             elif node.op == "LookupTableImportV2":
                 self._add_table(node, [body.restored(tensor) for tensor in node.input[1:3]], body.origin(node.input[0]))
+        self._name_twins()
+
+    def _name_twins(self) -> None:
+        """Give those variables that are not restored the keys of others which begin with their values.
+
+        That is how tf.saved_model.save writes the variables of a Keras model: each twice, one to compute with, one to
+        be restored.
+        """
+        for node in self._nodes.values():
+            if node.op == "AssignVariableOp" and node_of(node.input[0]) in self.keys:
+                value = self._nodes.get(node_of(node.input[1]))
+                if value is not None and value.op == "ReadVariableOp":
+                    self.keys.setdefault(node_of(value.input[0]), self.keys[node_of(node.input[0])])
 
     def _add_table(self, node: Any, keys: Sequence[str], table: str) -> None:
         """Fill a table with what is in the checkpoint under these keys."""
@@ -121,7 +135,7 @@ class _Written:
 
     def _write_initialising(self) -> None:
         main = self._meta.signature_def[_MAIN].outputs if _MAIN in self._meta.signature_def else {}
-        body = _Body(self._meta.graph_def.library.function)
+        body = _Body(_functions(self._meta))
         for call in leading_to(self._nodes, [f"^{node_of(one.name)}" for one in main.values()]):
             if call.op in _CALLS:
                 body.write_out(call)
@@ -146,12 +160,17 @@ class _Written:
                 node.attr["T"].CopyFrom(node.attr.pop("dtype"))
 
 
+def _functions(meta: Any) -> dict[str, Any]:
+    return {function.signature.name: function for function in meta.graph_def.library.function}
+
+
 class _Body:
     """Nodes of functions written out as nodes of the graph that calls them; what only orders them is left out."""
 
-    def __init__(self, functions: Iterable[Any]) -> None:
-        self._functions = {function.signature.name: function for function in functions}
+    def __init__(self, functions: Mapping[str, Any]) -> None:
+        self._functions = functions
         self._nodes: dict[str, Any] = {}
+        self._written = 0  # calls too, which leave no node
         self._results: dict[str, str] = {}  # what the results of calls were
 
     def write_out(self, call: Any, depth: int = 0) -> None:
@@ -171,7 +190,8 @@ class _Body:
                 self.write_out(copy, depth + 1)
             else:
                 self._nodes[copy.name] = copy
-            if len(self._nodes) > _LIMIT:
+            self._written += 1
+            if self._written > _LIMIT:
                 raise ValueError(f"more than {_LIMIT} operations")
         for position, argument in enumerate(function.signature.output_arg):
             self._results[f"{call.name}:{position}"] = spelled(function.ret[argument.name])

@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from paramsync.errors import GraphError
+from paramsync.graph_defs import node_of
 from paramsync.graphs.draft import Parameter, Part
 
 VARIABLES = frozenset({"Variable", "VariableV2", "VarHandleOp"})
@@ -79,19 +80,19 @@ def _saved(nodes: Mapping[str, Any], saver: str) -> dict[str, _Saved]:
 def _saving(nodes: Mapping[str, Any], saver: str) -> list[Any]:
     if not saver:
         return [node for node in nodes.values() if node.op == "SaveV2"]
-    waiting, seen = [_node(saver)], set()
+    waiting, seen = [node_of(saver)], set()
     while waiting:
         name = waiting.pop()
         if name in nodes and name not in seen:
             seen.add(name)
             if nodes[name].op != "SaveV2":  # what is saved is not computed by saving
-                waiting += [_node(one) for one in nodes[name].input]
+                waiting += [node_of(one) for one in nodes[name].input]
     return [node for node in nodes.values() if node.name in seen and node.op == "SaveV2"]
 
 
 def _variable(nodes: Mapping[str, Any], tensor: str) -> str | None:
     seen = set()
-    while (name := _node(tensor)) in nodes and name not in seen:
+    while (name := node_of(tensor)) in nodes and name not in seen:
         seen.add(name)
         node = nodes[name]
         if node.op in VARIABLES:
@@ -104,7 +105,7 @@ def _variable(nodes: Mapping[str, Any], tensor: str) -> str | None:
 
 def _words(nodes: Mapping[str, Any], tensor: str, count: int) -> Sequence[str]:
     """The strings of a constant; the last one stands for all that are left out, as in any TensorProto."""
-    node = nodes.get(_node(tensor))
+    node = nodes.get(node_of(tensor))
     words = list(node.attr["value"].tensor.string_val) if node is not None and node.op == "Const" else []
     if not 0 < len(words) <= count:
         raise GraphError(f"{tensor!r} should list {count} names or places of variables for a Saver, and does not")
@@ -122,7 +123,3 @@ def _part(place: str) -> Part:
     if len(part.whole) != len(part.offsets):
         raise GraphError(f"a Saver says that a part begins at {list(part.offsets)} of {list(part.whole)}")
     return part
-
-
-def _node(tensor: str) -> str:
-    return tensor.removeprefix("^").partition(":")[0]

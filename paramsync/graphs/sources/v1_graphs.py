@@ -11,10 +11,12 @@ from google.protobuf.message import DecodeError
 from tensorflow.core.framework import variable_pb2
 
 from paramsync.errors import GraphError
+from paramsync.graph_defs import full, node_of
 from paramsync.graphs.draft import Draft
-from paramsync.graphs.lifting.cut import cut, full, node_of
+from paramsync.graphs.lifting.cut import cut
 from paramsync.graphs.lifting.walks import leading_to, with_functions
 from paramsync.graphs.safety.checks import check
+from paramsync.graphs.safety.guards import guard
 from paramsync.graphs.sources import saver_names, v1_tables
 from paramsync.graphs.sources.traces import endpoint
 from paramsync.graphs.sources.v1_tables import Foreign
@@ -108,11 +110,11 @@ class V1Graph:
         for name, signature in signatures.items():
             graph_def, placed = cut(self.graph_def, {name: signature}, ends=(), unused_inputs=unused_inputs)
             outputs = [one.tensor for one in placed[name].outputs]
+            built = with_functions(graph_def, graph_def.node)
+            guard(built)
             with tf.Graph().as_default():
                 try:
-                    results = tf.graph_util.import_graph_def(
-                        with_functions(graph_def, graph_def.node), return_elements=outputs, name=""
-                    )
+                    results = tf.graph_util.import_graph_def(built, return_elements=outputs, name="")
                 except (ValueError, TypeError, KeyError, tf.errors.OpError) as error:
                     raise GraphError(f"{self.where} holds a graph that cannot be imported: {error}") from error
             found = [

@@ -13,6 +13,7 @@ from tensorflow.core.protobuf import meta_graph_pb2, saved_model_pb2
 from paramsync import files
 from paramsync.errors import GraphError
 from paramsync.graphs.draft import Draft
+from paramsync.graphs.safety.weight import SAVED_MODEL, check_weight
 from paramsync.graphs.sources.meta_graphs import v1_graph
 from paramsync.graphs.sources.structures import components
 from paramsync.graphs.sources.traces import endpoint
@@ -20,17 +21,19 @@ from paramsync.graphs.sources.v1_tables import Foreign
 from paramsync.v1 import graph_pb2
 
 _INTERNAL = "__saved_model_"  # begins the names of signatures that are for whoever restores, not for callers
-_LIMIT = (1 << 31) - 1  # no message of protobuf is larger
-_SERVE = "serve"
+_SERVE = "serve"  # the tag of the graph that predicts
 
 
 def parsed_saved_model(directory: Path) -> Any:
-    """The message of the SavedModel in this directory. Raises GraphError."""
+    """The message of the SavedModel in this directory. Raises GraphError, UnsafeGraphError for a monstrous one."""
     path = directory / "saved_model.pb"
     try:
-        return saved_model_pb2.SavedModel.FromString(files.content(path, limit=_LIMIT))
-    except FileNotFoundError as error:
+        content = files.content(path, limit=files.MAX_MESSAGE)
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise GraphError(f"{directory}: expected a SavedModel, found no {path.name}") from error
+    check_weight(content, SAVED_MODEL)
+    try:
+        return saved_model_pb2.SavedModel.FromString(content)
     except DecodeError as error:
         raise GraphError(f"{path} is not a readable SavedModel: {error}") from error
 
@@ -45,15 +48,14 @@ def draft_of_v1_saved_model(
     saved: Any,
     *,
     signatures: Collection[str] | None = None,
-    tags: Collection[str] = (_SERVE,),
     allowed: Collection[str] = (),
 ) -> Draft:
     """All the signatures of the SavedModel in this directory, or those named; inputs and outputs are called as there.
 
-    `saved` is its message, of several graphs the one with these tags is taken, `allowed` names ops that may be run
-    although they are not known to be safe. Parameters are called as in its `variables` checkpoint. Raises GraphError.
+    `saved` is its message, of whose graphs the one that predicts is taken; `allowed` names ops that may be run although
+    they are not known to be safe. Parameters are called as in its `variables` checkpoint. Raises GraphError.
     """
-    meta = _meta(directory, saved, tags)
+    meta = _serving(directory, saved)
     where = str(directory)
     found = {name: one for name, one in meta.signature_def.items() if not name.startswith(_INTERNAL) and one.outputs}
     chosen = sorted(found if signatures is None else signatures)
@@ -73,14 +75,12 @@ def draft_of_v1_saved_model(
     return graph.draft(drafted, unused_inputs=True)
 
 
-def _meta(directory: Path, saved: Any, tags: Collection[str]) -> Any:
+def _serving(directory: Path, saved: Any) -> Any:
     for meta in saved.meta_graphs:
-        if set(meta.meta_info_def.tags) == set(tags):
+        if set(meta.meta_info_def.tags) == {_SERVE}:
             return meta
     listed = [", ".join(meta.meta_info_def.tags) for meta in saved.meta_graphs]
-    raise GraphError(
-        f"{directory}: expected a graph tagged {', '.join(sorted(tags))}, found those tagged {' | '.join(listed)}"
-    )
+    raise GraphError(f"{directory}: expected a graph tagged {_SERVE}, found those tagged {' | '.join(listed)}")
 
 
 def _endpoints(tensors: Mapping[str, Any], where: str) -> list[graph_pb2.Endpoint]:

@@ -11,16 +11,19 @@ import tensorflow as tf
 
 from paramsync.errors import GraphError
 from paramsync.files import shown
+from paramsync.graph_defs import node_of
 from paramsync.graphs.draft import Table
-from paramsync.graphs.lifting.cut import node_of
 from paramsync.graphs.lifting.walks import leading_to, with_functions
 from paramsync.graphs.safety import checks as safety
+from paramsync.graphs.safety.guards import guard
+from paramsync.graphs.sources.live_tables import dense
 from paramsync.graphs.tables import MAX_BYTES
 
 TABLES = frozenset({"HashTableV2", "MutableHashTableV2", "MutableHashTableOfTensorsV2", "MutableDenseHashTableV2"})
 
 _FROM_FILE = "InitializeTableFromTextFileV2"
 _FILLERS = frozenset({"InitializeTableV2", "LookupTableImportV2", _FROM_FILE})
+_LOOPS = frozenset({"For", "NextIteration", "RefNextIteration", "StatelessWhile", "While"})
 _OLD = frozenset(
     {"HashTable", "MutableHashTable", "InitializeTable", "InitializeTableFromTextFile"}
     | {"LookupTableFind", "LookupTableSize", "LookupTableImport"}
@@ -58,6 +61,9 @@ def tables(
     found = [node for node in wanted if node.op in TABLES]
     if not found:
         return []
+    for node in found:
+        if node.op == "MutableDenseHashTableV2":
+            raise dense(node.name)
     nodes = {node.name: node for node in graph_def.node}
     running = _fillers_of(found, nodes, fillers)
     reached = leading_to(nodes, [*(f"^{name}" for name in running), *(node.name for node in found)])
@@ -65,6 +71,8 @@ def tables(
     if foreign is not None:
         _use_files(cut, foreign.files)
         safety.check(cut, allowed=[*foreign.allowed, *TABLES, *_FILLERS])
+        _refuse_loops(cut)
+        guard(cut)
     return _run(cut, found, running, bounded=foreign is not None)
 
 
@@ -124,6 +132,14 @@ def _use_files(graph_def: Any, files: Mapping[str, Path]) -> None:
                 f"{node.name!r} fills a table from a file{f' {shown(named[0])}' if named else ''}, and only files"
                 " that are part of a SavedModel are read: export one, or capture the graph in the program that made it"
             )
+
+
+def _refuse_loops(graph_def: Any) -> None:
+    """Raise GraphError for what may never end, which nothing could stop once it runs."""
+    for nodes in (graph_def.node, *(function.node_def for function in graph_def.library.function)):
+        for node in nodes:
+            if node.op in _LOOPS:
+                raise GraphError(f"{node.op} {shown(node.name)} fills a table: expected it to be filled without a loop")
 
 
 def _require_small(path: Path) -> None:

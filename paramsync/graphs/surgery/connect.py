@@ -13,7 +13,7 @@ from paramsync.errors import GraphError, ParameterError
 from paramsync.graphs.surgery.duplicate import Copy, duplicate
 from paramsync.graphs.surgery.naming import placeholders as placeholders_of
 from paramsync.graphs.surgery.replacing import check_fit
-from paramsync.graphs.surgery.selection import leading_to
+from paramsync.graphs.surgery.selection import required
 from paramsync.graphs.surgery.sources import Source, source_of
 from paramsync.graphs.surgery.variables import for_saver
 
@@ -63,6 +63,9 @@ def connect(
     Everything goes to `graph`, or the default graph. Raises GraphError where a name is unknown or does not say which
     graph it is of, and ParameterError where a checkpoint lacks a variable or has it with another shape or dtype.
     """
+    for pair in sources:
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise GraphError(f"expected pairs of a graph and its checkpoint, or None, found {pair!r}")
     found = [source_of(one) for one, _ in sources]
     scopes = [f"graph{at}" for at in range(1, len(found) + 1)] if scopes is None else list(scopes)
     if not found or len(scopes) != len(found) or len(set(scopes)) != len(scopes):
@@ -79,7 +82,7 @@ def connect(
         wanted = _of(at, [*ends, *(giver for _, giver in joints)])
         joined, fed = _of(at, [taker for taker, _ in joints]), _of(at, opened)
         given = {one.name for one in [*joined, *fed]}
-        others, variables = leading_to(source.graph, wanted, given)
+        others, variables = required(source.graph, wanted, given)
         checkpoint = checkpoints[at]
         if checkpoint:
             checkpoint.check({name: (one, *source.saved_as(name, one)) for name, one in variables.items()})

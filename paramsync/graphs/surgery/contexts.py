@@ -13,6 +13,8 @@ from typing import Any
 import tensorflow as tf
 
 _KEYS = (tf.compat.v1.GraphKeys.WHILE_CONTEXT, tf.compat.v1.GraphKeys.COND_CONTEXT)
+# What a context calls the tensors without which it is none
+_NEEDED = ("pred_name", "pivot_name", "pivot_for_pred_name", "pivot_for_body_name", "maximum_iterations_name")
 
 Rename = Callable[[str], str | None]
 """A tensor's name in the copy; None for what is not there."""
@@ -78,13 +80,12 @@ def _body(proto: Any) -> set[str]:
 
 
 def _needed(proto: Any) -> list[str]:
-    fields = ("pred_name", "pivot_name", "pivot_for_pred_name", "pivot_for_body_name", "maximum_iterations_name")
-    return [name for name in (getattr(proto, field, "") for field in fields) if name]
+    return [name for name in (getattr(proto, field, "") for field in _NEEDED) if name]
 
 
 def _rewrite(proto: Any, rename: Rename, scope: str) -> None:
     proto.context_name = f"{scope}/{proto.context_name}"
-    for field in ("pred_name", "pivot_name", "pivot_for_pred_name", "pivot_for_body_name", "maximum_iterations_name"):
+    for field in _NEEDED:
         if getattr(proto, field, ""):
             setattr(proto, field, rename(getattr(proto, field)))
     for field in ("loop_exit_names", "loop_enter_names"):

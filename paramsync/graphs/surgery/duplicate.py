@@ -14,7 +14,7 @@ from paramsync.graphs.surgery.handles import describe
 from paramsync.graphs.surgery.inline import inline
 from paramsync.graphs.surgery.library import library_of, set_apart
 from paramsync.graphs.surgery.membership import join
-from paramsync.graphs.surgery.naming import element, graph_of, listed
+from paramsync.graphs.surgery.naming import check_scope, element, graph_of, listed
 from paramsync.graphs.surgery.nodes import Nodes
 from paramsync.graphs.surgery.replacing import Replacements
 from paramsync.graphs.surgery.seeds import identifier, refresh
@@ -99,6 +99,9 @@ def duplicate(
     """
     replace = dict(replace or {})
     wanted = listed(outputs)
+    if not wanted:
+        raise GraphError("expected outputs to copy, found none")
+    check_scope(scope)
     source = graph_of([*wanted, *listed(inputs), *replace])
     target = source if graph is None else graph
     if variables not in ("own", "shared") or (variables == "shared" and target is not source):

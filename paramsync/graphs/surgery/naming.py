@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -15,6 +16,12 @@ PLACEHOLDERS = frozenset({"Placeholder", "PlaceholderV2"})  # those without a va
 def listed(given: Any) -> list[Any]:
     """One thing or several, as several."""
     return list(given) if isinstance(given, (list, tuple)) else [given]
+
+
+def check_scope(name: str) -> None:
+    """Raise GraphError for what TensorFlow does not take for a scope."""
+    if not re.fullmatch(r"[A-Za-z0-9.][\w.\\-]*(/[\w.\\-]+)*", name, re.ASCII):
+        raise GraphError(f"scope: expected letters, digits and _ . - \\ between slashes, found {name!r}")
 
 
 def graph_of(things: Iterable[Any]) -> tf.Graph:

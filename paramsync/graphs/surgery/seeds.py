@@ -7,12 +7,12 @@ no two copies have a seed in common. Where both seeds are 0, TensorFlow draws on
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
 
-from paramsync.graphs.lifting.roles import called_functions
+from paramsync.graph_defs import called, rename_calls
 
 # Where the ops that compute from a given seed take it; most such ops of today get key and counter from these.
 _SEED_INPUTS = {
@@ -40,9 +40,9 @@ def refresh(graph_def: Any, scope: str) -> None:
         refreshed.CopyFrom(functions[name])
         refreshed.signature.name = renamed[name]
         _refresh_nodes(refreshed.node_def, f"{scope}/{name}", "{}:output:0")
-        _call(refreshed.node_def, renamed)
+        rename_calls(refreshed.node_def, renamed)
     _refresh_nodes(graph_def.node, scope, "{}")
-    _call(graph_def.node, renamed)
+    rename_calls(graph_def.node, renamed)
 
 
 def _with_seeds(functions: Mapping[str, Any]) -> list[str]:
@@ -50,8 +50,8 @@ def _with_seeds(functions: Mapping[str, Any]) -> list[str]:
     found = {name for name, function in functions.items() if any(map(_has_seed, function.node_def))}
     callers: dict[str, set[str]] = {}
     for name, function in functions.items():
-        for called in {one for node in function.node_def for one in called_functions(node)}:
-            callers.setdefault(called, set()).add(name)
+        for callee in {one for node in function.node_def for one in called(node)}:
+            callers.setdefault(callee, set()).add(name)
     waiting = list(found)
     while waiting:
         for caller in callers.get(waiting.pop(), set()) - found:
@@ -94,14 +94,6 @@ def _refresh_constant(node: Any, place: str) -> None:
 def _fresh(seed: int, other: int, place: str) -> int:
     drawn = hashlib.sha256(f"{seed} {other} {place}".encode()).digest()
     return int.from_bytes(drawn[:4], "little") & 0x7FFFFFFF or 1  # TensorFlow takes a zero for none
-
-
-def _call(nodes: Iterable[Any], renamed: Mapping[str, str]) -> None:
-    for node in nodes:
-        node.op = renamed.get(node.op, node.op)
-        for value in node.attr.values():
-            for function in [value.func] if value.HasField("func") else value.list.func:
-                function.name = renamed.get(function.name, function.name)
 
 
 def identifier(scope: str) -> str:

@@ -161,8 +161,8 @@ class Selection:
         return touches
 
 
-def leading_to(graph: tf.Graph, outputs: Collection[Any], given: Collection[str]) -> tuple[list[Any], dict[str, Any]]:
-    """The placeholders that lead to the outputs, not past the tensors `given` by name, and the variables, by name.
+def required(graph: tf.Graph, outputs: Collection[Any], given: Collection[str]) -> tuple[list[Any], dict[str, Any]]:
+    """The placeholders that the outputs need, not past the tensors `given` by name, and the variables, by name.
 
     Raises GraphError as a walk does, and where no output depends on something given.
     """

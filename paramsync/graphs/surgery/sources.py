@@ -10,9 +10,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from paramsync.errors import GraphError, UnfinishedMetaError
+from paramsync.errors import GraphError
 from paramsync.graphs.graph import DEFAULT_SIGNATURE, Graph, Shape, from_proto
-from paramsync.graphs.sources.meta_graphs import parsed
+from paramsync.graphs.sources.meta_graphs import read_meta
 from paramsync.graphs.sources.saver_names import VARIABLES, parameters
 from paramsync.graphs.surgery.variables import saved_as
 from paramsync.graphs.tables import Contents
@@ -79,10 +79,7 @@ def source_of(given: Any) -> Source:
     if isinstance(given, tf.compat.v1.MetaGraphDef):
         return _of_meta(given, "the meta graph")
     if isinstance(given, (str, Path)):
-        try:
-            return _of_meta(parsed(Path(given).read_bytes(), Path(given)), str(given))
-        except OSError as error:
-            raise UnfinishedMetaError(f"{given} cannot be read: {error.strerror}") from error
+        return _of_meta(read_meta(Path(given)), str(given))
     raise GraphError(f"expected a .meta file, a MetaGraphDef, a tf.Graph or a Graph to connect, found {given!r}")
 
 

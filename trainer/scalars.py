@@ -1,0 +1,60 @@
+"""Scalars: how training goes, as TensorBoard shows it. Needs TensorFlow, and not TensorBoard."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import tensorflow as tf
+from tensorflow.core.framework import summary_pb2
+
+from paramsync.version import Version
+from trainer.meter import Meter
+
+EVERY = 1.0  # seconds between two points
+
+_log = logging.getLogger("paramsync.trainer")
+
+
+class Scalars:
+    """loss, steps_per_second, published_version and stall_ms by step, in an event file that each start begins.
+
+    Belongs to the thread that trains. A failure to write is logged once and ends the writing; training goes on.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        """The file is made at the first point."""
+        self._directory = directory
+        self._writer: tf.summary.SummaryWriter | None = None
+        self._failed = False
+        self._kind = summary_pb2.SummaryMetadata(
+            plugin_data=summary_pb2.SummaryMetadata.PluginData(plugin_name="scalars"),
+            data_class=summary_pb2.DATA_CLASS_SCALAR,
+        )
+
+    def write(self, meter: Meter, published: Version | None) -> None:
+        """A point at this step of each of them that there is."""
+        if self._failed:
+            return
+        points = {
+            "loss": meter.loss,
+            "steps_per_second": meter.steps_per_second,
+            "published_version": None if published is None else published.number,
+            "stall_ms": None if meter.stall is None else meter.stall * 1000,
+        }
+        try:
+            if self._writer is None:
+                self._writer = tf.summary.create_file_writer(str(self._directory))
+            with tf.device("CPU:0"), self._writer.as_default(step=meter.step):
+                for name, value in points.items():
+                    if value is not None:
+                        tf.summary.write(name, tf.constant(value, tf.float32), metadata=self._kind)
+            self._writer.flush()
+        except (tf.errors.OpError, OSError) as error:
+            self._failed = True
+            _log.warning("nothing more is written for TensorBoard to %s: %s", self._directory, error)
+
+    def close(self) -> None:
+        """Nothing comes after this."""
+        if self._writer is not None and not self._failed:
+            self._writer.close()
