@@ -85,6 +85,7 @@ def assert_computes(store: Path, expected: Any) -> None:
     np.testing.assert_allclose(answer(store), expected, rtol=1e-6)
 
 
+@pytest.mark.slow
 @kinds
 @pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
 def test_a_session_at_full_speed_publishes_nothing_but_whole_steps(

@@ -64,6 +64,7 @@ def add_rows(variable: tf.Variable) -> None:
     variable.scatter_add(tf.IndexedSlices(tf.ones_like(variable), rows))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("compiled", "sparse"),
     [*((one, False) for one in STYLES.values()), (STYLES["eager"], True), (STYLES["function"], True)],
