@@ -153,14 +153,16 @@ class Inferencer(_Client):
         model: str = "",
         *,
         version: int | None = None,
+        fresh: bool = False,
         seconds: float = CHANGING_SECONDS,
         progress: Callable[[pb.SyncProgress], None] = lambda _: None,
     ) -> pb.ModelStatus:
         """Return once that version, or the newest published one, serves. Every progress message is passed on.
 
-        Raises SyncError where it does not come to serve, RequestError for a model or version that is not there.
+        With `fresh` the trainer is asked to publish first, and it is that version that comes to serve. Raises
+        SyncError where it does not come to serve, RequestError for a model or version that is not there.
         """
-        request = pb.SyncRequest(model=model, version=version)
+        request = pb.SyncRequest(model=model, version=version, fresh=fresh)
         last = pb.SyncProgress()
         try:
             for last in self._open("/paramsync.v1.Sync/Sync", request, pb.SyncProgress, seconds=seconds):
@@ -185,6 +187,22 @@ class Inferencer(_Client):
     def unpin(self, model: str, *, seconds: float = CHANGING_SECONDS) -> pb.ModelStatus:
         """Follow the newest version again."""
         return self._ask("/paramsync.v1.Sync/Unpin", pb.UnpinRequest(model=model), pb.ModelStatus, seconds=seconds)
+
+    def rollback(self, model: str, *, seconds: float = CHANGING_SECONDS) -> pb.ModelStatus:
+        """Serve the version that served before, and stay there until unpinned."""
+        return self._ask(
+            "/paramsync.v1.Sync/Rollback", pb.RollbackRequest(model=model), pb.ModelStatus, seconds=seconds
+        )
+
+    def label(self, model: str, label: str, version: int, *, seconds: float = CHANGING_SECONDS) -> pb.ModelStatus:
+        """Give this version a name that requests may ask for, in place of the version that had it."""
+        request = pb.LabelRequest(model=model, label=label, version=version)
+        return self._ask("/paramsync.v1.Sync/Label", request, pb.ModelStatus, seconds=seconds)
+
+    def unlabel(self, model: str, label: str, *, seconds: float = CHANGING_SECONDS) -> pb.ModelStatus:
+        """Forget the name; its version stays in memory no longer than others."""
+        request = pb.UnlabelRequest(model=model, label=label)
+        return self._ask("/paramsync.v1.Sync/Unlabel", request, pb.ModelStatus, seconds=seconds)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ SERVING = pb.ModelStatus(
     published=pb.Version(number=421, step=421, committed_at=1000.0),
     serving=pb.Version(number=420, step=420, committed_at=999.0),
     resident=[419, 420],
+    labels={"stable": 419},
     quarantined=[pb.Quarantine(number=421, reason="[not finite] dense/kernel", since=1000.0)],
     lag_seconds=12.0,
     lag_steps=1,
@@ -47,8 +48,10 @@ class Sync(sync_pb2_grpc.SyncServicer):
     def Sync(self, request: pb.SyncRequest, context: grpc.ServicerContext) -> Iterator[pb.SyncProgress]:
         _check(request.model, context)
         number = request.version if request.HasField("version") else SERVING.serving.number
+        if request.fresh:
+            yield pb.SyncProgress(phase=pb.SyncProgress.PUBLISHING)
         yield pb.SyncProgress(phase=pb.SyncProgress.LOOKING, version=number)
-        yield pb.SyncProgress(phase=pb.SyncProgress.RESTORING, version=number)
+        yield pb.SyncProgress(phase=pb.SyncProgress.VERIFYING, version=number, bytes_done=5, bytes_total=10)
         self.restoring.set()
         if number == NEVER:
             _until_the_caller_leaves(context)
@@ -64,6 +67,18 @@ class Sync(sync_pb2_grpc.SyncServicer):
     def Pin(self, request: pb.PinRequest, context: grpc.ServicerContext) -> pb.ModelStatus:
         _check(request.model, context)
         return pb.ModelStatus(model=request.model, serving=SERVING.serving, pinned=request.version)
+
+    def Rollback(self, request: pb.RollbackRequest, context: grpc.ServicerContext) -> pb.ModelStatus:
+        _check(request.model, context)
+        return pb.ModelStatus(model=request.model, serving=pb.Version(number=419), pinned=419)
+
+    def Label(self, request: pb.LabelRequest, context: grpc.ServicerContext) -> pb.ModelStatus:
+        _check(request.model, context)
+        return pb.ModelStatus(model=request.model, labels={**SERVING.labels, request.label: request.version})
+
+    def Unlabel(self, request: pb.UnlabelRequest, context: grpc.ServicerContext) -> pb.ModelStatus:
+        _check(request.model, context)
+        return pb.ModelStatus(model=request.model)
 
     def Unpin(self, request: pb.UnpinRequest, context: grpc.ServicerContext) -> pb.ModelStatus:
         _check(request.model, context)

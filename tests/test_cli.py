@@ -21,8 +21,18 @@ from paramsync.v1 import sync_pb2 as pb
 from paramsync.v1 import sync_pb2_grpc
 from tests.servers import CORRUPT, NEVER, SERVING, Sync, add_publisher, add_sync, serving
 
-ADDRESSES = {"status": "--inferencer", "sync": "--inferencer", "pin": "--inferencer", "unpin": "--inferencer"}
-WORDS = {"status": [], "sync": ["digits"], "pin": ["digits", "420"], "unpin": ["digits"]}
+WORDS = {
+    "status": [],
+    "sync": ["digits"],
+    "watch": ["digits"],
+    "pin": ["digits", "420"],
+    "unpin": ["digits"],
+    "rollback": ["digits"],
+    "label": ["digits", "canary", "420"],
+    "unlabel": ["digits", "stable"],
+}
+ADDRESSES = dict.fromkeys(WORDS, "--inferencer")
+CHANGING = ["sync", "pin", "unpin", "rollback", "label", "unlabel"]
 
 
 @pytest.fixture
@@ -54,7 +64,7 @@ def test_help_names_every_command_and_gives_an_example(capsys: pytest.CaptureFix
         main(["--help"])
     text = capsys.readouterr().out
     assert ended.value.code == 0
-    assert all(f"\n    {command} " in text for command in ("up", "status", "sync", "pin", "unpin", "predict", "graph"))
+    assert all(f"\n    {command} " in text for command in (*WORDS, "up", "predict", "graph"))
     assert "paramsync sync digits" in text
 
 
@@ -93,7 +103,7 @@ def test_an_address_without_a_port_is_a_wrong_argument(capsys: pytest.CaptureFix
     assert _only_line(capsys.readouterr().err).startswith("paramsync sync: address 'localhost': expected HOST:PORT")
 
 
-@pytest.mark.parametrize("command", ["sync", "pin", "unpin"])
+@pytest.mark.parametrize("command", CHANGING)
 def test_nobody_there_is_one_line_with_the_address(
     command: str, nobody: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -102,7 +112,7 @@ def test_nobody_there_is_one_line_with_the_address(
     assert line.startswith(f"paramsync {command}: inferencer not reachable at {nobody} (Connection refused): start it")
 
 
-@pytest.mark.parametrize("command", ["sync", "pin", "unpin"])
+@pytest.mark.parametrize("command", CHANGING)
 def test_an_unknown_model_is_one_line_with_the_known_ones(
     command: str, inferencer: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -193,6 +203,25 @@ def test_pin_and_unpin_say_what_holds_now(inferencer: str, capsys: pytest.Captur
     ]
 
 
+def test_a_fresh_sync_says_which_version_serves(inferencer: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sync", "digits", "--fresh", "--inferencer", inferencer]) == 0
+    assert _only_line(capsys.readouterr().out).startswith("digits: version 420 (step 420) serves, ")
+
+
+def test_rollback_says_what_holds_now(inferencer: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["rollback", "digits", "--inferencer", inferencer]) == 0
+    assert _only_line(capsys.readouterr().out) == "digits: pinned to version 419; version 419 serves"
+
+
+def test_label_and_unlabel_say_what_holds_now(inferencer: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["label", "digits", "canary", "420", "--inferencer", inferencer]) == 0
+    assert main(["unlabel", "digits", "stable", "--inferencer", inferencer]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "digits: canary is version 420, stable is version 419",
+        "digits: no labels",
+    ]
+
+
 @pytest.mark.parametrize(
     ("seconds", "said"),
     [(0, "0 ms"), (0.0123, "12 ms"), (0.9994, "999 ms"), (1, "1.0 s"), (9.96, "10.0 s"), (90, "90 s"), (600, "10 min")],
@@ -266,7 +295,7 @@ def test_closed_streams_do_not_matter(redirections: str, inferencer: str) -> Non
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("command", ["sync", "pin", "unpin"])
+@pytest.mark.parametrize("command", CHANGING)
 def test_arguments_that_are_no_text_are_wrong(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([command, "\udcff", *WORDS[command][1:]]) == 2
     assert _only_line(capsys.readouterr().err) == r"paramsync: expected arguments in UTF-8, found '\udcff'"

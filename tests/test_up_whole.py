@@ -22,7 +22,20 @@ from paramsync.cli.folders import remove_left_behind
 pytestmark = pytest.mark.slow
 
 PATIENCE = 240.0  # seconds; a run takes a few, but for a machine that is small and busy
-UP = [sys.executable, "-m", "paramsync.cli", "up", "--port", "0", "--control-port", "0", "--trainer-port", "0"]
+UP = [
+    sys.executable,
+    "-m",
+    "paramsync.cli",
+    "up",
+    "--port",
+    "0",
+    "--rest-port",
+    "0",
+    "--control-port",
+    "0",
+    "--trainer-port",
+    "0",
+]
 
 
 class Running:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from inferencer.events import MOST_UNREAD, Event
+from inferencer.events import MOST_UNREAD, Event, Subscription
 from inferencer.follower import Follower
 from paramsync.errors import BusyError
 
@@ -21,7 +21,17 @@ class Feed:
     def __init__(self, followers: Iterable[Follower]) -> None:
         self._loop = asyncio.get_running_loop()
         self._ready = asyncio.Event()
-        self._subscriptions = [one.subscribe(self._wake) for one in followers]
+        self._subscriptions: dict[Follower, Subscription] = {}
+        self.follow(followers)
+
+    def follow(self, followers: Iterable[Follower]) -> None:
+        """Hear of these from now on, and of nobody else."""
+        wanted = list(followers)
+        for one in [one for one in self._subscriptions if one not in wanted]:
+            self._subscriptions.pop(one).close()
+        for one in wanted:
+            if one not in self._subscriptions:
+                self._subscriptions[one] = one.subscribe(self._wake)
 
     async def changed(self) -> None:
         """Returns once something happened since the last call."""
@@ -34,8 +44,8 @@ class Feed:
         Raises BusyError, after the last one before the gap, where too many were left unread.
         """
         await self.changed()
-        events = [event for one in self._subscriptions for event in one.take()]
-        if any(one.fell_behind for one in self._subscriptions):
+        events = [event for one in self._subscriptions.values() for event in one.take()]
+        if any(one.fell_behind for one in self._subscriptions.values()):
             if not events:
                 raise BusyError(f"left {MOST_UNREAD} events unread, more were lost; ask for the status and watch again")
             self._ready.set()
@@ -47,8 +57,7 @@ class Feed:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for one in self._subscriptions:
-            one.close()
+        self.follow(())
 
     def _wake(self) -> None:
         self._loop.call_soon_threadsafe(self._ready.set)

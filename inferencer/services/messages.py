@@ -14,8 +14,15 @@ _STATES = {
 }
 _KINDS = {
     EventKind.FOUND: pb.Event.FOUND,
+    EventKind.RESTORED: pb.Event.RESTORED,
     EventKind.SWAPPED: pb.Event.SWAPPED,
     EventKind.QUARANTINED: pb.Event.QUARANTINED,
+}
+
+_PHASES = {
+    "mapping": pb.SyncProgress.RESTORING,
+    "verifying": pb.SyncProgress.VERIFYING,
+    "warming": pb.SyncProgress.WARMING,
 }
 
 
@@ -36,6 +43,25 @@ def of_status(status: Status) -> pb.ModelStatus:
         last_error=status.last_error or "",
         swaps=status.swaps,
         restore_seconds=status.restore_seconds,
+        labels=status.labels,
+        restores=status.restores,
+        quarantines=status.quarantines,
+        parts=[pb.Part(model=model, version=of_version(version)) for model, version in status.parts],
+    )
+
+
+def of_progress(event: Event) -> pb.SyncProgress:
+    """How far the restoring of a version has come."""
+    progress = event.progress
+    if progress is None:
+        return pb.SyncProgress(phase=pb.SyncProgress.RESTORING, version=event.version.number)
+    return pb.SyncProgress(
+        phase=_PHASES[progress.phase],
+        version=event.version.number,
+        bytes_done=progress.bytes_done,
+        bytes_total=progress.bytes_total,
+        variables_done=progress.variables_done,
+        variables_total=progress.variables_total,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from paramsync.addresses import CONTROL_PORT, HOST, PREDICTIONS_PORT, TRAINER_PORT, address, read_port
+from paramsync.addresses import CONTROL_PORT, HOST, PREDICTIONS_PORT, REST_PORT, TRAINER_PORT, address, read_port
 from paramsync.arguments import seconds
 
 INFERENCER = address(HOST, CONTROL_PORT)
@@ -18,6 +18,8 @@ examples:
   paramsync up                          see it work, on this machine
   paramsync status                      what is trained, published and served, and how far apart
   paramsync sync digits                 serve the newest version now
+  paramsync sync digits --fresh         have the trainer publish first
+  paramsync rollback digits             serve the version before, and stay there
   paramsync predict digits --input image=@held_out.npz:x --rows 3
   paramsync versions /dev/shm/digits    what is in a store, and who uses it
   paramsync verify /dev/shm/digits      whether it is what was published
@@ -37,7 +39,8 @@ def parser() -> argparse.ArgumentParser:
     )
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True, title="commands")
     for add in (
-        _add_up, _add_status, _add_sync, _add_pin, _add_unpin, _add_predict, _add_versions, _add_verify, _add_graph,
+        _add_up, _add_status, _add_sync, _add_watch, _add_pin, _add_unpin, _add_rollback, _add_label, _add_unlabel,
+        _add_predict, _add_versions, _add_verify, _add_graph,
     ):  # fmt: skip
         add(commands)
     return top
@@ -64,6 +67,7 @@ def _add_up(commands: _Commands[argparse.ArgumentParser]) -> None:
     one.add_argument("--json", action="store_true", help="at the end print what happened as one JSON object")
     for option, default, what in (
         ("--port", PREDICTIONS_PORT, "predictions"),
+        ("--rest-port", REST_PORT, "predictions over HTTP"),
         ("--control-port", CONTROL_PORT, "the inferencer's control"),
         ("--trainer-port", TRAINER_PORT, "the trainer's control"),
     ):
@@ -82,11 +86,19 @@ def _add_status(commands: _Commands[argparse.ArgumentParser]) -> None:
 def _add_sync(commands: _Commands[argparse.ArgumentParser]) -> None:
     one = _command(commands, "sync", "sync", "serve the newest version, or the one given, now; wait until it serves")
     one.add_argument("model", nargs="?", default="", metavar="MODEL", help="may be left out where one model is served")
-    one.add_argument("--version", type=_number, metavar="N", help="this version in place of the newest")
+    which = one.add_mutually_exclusive_group()
+    which.add_argument("--version", type=_number, metavar="N", help="this version in place of the newest")
+    which.add_argument("--fresh", action="store_true", help="have the trainer publish now, and serve that version")
     one.add_argument(
         "--timeout", type=seconds(below=1e9), default=30.0, metavar="S", help="give up after S seconds (default 30)"
     )
     _add_inferencer(one)
+
+
+def _add_watch(commands: _Commands[argparse.ArgumentParser]) -> None:
+    one = _command(commands, "watch", "watch", "tell what happens to versions, until it is interrupted")
+    one.add_argument("model", nargs="?", default="", metavar="MODEL", help="one model in place of all")
+    _add_inferencer(one, json="print each event as one JSON object a line")
 
 
 def _add_pin(commands: _Commands[argparse.ArgumentParser]) -> None:
@@ -99,7 +111,27 @@ def _add_pin(commands: _Commands[argparse.ArgumentParser]) -> None:
 def _add_unpin(commands: _Commands[argparse.ArgumentParser]) -> None:
     one = _command(commands, "unpin", "pin", "follow the newest version again")
     one.add_argument("model", metavar="MODEL")
-    one.set_defaults(version=None)
+    _add_inferencer(one)
+
+
+def _add_rollback(commands: _Commands[argparse.ArgumentParser]) -> None:
+    one = _command(commands, "rollback", "pin", "serve the version that served before, and stay there")
+    one.add_argument("model", metavar="MODEL")
+    _add_inferencer(one)
+
+
+def _add_label(commands: _Commands[argparse.ArgumentParser]) -> None:
+    one = _command(commands, "label", "label", "give a version a name that requests may ask for")
+    one.add_argument("model", metavar="MODEL")
+    one.add_argument("label", metavar="LABEL", help="such as stable or canary")
+    one.add_argument("version", type=_number, metavar="N", help="it stays in memory as long as it has a label")
+    _add_inferencer(one)
+
+
+def _add_unlabel(commands: _Commands[argparse.ArgumentParser]) -> None:
+    one = _command(commands, "unlabel", "label", "forget a label")
+    one.add_argument("model", metavar="MODEL")
+    one.add_argument("label", metavar="LABEL")
     _add_inferencer(one)
 
 
@@ -158,14 +190,14 @@ def _add_graph(commands: _Commands[argparse.ArgumentParser]) -> None:
         _add_json(action)
 
 
-def _add_inferencer(one: argparse.ArgumentParser) -> None:
+def _add_inferencer(one: argparse.ArgumentParser, *, json: str = "print one JSON object") -> None:
     text = f"the inferencer's control port (default {INFERENCER})"
     one.add_argument("--inferencer", default=INFERENCER, metavar="HOST:PORT", help=text)
-    _add_json(one)
+    _add_json(one, json)
 
 
-def _add_json(one: argparse.ArgumentParser) -> None:
-    one.add_argument("--json", action="store_true", help="print one JSON object")
+def _add_json(one: argparse.ArgumentParser, text: str = "print one JSON object") -> None:
+    one.add_argument("--json", action="store_true", help=text)
 
 
 def _number(text: str) -> int:

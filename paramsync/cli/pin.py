@@ -1,4 +1,4 @@
-"""`paramsync pin` and `paramsync unpin`: stay at one version, or follow the newest again."""
+"""`paramsync pin`, `unpin` and `rollback`: stay at one version, or follow the newest again."""
 
 from __future__ import annotations
 
@@ -7,16 +7,19 @@ from argparse import Namespace
 
 from paramsync.cli.wording import plain, to_json
 from paramsync.client import Inferencer
+from paramsync.terminal import line
 from paramsync.v1 import sync_pb2 as pb
 
 
 def run(arguments: Namespace) -> bool:
     with Inferencer(arguments.inferencer) as inferencer:
-        if arguments.version is None:
+        if arguments.command == "pin":
+            status = inferencer.pin(arguments.model, arguments.version)
+        elif arguments.command == "unpin":
             status = inferencer.unpin(arguments.model)
         else:
-            status = inferencer.pin(arguments.model, arguments.version)
-    sys.stdout.write(to_json(plain(status)) if arguments.json else f"{_sentence(status)}\n")
+            status = inferencer.rollback(arguments.model)
+    sys.stdout.write(to_json(plain(status)) if arguments.json else f"{line(_sentence(status))}\n")
     return True
 
 

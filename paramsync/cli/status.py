@@ -16,6 +16,7 @@ from rich.text import Text
 from paramsync.cli.wording import NOTHING, WIDE, ago, console, duration, plain, to_json
 from paramsync.client import Inferencer, Trainer
 from paramsync.errors import CallError
+from paramsync.terminal import harmless, line
 from paramsync.v1 import sync_pb2 as pb
 
 _STATES = {pb.ModelStatus.SERVING: "green", pb.ModelStatus.WAITING: "yellow", pb.ModelStatus.DRAINING: "yellow"}
@@ -38,9 +39,9 @@ def run(arguments: Namespace) -> bool:
         screen, now = console(), time.time()
         whole = not screen.is_terminal  # one line for a program to read; a terminal breaks it within words
         screen.print(
-            no_trainer if publisher is None else _trainer(publisher, now), soft_wrap=whole and publisher is None
+            line(no_trainer) if publisher is None else _trainer(publisher, now), soft_wrap=whole and publisher is None
         )
-        screen.print(no_inferencer if models is None else _models(models, now), soft_wrap=whole and models is None)
+        screen.print(line(no_inferencer) if models is None else _models(models, now), soft_wrap=whole and models is None)
     return models is not None
 
 
@@ -67,7 +68,7 @@ def _models(models: tuple[pb.ModelStatus, ...], now: float) -> RenderableType:
 
 
 def _model(one: pb.ModelStatus) -> dict[str, str | Text]:
-    return {
+    facts: dict[str, str | Text] = {
         "model": one.model,
         "state": Text(pb.ModelStatus.State.Name(one.state).lower(), _STATES.get(one.state, "")),
         "published": str(one.published.number) if one.HasField("published") else NOTHING,
@@ -77,6 +78,11 @@ def _model(one: pb.ModelStatus) -> dict[str, str | Text]:
         "lag": lag(one).replace(", ", "\n"),
         "pinned": str(one.pinned) if one.HasField("pinned") else NOTHING,
     }
+    if one.labels:
+        facts["labels"] = "\n".join(f"{label} {number}" for label, number in sorted(one.labels.items()))
+    if one.parts:
+        facts["parts"] = "\n".join(f"{part.model} {part.version.number}" for part in one.parts)
+    return facts
 
 
 def _notes(one: pb.ModelStatus, now: float) -> list[str]:
@@ -121,15 +127,16 @@ class _Facts:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield self._beside() if options.max_width >= WIDE else self._below()
-        yield from (Text(note, "red") for note in self.notes)
+        yield from (Text(line(note), "red") for note in self.notes)
         yield ""
 
     def _beside(self) -> RenderableType:
         table = _table()
-        for name in self.rows[0] if self.rows else ():
+        names = dict.fromkeys(name for row in self.rows for name in row)
+        for name in names:
             table.add_column(name, overflow="fold")
         for row in self.rows:
-            table.add_row(*row.values())
+            table.add_row(*(_cell(row.get(name, NOTHING)) for name in names))
         return table
 
     def _below(self) -> RenderableType:
@@ -138,8 +145,12 @@ class _Facts:
         table.add_column(overflow="fold")
         for row in self.rows:
             for name, fact in row.items():
-                table.add_row(name, fact)
+                table.add_row(name, _cell(fact))
         return table
+
+
+def _cell(fact: str | Text) -> str | Text:
+    return fact if isinstance(fact, Text) else "\n".join(map(harmless, fact.split("\n")))
 
 
 def _table(*, show_header: bool = True) -> Table:

@@ -37,7 +37,12 @@ def run(arguments: Namespace) -> bool:
     """True where nothing failed."""
     check_ports(
         HOST,
-        {"--port": arguments.port, "--control-port": arguments.control_port, "--trainer-port": arguments.trainer_port},
+        {
+            "--port": arguments.port,
+            "--rest-port": arguments.rest_port,
+            "--control-port": arguments.control_port,
+            "--trainer-port": arguments.trainer_port,
+        },
     )
     ledger, faults = Ledger(), []
     people = console(stderr=arguments.json)
@@ -66,8 +71,9 @@ def run(arguments: Namespace) -> bool:
 
 
 def _inferencer(arguments: Namespace, folder: Path) -> Child:
-    options = ["--model", f"{_MODEL}={folder / 'store'}"]
-    options += ["--port", str(arguments.port), "--control-port", str(arguments.control_port)]
+    options = ["--model", f"{_MODEL}={folder / 'store'}", "--state", str(folder / "inferencer")]
+    options += ["--port", str(arguments.port), "--rest-port", str(arguments.rest_port)]
+    options += ["--control-port", str(arguments.control_port)]
     return Child("inferencer", options, log=folder / "inferencer.log")
 
 

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17paramsync/v1/sync.proto\x12\x0cparamsync.v1\"\xa4\x02\n\x07Version\x12\x0e\n\x06number\x18\x01 \x01(\x03\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x0e\n\x06prefix\x18\x03 \x01(\t\x12\r\n\x05graph\x18\x04 \x01(\t\x12\x14\n\x0cstep_done_at\x18\x05 \x01(\x01\x12\x13\n\x0bsnapshot_at\x18\x06 \x01(\x01\x12\x14\n\x0c\x63ommitted_at\x18\x07 \x01(\x01\x12\r\n\x05\x62ytes\x18\x08 \x01(\x04\x12\x33\n\x07metrics\x18\t \x03(\x0b\x32\".paramsync.v1.Version.MetricsEntry\x12\x15\n\rbytes_written\x18\n \x01(\x04\x12\x10\n\x08\x63hecksum\x18\x0b \x01(\t\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"!\n\x10GetStatusRequest\x12\r\n\x05model\x18\x01 \x01(\t\">\n\x11GetStatusResponse\x12)\n\x06models\x18\x01 \x03(\x0b\x32\x19.paramsync.v1.ModelStatus\"\xfb\x03\n\x0bModelStatus\x12\r\n\x05model\x18\x01 \x01(\t\x12\r\n\x05store\x18\x02 \x01(\t\x12.\n\x05state\x18\x03 \x01(\x0e\x32\x1f.paramsync.v1.ModelStatus.State\x12(\n\tpublished\x18\x04 \x01(\x0b\x32\x15.paramsync.v1.Version\x12&\n\x07serving\x18\x05 \x01(\x0b\x32\x15.paramsync.v1.Version\x12\x10\n\x08resident\x18\x06 \x03(\x03\x12-\n\x0bquarantined\x18\x07 \x03(\x0b\x32\x18.paramsync.v1.Quarantine\x12\x18\n\x0blag_seconds\x18\x08 \x01(\x01H\x00\x88\x01\x01\x12\x16\n\tlag_steps\x18\t \x01(\x03H\x01\x88\x01\x01\x12\x13\n\x06pinned\x18\n \x01(\x03H\x02\x88\x01\x01\x12\x12\n\nlast_error\x18\x0b \x01(\t\x12\r\n\x05swaps\x18\x0c \x01(\x04\x12\x1c\n\x0frestore_seconds\x18\r \x01(\x01H\x03\x88\x01\x01\"F\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\x0b\n\x07WAITING\x10\x01\x12\x0b\n\x07SERVING\x10\x02\x12\x0c\n\x08\x44RAINING\x10\x03\x42\x0e\n\x0c_lag_secondsB\x0c\n\n_lag_stepsB\t\n\x07_pinnedB\x12\n\x10_restore_seconds\";\n\nQuarantine\x12\x0e\n\x06number\x18\x01 \x01(\x03\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\r\n\x05since\x18\x03 \x01(\x01\">\n\x0bSyncRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x14\n\x07version\x18\x02 \x01(\x03H\x00\x88\x01\x01\x42\n\n\x08_version\"\xc1\x01\n\x0cSyncProgress\x12/\n\x05phase\x18\x01 \x01(\x0e\x32 .paramsync.v1.SyncProgress.Phase\x12\x0f\n\x07version\x18\x02 \x01(\x03\x12)\n\x06status\x18\x03 \x01(\x0b\x32\x19.paramsync.v1.ModelStatus\"D\n\x05Phase\x12\x15\n\x11PHASE_UNSPECIFIED\x10\x00\x12\x0b\n\x07LOOKING\x10\x01\x12\r\n\tRESTORING\x10\x02\x12\x08\n\x04\x44ONE\x10\x03\"\x1d\n\x0cWatchRequest\x12\r\n\x05model\x18\x01 \x01(\t\"\xe2\x01\n\x05\x45vent\x12&\n\x04kind\x18\x01 \x01(\x0e\x32\x18.paramsync.v1.Event.Kind\x12\r\n\x05model\x18\x02 \x01(\t\x12&\n\x07version\x18\x03 \x01(\x0b\x32\x15.paramsync.v1.Version\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\n\n\x02\x61t\x18\x05 \x01(\x01\x12\x17\n\x0frestore_seconds\x18\x06 \x01(\x01\"E\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\t\n\x05\x46OUND\x10\x01\x12\x0b\n\x07SWAPPED\x10\x02\x12\x0f\n\x0bQUARANTINED\x10\x03\"=\n\nPinRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x14\n\x07version\x18\x02 \x01(\x03H\x00\x88\x01\x01\x42\n\n\x08_version\"\x1d\n\x0cUnpinRequest\x12\r\n\x05model\x18\x01 \x01(\t\"\x1b\n\x19GetPublisherStatusRequest\"\x10\n\x0ePublishRequest\"\x17\n\x15WatchPublisherRequest\"\xc5\x04\n\x0fPublisherStatus\x12\x32\n\x05state\x18\x01 \x01(\x0e\x32#.paramsync.v1.PublisherStatus.State\x12\r\n\x05store\x18\x02 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x03 \x01(\t\x12\x0c\n\x04step\x18\x04 \x01(\x03\x12\x18\n\x0btotal_steps\x18\x05 \x01(\x03H\x00\x88\x01\x01\x12\x17\n\x0fsteps_per_epoch\x18\x06 \x01(\x03\x12\x11\n\x04loss\x18\x07 \x01(\x01H\x01\x88\x01\x01\x12\x18\n\x10steps_per_second\x18\x08 \x01(\x01\x12(\n\tpublished\x18\t \x01(\x0b\x32\x15.paramsync.v1.Version\x12\x11\n\tpublishes\x18\n \x01(\x04\x12\x0f\n\x07skipped\x18\x0b \x01(\x04\x12\x12\n\nlast_error\x18\x0c \x01(\t\x12\x1a\n\rstall_seconds\x18\r \x01(\x01H\x02\x88\x01\x01\x12\x1c\n\x0fpublish_seconds\x18\x0e \x01(\x01H\x03\x88\x01\x01\x12\x0f\n\x07refused\x18\x0f \x01(\x04\x12\x17\n\nsaved_step\x18\x10 \x01(\x03H\x04\x88\x01\x01\x12\x13\n\x0bstate_error\x18\x11 \x01(\t\"H\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\x0c\n\x08STARTING\x10\x01\x12\x0c\n\x08TRAINING\x10\x02\x12\x0c\n\x08STOPPING\x10\x03\x42\x0e\n\x0c_total_stepsB\x07\n\x05_lossB\x10\n\x0e_stall_secondsB\x12\n\x10_publish_secondsB\r\n\x0b_saved_step2\xcd\x02\n\x04Sync\x12L\n\tGetStatus\x12\x1e.paramsync.v1.GetStatusRequest\x1a\x1f.paramsync.v1.GetStatusResponse\x12?\n\x04Sync\x12\x19.paramsync.v1.SyncRequest\x1a\x1a.paramsync.v1.SyncProgress0\x01\x12:\n\x05Watch\x12\x1a.paramsync.v1.WatchRequest\x1a\x13.paramsync.v1.Event0\x01\x12:\n\x03Pin\x12\x18.paramsync.v1.PinRequest\x1a\x19.paramsync.v1.ModelStatus\x12>\n\x05Unpin\x12\x1a.paramsync.v1.UnpinRequest\x1a\x19.paramsync.v1.ModelStatus2\xe7\x01\n\tPublisher\x12S\n\tGetStatus\x12\'.paramsync.v1.GetPublisherStatusRequest\x1a\x1d.paramsync.v1.PublisherStatus\x12>\n\x07Publish\x12\x1c.paramsync.v1.PublishRequest\x1a\x15.paramsync.v1.Version\x12\x45\n\x05Watch\x12#.paramsync.v1.WatchPublisherRequest\x1a\x15.paramsync.v1.Version0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17paramsync/v1/sync.proto\x12\x0cparamsync.v1\"\xa4\x02\n\x07Version\x12\x0e\n\x06number\x18\x01 \x01(\x03\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x0e\n\x06prefix\x18\x03 \x01(\t\x12\r\n\x05graph\x18\x04 \x01(\t\x12\x14\n\x0cstep_done_at\x18\x05 \x01(\x01\x12\x13\n\x0bsnapshot_at\x18\x06 \x01(\x01\x12\x14\n\x0c\x63ommitted_at\x18\x07 \x01(\x01\x12\r\n\x05\x62ytes\x18\x08 \x01(\x04\x12\x33\n\x07metrics\x18\t \x03(\x0b\x32\".paramsync.v1.Version.MetricsEntry\x12\x15\n\rbytes_written\x18\n \x01(\x04\x12\x10\n\x08\x63hecksum\x18\x0b \x01(\t\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"!\n\x10GetStatusRequest\x12\r\n\x05model\x18\x01 \x01(\t\">\n\x11GetStatusResponse\x12)\n\x06models\x18\x01 \x03(\x0b\x32\x19.paramsync.v1.ModelStatus\"\xab\x05\n\x0bModelStatus\x12\r\n\x05model\x18\x01 \x01(\t\x12\r\n\x05store\x18\x02 \x01(\t\x12.\n\x05state\x18\x03 \x01(\x0e\x32\x1f.paramsync.v1.ModelStatus.State\x12(\n\tpublished\x18\x04 \x01(\x0b\x32\x15.paramsync.v1.Version\x12&\n\x07serving\x18\x05 \x01(\x0b\x32\x15.paramsync.v1.Version\x12\x10\n\x08resident\x18\x06 \x03(\x03\x12-\n\x0bquarantined\x18\x07 \x03(\x0b\x32\x18.paramsync.v1.Quarantine\x12\x18\n\x0blag_seconds\x18\x08 \x01(\x01H\x00\x88\x01\x01\x12\x16\n\tlag_steps\x18\t \x01(\x03H\x01\x88\x01\x01\x12\x13\n\x06pinned\x18\n \x01(\x03H\x02\x88\x01\x01\x12\x12\n\nlast_error\x18\x0b \x01(\t\x12\r\n\x05swaps\x18\x0c \x01(\x04\x12\x1c\n\x0frestore_seconds\x18\r \x01(\x01H\x03\x88\x01\x01\x12\x35\n\x06labels\x18\x0e \x03(\x0b\x32%.paramsync.v1.ModelStatus.LabelsEntry\x12\x10\n\x08restores\x18\x0f \x01(\x04\x12\x13\n\x0bquarantines\x18\x10 \x01(\x04\x12!\n\x05parts\x18\x11 \x03(\x0b\x32\x12.paramsync.v1.Part\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"F\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\x0b\n\x07WAITING\x10\x01\x12\x0b\n\x07SERVING\x10\x02\x12\x0c\n\x08\x44RAINING\x10\x03\x42\x0e\n\x0c_lag_secondsB\x0c\n\n_lag_stepsB\t\n\x07_pinnedB\x12\n\x10_restore_seconds\"=\n\x04Part\x12\r\n\x05model\x18\x01 \x01(\t\x12&\n\x07version\x18\x02 \x01(\x0b\x32\x15.paramsync.v1.Version\";\n\nQuarantine\x12\x0e\n\x06number\x18\x01 \x01(\x03\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\r\n\x05since\x18\x03 \x01(\x01\"M\n\x0bSyncRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x14\n\x07version\x18\x02 \x01(\x03H\x00\x88\x01\x01\x12\r\n\x05\x66resh\x18\x03 \x01(\x08\x42\n\n\x08_version\"\xc7\x02\n\x0cSyncProgress\x12/\n\x05phase\x18\x01 \x01(\x0e\x32 .paramsync.v1.SyncProgress.Phase\x12\x0f\n\x07version\x18\x02 \x01(\x03\x12)\n\x06status\x18\x03 \x01(\x0b\x32\x19.paramsync.v1.ModelStatus\x12\x12\n\nbytes_done\x18\x04 \x01(\x04\x12\x13\n\x0b\x62ytes_total\x18\x05 \x01(\x04\x12\x16\n\x0evariables_done\x18\x06 \x01(\x04\x12\x17\n\x0fvariables_total\x18\x07 \x01(\x04\"p\n\x05Phase\x12\x15\n\x11PHASE_UNSPECIFIED\x10\x00\x12\x0b\n\x07LOOKING\x10\x01\x12\r\n\tRESTORING\x10\x02\x12\x08\n\x04\x44ONE\x10\x03\x12\x0e\n\nPUBLISHING\x10\x04\x12\r\n\tVERIFYING\x10\x05\x12\x0b\n\x07WARMING\x10\x06\"\x1d\n\x0cWatchRequest\x12\r\n\x05model\x18\x01 \x01(\t\"\xf0\x01\n\x05\x45vent\x12&\n\x04kind\x18\x01 \x01(\x0e\x32\x18.paramsync.v1.Event.Kind\x12\r\n\x05model\x18\x02 \x01(\t\x12&\n\x07version\x18\x03 \x01(\x0b\x32\x15.paramsync.v1.Version\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\n\n\x02\x61t\x18\x05 \x01(\x01\x12\x17\n\x0frestore_seconds\x18\x06 \x01(\x01\"S\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\t\n\x05\x46OUND\x10\x01\x12\x0b\n\x07SWAPPED\x10\x02\x12\x0f\n\x0bQUARANTINED\x10\x03\x12\x0c\n\x08RESTORED\x10\x04\"=\n\nPinRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x14\n\x07version\x18\x02 \x01(\x03H\x00\x88\x01\x01\x42\n\n\x08_version\"\x1d\n\x0cUnpinRequest\x12\r\n\x05model\x18\x01 \x01(\t\" \n\x0fRollbackRequest\x12\r\n\x05model\x18\x01 \x01(\t\"N\n\x0cLabelRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\r\n\x05label\x18\x02 \x01(\t\x12\x14\n\x07version\x18\x03 \x01(\x03H\x00\x88\x01\x01\x42\n\n\x08_version\".\n\x0eUnlabelRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\r\n\x05label\x18\x02 \x01(\t\"\x1b\n\x19GetPublisherStatusRequest\"\x10\n\x0ePublishRequest\"\x17\n\x15WatchPublisherRequest\"\xc5\x04\n\x0fPublisherStatus\x12\x32\n\x05state\x18\x01 \x01(\x0e\x32#.paramsync.v1.PublisherStatus.State\x12\r\n\x05store\x18\x02 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x03 \x01(\t\x12\x0c\n\x04step\x18\x04 \x01(\x03\x12\x18\n\x0btotal_steps\x18\x05 \x01(\x03H\x00\x88\x01\x01\x12\x17\n\x0fsteps_per_epoch\x18\x06 \x01(\x03\x12\x11\n\x04loss\x18\x07 \x01(\x01H\x01\x88\x01\x01\x12\x18\n\x10steps_per_second\x18\x08 \x01(\x01\x12(\n\tpublished\x18\t \x01(\x0b\x32\x15.paramsync.v1.Version\x12\x11\n\tpublishes\x18\n \x01(\x04\x12\x0f\n\x07skipped\x18\x0b \x01(\x04\x12\x12\n\nlast_error\x18\x0c \x01(\t\x12\x1a\n\rstall_seconds\x18\r \x01(\x01H\x02\x88\x01\x01\x12\x1c\n\x0fpublish_seconds\x18\x0e \x01(\x01H\x03\x88\x01\x01\x12\x0f\n\x07refused\x18\x0f \x01(\x04\x12\x17\n\nsaved_step\x18\x10 \x01(\x03H\x04\x88\x01\x01\x12\x13\n\x0bstate_error\x18\x11 \x01(\t\"H\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\x0c\n\x08STARTING\x10\x01\x12\x0c\n\x08TRAINING\x10\x02\x12\x0c\n\x08STOPPING\x10\x03\x42\x0e\n\x0c_total_stepsB\x07\n\x05_lossB\x10\n\x0e_stall_secondsB\x12\n\x10_publish_secondsB\r\n\x0b_saved_step2\x97\x04\n\x04Sync\x12L\n\tGetStatus\x12\x1e.paramsync.v1.GetStatusRequest\x1a\x1f.paramsync.v1.GetStatusResponse\x12?\n\x04Sync\x12\x19.paramsync.v1.SyncRequest\x1a\x1a.paramsync.v1.SyncProgress0\x01\x12:\n\x05Watch\x12\x1a.paramsync.v1.WatchRequest\x1a\x13.paramsync.v1.Event0\x01\x12:\n\x03Pin\x12\x18.paramsync.v1.PinRequest\x1a\x19.paramsync.v1.ModelStatus\x12>\n\x05Unpin\x12\x1a.paramsync.v1.UnpinRequest\x1a\x19.paramsync.v1.ModelStatus\x12\x44\n\x08Rollback\x12\x1d.paramsync.v1.RollbackRequest\x1a\x19.paramsync.v1.ModelStatus\x12>\n\x05Label\x12\x1a.paramsync.v1.LabelRequest\x1a\x19.paramsync.v1.ModelStatus\x12\x42\n\x07Unlabel\x12\x1c.paramsync.v1.UnlabelRequest\x1a\x19.paramsync.v1.ModelStatus2\xe7\x01\n\tPublisher\x12S\n\tGetStatus\x12\'.paramsync.v1.GetPublisherStatusRequest\x1a\x1d.paramsync.v1.PublisherStatus\x12>\n\x07Publish\x12\x1c.paramsync.v1.PublishRequest\x1a\x15.paramsync.v1.Version\x12\x45\n\x05Watch\x12#.paramsync.v1.WatchPublisherRequest\x1a\x15.paramsync.v1.Version0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,6 +33,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_VERSION_METRICSENTRY']._loaded_options = None
   _globals['_VERSION_METRICSENTRY']._serialized_options = b'8\001'
+  _globals['_MODELSTATUS_LABELSENTRY']._loaded_options = None
+  _globals['_MODELSTATUS_LABELSENTRY']._serialized_options = b'8\001'
   _globals['_VERSION']._serialized_start=42
   _globals['_VERSION']._serialized_end=334
   _globals['_VERSION_METRICSENTRY']._serialized_start=288
@@ -42,39 +44,49 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETSTATUSRESPONSE']._serialized_start=371
   _globals['_GETSTATUSRESPONSE']._serialized_end=433
   _globals['_MODELSTATUS']._serialized_start=436
-  _globals['_MODELSTATUS']._serialized_end=943
-  _globals['_MODELSTATUS_STATE']._serialized_start=812
-  _globals['_MODELSTATUS_STATE']._serialized_end=882
-  _globals['_QUARANTINE']._serialized_start=945
-  _globals['_QUARANTINE']._serialized_end=1004
-  _globals['_SYNCREQUEST']._serialized_start=1006
-  _globals['_SYNCREQUEST']._serialized_end=1068
-  _globals['_SYNCPROGRESS']._serialized_start=1071
-  _globals['_SYNCPROGRESS']._serialized_end=1264
-  _globals['_SYNCPROGRESS_PHASE']._serialized_start=1196
-  _globals['_SYNCPROGRESS_PHASE']._serialized_end=1264
-  _globals['_WATCHREQUEST']._serialized_start=1266
-  _globals['_WATCHREQUEST']._serialized_end=1295
-  _globals['_EVENT']._serialized_start=1298
-  _globals['_EVENT']._serialized_end=1524
-  _globals['_EVENT_KIND']._serialized_start=1455
-  _globals['_EVENT_KIND']._serialized_end=1524
-  _globals['_PINREQUEST']._serialized_start=1526
-  _globals['_PINREQUEST']._serialized_end=1587
-  _globals['_UNPINREQUEST']._serialized_start=1589
-  _globals['_UNPINREQUEST']._serialized_end=1618
-  _globals['_GETPUBLISHERSTATUSREQUEST']._serialized_start=1620
-  _globals['_GETPUBLISHERSTATUSREQUEST']._serialized_end=1647
-  _globals['_PUBLISHREQUEST']._serialized_start=1649
-  _globals['_PUBLISHREQUEST']._serialized_end=1665
-  _globals['_WATCHPUBLISHERREQUEST']._serialized_start=1667
-  _globals['_WATCHPUBLISHERREQUEST']._serialized_end=1690
-  _globals['_PUBLISHERSTATUS']._serialized_start=1693
-  _globals['_PUBLISHERSTATUS']._serialized_end=2274
-  _globals['_PUBLISHERSTATUS_STATE']._serialized_start=2124
-  _globals['_PUBLISHERSTATUS_STATE']._serialized_end=2196
-  _globals['_SYNC']._serialized_start=2277
-  _globals['_SYNC']._serialized_end=2610
-  _globals['_PUBLISHER']._serialized_start=2613
-  _globals['_PUBLISHER']._serialized_end=2844
+  _globals['_MODELSTATUS']._serialized_end=1119
+  _globals['_MODELSTATUS_LABELSENTRY']._serialized_start=941
+  _globals['_MODELSTATUS_LABELSENTRY']._serialized_end=986
+  _globals['_MODELSTATUS_STATE']._serialized_start=988
+  _globals['_MODELSTATUS_STATE']._serialized_end=1058
+  _globals['_PART']._serialized_start=1121
+  _globals['_PART']._serialized_end=1182
+  _globals['_QUARANTINE']._serialized_start=1184
+  _globals['_QUARANTINE']._serialized_end=1243
+  _globals['_SYNCREQUEST']._serialized_start=1245
+  _globals['_SYNCREQUEST']._serialized_end=1322
+  _globals['_SYNCPROGRESS']._serialized_start=1325
+  _globals['_SYNCPROGRESS']._serialized_end=1652
+  _globals['_SYNCPROGRESS_PHASE']._serialized_start=1540
+  _globals['_SYNCPROGRESS_PHASE']._serialized_end=1652
+  _globals['_WATCHREQUEST']._serialized_start=1654
+  _globals['_WATCHREQUEST']._serialized_end=1683
+  _globals['_EVENT']._serialized_start=1686
+  _globals['_EVENT']._serialized_end=1926
+  _globals['_EVENT_KIND']._serialized_start=1843
+  _globals['_EVENT_KIND']._serialized_end=1926
+  _globals['_PINREQUEST']._serialized_start=1928
+  _globals['_PINREQUEST']._serialized_end=1989
+  _globals['_UNPINREQUEST']._serialized_start=1991
+  _globals['_UNPINREQUEST']._serialized_end=2020
+  _globals['_ROLLBACKREQUEST']._serialized_start=2022
+  _globals['_ROLLBACKREQUEST']._serialized_end=2054
+  _globals['_LABELREQUEST']._serialized_start=2056
+  _globals['_LABELREQUEST']._serialized_end=2134
+  _globals['_UNLABELREQUEST']._serialized_start=2136
+  _globals['_UNLABELREQUEST']._serialized_end=2182
+  _globals['_GETPUBLISHERSTATUSREQUEST']._serialized_start=2184
+  _globals['_GETPUBLISHERSTATUSREQUEST']._serialized_end=2211
+  _globals['_PUBLISHREQUEST']._serialized_start=2213
+  _globals['_PUBLISHREQUEST']._serialized_end=2229
+  _globals['_WATCHPUBLISHERREQUEST']._serialized_start=2231
+  _globals['_WATCHPUBLISHERREQUEST']._serialized_end=2254
+  _globals['_PUBLISHERSTATUS']._serialized_start=2257
+  _globals['_PUBLISHERSTATUS']._serialized_end=2838
+  _globals['_PUBLISHERSTATUS_STATE']._serialized_start=2688
+  _globals['_PUBLISHERSTATUS_STATE']._serialized_end=2760
+  _globals['_SYNC']._serialized_start=2841
+  _globals['_SYNC']._serialized_end=3376
+  _globals['_PUBLISHER']._serialized_start=3379
+  _globals['_PUBLISHER']._serialized_end=3610
 # @@protoc_insertion_point(module_scope)

@@ -53,7 +53,7 @@ class GetStatusResponse(_message.Message):
     def __init__(self, models: _Optional[_Iterable[_Union[ModelStatus, _Mapping]]] = ...) -> None: ...
 
 class ModelStatus(_message.Message):
-    __slots__ = ("model", "store", "state", "published", "serving", "resident", "quarantined", "lag_seconds", "lag_steps", "pinned", "last_error", "swaps", "restore_seconds")
+    __slots__ = ("model", "store", "state", "published", "serving", "resident", "quarantined", "lag_seconds", "lag_steps", "pinned", "last_error", "swaps", "restore_seconds", "labels", "restores", "quarantines", "parts")
     class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         STATE_UNSPECIFIED: _ClassVar[ModelStatus.State]
@@ -64,6 +64,13 @@ class ModelStatus(_message.Message):
     WAITING: ModelStatus.State
     SERVING: ModelStatus.State
     DRAINING: ModelStatus.State
+    class LabelsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     MODEL_FIELD_NUMBER: _ClassVar[int]
     STORE_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -77,6 +84,10 @@ class ModelStatus(_message.Message):
     LAST_ERROR_FIELD_NUMBER: _ClassVar[int]
     SWAPS_FIELD_NUMBER: _ClassVar[int]
     RESTORE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    RESTORES_FIELD_NUMBER: _ClassVar[int]
+    QUARANTINES_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
     model: str
     store: str
     state: ModelStatus.State
@@ -90,7 +101,19 @@ class ModelStatus(_message.Message):
     last_error: str
     swaps: int
     restore_seconds: float
-    def __init__(self, model: _Optional[str] = ..., store: _Optional[str] = ..., state: _Optional[_Union[ModelStatus.State, str]] = ..., published: _Optional[_Union[Version, _Mapping]] = ..., serving: _Optional[_Union[Version, _Mapping]] = ..., resident: _Optional[_Iterable[int]] = ..., quarantined: _Optional[_Iterable[_Union[Quarantine, _Mapping]]] = ..., lag_seconds: _Optional[float] = ..., lag_steps: _Optional[int] = ..., pinned: _Optional[int] = ..., last_error: _Optional[str] = ..., swaps: _Optional[int] = ..., restore_seconds: _Optional[float] = ...) -> None: ...
+    labels: _containers.ScalarMap[str, int]
+    restores: int
+    quarantines: int
+    parts: _containers.RepeatedCompositeFieldContainer[Part]
+    def __init__(self, model: _Optional[str] = ..., store: _Optional[str] = ..., state: _Optional[_Union[ModelStatus.State, str]] = ..., published: _Optional[_Union[Version, _Mapping]] = ..., serving: _Optional[_Union[Version, _Mapping]] = ..., resident: _Optional[_Iterable[int]] = ..., quarantined: _Optional[_Iterable[_Union[Quarantine, _Mapping]]] = ..., lag_seconds: _Optional[float] = ..., lag_steps: _Optional[int] = ..., pinned: _Optional[int] = ..., last_error: _Optional[str] = ..., swaps: _Optional[int] = ..., restore_seconds: _Optional[float] = ..., labels: _Optional[_Mapping[str, int]] = ..., restores: _Optional[int] = ..., quarantines: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ...) -> None: ...
+
+class Part(_message.Message):
+    __slots__ = ("model", "version")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    version: Version
+    def __init__(self, model: _Optional[str] = ..., version: _Optional[_Union[Version, _Mapping]] = ...) -> None: ...
 
 class Quarantine(_message.Message):
     __slots__ = ("number", "reason", "since")
@@ -103,32 +126,48 @@ class Quarantine(_message.Message):
     def __init__(self, number: _Optional[int] = ..., reason: _Optional[str] = ..., since: _Optional[float] = ...) -> None: ...
 
 class SyncRequest(_message.Message):
-    __slots__ = ("model", "version")
+    __slots__ = ("model", "version", "fresh")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    FRESH_FIELD_NUMBER: _ClassVar[int]
     model: str
     version: int
-    def __init__(self, model: _Optional[str] = ..., version: _Optional[int] = ...) -> None: ...
+    fresh: bool
+    def __init__(self, model: _Optional[str] = ..., version: _Optional[int] = ..., fresh: bool = ...) -> None: ...
 
 class SyncProgress(_message.Message):
-    __slots__ = ("phase", "version", "status")
+    __slots__ = ("phase", "version", "status", "bytes_done", "bytes_total", "variables_done", "variables_total")
     class Phase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         PHASE_UNSPECIFIED: _ClassVar[SyncProgress.Phase]
         LOOKING: _ClassVar[SyncProgress.Phase]
         RESTORING: _ClassVar[SyncProgress.Phase]
         DONE: _ClassVar[SyncProgress.Phase]
+        PUBLISHING: _ClassVar[SyncProgress.Phase]
+        VERIFYING: _ClassVar[SyncProgress.Phase]
+        WARMING: _ClassVar[SyncProgress.Phase]
     PHASE_UNSPECIFIED: SyncProgress.Phase
     LOOKING: SyncProgress.Phase
     RESTORING: SyncProgress.Phase
     DONE: SyncProgress.Phase
+    PUBLISHING: SyncProgress.Phase
+    VERIFYING: SyncProgress.Phase
+    WARMING: SyncProgress.Phase
     PHASE_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_DONE_FIELD_NUMBER: _ClassVar[int]
+    BYTES_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    VARIABLES_DONE_FIELD_NUMBER: _ClassVar[int]
+    VARIABLES_TOTAL_FIELD_NUMBER: _ClassVar[int]
     phase: SyncProgress.Phase
     version: int
     status: ModelStatus
-    def __init__(self, phase: _Optional[_Union[SyncProgress.Phase, str]] = ..., version: _Optional[int] = ..., status: _Optional[_Union[ModelStatus, _Mapping]] = ...) -> None: ...
+    bytes_done: int
+    bytes_total: int
+    variables_done: int
+    variables_total: int
+    def __init__(self, phase: _Optional[_Union[SyncProgress.Phase, str]] = ..., version: _Optional[int] = ..., status: _Optional[_Union[ModelStatus, _Mapping]] = ..., bytes_done: _Optional[int] = ..., bytes_total: _Optional[int] = ..., variables_done: _Optional[int] = ..., variables_total: _Optional[int] = ...) -> None: ...
 
 class WatchRequest(_message.Message):
     __slots__ = ("model",)
@@ -144,10 +183,12 @@ class Event(_message.Message):
         FOUND: _ClassVar[Event.Kind]
         SWAPPED: _ClassVar[Event.Kind]
         QUARANTINED: _ClassVar[Event.Kind]
+        RESTORED: _ClassVar[Event.Kind]
     KIND_UNSPECIFIED: Event.Kind
     FOUND: Event.Kind
     SWAPPED: Event.Kind
     QUARANTINED: Event.Kind
+    RESTORED: Event.Kind
     KIND_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -175,6 +216,30 @@ class UnpinRequest(_message.Message):
     MODEL_FIELD_NUMBER: _ClassVar[int]
     model: str
     def __init__(self, model: _Optional[str] = ...) -> None: ...
+
+class RollbackRequest(_message.Message):
+    __slots__ = ("model",)
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    def __init__(self, model: _Optional[str] = ...) -> None: ...
+
+class LabelRequest(_message.Message):
+    __slots__ = ("model", "label", "version")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    LABEL_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    label: str
+    version: int
+    def __init__(self, model: _Optional[str] = ..., label: _Optional[str] = ..., version: _Optional[int] = ...) -> None: ...
+
+class UnlabelRequest(_message.Message):
+    __slots__ = ("model", "label")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    LABEL_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    label: str
+    def __init__(self, model: _Optional[str] = ..., label: _Optional[str] = ...) -> None: ...
 
 class GetPublisherStatusRequest(_message.Message):
     __slots__ = ()

@@ -60,6 +60,21 @@ class SyncStub(object):
                 request_serializer=paramsync_dot_v1_dot_sync__pb2.UnpinRequest.SerializeToString,
                 response_deserializer=paramsync_dot_v1_dot_sync__pb2.ModelStatus.FromString,
                 _registered_method=True)
+        self.Rollback = channel.unary_unary(
+                '/paramsync.v1.Sync/Rollback',
+                request_serializer=paramsync_dot_v1_dot_sync__pb2.RollbackRequest.SerializeToString,
+                response_deserializer=paramsync_dot_v1_dot_sync__pb2.ModelStatus.FromString,
+                _registered_method=True)
+        self.Label = channel.unary_unary(
+                '/paramsync.v1.Sync/Label',
+                request_serializer=paramsync_dot_v1_dot_sync__pb2.LabelRequest.SerializeToString,
+                response_deserializer=paramsync_dot_v1_dot_sync__pb2.ModelStatus.FromString,
+                _registered_method=True)
+        self.Unlabel = channel.unary_unary(
+                '/paramsync.v1.Sync/Unlabel',
+                request_serializer=paramsync_dot_v1_dot_sync__pb2.UnlabelRequest.SerializeToString,
+                response_deserializer=paramsync_dot_v1_dot_sync__pb2.ModelStatus.FromString,
+                _registered_method=True)
 
 
 class SyncServicer(object):
@@ -101,6 +116,26 @@ class SyncServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Rollback(self, request, context):
+        """Serve the version that served before, which is in memory still, and stay there until Unpin.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Label(self, request, context):
+        """Give a version a name that requests may ask for; it stays in memory as long as it has one.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Unlabel(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SyncServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -127,6 +162,21 @@ def add_SyncServicer_to_server(servicer, server):
             'Unpin': grpc.unary_unary_rpc_method_handler(
                     servicer.Unpin,
                     request_deserializer=paramsync_dot_v1_dot_sync__pb2.UnpinRequest.FromString,
+                    response_serializer=paramsync_dot_v1_dot_sync__pb2.ModelStatus.SerializeToString,
+            ),
+            'Rollback': grpc.unary_unary_rpc_method_handler(
+                    servicer.Rollback,
+                    request_deserializer=paramsync_dot_v1_dot_sync__pb2.RollbackRequest.FromString,
+                    response_serializer=paramsync_dot_v1_dot_sync__pb2.ModelStatus.SerializeToString,
+            ),
+            'Label': grpc.unary_unary_rpc_method_handler(
+                    servicer.Label,
+                    request_deserializer=paramsync_dot_v1_dot_sync__pb2.LabelRequest.FromString,
+                    response_serializer=paramsync_dot_v1_dot_sync__pb2.ModelStatus.SerializeToString,
+            ),
+            'Unlabel': grpc.unary_unary_rpc_method_handler(
+                    servicer.Unlabel,
+                    request_deserializer=paramsync_dot_v1_dot_sync__pb2.UnlabelRequest.FromString,
                     response_serializer=paramsync_dot_v1_dot_sync__pb2.ModelStatus.SerializeToString,
             ),
     }
@@ -265,6 +315,87 @@ class Sync(object):
             target,
             '/paramsync.v1.Sync/Unpin',
             paramsync_dot_v1_dot_sync__pb2.UnpinRequest.SerializeToString,
+            paramsync_dot_v1_dot_sync__pb2.ModelStatus.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Rollback(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/paramsync.v1.Sync/Rollback',
+            paramsync_dot_v1_dot_sync__pb2.RollbackRequest.SerializeToString,
+            paramsync_dot_v1_dot_sync__pb2.ModelStatus.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Label(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/paramsync.v1.Sync/Label',
+            paramsync_dot_v1_dot_sync__pb2.LabelRequest.SerializeToString,
+            paramsync_dot_v1_dot_sync__pb2.ModelStatus.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Unlabel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/paramsync.v1.Sync/Unlabel',
+            paramsync_dot_v1_dot_sync__pb2.UnlabelRequest.SerializeToString,
             paramsync_dot_v1_dot_sync__pb2.ModelStatus.FromString,
             options,
             channel_credentials,
