@@ -9,9 +9,10 @@ from paramsync.errors import (
     GraphError,
     ParamsyncError,
     StoreError,
-    UnfinishedMetaError,
+    UnfinishedError,
     UnknownVersionError,
 )
+from paramsync.terminal import line
 
 
 class Fault(Enum):
@@ -22,7 +23,7 @@ class Fault(Enum):
 
 
 _FAULTS: dict[type[BaseException], Fault] = {
-    UnfinishedMetaError: Fault.UNFINISHED,
+    UnfinishedError: Fault.UNFINISHED,
     CorruptCheckpointError: Fault.ITS_OWN,
     GraphError: Fault.ITS_OWN,
     UnknownVersionError: Fault.NOT_ITS_OWN,
@@ -38,5 +39,5 @@ def fault_of(error: Exception) -> Fault:
 
 def told(error: Exception) -> str:
     """The error as one line for a person."""
-    text = " ".join(str(error).split())
+    text = line(str(error))
     return text if isinstance(error, ParamsyncError) else f"{type(error).__name__}: {text}"

@@ -1,10 +1,12 @@
-"""The watch on a store: rings when something was committed, knows nothing else. A lost ring costs a poll, no more."""
+"""The watch on folders: rings when something was committed, knows nothing else. A lost ring costs a poll, no more."""
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from watchdog.events import (
@@ -21,38 +23,72 @@ from watchdog.observers import Observer
 from watchdog.observers.api import BaseObserver
 
 _log = logging.getLogger("paramsync.watch")
-_COMMIT = "checkpoint"  # the name a publisher renames onto: the commit point
-_META = ".meta"  # TensorFlow's Saver writes the graph after the commit
-_IN_STORE: list[type[FileSystemEvent]] = [FileMovedEvent, FileCreatedEvent, FileClosedEvent, DirDeletedEvent]
-_IN_PARENT: list[type[FileSystemEvent]] = [DirCreatedEvent, DirMovedEvent]
+_EVENTS: list[type[FileSystemEvent]] = [
+    FileMovedEvent,
+    FileCreatedEvent,  # of a link: of a file that is written it is too early, and does no harm
+    FileClosedEvent,
+    DirCreatedEvent,
+    DirMovedEvent,
+    DirDeletedEvent,
+]
 
 _Target = tuple[Path, int, int]  # a folder, and by device and inode which one of that name
 
 
-class Watch:
-    """Calls `ring` from a thread of its own after each commit in a store. One thread calls `arm` and `close`.
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A folder, and the names in it that ring, as paths from there; deeper ones only where it is `recursive`."""
 
-    The store need not exist, and may be removed and made again: `arm` looks what is there now.
+    folder: Path
+    names: re.Pattern[str]
+    recursive: bool = False
+
+
+class Watch:
+    """Calls `ring` from threads of its own after each commit in some places. One thread calls `arm` and `close`.
+
+    The folders need not exist, and may be removed and made again: `arm` looks what is there now. `places` may give
+    others at each call, such as the folder behind a link that was not there before.
     """
 
-    def __init__(self, store: Path, ring: Callable[[], None]) -> None:
-        self._store = store
+    def __init__(self, places: Callable[[], Sequence[Place]], ring: Callable[[], None]) -> None:
+        self._places = places
+        self._ring = ring
+        self._ears: dict[Place, _Ear] = {}
+
+    def arm(self) -> None:
+        """Watch every place, or what is above it as long as it is not there; nothing to do where that is so already."""
+        places = self._places()
+        for place in [one for one in self._ears if one not in places]:
+            self._ears.pop(place).close()
+        for place in places:
+            if place not in self._ears:
+                self._ears[place] = _Ear(place, self._ring)
+            self._ears[place].arm()
+
+    def close(self) -> None:
+        ears, self._ears = self._ears, {}
+        for ear in ears.values():
+            ear.close()
+
+
+class _Ear:
+    """At one place."""
+
+    def __init__(self, place: Place, ring: Callable[[], None]) -> None:
+        self._place = place
         self._ring = ring
         self._observer: BaseObserver | None = None
         self._armed: _Target | None = None
         self._warned = False
 
     def arm(self) -> None:
-        """Watch the store, or its parent as long as there is no store; nothing to do where that is so already."""
-        # In a loop, for the store may have come while its parent was being armed. A folder made again can have the same
-        # inode as the one removed, so that only the end of what watched it tells.
-        while (target := self._target()) != self._armed or not self._alive():
+        # In a loop, for the folder may have come while its parent was being armed. A folder made again can have the
+        # same inode as the one removed, so that only the end of what watched it tells.
+        while (target := _nearest(self._place.folder)) != self._armed or not self._alive():
             self.close()
             if target is None or not self._start(target):
                 return
-
-    def _target(self) -> _Target | None:
-        return _identity(self._store) or _identity(self._store.absolute().parent)
 
     def _alive(self) -> bool:
         return self._observer is not None and all(one.is_alive() for one in self._observer.emitters)
@@ -66,18 +102,22 @@ class Watch:
     def _start(self, target: _Target) -> bool:
         path = target[0]
         folder = path.resolve()  # a link would be watched in place of what it leads to
-        if path == self._store:
-            bell, events = _Bell({_COMMIT, folder.name}, self._ring, ending=_META), _IN_STORE
+        if path == self._place.folder:
+            names, recursive = self._place.names, self._place.recursive
         else:
-            bell, events = _Bell({self._store.name}, self._ring), _IN_PARENT
-        observer = Observer()
+            missing = self._place.folder.absolute().relative_to(path).parts[0]
+            names, recursive = re.compile(re.escape(missing)), False
+        observer: BaseObserver | None = None
         try:
-            observer.schedule(bell, str(folder), event_filter=events)
+            observer = Observer()
+            observer.schedule(_Bell(folder, names, self._ring), str(folder), recursive=recursive, event_filter=_EVENTS)
             observer.start()
         except Exception as error:  # noqa: BLE001, whatever it is, no folder or no inotify watches left: there is the poll
             if not self._warned:
                 self._warned = True
                 _log.warning("cannot watch %s, new versions are found by polling: %s", path, error)
+            if observer is not None:
+                observer.stop()
             return False
         self._observer, self._armed, self._warned = observer, target, False
         return True
@@ -86,15 +126,22 @@ class Watch:
 class _Bell(FileSystemEventHandler):
     """Runs under the observer's lock, where an exception would end its thread: it rings, and nothing else."""
 
-    def __init__(self, names: set[str], ring: Callable[[], None], *, ending: str | None = None) -> None:
+    def __init__(self, folder: Path, names: re.Pattern[str], ring: Callable[[], None]) -> None:
+        self._folder = str(folder)
         self._names = names
         self._ring = ring
-        self._ending = ending
 
     def dispatch(self, event: FileSystemEvent) -> None:
-        name = os.path.basename(os.fsdecode(event.dest_path or event.src_path))  # noqa: PTH119, at each event
-        if name in self._names or (self._ending is not None and name.endswith(self._ending)):
+        path = os.fsdecode(event.dest_path or event.src_path)
+        if path == self._folder or self._names.fullmatch(path.removeprefix(f"{self._folder}/")):
             self._ring()
+
+
+def _nearest(folder: Path) -> _Target | None:
+    """The folder, or the nearest one above it that is there."""
+    if found := _identity(folder):
+        return found
+    return next((found for one in folder.absolute().parents if (found := _identity(one))), None)
 
 
 def _identity(path: Path) -> _Target | None:

@@ -32,6 +32,12 @@ class UnknownVersionError(RequestError):
         super().__init__(f"version {number} of {where} is not there; there are: {listed}")
 
 
+class UnknownLabelError(RequestError):
+    def __init__(self, model: str, label: str, known: Iterable[str]) -> None:
+        listed = ", ".join(sorted(known)) or "none"
+        super().__init__(f"label {label!r} of model {model!r} is not there; there are: {listed}")
+
+
 class UnknownSignatureError(RequestError):
     def __init__(self, signature: str, known: Iterable[str]) -> None:
         super().__init__(f"signature {signature!r} does not exist; there are: {', '.join(sorted(known)) or 'none'}")
@@ -77,6 +83,10 @@ class CorruptCheckpointError(ParamsyncError):
         self.path = path
 
 
+class UnfinishedError(ParamsyncError):
+    """Files that are not all there, or not whole: whoever writes them may not be done yet."""
+
+
 # The graph's fault ----------------------------------------------------------------------------------------------------
 
 
@@ -84,8 +94,8 @@ class GraphError(ParamsyncError):
     """A graph that cannot be captured, lifted, read or called."""
 
 
-class UnfinishedMetaError(GraphError):
-    """A `.meta` file that is not there or not whole: whoever writes it may not be done yet."""
+class UnfinishedMetaError(UnfinishedError, GraphError):
+    """A `.meta` file that is not there or not whole."""
 
 
 class UnsafeGraphError(GraphError):

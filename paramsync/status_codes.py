@@ -14,6 +14,7 @@ Codes = Mapping[type[BaseException], grpc.StatusCode]
 CODES: Codes = {
     errors.UnknownModelError: grpc.StatusCode.NOT_FOUND,
     errors.UnknownVersionError: grpc.StatusCode.NOT_FOUND,
+    errors.UnknownLabelError: grpc.StatusCode.NOT_FOUND,
     errors.UnknownSignatureError: grpc.StatusCode.FAILED_PRECONDITION,
     errors.InputError: grpc.StatusCode.INVALID_ARGUMENT,
     errors.StoppedError: grpc.StatusCode.FAILED_PRECONDITION,

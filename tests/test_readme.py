@@ -22,7 +22,7 @@ def blocks(language: str) -> list[str]:
 
 def test_what_the_readme_says_to_train_serve_and_call_works(tmp_path: Path) -> None:
     store = tmp_path / "digits"
-    fit, loop, call = (block.replace("/dev/shm/digits", str(store)) for block in blocks("python"))
+    fit, loop, call, own = (block.replace("/dev/shm/digits", str(store)) for block in blocks("python"))
     (serve,) = (block for block in blocks("sh") if "digits=" in block)
     arguments = serve.replace("/dev/shm/digits", str(store)).split()[2:]
     with Program(*arguments, "--port", "0", "--control-port", "0", log=tmp_path / "log") as serving:
@@ -40,6 +40,9 @@ def test_what_the_readme_says_to_train_serve_and_call_works(tmp_path: Path) -> N
         assert latest.step == 500
         assert re.search(r"^\d+ \[\[", done.stdout, re.MULTILINE), done.stdout
         assert serving.stop() == 0
+    done = subprocess.run([sys.executable, "-c", own], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert re.search(rf"^{latest.number} \[\[", done.stdout, re.MULTILINE), done.stdout
     for command in ("versions", "verify", "graph show", "graph tensorboard"):
         (row,) = re.findall(rf"^\| `paramsync ({command} [^`]*)`", (ROOT / "README.md").read_text(), re.MULTILINE)
         words = row.replace("/dev/shm/digits", str(store)).replace(" logs", f" {tmp_path / 'logs'}").split()

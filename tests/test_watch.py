@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import shutil
 import threading
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from inferencer.sources import places
 from inferencer.watch import Watch
 
 SOON = 10.0  # seconds; a test that waits this long has failed
@@ -41,9 +43,13 @@ def store(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def watch(store: Path, bell: Bell) -> Iterator[Watch]:
-    watch = Watch(store, bell.ring)
+    watch = watch_on(store, bell)
     yield watch
     watch.close()
+
+
+def watch_on(store: Path, bell: Bell) -> Watch:
+    return Watch(lambda: places.of_store(store), bell.ring)
 
 
 def commit(store: Path, text: str = "x") -> None:
@@ -139,7 +145,7 @@ def test_a_link_to_a_store_is_watched(tmp_path: Path, store: Path, bell: Bell) -
     store.mkdir(parents=True)
     link = tmp_path / "link"
     link.symlink_to(store)
-    watch = Watch(link, bell.ring)
+    watch = watch_on(link, bell)
     watch.arm()
     commit(store)
     assert bell.rang()
@@ -162,8 +168,70 @@ def test_arming_again_changes_nothing_while_the_store_is_the_same(store: Path, w
 def test_close_ends_the_threads_and_may_be_called_twice(store: Path, bell: Bell) -> None:
     store.mkdir(parents=True)
     before = set(threading.enumerate())
-    watch = Watch(store, bell.ring)
+    watch = watch_on(store, bell)
     watch.arm()
     watch.close()
     watch.close()
     assert {one for one in threading.enumerate() if one.is_alive()} <= before | {threading.current_thread()}
+
+
+def test_a_saved_model_rings_when_it_is_complete_however_deep_that_shows(store: Path, bell: Bell) -> None:
+    store.mkdir(parents=True)
+    watch = Watch(lambda: places.of_numbered(store, []), bell.ring)
+    watch.arm()
+    (store / "3" / "variables").mkdir(parents=True)
+    assert bell.rang()  # for 3, and soon for 3/variables
+    for name in ("variables/variables.index", "saved_model.pb"):
+        while bell.rang(0.2):
+            pass
+        (store / "3" / f"{name}.tmp").write_text("x")
+        (store / "3" / f"{name}.tmp").rename(store / "3" / name)
+        assert bell.rang()
+    watch.close()
+
+
+def test_a_folder_far_below_what_is_there_is_noticed_step_by_step(tmp_path: Path, bell: Bell) -> None:
+    store = tmp_path / "a" / "b" / "c"
+    watch = watch_on(store, bell)
+    for one in (*reversed(store.parents[:2]), store):
+        watch.arm()
+        one.mkdir()
+        assert bell.rang()
+    watch.arm()
+    commit(store)
+    assert bell.rang()
+    watch.close()
+
+
+def test_places_that_are_wanted_no_more_are_left(tmp_path: Path, bell: Bell) -> None:
+    wanted = [tmp_path / "a", tmp_path / "b"]
+    for one in wanted:
+        one.mkdir()
+    before = threading.active_count()
+    watch = Watch(lambda: [place for one in wanted for place in places.of_store(one)], bell.ring)
+    watch.arm()
+    of_two = threading.active_count()
+    wanted.pop()
+    watch.arm()
+    assert before < threading.active_count() < of_two
+    commit(tmp_path / "a")
+    assert bell.rang()
+    watch.close()
+
+
+def test_without_descriptors_it_warns_once_and_watches_once_there_are_some(
+    store: Path, watch: Watch, bell: Bell, caplog: pytest.LogCaptureFixture
+) -> None:
+    store.mkdir(parents=True)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        watch.arm()
+        watch.arm()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    (warning,) = [one.getMessage() for one in caplog.records]
+    assert warning.startswith(f"cannot watch {store}, new versions are found by polling: ")
+    watch.arm()
+    commit(store)
+    assert bell.rang()

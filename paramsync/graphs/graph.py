@@ -56,6 +56,8 @@ class Signature:
 
     inputs: Mapping[str, TensorSpec]
     outputs: Mapping[str, TensorSpec]
+    method_name: str = ""
+    """What a SavedModel said it is for; it changes nothing of what is computed, and is no part of the digest."""
 
 
 class Graph:
@@ -73,6 +75,7 @@ class Graph:
             name: Signature(
                 inputs={one.name: _spec(one) for one in signature.inputs},
                 outputs={one.name: _spec(one) for one in signature.outputs},
+                method_name=signature.method_name,
             )
             for name, signature in sorted(message.signatures.items())
         }
@@ -80,6 +83,8 @@ class Graph:
         """Ops that make two calls with the same arguments differ."""
         self.object_graph = message.object_graph
         """With it, TensorFlow reads a checkpoint of the parameters into what was captured; may be empty."""
+        self.called: Mapping[str, str] = {one.name: one.variable for one in message.parameters if one.variable}
+        """What the framework calls the variable of each parameter, where that is known."""
         check_placeholders(graph_def, message)
         tables = [Contents(one) for one in message.tables]
         try:

@@ -1,50 +1,133 @@
 """Where a checkpoint of TensorFlow 2 keeps a variable that its objects lead to another way than its key says.
 
-TensorFlow calls a variable by the shortest way to it, and a model that gets an optimizer has shorter ones.
+TensorFlow calls a variable by the shortest way to it. A model that gets an optimizer has shorter ones, one that is
+saved as `model` of a Checkpoint has longer ones, and an export has ways of its own.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 from google.protobuf.message import DecodeError
 from tensorflow.core.protobuf import trackable_object_graph_pb2
 
 from paramsync.bundle import Bundle
+from paramsync.errors import ParameterError
+from paramsync.files import shown
 from paramsync.keys import OBJECT_GRAPH
 
+_ATTRIBUTES = "/.ATTRIBUTES/"
+_UNNAMED = re.compile(r"(Variable(_\d+)?)?")  # what TensorFlow calls those that nobody named
+_TRIED = 2_000_000  # ways, from objects other than the root
 
-def keys_of(bundle: Bundle, names: Iterable[str]) -> dict[str, str]:
-    """The key of each of these names, themselves keys, that is found: itself, or that of the object it leads to."""
+
+def keys_of(bundle: Bundle, names: Iterable[str], called: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The key of each of these names, themselves keys, that is found.
+
+    1. The name itself, or the key of the variable that its path leads to from the root.
+    2. Unless that finds all: the keys of what all the paths lead to from another object, where only one will do.
+    3. Else the keys of the variables that are `called` the same, by what the framework calls the one of each name,
+       where no two are. Those that nobody named are not called anything.
+
+    Raises ParameterError where several objects will do, CorruptCheckpointError.
+    """
     names = list(names)
     found = {name: name for name in names if name in bundle.entries}
     if len(found) == len(names) or OBJECT_GRAPH not in bundle.entries:
         return found
+    nodes = _nodes(bundle)
+    if nodes is None:
+        return found
+    ways = Ways(nodes)
+    from_root = {name: ways.key(name) for name in names if name not in found}
+    found |= {name: key for name, key in from_root.items() if key in bundle.entries}
+    if len(found) == len(names):
+        return found
+    return _from_elsewhere(bundle, ways, names) or _by_call(bundle, nodes, names, called or {}) or found
+
+
+class Ways:
+    """The objects of a checkpoint or a SavedModel, and where paths lead to."""
+
+    def __init__(self, nodes: Sequence[Any]) -> None:
+        self.nodes = nodes
+        self._children: dict[int, Mapping[str, int]] = {}  # of nodes seen so far
+
+    def node(self, name: str, start: int = 0) -> int | None:
+        """The number of the node that the path in a key leads to."""
+        at = start
+        for step in name.partition(_ATTRIBUTES)[0].split("/"):
+            following = self.children(at).get(_local(step))
+            if following is None:
+                return None
+            at = following
+        return at if 0 <= at < len(self.nodes) else None
+
+    def children(self, at: int) -> Mapping[str, int]:
+        if not 0 <= at < len(self.nodes):
+            return {}
+        if at not in self._children:
+            self._children[at] = {one.local_name: one.node_id for one in self.nodes[at].children}
+        return self._children[at]
+
+    def key(self, name: str, start: int = 0) -> str:
+        """The key of what the path in `name` leads to, or ""."""
+        at = self.node(name, start)
+        held = () if at is None else self.nodes[at].attributes
+        attribute = name.partition(_ATTRIBUTES)[2]
+        return next((one.checkpoint_key for one in held if one.name == attribute), "")
+
+
+def _nodes(bundle: Bundle) -> Sequence[Any] | None:
     bundle.verify([OBJECT_GRAPH])
     try:
         content = bundle.array(OBJECT_GRAPH).item()
-        nodes = trackable_object_graph_pb2.TrackableObjectGraph.FromString(content).nodes
+        found: Sequence[Any] = trackable_object_graph_pb2.TrackableObjectGraph.FromString(content).nodes
     except (DecodeError, ValueError, TypeError):
-        return found
-    children: dict[int, Mapping[str, int]] = {}
-    keys = {name: _key(nodes, children, name) for name in names if name not in found}
-    return found | {name: key for name, key in keys.items() if key in bundle.entries}
+        return None
+    return found
 
 
-def _key(nodes: Any, children: dict[int, Mapping[str, int]], name: str) -> str:
-    """The key of what the path in `name` leads to from the root, or "". `children` are those of nodes seen so far."""
-    path, _, attribute = name.partition("/.ATTRIBUTES/")
-    at = 0
-    for step in path.split("/"):
-        if not 0 <= at < len(nodes):
-            return ""
-        if at not in children:
-            children[at] = {one.local_name: one.node_id for one in nodes[at].children}
-        local = re.sub(r"\.(.)", lambda escaped: "/" if escaped[1] == "S" else escaped[1], step)
-        if local not in children[at]:
-            return ""
-        at = children[at][local]
-    held = nodes[at].attributes if 0 <= at < len(nodes) else ()
-    return next((one.checkpoint_key for one in held if one.name == attribute), "")
+def _from_elsewhere(bundle: Bundle, ways: Ways, names: Sequence[str]) -> dict[str, str]:
+    """The keys of all the names from one object; none where there is no such object."""
+    found: dict[tuple[str, ...], int] = {}
+    left = _TRIED
+    for start in _starts(ways, names):
+        keys = list(takewhile(bundle.entries.__contains__, (ways.key(name, start) for name in names)))
+        if len(keys) == len(names):
+            found.setdefault(tuple(keys), start)
+        if len(found) > 1:
+            some = " and ".join(f"{shown(one[0])}, ..." for one in found)
+            raise ParameterError(
+                str(bundle.prefix), expected=f"one object with {shown(names[0])}, ...", found=f"several: {some}"
+            )
+        left -= len(keys) + 1
+        if left < 0:
+            return {}
+    return dict(zip(names, next(iter(found)), strict=True)) if found else {}
+
+
+def _starts(ways: Ways, names: Sequence[str]) -> Iterator[int]:
+    first = _local(names[0].partition("/")[0])
+    return (at for at in range(1, len(ways.nodes)) if first in ways.children(at))
+
+
+def _by_call(bundle: Bundle, nodes: Sequence[Any], names: Sequence[str], called: Mapping[str, str]) -> dict[str, str]:
+    keys: defaultdict[str, set[str]] = defaultdict(set)
+    for node in nodes:
+        for one in node.attributes:
+            if not _UNNAMED.fullmatch(one.full_name) and one.checkpoint_key in bundle.entries:
+                keys[one.full_name].add(one.checkpoint_key)
+    wanted = [called.get(name, "") for name in names]
+    if len(set(wanted)) != len(names) or not all(len(keys.get(one, ())) == 1 for one in wanted):
+        return {}
+    return {name: next(iter(keys[one])) for name, one in zip(names, wanted, strict=True)}
+
+
+def _local(step: str) -> str:
+    """What a step of a key's path is called where it leads from."""
+    return re.sub(r"\.(.)", lambda escaped: "/" if escaped[1] == "S" else escaped[1], step)

@@ -42,16 +42,28 @@ def read(graph: Graph, checkpoint: Path | Bundle, *, where: str | None = None) -
     CorruptCheckpointError for a checkpoint that is not whole.
     """
     bundle = checkpoint if isinstance(checkpoint, Bundle) else Bundle.open(Path(checkpoint), mapped=False)
-    keys = keys_of(bundle, (spec.name for spec in graph.parameters))
-    found = {**bundle.entries, **{name: bundle.entries[key] for name, key in keys.items()}}
+    keys = located(graph, bundle, where=where)
+    bundle.verify(set(keys), finite=True)
+    return shared(bundle, keys)
+
+
+def located(graph: Graph, bundle: Bundle, *, where: str | None = None) -> tuple[str, ...]:
+    """The key of each parameter, in the order of `graph.parameters`, in a checkpoint that has all of them.
+
+    Raises ParameterError for what is not there, does not fit or could be one of several; no data is read before.
+    """
+    names = [spec.name for spec in graph.parameters]
+    keys = {name: name for name in names}
+    if not all(name in bundle.entries for name in names):
+        keys = keys_of(bundle, names, graph.called)
+    found = {**bundle.entries, **{name: bundle.entries[key] for name, key in keys.items() if key in bundle.entries}}
     check_entries(graph, found, where=where or str(bundle.prefix))
-    bundle.verify(set(keys.values()), finite=True)
-    return tuple(alias(bundle.array(keys[spec.name])) for spec in graph.parameters)
+    return tuple(keys[name] for name in names)
 
 
-def shared(graph: Graph, bundle: Bundle) -> tuple[tf.Tensor, ...]:
+def shared(bundle: Bundle, keys: Iterable[str]) -> tuple[tf.Tensor, ...]:
     """The values as they lie in a bundle whose entries were checked. Raises as `Bundle.array` does."""
-    return tuple(alias(bundle.array(spec.name)) for spec in graph.parameters)
+    return tuple(alias(bundle.array(key)) for key in keys)
 
 
 def check_entries(graph: Graph, entries: Mapping[str, Entry], *, where: str) -> None:

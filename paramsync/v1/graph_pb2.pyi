@@ -45,12 +45,14 @@ class Parameter(_message.Message):
     def __init__(self, name: _Optional[str] = ..., node: _Optional[str] = ..., dtype: _Optional[int] = ..., shape: _Optional[_Union[_bundle_pb2.TensorShape, _Mapping]] = ..., variable: _Optional[str] = ...) -> None: ...
 
 class Signature(_message.Message):
-    __slots__ = ("inputs", "outputs")
+    __slots__ = ("inputs", "outputs", "method_name")
     INPUTS_FIELD_NUMBER: _ClassVar[int]
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
+    METHOD_NAME_FIELD_NUMBER: _ClassVar[int]
     inputs: _containers.RepeatedCompositeFieldContainer[Endpoint]
     outputs: _containers.RepeatedCompositeFieldContainer[Endpoint]
-    def __init__(self, inputs: _Optional[_Iterable[_Union[Endpoint, _Mapping]]] = ..., outputs: _Optional[_Iterable[_Union[Endpoint, _Mapping]]] = ...) -> None: ...
+    method_name: str
+    def __init__(self, inputs: _Optional[_Iterable[_Union[Endpoint, _Mapping]]] = ..., outputs: _Optional[_Iterable[_Union[Endpoint, _Mapping]]] = ..., method_name: _Optional[str] = ...) -> None: ...
 
 class Endpoint(_message.Message):
     __slots__ = ("name", "tensor", "dtype", "shape")

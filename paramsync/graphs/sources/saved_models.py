@@ -6,7 +6,7 @@ variables are restored and tables filled inside functions. Nothing of it is run 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from paramsync.errors import GraphError
 from paramsync.graph_defs import node_of
 from paramsync.graphs.draft import Draft
 from paramsync.graphs.lifting.walks import leading_to
+from paramsync.graphs.object_paths import Ways
 from paramsync.graphs.sources.v1_saved_models import draft_of_v1_saved_model, is_v1, parsed_saved_model
 from paramsync.graphs.sources.v1_tables import TABLES
 
@@ -41,15 +42,24 @@ def draft_of_saved_model(
     if is_v1(saved):
         return draft_of_v1_saved_model(directory, saved, signatures=signatures, allowed=allowed)
     keys: dict[str, str] = {}
+    called: dict[str, str] = {}
     try:
         for meta in saved.meta_graphs:
             if list(meta.meta_info_def.tags) == ["serve"]:
                 keys = _Written(meta, directory).keys
+                called = _called(meta, keys.values())
     except (LookupError, ValueError) as error:
         raise GraphError(f"{directory} is not a whole SavedModel: {error}") from error
     found = draft_of_v1_saved_model(directory, saved, signatures=signatures, allowed=allowed)
     named = [replace(one, name=keys.get(one.node, one.name)) for one in found.parameters]
-    return replace(found, parameters=named)
+    return replace(found, parameters=named, called=called)
+
+
+def _called(meta: Any, keys: Iterable[str]) -> dict[str, str]:
+    """What the variables of these keys were called in the program that saved them."""
+    ways = Ways(meta.object_graph_def.nodes)
+    found = {key: ways.node(key) for key in keys}
+    return {key: ways.nodes[at].variable.name for key, at in found.items() if at is not None}
 
 
 class _Written:

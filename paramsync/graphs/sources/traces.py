@@ -48,7 +48,7 @@ def only(found: Draft, outputs: Collection[str]) -> Draft:
     signatures = {}
     for name, signature in found.signatures.items():
         kept = [one for one in signature.outputs if one.name in outputs]
-        signatures[name] = graph_pb2.Signature(inputs=signature.inputs, outputs=kept)
+        signatures[name] = graph_pb2.Signature(inputs=signature.inputs, outputs=kept, method_name=signature.method_name)
     there = {one.name for signature in found.signatures.values() for one in signature.outputs}
     unknown = sorted(set(outputs) - there)
     if unknown or not all(one.outputs for one in signatures.values()):

@@ -121,7 +121,9 @@ class V1Graph:
                 endpoint(one.name, one.tensor, result.dtype.base_dtype.as_datatype_enum, result.shape.as_proto())
                 for one, result in zip(signature.outputs, results, strict=True)
             ]
-            described[name] = graph_pb2.Signature(inputs=signature.inputs, outputs=found)
+            described[name] = graph_pb2.Signature(
+                inputs=signature.inputs, outputs=found, method_name=signature.method_name
+            )
         return described
 
 

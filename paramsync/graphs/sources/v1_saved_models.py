@@ -67,7 +67,9 @@ def draft_of_v1_saved_model(
         )
     drafted = {
         name: graph_pb2.Signature(
-            inputs=_endpoints(found[name].inputs, where), outputs=_endpoints(found[name].outputs, where)
+            inputs=_endpoints(found[name].inputs, where),
+            outputs=_endpoints(found[name].outputs, where),
+            method_name=found[name].method_name,
         )
         for name in chosen
     }

@@ -1,0 +1,148 @@
+"""Checkpoints as a source: a store of ours, or a directory that a Saver, Checkpoint or CheckpointManager writes."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from pathlib import Path
+
+from inferencer.policy import Candidate
+from inferencer.progress import Progress, Tell
+from inferencer.resident import Resident
+from inferencer.sources import identity, places
+from inferencer.sources.given import GivenGraphs
+from inferencer.sources.source import Bell, Look, Verification
+from inferencer.watch import Place, Watch
+from paramsync import parallel
+from paramsync.bundle import Bundle
+from paramsync.errors import CorruptCheckpointError, ParamsyncError
+from paramsync.graphs.parameters import located, shared
+from paramsync.store import Store
+from paramsync.version import Version
+
+_log = logging.getLogger("paramsync.sources")
+_TOLD = 64 << 20  # bytes that are checked at once; between them it is told how far that is, and may be given up
+_THREADS = max(1, min(parallel.THREADS, (os.cpu_count() or 1) // 4))
+"""What checks a version takes processors and the interpreter from what answers: `docs/performance.md` has figures."""
+
+
+class CheckpointSource:
+    """See Source. `path` is the store."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        inputs: Sequence[str] = (),
+        outputs: Sequence[str] = (),
+        graph: Path | None = None,
+        verification: Verification = "checksums",
+        allowed: Collection[str] = (),
+    ) -> None:
+        """`inputs` and `outputs` name tensors ("x:0"): needed where a Saver wrote the store, unless `graph` is given.
+
+        `graph` is the file of a graph, or the directory of a SavedModel, for versions that name none themselves.
+        `allowed` names ops that a graph may use although they are not known to be safe.
+        """
+        self.path = path
+        self._store = Store(path)
+        self._verification = verification
+        self._graph = graph
+        self._graphs = GivenGraphs(self._store, inputs=inputs, outputs=outputs, graph=graph, allowed=allowed)
+        self._untouched: list[tuple[Resident, Bundle, tuple[str, ...]]] = []  # restored without a look at their data
+
+    def look(self) -> Look:
+        problem: Exception | None = None
+        latest = None
+        try:
+            try:
+                latest = self._store.latest()
+            except CorruptCheckpointError as error:  # older versions may be sound
+                problem = error
+            versions = self._store.versions()
+            found = self._identities(versions)
+        except (ParamsyncError, OSError) as error:
+            return Look(problem=error)
+        if latest is None and problem is not None and versions:
+            latest = versions[-1]
+        published = [
+            Candidate(one, found[one.number]) for one in versions if latest is not None and one.number <= latest.number
+        ]
+        return Look(latest=latest, published=published, problem=problem)
+
+    def identity(self, version: Version) -> Hashable:
+        return self._identities([version])[version.number]
+
+    def _identities(self, versions: list[Version]) -> dict[int, Hashable]:
+        """Of the graph that was given too, for the versions that need it."""
+        found = identity.of_checkpoints(self._store, versions)
+        if self._graph is None or all(one.graph for one in versions):
+            return found
+        given = identity.of_graph(self._graph)
+        return {one.number: found[one.number] if one.graph else (found[one.number], given) for one in versions}
+
+    def restore(self, version: Version, tell: Tell) -> Resident:
+        """With "sizes" the parameters are not touched: what the index says of them is checked against the graph and
+        the files, and it takes as long for a large model as for a small one. Only our own publisher is believed so far:
+        what has no record of it is always checked by its checksums.
+        """
+        graph = self._graphs.of(version)
+        tell(Progress("mapping"))
+        bundle = self._store.open(version)
+        keys = located(graph, bundle, where=f"version {version.number}")
+        trusted = self._verification == "sizes" and bool(version.checksum)
+        if not trusted:  # its pages are there, then, before the first request needs them
+            verify(bundle, keys, tell)
+        resident = Resident(version, graph, shared(bundle, keys))
+        if trusted:
+            self._untouched.append((resident, bundle, keys))
+        return resident
+
+    def tend(self, residents: Sequence[Resident]) -> None:
+        """Brings what was swapped in untouched into memory."""
+        untouched, self._untouched = self._untouched, []
+        for resident, bundle, keys in untouched:
+            if resident in residents:
+                try:
+                    bundle.prefault(keys)
+                except CorruptCheckpointError as error:
+                    number = resident.version.number
+                    _log.warning("%s: version %d was damaged after it was restored: %s", self.path, number, error)
+
+    def bell(self, ring: Callable[[], None]) -> Bell:
+        return Watch(self.places, ring)
+
+    def places(self) -> list[Place]:
+        """Where something new shows."""
+        return [*places.of_store(self.path), *([] if self._graph is None else places.of_graph(self._graph))]
+
+
+def verify(bundle: Bundle, keys: Collection[str], tell: Tell) -> None:
+    """Checksums and values of these tensors. Raises CorruptCheckpointError, ParameterError."""
+    sizes = {key: bundle.entries[key].size for key in keys}
+    done = Progress("verifying", bytes_total=sum(sizes.values()), variables_total=len(sizes))
+    tell(done)
+    for names in _portions(sizes):
+        bundle.verify(names, finite=True, threads=_THREADS)
+        done = Progress(
+            "verifying",
+            bytes_done=done.bytes_done + sum(sizes[name] for name in names),
+            bytes_total=done.bytes_total,
+            variables_done=done.variables_done + len(names),
+            variables_total=done.variables_total,
+        )
+        tell(done)
+
+
+def _portions(sizes: dict[str, int]) -> Iterator[list[str]]:
+    names: list[str] = []
+    size = 0
+    for name, one in sizes.items():
+        names.append(name)
+        size += one
+        if size >= _TOLD:
+            yield names
+            names, size = [], 0
+    if names:
+        yield names
