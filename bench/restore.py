@@ -17,7 +17,8 @@ from bench.progress import Progress
 from bench.publish import pinned
 from bench.settings import Settings
 from bench.timing import Contestant, measure
-from inferencer.replica import Replica
+from inferencer.progress import untold
+from inferencer.sources import open_source
 from paramsync.graphs.capture import capture
 from paramsync.graphs.tensors import alias
 from paramsync.store import Store
@@ -33,7 +34,7 @@ def run(settings: Settings, folder: Path) -> dict[str, Any]:
         captured = capture(subject.module)
         with Publications(folder / "store", captured) as store:
             version = store.publish(pinned(captured))
-        replica = Replica("bench", Store(folder / "store"))
+        source = open_source(folder / "store")
         peers = Peers(subject, settings.peers, by="loads", progress=progress)
         progress.say("making the large version")
         large = _publish_large(folder / "large", settings)
@@ -43,7 +44,7 @@ def run(settings: Settings, folder: Path) -> dict[str, Any]:
                 Contestant(name="ours", run=_restoring(folder / "store", checksums=True)),
                 Contestant(name="ours_sizes", run=_restoring(folder / "store", checksums=False)),
                 Contestant(name="ours_sizes_large", run=_restoring(folder / "large", checksums=False)),
-                Contestant(name="ours_replica", run=lambda: replica.restore(version)),
+                Contestant(name="ours_replica", run=lambda: source.restore(version, untold)),
                 *peers.loading(folder),
             ],
             runs=settings.runs,

@@ -8,14 +8,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
+from inferencer.progress import Progress
 from paramsync.version import Version
 
 MOST_UNREAD = 256  # events that a subscriber may leave unread
+_MOST_PROGRESS = 64  # unread events beyond which progress is left out
 
 
 class EventKind(Enum):
     FOUND = "found"  # a version that was not the latest before is in the store
-    RESTORING = "restoring"  # it is being restored
+    RESTORING = "restoring"  # it is being restored; again, with progress, where that takes long
+    RESTORED = "restored"  # it is in memory and was checked
     SWAPPED = "swapped"  # it serves
     QUARANTINED = "quarantined"  # it cannot be used, see reason
 
@@ -30,13 +33,14 @@ class Event:
     at: float
     reason: str = ""
     restore_seconds: float = 0.0
+    progress: Progress | None = None
 
 
 class Subscription:
     """The events of one follower from now on, for one listener. Any thread may use it.
 
     `wake` is called on the follower's thread after each event: it must return at once and must not raise. Where the
-    listener leaves too many unread it has fallen behind, and nothing comes after those.
+    listener leaves too many unread it has fallen behind, and nothing comes after those. Progress is left out before.
     """
 
     def __init__(self, wake: Callable[[], None], leave: Callable[[Subscription], None]) -> None:
@@ -46,6 +50,8 @@ class Subscription:
         self.fell_behind = False
 
     def put(self, event: Event) -> None:
+        if event.kind is EventKind.RESTORING and event.progress is not None and len(self._events) >= _MOST_PROGRESS:
+            return
         self.fell_behind = self.fell_behind or len(self._events) >= MOST_UNREAD
         if not self.fell_behind:
             self._events.append(event)

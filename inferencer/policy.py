@@ -41,12 +41,13 @@ def next_restore(
     """The version to restore now; None to stay with what serves.
 
     `published` ascends and ends with the latest. `quarantined` maps the number of each version that could not be used
-    to the files it had then: it is passed over for as long as it has them. Pinned, only that version counts. Otherwise
-    it is the newest that is not quarantined, and never one older than what serves, unless the store itself started over
-    with lower numbers.
+    to the files it had then: it is passed over for as long as it has them. Pinned, only that version counts, but that
+    any is better than none while nothing serves. Otherwise it is the newest that is not quarantined, and never one
+    older than what serves, unless the store itself started over with lower numbers.
     """
     if pinned is not None:
-        wanted = [one for one in published if one.number == pinned]
+        wanted = [one for one in published if serving is None and one.number != pinned]
+        wanted += [one for one in published if one.number == pinned]
     elif serving is None or (published and published[-1].number < serving.number):
         wanted = list(published)
     else:

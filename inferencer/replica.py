@@ -1,65 +1,56 @@
-"""Replica: a graph and the versions resident in memory. Knows how to restore one aside, swap to it and predict."""
+"""Replica: the versions of one model that are in memory. Knows how to swap between them and to let them go."""
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import tensorflow as tf
 
-from paramsync import files
-from paramsync.bundle import Bundle
-from paramsync.errors import (
-    CorruptCheckpointError,
-    GraphError,
-    NotServingError,
-    UnfinishedMetaError,
-    UnknownVersionError,
-)
-from paramsync.graphs.graph import DEFAULT_SIGNATURE, Graph, TensorSpec
-from paramsync.graphs.parameters import check_entries, shared
-from paramsync.graphs.sources.meta_graphs import capture_meta
+from inferencer import traits
+from inferencer.progress import Progress, Tell, untold
+from inferencer.resident import Resident, warm
+from inferencer.sources import Source, Verification, open_source
+from paramsync.errors import NotServingError, UnknownLabelError, UnknownVersionError
+from paramsync.graphs.graph import DEFAULT_SIGNATURE, Graph
 from paramsync.store import Store
 from paramsync.version import Version
+
+__all__ = ["RESIDENT", "Prepare", "Replica", "Resident", "Verification"]
 
 _log = logging.getLogger("paramsync.replica")
 RESIDENT = 2  # the serving version and the one before it, so that going back is a swap
 
-Verification = Literal["checksums", "sizes"]
-"""What is checked of parameters before they serve: all their bytes, or only what the index says of them."""
+Prepare = Callable[[Resident], Callable[[], None]]
+"""Called with what is about to serve, on the follower's thread; what it returns is called as soon as it serves."""
 
 
 @dataclass(frozen=True, eq=False)
-class Resident:
-    """A version in memory, complete and checked. Immutable: a request that holds it is answered from it alone."""
+class _View:
+    """What requests are answered from, as one value: replaced as a whole."""
 
-    version: Version
-    graph: Graph
-    parameters: tuple[tf.Tensor, ...]
+    recent: tuple[Resident, ...] = ()  # those that served last, the serving one first
+    labels: Mapping[str, Resident] = field(default_factory=dict)
+    residents: tuple[Resident, ...] = field(init=False)
+    numbered: Mapping[int, Resident] = field(init=False)
 
-    def predict(
-        self,
-        inputs: Mapping[str, tf.Tensor | np.ndarray],
-        *,
-        signature: str = DEFAULT_SIGNATURE,
-        outputs: Collection[str] = (),
-    ) -> dict[str, tf.Tensor]:
-        """The outputs named, or all of them. Raises UnknownSignatureError, InputError."""
-        self.graph.check_inputs(signature, inputs, outputs)
-        tensors = {name: tf.convert_to_tensor(value) for name, value in inputs.items()}
-        return self.graph(self.parameters, tensors, signature=signature, outputs=outputs)
+    def __post_init__(self) -> None:
+        labelled = dict.fromkeys(one for one in self.labels.values() if one not in self.recent)
+        residents = (*self.recent, *labelled)
+        object.__setattr__(self, "residents", residents)
+        # Of two with one number, a labelled one and the same rewritten, the one that served last is meant.
+        object.__setattr__(self, "numbered", {one.version.number: one for one in reversed(residents)})
 
 
 @dataclass(frozen=True, eq=False)
 class _Leaving:
     """What a version in memory was made of, kept until no request holds that version any more."""
 
+    number: int
     resident: weakref.ref[Resident]
     graph: Graph
     parameters: tuple[tf.Tensor, ...]
@@ -68,56 +59,78 @@ class _Leaving:
 class Replica:
     """The serving copy of one model.
 
-    `restore`, `swap` and `tend` belong to one thread, the follower's. `predict` and the properties may be used from any
-    number of threads at once and take no lock: they read one reference, once.
+    `restore`, `swap`, `label`, `unlabel` and `tend` belong to one thread, the follower's. `take`, `predict` and the
+    properties may be used from any number of threads at once and take no lock: they read one reference, once.
     """
 
     def __init__(
         self,
         model: str,
-        store: Store,
+        source: Source | Store | Path | str,
         *,
+        resident: int = RESIDENT,
         inputs: Sequence[str] = (),
         outputs: Sequence[str] = (),
+        graph: Path | str | None = None,
         verification: Verification = "checksums",
         allowed: Collection[str] = (),
     ) -> None:
-        """`inputs` and `outputs` name tensors ("x:0"): needed where TensorFlow's Saver wrote the store.
+        """`resident` versions that served last stay in memory; what is labelled is kept beside them.
 
-        `allowed` names ops that a graph may use although they are not known to be safe.
+        `source` is where versions come from, or a path that `open_source` is asked about, with all that follows it.
         """
+        if resident < 1:
+            raise ValueError(f"resident: expected at least 1, found {resident}")
+        if isinstance(source, (Store, Path, str)):
+            path = source.path if isinstance(source, Store) else Path(source)
+            source = open_source(
+                path, inputs=inputs, outputs=outputs, graph=graph, verification=verification, allowed=allowed
+            )
         self.model = model
-        self._verification = verification
-        self._store = store
-        self._meta_inputs = tuple(inputs)
-        self._meta_outputs = tuple(outputs)
-        self._allowed = frozenset(allowed)
-        self._residents: tuple[Resident, ...] = ()  # the serving one first
+        self.source: Source = source
+        self._most = resident
+        self._view = _View()
         self._leaving: list[_Leaving] = []
-        self._untouched: tuple[Resident, Bundle] | None = None  # restored without a look at its data
-        self._graphs: dict[str, Graph] = {}
+        self._prepares: tuple[Prepare, ...] = ()
+
+    # For everybody ----------------------------------------------------------------------------------------------------
 
     @property
     def residents(self) -> tuple[Resident, ...]:
-        """What is in memory, the serving version first."""
-        return self._residents
+        """What is in memory: the serving version first, then those that served before it, then the labelled ones."""
+        return self._view.residents
+
+    @property
+    def labels(self) -> Mapping[str, int]:
+        """The version each label leads to."""
+        return {label: one.version.number for label, one in self._view.labels.items()}
+
+    @property
+    def leaving(self) -> tuple[int, ...]:
+        """The versions that are resident no more, and that requests may still hold."""
+        return tuple(one.number for one in self._leaving)
 
     def serving(self) -> Resident:
         """The serving version. Raises NotServingError."""
-        residents = self._residents
-        if not residents:
-            raise NotServingError(self.model, f"no version from store {self._store.path} serves yet")
-        return residents[0]
+        return self.take()
 
-    def take(self, version: int | None = None) -> Resident:
-        """The serving version, or the resident one with this number. Raises NotServingError, UnknownVersionError."""
-        residents = self._residents
-        if version is None or not residents:
-            return self.serving()
-        for one in residents:
-            if one.version.number == version:
-                return one
-        raise UnknownVersionError(f"model {self.model!r}", version, [one.version.number for one in residents])
+    def take(self, version: int | None = None, label: str = "") -> Resident:
+        """The serving version, or the resident one with this number, or with this label.
+
+        Raises NotServingError, UnknownVersionError, UnknownLabelError.
+        """
+        view = self._view
+        if not view.recent:
+            raise NotServingError(self.model, f"no version from store {self.source.path} serves yet")
+        if label:
+            if label not in view.labels:
+                raise UnknownLabelError(self.model, label, view.labels)
+            return view.labels[label]
+        if version is None:
+            return view.recent[0]
+        if version not in view.numbered:
+            raise UnknownVersionError(f"model {self.model!r}", version, view.numbered)
+        return view.numbered[version]
 
     def predict(
         self,
@@ -126,113 +139,92 @@ class Replica:
         signature: str = DEFAULT_SIGNATURE,
         outputs: Collection[str] = (),
         version: int | None = None,
+        label: str = "",
     ) -> tuple[dict[str, tf.Tensor], Version]:
-        """Answers from exactly one version, and says which.
-
-        Raises NotServingError, UnknownVersionError, UnknownSignatureError, InputError.
-        """
-        one = self.take(version)
+        """Answers from exactly one version, and says which. Raises as `take` and `Resident.predict` do."""
+        one = self.take(version, label)
         return one.predict(inputs, signature=signature, outputs=outputs), one.version
 
-    def restore(self, version: Version) -> Resident:
+    def on_swap(self, prepare: Prepare) -> Callable[[], None]:
+        """Have `prepare` called before each swap, until what this returns is called.
+
+        Where it raises, that is logged, and the swap goes on.
+        """
+        self._prepares = (*self._prepares, prepare)
+
+        def leave() -> None:
+            self._prepares = tuple(one for one in self._prepares if one is not prepare)
+
+        return leave
+
+    # For the follower -------------------------------------------------------------------------------------------------
+
+    def restore(self, version: Version, tell: Tell = untold) -> Resident:
         """Brings a version in beside what serves and checks it; nothing that serves changes.
 
-        With "sizes" the parameters are not touched: what the index says of them is checked against the graph and the
-        files, and it takes as long for a large model as for a small one. Only our own publisher is believed so far:
-        what has no record of it is always checked by its checksums.
-
-        Raises CorruptCheckpointError, ParameterError, UnsafeGraphError, GraphError, StoreError, OSError.
+        Raises CorruptCheckpointError, ParameterError, UnsafeGraphError, GraphError, StoreError, OSError, and what
+        `tell` raises.
         """
-        graph = self._graph_of(version)
-        bundle = self._store.open(version)
-        check_entries(graph, bundle.entries, where=f"version {version.number}")
-        trusted = self._verification == "sizes" and bool(version.checksum)
-        if not trusted:  # its pages are there, then, before the first request needs them
-            bundle.verify((spec.name for spec in graph.parameters), finite=True)
-        resident = Resident(version, graph, shared(graph, bundle))
-        self._untouched = (resident, bundle) if trusted else None
-        return resident
+        restored = self.source.restore(version, tell)
+        self._warm(restored, tell)
+        return restored
 
-    def swap(self, restored: Resident) -> None:
-        """Makes it the serving version: one assignment. The version that served stays resident."""
-        before = self._residents
-        others = [one for one in before if one.version.number != restored.version.number]
-        self._residents = now = (restored, *others)[:RESIDENT]
-        self._leaving += [_Leaving(weakref.ref(one), one.graph, one.parameters) for one in before if one not in now]
+    def swap(self, resident: Resident) -> None:
+        """Makes it the serving version: one assignment. Those that served before it stay resident, up to `resident`."""
+        view = self._view
+        number = resident.version.number
+        others = [one for one in view.recent if one.version.number != number]
+        prepares = self._prepares
+        prepared = [self._prepared(prepare, resident) for prepare in prepares]
+        self._show(_View((resident, *others)[: self._most], view.labels))
+        came = [one for one in self._prepares if one not in prepares]  # while others prepared
+        prepared += [self._prepared(prepare, resident) for prepare in came]
+        for serve in prepared:
+            serve()
+
+    def label(self, label: str, resident: Resident) -> None:
+        """Requests that name the label are answered from it from now on; it stays in memory as long as it has one."""
+        view = self._view
+        self._show(_View(view.recent, {**view.labels, label: resident}))
+
+    def unlabel(self, label: str) -> None:
+        """Forget the label, if there is one."""
+        view = self._view
+        self._show(_View(view.recent, {name: one for name, one in view.labels.items() if name != label}))
+
+    def release(self) -> None:
+        """Nothing serves any more, and nothing stays in memory but what requests hold."""
+        self._show(_View())
 
     def tend(self) -> None:
         """What need not be done before a swap, and must not be done by a thread that serves. Call it now and then.
 
-        Brings what was swapped in untouched into memory, and lets go of versions that are resident no more. Freeing
-        one takes milliseconds, and whoever drops the last reference pays: a request that holds a version holds the
-        Resident, and the parameters are held here until no Resident is left.
+        Lets go of versions that are resident no more. Freeing one takes milliseconds, and whoever drops the last
+        reference pays: a request that holds a version holds the Resident, and the parameters are held here until no
+        Resident is left.
         """
-        untouched, self._untouched = self._untouched, None
-        if untouched is not None and untouched[0] in self._residents:
-            resident, bundle = untouched
-            try:
-                bundle.prefault(spec.name for spec in resident.graph.parameters)
-            except CorruptCheckpointError as error:
-                _log.warning(
-                    "%s: version %d was damaged after it was restored: %s", self.model, resident.version.number, error
-                )
+        self.source.tend(self._view.residents)
         self._leaving = [one for one in self._leaving if one.resident() is not None]
 
-    def _graph_of(self, version: Version) -> Graph:
-        if version.graph:
-            return self._known(version.graph, lambda: self._published_graph(version))
-        meta = Path(f"{self._store.prefix(version)}.meta")
-        if not (self._meta_inputs and self._meta_outputs):
-            raise GraphError(
-                f"version {version.number} names no graph: give --inputs and --outputs to take it from {meta}"
+    def _show(self, view: _View) -> None:
+        before, self._view = self._view, view
+        self._leaving += [
+            _Leaving(one.version.number, weakref.ref(one), one.graph, one.parameters)
+            for one in before.residents
+            if one not in view.residents
+        ]
+
+    def _prepared(self, prepare: Prepare, resident: Resident) -> Callable[[], None]:
+        try:
+            return prepare(resident)
+        except Exception:  # noqa: BLE001, what others make of a version does not keep it from serving
+            _log.exception(
+                "%s: version %d serves here, but not in what it is part of", self.model, resident.version.number
             )
-        try:
-            content = files.content(meta, limit=files.MAX_MESSAGE)
-        except FileNotFoundError as error:
-            raise UnfinishedMetaError(_needs(version, meta)) from error
-        return self._known(
-            hashlib.sha256(content).hexdigest(),
-            lambda: capture_meta(
-                content, path=meta, inputs=self._meta_inputs, outputs=self._meta_outputs, allowed=self._allowed
-            ),
-        )
+            return lambda: None
 
-    def _published_graph(self, version: Version) -> Graph:
-        path = self._store.graph_file(version.graph)
-        try:
-            graph = Graph.load(path, allowed=self._allowed)
-        except FileNotFoundError as error:
-            raise GraphError(_needs(version, path)) from error
-        if graph.digest != version.graph:
-            raise GraphError(f"{path}: expected the graph {version.graph}, found {graph.digest}")
-        return graph
-
-    def _known(self, key: str, build: Callable[[], Graph]) -> Graph:
-        graph = self._graphs.pop(key, None) or build()
-        self._graphs[key] = graph  # last in the order of use
-        while len(self._graphs) > RESIDENT:
-            del self._graphs[next(iter(self._graphs))]
-        return graph
-
-    def warm(self, restored: Resident) -> None:
-        """Calls each signature of a graph that is new here once: the first call prepares it, many times slower.
-
-        A graph that cannot compute on made-up inputs may well do so on real ones, so that this never fails.
-        """
-        if any(one.graph is restored.graph for one in self._residents):
-            return
-        for name, signature in restored.graph.signatures.items():
-            try:
-                inputs = {spec.name: _blank(spec) for spec in signature.inputs.values()}
-                restored.graph(restored.parameters, inputs, signature=name)
-            except Exception as error:  # noqa: BLE001, see above
-                _log.debug("%s: %s was not called beforehand: %s", self.model, name, error)
-
-
-def _needs(version: Version, path: Path) -> str:
-    return f"version {version.number} needs the graph file {path}, which is not there"
-
-
-def _blank(spec: TensorSpec) -> tf.Tensor:
-    """Zeros, or empty strings; one of what there may be any number of."""
-    return tf.zeros([1 if size is None else size for size in spec.shape or ()], tf.as_dtype(spec.dtype))
+    def _warm(self, restored: Resident, tell: Tell) -> None:
+        if not any(one.graph is restored.graph for one in self._view.residents):
+            tell(Progress(phase="warming"))
+            warm(restored)
+            traits.find_out(restored)

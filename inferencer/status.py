@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 
+from inferencer.progress import Progress
 from paramsync.version import Version
 
 
@@ -13,6 +15,16 @@ class State(Enum):
     WAITING = "waiting"  # no version serves yet
     SERVING = "serving"
     DRAINING = "draining"
+
+
+class Stage(Enum):
+    """Where a version is on its way through this process."""
+
+    FOUND = "found"  # it is published, and will be restored
+    RESTORING = "restoring"
+    RESIDENT = "resident"  # requests may name it
+    LEAVING = "leaving"  # requests that hold it are still answered from it
+    ENDED = "ended"  # it left, or it cannot be used and then has a reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +37,15 @@ class Quarantined:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Course:
+    """One version's stage; `reason` says why it cannot be used, and is empty otherwise."""
+
+    number: int
+    stage: Stage
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
     """State and health are two things: a failed restore sets `last_error` and leaves `state` and `serving` alone."""
 
@@ -32,28 +53,64 @@ class Status:
     store: Path
     state: State = State.WAITING
     published: Version | None = None
+    in_store: tuple[int, ...] = ()  # every published version
     serving: Version | None = None
     restoring: int | None = None
-    resident: tuple[int, ...] = ()
+    restoring_progress: Progress | None = None
+    parts: tuple[tuple[str, Version], ...] = ()  # of a joined model: what its answers come from
+    resident: tuple[int, ...] = ()  # the serving one first
+    labels: Mapping[str, int] = field(default_factory=dict)  # of resident versions
+    leaving: tuple[int, ...] = ()
+    ended: tuple[int, ...] = ()  # the last few that left, the latest last
     quarantined: tuple[Quarantined, ...] = ()
     pinned: int | None = None
     last_error: str | None = None
     swaps: int = 0
+    restores: int = 0  # versions brought in since the start, as all counts
+    quarantines: int = 0
     restore_seconds: float | None = None
     lag_seconds: float | None = None
     lag_steps: int | None = None
+    lag_versions: int | None = None
 
     def at(self, now: float) -> Status:
         """This status with its lag at a time in seconds since the epoch."""
         if self.published is None:
             return self
         if self.serving is None:
-            return replace(self, lag_seconds=_age(self.published, now))
+            return replace(self, lag_seconds=_age(self.published, now), lag_versions=len(self.in_store))
         seconds = 0.0 if self.serving.number == self.published.number else _age(self.published, now)
-        return replace(self, lag_seconds=seconds, lag_steps=self.published.step - self.serving.step)
+        newer = sum(number > self.serving.number for number in self.in_store)
+        steps = self.published.step - self.serving.step
+        return replace(self, lag_seconds=seconds, lag_steps=steps, lag_versions=newer)
 
     def quarantine_of(self, number: int) -> Quarantined | None:
         return next((one for one in self.quarantined if one.number == number), None)
+
+    def courses(self) -> tuple[Course, ...]:
+        """Every version there is something to say of, the highest number first.
+
+        Where a version is several things at once, it is what serves requests best: one in memory is RESIDENT also while
+        its rewritten files are restored, or cannot be.
+        """
+        found: dict[int, Course] = {}
+
+        def put(number: int, stage: Stage, reason: str = "") -> None:
+            found[number] = Course(number=number, stage=stage, reason=reason)
+
+        for number in self.ended:
+            put(number, Stage.ENDED)
+        if self.published is not None and self.pinned in (None, self.published.number):
+            put(self.published.number, Stage.FOUND)
+        for one in self.quarantined:
+            put(one.number, Stage.ENDED, one.reason)
+        for number in self.leaving:
+            put(number, Stage.LEAVING)
+        if self.restoring is not None:
+            put(self.restoring, Stage.RESTORING)
+        for number in self.resident:
+            put(number, Stage.LEAVING if self.state is State.DRAINING else Stage.RESIDENT)
+        return tuple(found[number] for number in sorted(found, reverse=True))
 
 
 def _age(version: Version, now: float) -> float | None:

@@ -1,50 +1,49 @@
-"""What operators ask of a follower, and when it has come true or never will. Knows no store and no replica."""
+"""What operators ask of a follower and what they chose before. Knows no store and no replica."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
-from enum import Enum
+from dataclasses import dataclass, replace
+from itertools import takewhile
 
+from inferencer.kept import Choices
 from inferencer.status import Status
-from paramsync.errors import ParamsyncError, SyncError, UnknownVersionError
+from inferencer.wish import PINNING, Action, Wish
+from paramsync.errors import ParamsyncError, SyncError, UnknownLabelError
+
+__all__ = ["Action", "Known", "Wishes"]
 
 
-class Action(Enum):
-    SYNC = "sync"
-    PIN = "pin"
-    UNPIN = "unpin"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """What is known of versions when wishes are judged."""
 
-
-@dataclass(eq=False)
-class Wish:
-    """One call. `number` is the version asked for; that of a sync that names none is filled in when it is known."""
-
-    action: Action
-    number: int | None
-    answer: Future[Status] = field(default_factory=Future)
-    admitted: bool = False
-    backward: bool = False  # a sync that names a version older than the one that serves
+    published: Collection[int] | None = None  # None where nobody knows
+    latest: int | None = None  # None where the store does not say
+    before: Sequence[int] = ()  # those that served before, the last one first
 
 
 class Wishes:
-    """The calls not answered yet, and the version pinned. A lock guards the list; the worker admits and settles.
+    """The calls not answered yet, the version pinned and the labels. A lock guards the list; the worker does the rest.
 
-    A pin is kept once it has come true. Until then it is tried: where it fails, where its caller leaves or another pin
-    or unpin takes its place, what was kept before it stands.
+    A pin or label is chosen once it has come true. Until then it is tried: where it fails, where its caller leaves or
+    another one takes its place, what was chosen before it stands.
     """
 
-    def __init__(self) -> None:
-        self._kept: int | None = None
+    def __init__(self, choices: Choices, keep: Callable[[Choices], None]) -> None:
+        """`keep` is called whenever the choices become others, before anybody is told that they did."""
+        self._choices = choices
+        self._keep = keep
         self._tried: Wish | None = None
+        self._labelling: dict[str, Wish] = {}
         self._lock = threading.Lock()
         self._open: list[Wish] = []
         self._refusal: ParamsyncError | None = None
 
-    def ask(self, action: Action, number: int | None) -> Future[Status]:
-        wish = Wish(action, number)
+    def ask(self, action: Action, number: int | None = None, label: str = "") -> Future[Status]:
+        wish = Wish(action, number, label)
         with self._lock:
             if self._refusal is None:
                 self._open.append(wish)
@@ -57,40 +56,106 @@ class Wishes:
     def pinned(self) -> int | None:
         """The version to serve and to stay at. For the worker."""
         tried = self._tried
-        return self._kept if tried is None or tried.answer.done() else tried.number
+        return self._choices.pinned if tried is None or tried.answer.done() else tried.number
+
+    @property
+    def going_back(self) -> bool:
+        """Whether that is because of a rollback which is not done yet."""
+        return self._tried is not None and not self._tried.answer.done() and self._tried.action is Action.ROLLBACK
+
+    @property
+    def labels(self) -> Mapping[str, int]:
+        """The version that each label should lead to. For the worker."""
+        return {**self._choices.labels, **self.labelling}
+
+    @property
+    def labelling(self) -> Mapping[str, int]:
+        """Those of them that somebody waits for."""
+        return {
+            label: wish.number
+            for label, wish in self._labelling.items()
+            if wish.number is not None and not wish.answer.done()
+        }
 
     def fresh(self) -> list[Wish]:
         """What is new: to be taken before a look at the store, and admitted after it."""
         with self._lock:
             return [wish for wish in self._open if not wish.admitted]
 
-    def admit(self, fresh: Iterable[Wish], status: Status, published: Collection[int] | None) -> set[int]:
-        """Take up what can be judged now. Returns the versions it asks for: a quarantined one is tried once more.
+    def urgent(self, resident: Collection[int], before: Sequence[int]) -> list[Wish]:
+        """What is new and needs no look at the store, for it is about versions in memory; in the order it was asked."""
+        changes = (wish for wish in self.fresh() if wish.action is not Action.SYNC)
+        return list(takewhile(lambda wish: _in_memory(wish, resident, before), changes))
 
-        `published` is None where nobody knows; then unpin and what is about versions in memory can be judged.
-        """
+    def overtaking(self, resident: Collection[int], before: Sequence[int]) -> bool:
+        """Whether among them is what makes any restore idle."""
+        return any(wish.action in PINNING for wish in self.urgent(resident, before))
+
+    def admit(self, fresh: Iterable[Wish], status: Status, known: Known) -> set[int]:
+        """Take up what can be judged now. Returns the versions it asks for: a quarantined one is tried once more."""
         for wish in fresh:
             if wish.action is Action.SYNC:
-                wish.admitted = _sync_admitted(wish, status)
+                wish.admitted = _sync_admitted(wish, status, known)
             elif wish.action is Action.UNPIN:
-                self._kept, self._tried = None, None
+                self._tried = None
                 wish.admitted = True
+                self._choose(replace(self._choices, pinned=None))
+            elif wish.action is Action.UNLABEL:
+                self._unlabel(wish, status)
             else:
-                known = wish.number in status.resident or (published is not None and wish.number in published)
-                self._tried = wish if known else self._tried
-                wish.admitted = known or published is not None
+                self._try(wish, status, known)
         return {wish.number for wish in fresh if wish.admitted and wish.number is not None}
+
+    def _try(self, wish: Wish, status: Status, known: Known) -> None:
+        there = {*status.resident, *(known.published or ())}
+        if wish.action is Action.ROLLBACK:
+            wish.number = next((number for number in known.before if number in there), None)
+            if wish.number is None and known.published is not None:
+                wish.failure = _nothing_before(status, known.before)
+        is_there = wish.number is not None and wish.number in there
+        wish.admitted = is_there or known.published is not None
+        if is_there and wish.action is Action.LABEL:
+            self._overtake(wish.label, f"version {wish.number} was given the label {wish.label!r}", status)
+            self._labelling[wish.label] = wish
+        elif is_there:
+            self._tried = wish
+
+    def _unlabel(self, wish: Wish, status: Status) -> None:
+        wish.admitted = True
+        if wish.label not in {**self.labels, **status.labels}:
+            wish.failure = UnknownLabelError(status.model, wish.label, status.labels)
+            return
+        self._overtake(wish.label, f"the label {wish.label!r} was taken away", status)
+        others = {label: number for label, number in self._choices.labels.items() if label != wish.label}
+        self._choose(replace(self._choices, labels=others))
+
+    def _overtake(self, label: str, what: str, status: Status) -> None:
+        before = self._labelling.pop(label, None)
+        if before is not None:
+            before.failure = SyncError(f"model {status.model!r}: {what} before version {before.number} had it")
 
     def settle(self, status: Status, published: Collection[int] | None) -> None:
         """Answer every wish that has come true in `status` or never will. `published` is None where nobody knows."""
         with self._lock:
             waiting = [wish for wish in self._open if wish.admitted]
-        outcomes = [(wish, _outcome(wish, status, published)) for wish in waiting]
+        outcomes = [(wish, wish.outcome(status, published)) for wish in waiting]
         for wish, outcome in outcomes:
-            if outcome is None or not self._take(wish):
+            if outcome is None or not self._take(wish) or not wish.answer.set_running_or_notify_cancel():
                 continue
-            if _answer(wish, outcome) and wish.action is Action.PIN:
-                self._kept = wish.number
+            if isinstance(outcome, Status):
+                self._chosen(wish)
+            wish.answered(outcome)
+
+    def _chosen(self, wish: Wish) -> None:
+        if wish.action in PINNING:
+            self._choose(replace(self._choices, pinned=wish.number))
+        elif wish.action is Action.LABEL and wish.number is not None:
+            self._choose(replace(self._choices, labels={**self._choices.labels, wish.label: wish.number}))
+
+    def _choose(self, choices: Choices) -> None:
+        if choices != self._choices:
+            self._choices = choices
+            self._keep(choices)
 
     def refuse(self, error: ParamsyncError) -> None:
         """Answer everything, now and from now on, with this error."""
@@ -98,7 +163,8 @@ class Wishes:
             self._refusal = error
             refused, self._open = self._open, []
         for wish in refused:
-            _answer(wish, error)
+            if wish.answer.set_running_or_notify_cancel():
+                wish.answered(error)
 
     def _take(self, wish: Wish) -> bool:
         """Whether it was still open, which it is no longer."""
@@ -109,82 +175,27 @@ class Wishes:
         return there
 
 
-def _sync_admitted(wish: Wish, status: Status) -> bool:
+def _in_memory(wish: Wish, resident: Collection[int], before: Sequence[int]) -> bool:
+    """Whether it is about versions in memory alone."""
+    if wish.action in (Action.PIN, Action.LABEL):
+        return wish.number in resident
+    if wish.action is Action.ROLLBACK:
+        return bool(before) and before[0] in resident
+    return wish.action is Action.UNLABEL
+
+
+def _sync_admitted(wish: Wish, status: Status, known: Known) -> bool:
     if wish.number is not None:
         wish.backward = status.serving is not None and wish.number < status.serving.number
         return True
-    if status.published is None or status.last_error is not None:  # nobody knows which is newest
-        return False
-    wish.number = status.published.number
-    return True
+    wish.number = known.latest
+    return wish.number is not None
 
 
-def _outcome(wish: Wish, status: Status, published: Collection[int] | None) -> Status | ParamsyncError | None:
-    """What to answer; None as long as it has to wait."""
-    try:
-        return status if fulfilled(wish, status, published) else None
-    except (SyncError, UnknownVersionError) as error:
-        return error
-
-
-def _answer(wish: Wish, outcome: Status | ParamsyncError) -> bool:
-    """Whether it came true and somebody was told so."""
-    if not wish.answer.set_running_or_notify_cancel():
-        return False
-    if isinstance(outcome, ParamsyncError):
-        wish.answer.set_exception(outcome)
-        return False
-    wish.answer.set_result(outcome)
-    return True
-
-
-def fulfilled(wish: Wish, status: Status, published: Collection[int] | None) -> bool:
-    """Whether it has come true. Raises SyncError or UnknownVersionError, with the reason, where it never will."""
-    if wish.action is Action.UNPIN:
-        return True
-    if wish.number is None:
-        return False
-    quarantined = status.quarantine_of(wish.number)
-    if quarantined is not None:
-        raise SyncError(f"version {wish.number} of model {status.model!r} is quarantined: {quarantined.reason}")
-    serving = status.serving.number if status.serving else None
-    if serving == wish.number and (wish.action is Action.SYNC or status.pinned == wish.number):
-        return True
-    if published is not None and _never_comes(wish, wish.number, status, published):
-        raise UnknownVersionError(f"store {status.store}", wish.number, published)
-    if wish.action is Action.PIN and status.pinned != wish.number:
-        instead = "unpinned" if status.pinned is None else f"pinned to version {status.pinned}"
-        raise SyncError(f"model {status.model!r} was {instead} while it was being pinned to version {wish.number}")
-    if status.pinned not in (None, wish.number):
-        raise SyncError(f"model {status.model!r} is pinned to version {status.pinned}; unpin it to follow its store")
-    if wish.action is Action.SYNC and serving is not None and serving > wish.number:
-        if wish.backward:
-            raise SyncError(
-                f"version {wish.number} of model {status.model!r} is older than version {serving}, which serves;"
-                " pin it to go back"
-            )
-        return True  # a newer version overtook it
-    return False
-
-
-def _never_comes(wish: Wish, number: int, status: Status, published: Collection[int]) -> bool:
-    """Numbers only rise, so one below the latest that is not there will not come any more."""
-    if number in published or number in status.resident:
-        return False
-    if wish.action is Action.PIN or wish.backward:
-        return True
-    overtaken = status.serving is not None and number < status.serving.number
-    return status.published is not None and number < status.published.number and not overtaken
-
-
-def waiting_for(number: int | None, status: Status) -> str:
-    """Why a wish that neither came true nor failed has to wait."""
-    if status.restoring is not None:
-        return f"version {status.restoring} is being restored"
-    if status.last_error is not None:
-        return status.last_error
-    if status.published is None:
-        return f"nothing is published in {status.store} yet"
-    if number is not None and number > status.published.number:
-        return f"the newest version in {status.store} is {status.published.number}"
-    return "the store has not been looked at yet"
+def _nothing_before(status: Status, before: Sequence[int]) -> SyncError:
+    serving = "none" if status.serving is None else f"version {status.serving.number}"
+    gone = f"; gone are: {', '.join(map(str, before))}" if before else ""
+    return SyncError(
+        f"model {status.model!r} has no version to go back to: {serving} serves, and what served before it is neither"
+        f" in memory nor in store {status.store}{gone}"
+    )

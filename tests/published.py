@@ -14,7 +14,6 @@ from inferencer.follower import Follower
 from inferencer.replica import Replica
 from paramsync import keys
 from paramsync.graphs.capture import Capture, capture
-from paramsync.store import Store
 from paramsync.version import Version
 from paramsync.writer import StoreWriter
 
@@ -144,8 +143,7 @@ class Publisher:
 
 
 def follower_of(path: Path, *, model: str = "m", poll_seconds: float = 60.0) -> Follower:
-    store = Store(path)
-    return Follower(Replica(model, store), store, poll_seconds=poll_seconds)
+    return Follower(Replica(model, path), poll_seconds=poll_seconds)
 
 
 def ask(follower: Follower, version: int | None = None) -> tuple[list[float], int]:

@@ -68,6 +68,11 @@ CASES = [
     Case("pinned, newer versions are left alone", [one(1), one(2)], None, serving=one(1), pinned=1),
     Case("a pinned version that is quarantined is not retried", [one(1), one(2)], None, one(2), {1: BAD}, pinned=1),
     Case("a pinned version that is not there leaves what serves", [one(2)], None, serving=one(2), pinned=1),
+    Case("pinned to what is nowhere, any is better than none", [one(1), one(2)], one(2), pinned=7),
+    Case("pinned to what is nowhere, none that is quarantined", [one(1), one(2)], one(1), None, {2: BAD}, pinned=7),
+    Case("pinned to what is quarantined, any is better than none", [one(1), one(2)], one(2), None, {1: BAD}, pinned=1),
+    Case("what is pinned comes before what is newer", [one(1), one(2)], one(1), pinned=1),
+    Case("what is pinned comes before what is older", [one(1), one(2), one(3)], one(3), pinned=3),
     Case("number 0 is a version like any other", [one(0)], one(0)),
     Case("pinned to number 0", [one(0), one(1)], one(0), serving=one(1), pinned=0),
 ]

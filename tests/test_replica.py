@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
-import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,8 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from inferencer.follower import Follower
-from inferencer.replica import Replica, Resident
+from inferencer.replica import Replica
 from paramsync.errors import (
     CorruptCheckpointError,
     GraphError,
@@ -25,8 +22,6 @@ from paramsync.errors import (
     UnsafeGraphError,
 )
 from paramsync.store import Store
-from paramsync.version import Version
-from tests.checkpoints import resident
 from tests.published import GATED_OPS, PARAMETERS, Doubled, Gated, Publisher, Witness, captured, saver_store, values
 
 X = {"x": np.ones([3, 2], np.float32)}
@@ -175,16 +170,13 @@ def test_a_graph_that_is_new_is_called_once_before_anybody_asks(
     Noted.note = str(note)
     for step, called in ((1, True), (2, False)):
         restored = replica.restore(publisher.publish(step, kind=Noted))
-        replica.warm(restored)
         assert note.exists() is called
         note.unlink(missing_ok=True)
         replica.swap(restored)
 
 
 def test_a_graph_that_cannot_compute_on_made_up_inputs_is_served(publisher: Publisher, replica: Replica) -> None:
-    restored = replica.restore(publisher.publish(1, kind=Gated))
-    replica.warm(restored)  # it cannot write a file without a name
-    replica.swap(restored)
+    replica.swap(replica.restore(publisher.publish(1, kind=Gated)))  # it cannot write a file without a name
     assert replica.take().version.number == 1
 
 
@@ -239,165 +231,3 @@ def test_wrong_requests_are_refused_with_both_sides(publisher: Publisher, replic
         replica.predict({"x": np.ones([3, 2])})
     with pytest.raises(InputError, match=r"expected some of seen, total, found logits"):
         replica.predict(X, outputs=["logits"])
-
-
-# Sizes only -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def trusting(publisher: Publisher) -> Replica:
-    return Replica("m", Store(publisher.path), verification="sizes")
-
-
-def test_with_sizes_no_parameter_is_touched_before_the_swap_and_all_are_there_after_it(
-    publisher: Publisher, trusting: Replica
-) -> None:
-    follower = Follower(trusting, Store(publisher.path))
-    touched: list[int] = []
-    publisher.publish(1)
-    follower.run_once()  # the graph is new, and called once
-    before = resident(publisher.path)
-    follower.subscribe(lambda: touched.append(resident(publisher.path)))
-    publisher.publish(2)
-    follower.run_once()
-    size = sum(tensor.numpy().nbytes for tensor in trusting.serving().parameters)
-    assert touched == [before] * 3  # found, restoring, swapped
-    assert resident(publisher.path) >= before + size
-    assert trusting.predict(X)[0]["seen"].numpy().tolist() == [2.0] * PARAMETERS
-
-
-def test_with_sizes_values_are_believed_and_everything_else_is_not(publisher: Publisher, trusting: Replica) -> None:
-    trusting.restore(publisher.publish_corrupt(1))
-    trusting.restore(publisher.publish_bad(2))
-    tensors = values(3, captured())
-    with pytest.raises(ParameterError, match="found float64"):
-        trusting.restore(publisher.publish(3, tensors=tensors | {first_name(): np.zeros([64, 32])}))
-    version = publisher.publish(4)
-    data = publisher.path / "ckpt-4.data-00000-of-00001"
-    cut = data.read_bytes()[:5000]
-    data.unlink()
-    data.write_bytes(cut)
-    with pytest.raises(CorruptCheckpointError, match="found a file of 5000 bytes"):
-        trusting.restore(version)
-
-
-def test_with_sizes_what_tensorflow_wrote_is_verified_all_the_same(tmp_path: Path) -> None:
-    saver_store(tmp_path / "v1", 1)
-    store = Store(tmp_path / "v1")
-    replica = Replica("m", store, inputs=["x:0"], outputs=["y:0"], verification="sizes")
-    (version,) = store.versions()
-    replica.restore(version)
-    data = next(tmp_path.glob("v1/*.data-*"))
-    content = bytearray(data.read_bytes())
-    content[0] ^= 1
-    data.write_bytes(content)
-    with pytest.raises(CorruptCheckpointError, match="checksum"):
-        replica.restore(version)
-
-
-def test_a_swap_back_to_a_version_that_is_in_memory_touches_nothing(publisher: Publisher, trusting: Replica) -> None:
-    for step in (1, 2):
-        trusting.swap(trusting.restore(publisher.publish(step)))
-        trusting.tend()
-    before = resident(publisher.path)
-    trusting.swap(trusting.take(1))
-    trusting.tend()
-    assert resident(publisher.path) == before
-
-
-# Letting go -----------------------------------------------------------------------------------------------------------
-
-
-def freed_by(one: Resident) -> list[str]:
-    """The name of the thread that freed the parameters, once one has."""
-    threads: list[str] = []
-    weakref.finalize(one.parameters[0], lambda: threads.append(threading.current_thread().name))
-    return threads
-
-
-def is_mapped(inode: int) -> bool:
-    """Whether a reader in this process has it; writers share what they map."""
-    mappings = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
-    return any(access.endswith("p") and number == str(inode) for _, access, _, _, number, *_ in mappings)
-
-
-def data_inode(publisher: Publisher, version: Version) -> int:
-    return (publisher.path / f"{version.prefix}.data-00000-of-00001").stat().st_ino
-
-
-def test_a_version_dropped_while_a_request_holds_it_is_freed_by_the_follower(publisher: Publisher) -> None:
-    store = Store(publisher.path)
-    follower = Follower(Replica("m", store), store)
-    first = publisher.publish(1)
-    inode = data_inode(publisher, first)
-    follower.run_once()
-    request = [follower.replica.take()]
-    threads = freed_by(request[0])
-    for step in (2, 3):
-        publisher.publish(step)
-        follower.run_once()
-    assert 1 not in follower.status().resident
-    assert request[0].predict(X)["seen"].numpy().tolist() == [1.0] * PARAMETERS
-    ends = threading.Thread(target=request.clear, name="request")
-    ends.start()
-    ends.join()
-    assert threads == []
-    assert is_mapped(inode)
-    assert follower.run_once() is None
-    assert threads == [threading.current_thread().name]
-    assert not is_mapped(inode)
-
-
-def test_a_version_nobody_holds_is_freed_in_the_look_that_dropped_it(publisher: Publisher) -> None:
-    store = Store(publisher.path)
-    follower = Follower(Replica("m", store), store)
-    inode = data_inode(publisher, publisher.publish(1))
-    follower.run_once()
-    threads = freed_by(follower.replica.take())
-    for step in (2, 3):
-        publisher.publish(step)
-        follower.run_once()
-    assert len(threads) == 1
-    assert not is_mapped(inode)
-
-
-def test_a_version_restored_again_takes_the_place_of_the_one_in_memory(publisher: Publisher, replica: Replica) -> None:
-    version = publisher.publish(1)
-    replica.swap(replica.restore(version))
-    threads = freed_by(replica.take())
-    replica.swap(replica.restore(version))
-    assert threads == []
-    replica.tend()
-    assert len(threads) == 1
-    assert [one.version.number for one in replica.residents] == [1]
-
-
-# What TensorFlow wrote ------------------------------------------------------------------------------------------------
-
-
-def test_a_store_of_savers_checkpoints_is_served_with_the_graph_of_its_meta_file(tmp_path: Path) -> None:
-    saver_store(tmp_path / "v1", 2)
-    store = Store(tmp_path / "v1")
-    replica = Replica("m", store, inputs=["x:0"], outputs=["y:0"])
-    one, two = (replica.restore(version) for version in store.versions())
-    replica.swap(two)
-    outputs, version = replica.predict(X)
-    assert version.number == 2
-    assert next(iter(outputs.values())).numpy().tolist() == [[2.0, 2.0]] * 3
-    assert one.graph is two.graph  # their .meta files are the same
-
-
-def test_without_inputs_and_outputs_such_a_store_says_what_to_give(tmp_path: Path) -> None:
-    saver_store(tmp_path / "v1", 1)
-    store = Store(tmp_path / "v1")
-    with pytest.raises(GraphError, match="--inputs and --outputs"):
-        Replica("m", store).restore(store.versions()[0])
-
-
-def test_a_checkpoint_of_tensorflow_that_is_cut_while_it_serves_goes_on_serving(tmp_path: Path) -> None:
-    saver_store(tmp_path / "v1", 1)
-    store = Store(tmp_path / "v1")
-    replica = Replica("m", store, inputs=["x:0"], outputs=["y:0"])
-    replica.swap(replica.restore(store.versions()[0]))
-    os.truncate(next(tmp_path.glob("v1/*.data-*")), 0)
-    assert next(iter(replica.predict(X)[0].values())).numpy().tolist() == [[1.0, 1.0]] * 3

@@ -1,0 +1,124 @@
+"""What a follower says of its model: one status, and events. Its worker writes, everybody reads."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from inferencer.events import Event, EventKind, Subscribers
+from inferencer.progress import Progress
+from inferencer.quarantine import Quarantine
+from inferencer.replica import Replica
+from inferencer.status import State, Status
+from paramsync.version import Version
+
+_log = logging.getLogger("paramsync.follower")
+_BETWEEN = 0.05  # seconds between events about the progress of one restore
+_ENDED = 8  # versions that left and are still spoken of
+
+
+class Report:
+    """Reports after the fact. `status` and `subscribers` are for every thread, all else for the worker."""
+
+    def __init__(self, model: str, store: Path, *, pinned: int | None, clock: Callable[[], float]) -> None:
+        self.subscribers = Subscribers()
+        self._clock = clock
+        self._status = Status(model=model, store=store, pinned=pinned)
+        self._progress: Progress | None = None
+        self._told_at = 0.0
+
+    def status(self) -> Status:
+        """How the model is doing now."""
+        status = self._status
+        progress = self._progress if status.restoring is not None else None
+        return replace(status, restoring_progress=progress).at(self._clock())
+
+    def now(self) -> Status:
+        """The same without what depends on the time."""
+        return self._status
+
+    def problem(self, text: str | None) -> None:
+        """Health is a field of its own: trouble with the store changes nothing about what serves."""
+        if text is not None and text != self._status.last_error:
+            _log.warning("%s: %s", self._status.model, text)
+        self._set(last_error=text)
+
+    def found(self, latest: Version | None, numbers: Sequence[int]) -> None:
+        known = self._status.published
+        self._set(published=latest, in_store=tuple(numbers))
+        if latest is not None and (known is None or known.number != latest.number):
+            self._tell(EventKind.FOUND, latest)
+
+    def pinned(self, number: int | None) -> None:
+        self._set(pinned=number)
+
+    def restoring(self, version: Version) -> None:
+        self._progress = None
+        self._told_at = time.monotonic()
+        self._set(restoring=version.number)
+        self._tell(EventKind.RESTORING, version)
+
+    def progress(self, version: Version, progress: Progress) -> None:
+        """How far that is. Told now and then; may be called from any thread."""
+        known = self._progress
+        if known is not None and not progress.bytes_total:  # a later phase, which has no numbers of its own
+            progress = replace(known, phase=progress.phase)
+        self._progress = progress
+        now = time.monotonic()
+        if now - self._told_at >= _BETWEEN:
+            self._told_at = now
+            self._tell(EventKind.RESTORING, version, progress=progress)
+
+    def restored(self, version: Version, seconds: float) -> None:
+        self._set(restoring=None, restores=self._status.restores + 1)
+        self._tell(EventKind.RESTORED, version, restore_seconds=seconds, progress=self._progress)
+
+    def gave_up(self) -> None:
+        """What was being restored is not restored."""
+        self._set(restoring=None)
+
+    def swapped(self, version: Version, seconds: float) -> None:
+        self._set(state=State.SERVING, serving=version, swaps=self._status.swaps + 1, restore_seconds=seconds)
+        _log.info("%s: version %d serves, after %.1f ms", self._status.model, version.number, seconds * 1000)
+        self._tell(EventKind.SWAPPED, version, restore_seconds=seconds)
+
+    def quarantined(self, version: Version, reason: str, quarantine: Quarantine) -> None:
+        """One more is quarantined."""
+        self._set(quarantined=quarantine.told(), quarantines=self._status.quarantines + 1)
+        _log.warning("%s: version %d is quarantined: %s", self._status.model, version.number, reason)
+        self._tell(EventKind.QUARANTINED, version, reason=reason)
+
+    def quarantine(self, quarantine: Quarantine) -> None:
+        """What is in it."""
+        self._set(quarantined=quarantine.told())
+
+    def memory(self, replica: Replica) -> None:
+        """What is in memory, and what has left it."""
+        before = self._status
+        resident = tuple(dict.fromkeys(one.version.number for one in replica.residents))
+        leaving = tuple(number for number in dict.fromkeys(replica.leaving) if number not in resident)
+        left = [one for one in (*before.resident, *before.leaving) if one not in resident and one not in leaving]
+        self._set(
+            resident=resident,
+            leaving=leaving,
+            labels=replica.labels,
+            ended=_latest([*before.ended, *left], without={*resident, *leaving}),
+        )
+
+    def _set(self, **changes: Any) -> None:
+        self._status = replace(self._status, **changes)
+
+    def _tell(self, kind: EventKind, version: Version, **more: Any) -> None:
+        self.subscribers.tell(
+            Event(kind=kind, model=self._status.model, version=version, at=self._clock(), **more),
+        )
+
+
+def _latest(numbers: list[int], *, without: Collection[int]) -> tuple[int, ...]:
+    """The last few, each where it came last."""
+    kept = [number for number in reversed(dict.fromkeys(reversed(numbers))) if number not in without]
+    return tuple(kept[-_ENDED:])

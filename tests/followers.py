@@ -1,0 +1,46 @@
+"""Followers for tests, and what one asks them."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from pathlib import Path
+from typing import final
+
+from inferencer.follower import Follower
+from inferencer.replica import Replica
+from inferencer.resident import Resident
+
+LONG = 30.0  # seconds; a test that waits this long has failed
+
+
+@final
+class _Silent:
+    """A bell that never rings: the follower looks when it is asked to."""
+
+    def arm(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+SILENT = _Silent()
+
+
+def serving(follower: Follower) -> int | None:
+    version = follower.status().serving
+    return None if version is None else version.number
+
+
+def quarantined(follower: Follower) -> list[int]:
+    return [one.number for one in follower.status().quarantined]
+
+
+def saver_follower(path: Path) -> Follower:
+    return Follower(Replica("m", path, inputs=["x:0"], outputs=["y:0"]), poll_seconds=60.0)
+
+
+def freed_by(one: Resident) -> list[str]:
+    """The name of the thread that freed the parameters, once one has."""
+    threads: list[str] = []
+    weakref.finalize(one.parameters[0], lambda: threads.append(threading.current_thread().name))
+    return threads

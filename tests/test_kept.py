@@ -1,0 +1,185 @@
+"""Pins and labels are as they were after a restart, and no file that keeps them can keep a model from being served."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from inferencer.follower import Follower
+from inferencer.kept import Choices, Kept
+from inferencer.replica import Replica
+from inferencer.wishes import Action
+from paramsync.errors import SyncError
+from tests.followers import serving
+from tests.published import Publisher, ask, proven
+
+
+def restarted(publisher: Publisher, state: Path, **more: object) -> Follower:
+    follower = Follower(Replica("m", publisher.path), keep=state, **more)  # type: ignore[arg-type]
+    follower.run_once()
+    return follower
+
+
+def done(follower: Follower, action: Action, number: int | None = None, label: str = "") -> None:
+    answer = follower.ask(action, number, label)
+    follower.run_once()
+    answer.result(0)
+
+
+def test_a_pin_and_labels_survive_a_restart(publisher: Publisher, tmp_path: Path) -> None:
+    for step in (1, 2, 3, 4):
+        publisher.publish(step)
+    first = restarted(publisher, tmp_path / "state")
+    done(first, Action.PIN, 2)
+    done(first, Action.LABEL, 1, "stable")
+    second = restarted(publisher, tmp_path / "state")
+    status = second.status()
+    assert (status.pinned, serving(second), status.labels, status.last_error) == (2, 2, {"stable": 1}, None)
+    assert proven(*ask(second))
+    assert status.restores == 2  # nothing else was restored on the way
+    done(second, Action.UNPIN)
+    done(second, Action.UNLABEL, label="stable")
+    third = restarted(publisher, tmp_path / "state")
+    assert (third.status().pinned, serving(third), third.status().labels) == (None, 4, {})
+
+
+def test_a_rollback_survives_a_restart(publisher: Publisher, tmp_path: Path) -> None:
+    first = restarted(publisher, tmp_path)
+    for step in (1, 2):
+        publisher.publish(step)
+        first.run_once()
+    done(first, Action.ROLLBACK)
+    assert serving(restarted(publisher, tmp_path)) == 1
+
+
+def test_a_pin_that_failed_is_not_kept(publisher: Publisher, tmp_path: Path) -> None:
+    publisher.publish_bad(1)
+    publisher.publish(2)
+    first = restarted(publisher, tmp_path)
+    with pytest.raises(SyncError):
+        done(first, Action.PIN, 1)
+    assert restarted(publisher, tmp_path).status().pinned is None
+
+
+def test_what_is_pinned_and_gone_is_reported_and_the_newest_is_served(publisher: Publisher, tmp_path: Path) -> None:
+    Kept(tmp_path / "state", "m", tmp_path / "m").write(Choices(pinned=1, labels={"stable": 2}))
+    for step in (5, 6):
+        publisher.publish(step)
+    follower = restarted(publisher, tmp_path / "state")
+    status = follower.status()
+    assert (serving(follower), status.pinned, status.labels) == (6, 1, {})
+    assert status.last_error == (
+        f"pinned to version 1, the label 'stable' names version 2, which store {publisher.path} does not have"
+    )
+    publisher.publish(7)
+    follower.run_once()
+    assert serving(follower) == 6  # a pinned model stays where it is
+    with pytest.raises(SyncError, match="pinned to version 1; unpin"):
+        done(follower, Action.SYNC)
+    done(follower, Action.UNPIN)
+    done(follower, Action.UNLABEL, label="stable")
+    assert (serving(follower), follower.status().last_error) == (7, None)
+    assert Kept(tmp_path / "state", "m", tmp_path / "m").read() == Choices()
+
+
+def test_what_is_pinned_and_cannot_be_used_is_quarantined_and_the_newest_is_served(
+    publisher: Publisher, tmp_path: Path
+) -> None:
+    Kept(tmp_path, "m", tmp_path / "m").write(Choices(pinned=1))
+    bad = publisher.publish_corrupt(1)
+    publisher.publish(2)
+    follower = restarted(publisher, tmp_path)
+    assert (serving(follower), follower.status().pinned) == (2, 1)
+    publisher.flip(bad)  # mended
+    follower.run_once()
+    assert serving(follower) == 1
+
+
+def test_labels_given_at_the_start_are_wanted_as_soon_as_their_versions_are_there(
+    publisher: Publisher, tmp_path: Path
+) -> None:
+    Kept(tmp_path, "m", tmp_path / "m").write(Choices(labels={"canary": 2}))
+    follower = restarted(publisher, tmp_path, labels={"canary": 1, "stable": 1})
+    assert follower.status().labels == {}
+    for step in (1, 2, 3):
+        publisher.publish(step)
+    follower.run_once()
+    assert follower.status().labels == {"canary": 2, "stable": 1}  # what was chosen since counts
+
+
+DAMAGED = {
+    "empty": b"",
+    "cut": b'{"pinned": 4, "lab',
+    "binary": bytes(range(256)),
+    "another document": b"[1, 2]",
+    "no labels": b'{"pinned": 4}',
+    "a label without a name": b'{"pinned": null, "labels": {"": 1}}',
+    "a pin that is no number": b'{"pinned": "four", "labels": {}}',
+    "a pin that is true": b'{"pinned": true, "labels": {}}',
+    "a version below 0": b'{"pinned": -1, "labels": {}}',
+    "a version beyond all": b'{"pinned": 1e400, "labels": {}}',
+    "a label of a fraction": b'{"pinned": null, "labels": {"stable": 1.5}}',
+    "far too deep": b"[" * 100_000,
+    "far too long": b" " * (2 << 20),
+}
+
+
+@pytest.mark.parametrize("content", DAMAGED.values(), ids=DAMAGED.keys())
+def test_a_damaged_file_is_warned_of_and_written_anew(
+    publisher: Publisher, tmp_path: Path, caplog: pytest.LogCaptureFixture, content: bytes
+) -> None:
+    (tmp_path / "m.json").write_bytes(content)
+    kept = Kept(tmp_path, "m", tmp_path / "m")
+    assert kept.read() == Choices()
+    assert caplog.text.count("no pin and no label is known from before") == 1
+    kept.write(Choices(pinned=4))
+    assert kept.read() == Choices(pinned=4)
+
+
+def test_a_folder_in_place_of_the_file_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "m.json").mkdir()
+    kept = Kept(tmp_path, "m", tmp_path / "m")
+    assert kept.read() == Choices()
+    kept.write(Choices(pinned=4))
+    assert len(caplog.records) == 2
+
+
+def test_a_state_directory_that_cannot_be_written_costs_one_warning(
+    publisher: Publisher, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "state").write_text("a file")
+    for step in (1, 2):
+        publisher.publish(step)
+    follower = restarted(publisher, tmp_path / "state" / "below")
+    caplog.clear()
+    done(follower, Action.PIN, 1)
+    done(follower, Action.LABEL, 2, "canary")
+    assert serving(follower) == 1
+    assert caplog.text.count("pins and labels will not survive a restart") == 1
+
+
+def test_names_of_models_are_no_paths(tmp_path: Path) -> None:
+    for name in ("../up", "a/b", "..", "ü", "a b"):
+        Kept(tmp_path / "state", name, tmp_path / "m").write(Choices(pinned=1))
+        assert Kept(tmp_path / "state", name, tmp_path / "m").read() == Choices(pinned=1)
+    assert len(list((tmp_path / "state").iterdir())) == 5
+    assert [one.name for one in tmp_path.iterdir()] == ["state"]
+    content = json.loads((tmp_path / "state" / "a%20b.json").read_text())
+    assert content == {"model": "a b", "store": str(tmp_path / "m"), "pinned": 1, "labels": {}}
+
+
+def test_what_was_kept_of_another_store_does_not_count(publisher: Publisher, tmp_path: Path) -> None:
+    Kept(tmp_path, "m", tmp_path / "another").write(Choices(pinned=1, labels={"stable": 1}))
+    for step in (1, 2):
+        publisher.publish(step)
+    follower = restarted(publisher, tmp_path)
+    status = follower.status()
+    assert (serving(follower), status.pinned, status.labels, status.last_error) == (2, None, {}, None)
+
+
+def test_without_a_directory_nothing_is_kept(tmp_path: Path) -> None:
+    kept = Kept(None, "m", tmp_path / "m")
+    kept.write(Choices(pinned=1))
+    assert kept.read() == Choices()
