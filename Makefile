@@ -9,7 +9,7 @@ FUZZ := $(VENV)/fuzz
 TO ?= build/bench
 
 PROTOC := $(BIN)/python -m grpc_tools.protoc -I proto
-generate = $(PROTOC) --python_out=$(1) --pyi_out=$(1) proto/paramsync/v1/*.proto && \
+generate = $(PROTOC) --python_out=$(1) --pyi_out=$(1) proto/paramsync/*/*.proto && \
 	$(PROTOC) --grpc_python_out=$(1) proto/paramsync/v1/sync.proto
 
 RESOLVE := $(BIN)/uv pip compile --quiet --universal --python-version 3.10 --generate-hashes --no-annotate --no-header
@@ -33,10 +33,11 @@ types: $(READY)  ## mypy, strict
 imports: $(READY)  ## which package may import which
 	$(BIN)/lint-imports --no-cache
 
-generated: $(READY)  ## paramsync/v1 is what proto/ says
+generated: $(READY)  ## paramsync/v1 and paramsync/kserve are what proto/ says
 	@fresh=$$(mktemp -d) && trap 'rm -rf "$$fresh"' EXIT && $(call generate,$$fresh) && \
-		cp paramsync/v1/__init__.py $$fresh/paramsync/v1/ && diff -r -x __pycache__ $$fresh/paramsync/v1 paramsync/v1 || \
-		{ echo "paramsync/v1 is not what proto/ says: run make proto" >&2; exit 1; }
+		for one in v1 kserve; do cp paramsync/$$one/__init__.py $$fresh/paramsync/$$one/ && \
+		diff -r -x __pycache__ $$fresh/paramsync/$$one paramsync/$$one || \
+		{ echo "paramsync/$$one is not what proto/ says: run make proto" >&2; exit 1; }; done
 
 fast: $(READY)  ## tests that stay under a minute
 	$(BIN)/pytest -m "not slow and not docker" -n logical $(ARGS)
@@ -48,10 +49,10 @@ compose-test: $(READY)  ## the Docker tests, after installing what they need fro
 	deploy/compose-deps
 	COMPOSE_TEST_LOG=$(COMPOSE_TEST_LOG) $(BIN)/pytest -m docker $(ARGS)
 
-bench: $(READY)  ## publish, restore, delta, call and stall against all peers, which it installs; the figures go into TO=FOLDER as JSON
+bench: $(READY)  ## every benchmark against all peers, which it installs; the figures go into TO=FOLDER as JSON
 	$(BIN)/python -m pip install --quiet --require-hashes -r requirements-bench.lock
 	mkdir -p "$(TO)"
-	for one in publish restore delta call stall; do $(BIN)/python -m bench $$one --json "$(TO)/$$one.json" $(ARGS) || exit; done
+	for one in publish restore delta call stall freshness swap memory start; do $(BIN)/python -m bench $$one --json "$(TO)/$$one.json" $(ARGS) || exit; done
 
 campaign: $(READY)  ## the campaigns at their whole length: kills, readers under recycling, a thousand versions
 	$(BIN)/pytest tests/test_campaigns.py --campaign -s $(ARGS)
@@ -61,7 +62,7 @@ fuzz: $(READY)  ## coverage-guided, of the reader of indexes, for a minute; ARGS
 		{ rm -rf $(FUZZ); echo "make: atheris is not to be had for this Python; set PYTHON to another, 3.11 to 3.13" >&2; exit 2; }
 	PYTHONPATH=$(FUZZ) $(BIN)/python -m tests.fuzz.fuzz_index $(ARGS)
 
-proto: $(READY)  ## generate paramsync/v1 from proto/
+proto: $(READY)  ## generate paramsync/v1 and paramsync/kserve from proto/
 	$(call generate,.)
 
 format: $(READY)  ## format, and mend what the linter can

@@ -1,0 +1,1 @@
+"""Generated from proto/paramsync/kserve by `make proto`. Do not edit."""
