@@ -1,8 +1,20 @@
-"""How long the campaigns last: short ones run with all other tests, whole ones with `make campaign`."""
+"""What tests share: how long the campaigns last, and a server that serves what a test publishes.
+
+Campaigns are short where they run with all other tests, and whole with `make campaign`.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 import pytest
+
+if TYPE_CHECKING:
+    from inferencer.follower import Follower
+    from tests.published import Publisher
+    from tests.running import Running
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -13,3 +25,53 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def whole(request: pytest.FixtureRequest) -> bool:
     """Whether the campaigns run at their whole length."""
     return bool(request.config.getoption("--campaign"))
+
+
+@pytest.fixture
+def publisher(tmp_path: Path) -> Iterator[Publisher]:
+    """Of the store of model `m`."""
+    from tests.published import Publisher  # here, for many tests do without TensorFlow
+
+    publisher = Publisher(tmp_path / "m")
+    yield publisher
+    publisher.close()
+
+
+@pytest.fixture
+def follower(tmp_path: Path) -> Iterator[Follower]:
+    """Of model `m`, whose store need not be there yet; without its worker."""
+    from tests.published import follower_of
+
+    follower = follower_of(tmp_path / "m")
+    yield follower
+    follower.close()
+
+
+@pytest.fixture
+def working(follower: Follower) -> Follower:
+    """With its worker, and no watch: it looks when it is asked to."""
+    from tests.followers import SILENT
+
+    follower.start(SILENT)
+    return follower
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[Running]:
+    """A server of model `m`, whose store is empty as yet."""
+    from tests.running import Running
+
+    running = Running(tmp_path / "m")
+    yield running
+    running.drain()
+    running.close()
+
+
+@pytest.fixture
+def served(publisher: Publisher, running: Running) -> Running:
+    """The same, with version 7."""
+    from tests.running import synced
+
+    publisher.publish(7)
+    synced(running)
+    return running

@@ -1,16 +1,26 @@
-"""tensorflow.serving.ModelService: in which state each version of a model is, translated."""
+"""tensorflow.serving.ModelService: in which state each version of a model is, and which models there are."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import grpc
-from tensorflow_serving.apis import get_model_status_pb2
+from tensorflow_serving.apis import get_model_status_pb2, model_management_pb2, model_pb2
 
+from inferencer.services.configuring import Configuring
 from inferencer.services.models import Models
-from inferencer.services.predict import asked
-from inferencer.status import State, Status
-from paramsync.errors import NotServingError, UnknownVersionError
+from inferencer.services.specs import named
+from inferencer.status import Course, Stage, Status
+from paramsync.errors import NotServingError, UnknownLabelError, UnknownVersionError
+
+_Message = get_model_status_pb2.ModelVersionStatus
+_STATES = {
+    Stage.FOUND: _Message.START,
+    Stage.RESTORING: _Message.LOADING,
+    Stage.RESIDENT: _Message.AVAILABLE,
+    Stage.LEAVING: _Message.UNLOADING,
+    Stage.ENDED: _Message.END,
+}
 
 
 class ModelService:
@@ -18,39 +28,55 @@ class ModelService:
 
     def __init__(self, models: Models) -> None:
         self._models = models
+        self._configuring = Configuring(models)
 
     async def GetModelStatus(
         self, request: get_model_status_pb2.GetModelStatusRequest, context: Any
     ) -> get_model_status_pb2.GetModelStatusResponse:
-        model, version = asked(request.model_spec)
-        status = self._models.find(model).status()
-        versions = _versions(status)
-        if not versions:
-            raise NotServingError(model, f"store {status.store} has no version yet")
-        if version is not None and version not in versions:
-            raise UnknownVersionError(f"model {model!r}", version, versions)
-        asked_for = sorted(versions, reverse=True) if version is None else [version]
-        return get_model_status_pb2.GetModelStatusResponse(
-            model_version_status=[versions[number] for number in asked_for]
-        )
+        return states(self._models, request)
 
-    async def HandleReloadConfigRequest(self, request: Any, context: Any) -> Any:
-        raise NotImplementedError(
-            "the models are given at the start; to be at the newest version now, use paramsync sync"
-        )
+    async def HandleReloadConfigRequest(
+        self, request: model_management_pb2.ReloadConfigRequest, context: Any
+    ) -> model_management_pb2.ReloadConfigResponse:
+        await self._configuring.apply(request.config, seconds=context.time_remaining())
+        response = model_management_pb2.ReloadConfigResponse()
+        response.status.SetInParent()  # OK
+        return response
 
 
-def _versions(status: Status) -> dict[int, get_model_status_pb2.ModelVersionStatus]:
-    """By number; where a version is several things at once, what is said last here counts."""
-    of = get_model_status_pb2.ModelVersionStatus
-    found = {}
-    if status.restoring is not None:
-        found[status.restoring] = of(version=status.restoring, state=of.LOADING)
-    for one in status.quarantined:
-        found[one.number] = of(version=one.number, state=of.END)
-        found[one.number].status.error_code = grpc.StatusCode.FAILED_PRECONDITION.value[0]
-        found[one.number].status.error_message = one.reason
-    state = of.UNLOADING if status.state is State.DRAINING else of.AVAILABLE
-    for number in status.resident:
-        found[number] = of(version=number, state=state)
+def states(
+    models: Models, request: get_model_status_pb2.GetModelStatusRequest
+) -> get_model_status_pb2.GetModelStatusResponse:
+    """Raises what `courses` raises, and UnknownModelError."""
+    status = models.find(named(request.model_spec)).status()
+    return get_model_status_pb2.GetModelStatusResponse(
+        model_version_status=[_state(one) for one in courses(status, request.model_spec)]
+    )
+
+
+def courses(status: Status, spec: model_pb2.ModelSpec) -> list[Course]:
+    """Of the version that is asked for, or of all: the highest first.
+
+    Raises NotServingError where there is nothing to tell yet, UnknownVersionError, UnknownLabelError.
+    """
+    found = {one.number: one for one in status.courses()}
+    if not found:
+        raise NotServingError(status.model, f"store {status.store} has no version yet")
+    choice = spec.WhichOneof("version_choice")
+    if choice is None:
+        return list(found.values())
+    if choice == "version_label" and spec.version_label not in status.labels:
+        raise UnknownLabelError(status.model, spec.version_label, status.labels)
+    number = status.labels[spec.version_label] if choice == "version_label" else spec.version.value
+    if number not in found:
+        raise UnknownVersionError(f"model {status.model!r}", number, found)
+    return [found[number]]
+
+
+def _state(course: Course) -> get_model_status_pb2.ModelVersionStatus:
+    found = _Message(version=course.number, state=_STATES[course.stage])
+    found.status.SetInParent()  # OK, where nothing is said
+    if course.reason:
+        found.status.error_code = grpc.StatusCode.FAILED_PRECONDITION.value[0]
+        found.status.error_message = course.reason
     return found

@@ -2,96 +2,78 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from tensorflow.core.framework import tensor_shape_pb2, types_pb2
-from tensorflow.core.protobuf import meta_graph_pb2
-from tensorflow_serving.apis import get_model_metadata_pb2, model_pb2, predict_pb2
+import numpy as np
+from tensorflow_serving.apis import get_model_metadata_pb2, predict_pb2
 
-from inferencer.replica import Resident
+from inferencer.questions import Answer, Question
+from inferencer.services.classify import Classify, MultiInference, Regress
+from inferencer.services.metadata import metadata
 from inferencer.services.models import Models
+from inferencer.services.specs import answered, taken
 from inferencer.services.tensors import encode
 from paramsync import wire
-from paramsync.errors import InputError
-from paramsync.graphs.graph import DEFAULT_SIGNATURE, Signature, TensorSpec
-
-_METADATA = "signature_def"
-_METHOD = "tensorflow/serving/predict"
+from paramsync.graphs.graph import DEFAULT_SIGNATURE, Signature
 
 
 class PredictionService:
-    """Predict is called on threads, with all that it takes; everything else lives on one event loop."""
+    """Lives on one event loop; what predicts is called from threads too."""
 
     def __init__(self, models: Models) -> None:
         self._models = models
-
-    def Predict(self, request: predict_pb2.PredictRequest) -> predict_pb2.PredictResponse:
-        model, version = asked(request.model_spec)
-        one = self._models.find(model).replica.take(version)
-        signature = request.model_spec.signature_name or DEFAULT_SIGNATURE
-        outlines = {name: wire.outline(proto, f"input {name!r}") for name, proto in request.inputs.items()}
-        one.graph.check_inputs(signature, outlines, request.output_filter)  # before memory is spent on any of them
-        outputs = one.predict(
-            wire.to_arrays(request.inputs, "input"), signature=signature, outputs=request.output_filter
-        )
-        response = predict_pb2.PredictResponse(model_spec=_spec(model, one, signature))
-        for name, tensor in outputs.items():
-            response.outputs[name].CopyFrom(encode(tensor))
-        return response
+        self.Predict = Predict(models)
+        self.Classify = Classify(models)
+        self.Regress = Regress(models)
+        self.MultiInference = MultiInference(models)
 
     async def GetModelMetadata(
         self, request: get_model_metadata_pb2.GetModelMetadataRequest, context: Any
     ) -> get_model_metadata_pb2.GetModelMetadataResponse:
-        if list(request.metadata_field) != [_METADATA]:
-            raise InputError("metadata_field", expected=[_METADATA], found=list(request.metadata_field))
-        model, version = asked(request.model_spec)
-        one = self._models.find(model).replica.take(version)
-        signatures = get_model_metadata_pb2.SignatureDefMap()
-        for name, signature in one.graph.signatures.items():
-            signatures.signature_def[name].CopyFrom(_described(signature))
-        response = get_model_metadata_pb2.GetModelMetadataResponse(model_spec=_spec(model, one, ""))
-        response.metadata[_METADATA].Pack(signatures)
+        return metadata(self._models, request)
+
+
+class Predict:
+    """Predict: any thread may call it."""
+
+    protocol = "tfs"
+
+    def __init__(self, models: Models) -> None:
+        self._models = models
+
+    def read(self, request: predict_pb2.PredictRequest) -> list[Question]:
+        one = taken(self._models, request.model_spec)
+        signature = request.model_spec.signature_name or DEFAULT_SIGNATURE
+        outputs = tuple(request.output_filter)
+        inputs = None if outputs else _plain(request, one.graph.signatures.get(signature))
+        if inputs is None:
+            outlines = {name: wire.outline(proto, f"input {name!r}") for name, proto in request.inputs.items()}
+            one.graph.check_inputs(signature, outlines, outputs)  # before memory is spent on any of them
+            inputs = wire.to_arrays(request.inputs, "input")
+        return [Question(str(request.model_spec.name), one, signature, inputs, outputs)]
+
+    def write(
+        self, request: predict_pb2.PredictRequest, questions: Sequence[Question], answers: Sequence[Answer]
+    ) -> predict_pb2.PredictResponse:
+        [question], [answer] = questions, answers
+        response = predict_pb2.PredictResponse(
+            model_spec=answered(question.model, question.resident, question.signature)
+        )
+        for name, array in answer.items():
+            encode(array, response.outputs[name])
         return response
 
-    async def Classify(self, request: Any, context: Any) -> Any:
-        raise NotImplementedError("Classify is not offered; use Predict")
 
-    async def Regress(self, request: Any, context: Any) -> Any:
-        raise NotImplementedError("Regress is not offered; use Predict")
-
-    async def MultiInference(self, request: Any, context: Any) -> Any:
-        raise NotImplementedError("MultiInference is not offered; use Predict")
-
-
-def asked(spec: model_pb2.ModelSpec) -> tuple[str, int | None]:
-    """The model a request names, and the version if it names one. Raises InputError."""
-    if not spec.name:
-        raise InputError("model_spec", expected="the name of a model", found="none")
-    if spec.version_label:
-        raise InputError("model_spec", expected="a version number or none", found=f"label {spec.version_label!r}")
-    return spec.name, spec.version.value if spec.HasField("version") else None
-
-
-def _spec(model: str, one: Resident, signature: str) -> model_pb2.ModelSpec:
-    spec = model_pb2.ModelSpec(name=model, signature_name=signature)
-    spec.version.value = one.version.number
-    return spec
-
-
-def _described(signature: Signature) -> meta_graph_pb2.SignatureDef:
-    described = meta_graph_pb2.SignatureDef(method_name=_METHOD)
-    for specs, infos in ((signature.inputs, described.inputs), (signature.outputs, described.outputs)):
-        for name, spec in specs.items():
-            infos[name].CopyFrom(_info(spec))
-    return described
-
-
-def _info(spec: TensorSpec) -> meta_graph_pb2.TensorInfo:
-    shape = tensor_shape_pb2.TensorShapeProto(unknown_rank=spec.shape is None)
-    for size in spec.shape or ():
-        shape.dim.add(size=-1 if size is None else size)
-    dtype = types_pb2.DataType.Value(f"DT_{_TENSORFLOW.get(spec.dtype, spec.dtype).upper()}")
-    return meta_graph_pb2.TensorInfo(name=spec.name, dtype=dtype, tensor_shape=shape)
-
-
-_TENSORFLOW = {"float32": "float", "float64": "double", "float16": "half"}  # where numpy's word is another one
+def _plain(request: predict_pb2.PredictRequest, signature: Signature | None) -> dict[str, np.ndarray[Any, Any]] | None:
+    """The inputs, where all fit the signature and none has to be looked at more closely."""
+    if signature is None or len(request.inputs) != len(signature.inputs):
+        return None
+    inputs = {}
+    for name, proto in request.inputs.items():
+        spec = signature.inputs.get(name)
+        array = None if spec is None or spec.shape is None else wire.plain(proto, spec.dtype, spec.shape)
+        if array is None:
+            return None
+        inputs[name] = array
+    return inputs

@@ -1,0 +1,227 @@
+"""HandleReloadConfigRequest as stock clients call it: models come and go, are pinned and labelled, all or nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from tensorflow_serving.apis import get_model_status_pb2, model_management_pb2
+from tensorflow_serving.config import model_server_config_pb2
+
+from tests.published import PARAMETERS, Publisher, proven
+from tests.running import LONG, SERVING, Running, refused, request, seen, synced
+
+Code = grpc.StatusCode
+INVALID = Code.INVALID_ARGUMENT
+
+
+@pytest.fixture
+def three(served: Running, publisher: Publisher) -> Running:
+    """Model `m` with versions 7, 8 and 9 published, of which 9 serves."""
+    for number in (8, 9):
+        publisher.publish(number)
+        synced(served)
+    return served
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Iterator[Path]:
+    """The store of another model, with version 21."""
+    publisher = Publisher(tmp_path / "other")
+    publisher.publish(21)
+    yield publisher.path
+    publisher.close()
+
+
+def config(*models: Any) -> model_management_pb2.ReloadConfigRequest:
+    message = model_management_pb2.ReloadConfigRequest()
+    message.config.model_config_list.SetInParent()
+    message.config.model_config_list.config.extend(models)
+    return message
+
+
+def model(
+    path: Path | str,
+    *,
+    name: str = "m",
+    latest: int | None = None,
+    specific: tuple[int, ...] | None = None,
+    labels: dict[str, int] | None = None,
+    **fields: Any,
+) -> Any:
+    message = model_server_config_pb2.ModelConfig(
+        name=name, base_path=str(path), **{"model_platform": "tensorflow", **fields}
+    )
+    if latest is not None:
+        message.model_version_policy.latest.num_versions = latest
+    if specific is not None:
+        message.model_version_policy.specific.versions.extend(specific)
+        message.model_version_policy.specific.SetInParent()
+    message.version_labels.update(labels or {})
+    return message
+
+
+def apply(running: Running, *models: Any) -> None:
+    answer = running.model_service.HandleReloadConfigRequest(config(*models), timeout=LONG)
+    assert (answer.status.error_code, answer.status.error_message) == (0, "")
+
+
+def answers(running: Running, *, name: str = "m", label: str = "", version: int | None = None) -> int:
+    """Which version answers, as its parameters prove."""
+    message = request(name, version=version)
+    if label:
+        message.model_spec.version_label = label
+    answer = running.prediction_service.Predict(message, timeout=LONG)
+    number = int(answer.model_spec.version.value)
+    assert proven(seen(answer), number)
+    return number
+
+
+def told(running: Running) -> dict[str, Any]:
+    return {one.name: (one.status().pinned, dict(one.status().labels)) for one in running.server.models}
+
+
+def test_a_model_is_added_and_serves_when_the_answer_comes(three: Running, tmp_path: Path, other: Path) -> None:
+    apply(three, model(tmp_path / "m"), model(other, name="new"))
+    assert (answers(three), answers(three, name="new")) == (9, 21)
+    assert [three.health(name) for name in ("", "m", "new")] == [SERVING] * 3
+
+
+def test_what_is_not_named_any_more_is_not_served_any_more(three: Running, tmp_path: Path, other: Path) -> None:
+    apply(three, model(other, name="new"))
+    assert answers(three, name="new") == 21
+    code, text = refused(three.prediction_service.Predict, request("m"))
+    assert (code, text) == (Code.NOT_FOUND, "model 'm' is not served here; served: new")
+    apply(three, model(tmp_path / "m"))
+    assert answers(three) == 9
+    apply(three)
+    assert refused(three.prediction_service.Predict, request("m"))[0] is Code.NOT_FOUND
+
+
+def test_the_same_again_changes_nothing(three: Running, tmp_path: Path) -> None:
+    wanted = model(tmp_path / "m", specific=(8,), labels={"stable": 8})
+    apply(three, wanted)
+    follower, swaps = three.server.models.follower("m"), three.server.models.follower("m").status().swaps
+    apply(three, wanted)
+    assert three.server.models.follower("m") is follower
+    assert follower.status().swaps == swaps
+    assert told(three) == {"m": (8, {"stable": 8})}
+
+
+def test_a_specific_version_is_pinned_and_the_latest_followed_again(
+    three: Running, tmp_path: Path, publisher: Publisher
+) -> None:
+    apply(three, model(tmp_path / "m", specific=(7,)))
+    publisher.publish(10)
+    assert (answers(three), told(three)["m"][0]) == (7, 7)
+    apply(three, model(tmp_path / "m"))
+    synced(three)
+    assert (answers(three), told(three)["m"][0]) == (10, None)
+
+
+def test_of_several_specific_versions_the_highest_serves_and_the_others_can_be_asked_for(
+    three: Running, tmp_path: Path
+) -> None:
+    apply(three, model(tmp_path / "m", specific=(9, 7, 8), labels={"stable": 8}))
+    assert [answers(three, version=number) for number in (7, 8, 9)] == [7, 8, 9]
+    assert (answers(three), answers(three, label="stable"), answers(three, label="7")) == (9, 8, 7)
+    apply(three, model(tmp_path / "m", specific=(8,)))
+    assert (answers(three), told(three)["m"]) == (8, (8, {}))
+
+
+def test_labels_are_set_moved_and_taken_away(three: Running, tmp_path: Path) -> None:
+    apply(three, model(tmp_path / "m", labels={"stable": 7, "canary": 9}))
+    assert (answers(three, label="stable"), answers(three, label="canary"), answers(three)) == (7, 9, 9)
+    apply(three, model(tmp_path / "m", labels={"stable": 8}))
+    assert answers(three, label="stable") == 8
+    message = get_model_status_pb2.GetModelStatusRequest()
+    message.model_spec.name = "m"
+    message.model_spec.version_label = "stable"
+    found = three.model_service.GetModelStatus(message, timeout=LONG).model_version_status
+    assert [one.version for one in found] == [8]
+    message.model_spec.version_label = "canary"
+    code, text = refused(three.model_service.GetModelStatus, message)
+    assert (code, text) == (Code.NOT_FOUND, "label 'canary' of model 'm' is not there; there are: stable")
+
+
+def test_so_many_of_the_latest_stay_in_memory(three: Running, tmp_path: Path, publisher: Publisher) -> None:
+    apply(three, model(tmp_path / "m", latest=3))
+    for number in (10, 11):
+        publisher.publish(number)
+        synced(three)
+    assert sorted(three.server.models.find("m").status().resident)[-2:] == [10, 11]
+    assert len(three.server.models.find("m").status().resident) == 3
+    assert answers(three) == 11
+
+
+def test_a_model_may_be_added_whose_store_is_empty_as_yet(three: Running, tmp_path: Path) -> None:
+    (tmp_path / "later").mkdir()
+    apply(three, model(tmp_path / "m"), model(tmp_path / "later", name="later"))
+    assert refused(three.prediction_service.Predict, request("later"))[0] is Code.UNAVAILABLE
+    late = Publisher(tmp_path / "later")
+    late.publish(1)
+    three.server.models.follower("later").sync(timeout=LONG)
+    assert answers(three, name="later") == 1
+    late.close()
+
+
+EMPTY = model_management_pb2.ReloadConfigRequest()
+STORE = "{store}"
+
+
+@pytest.mark.parametrize(
+    ("message", "text"),
+    [
+        (EMPTY, "config: expected a model_config_list, found none"),
+        (config(model(STORE, name="")), "config of model '': expected a name of letters"),
+        (config(model(STORE, name="a/b")), "config of model 'a/b': expected a name of letters"),
+        (config(model(STORE), model(STORE)), "config of model 'm': expected one, found 2"),
+        (
+            config(model("relative", name="n")),
+            "config of model 'n', base_path: expected an absolute path, found 'relative'",
+        ),
+        (config(model("", name="n")), "base_path: expected an absolute path, found ''"),
+        (config(model("/nowhere/at/all")), "base_path: expected a directory that is there, found '/nowhere/at/all'"),
+        (config(model("/" + "n" * 5000)), "base_path: expected a directory that is there"),
+        (config(model("/etc/passwd", name="n")), "base_path: expected a directory that is there, found '/etc/passwd'"),
+        (config(model(STORE, model_platform="caffe")), "model_platform: expected tensorflow, found 'caffe'"),
+        (config(model(STORE, specific=())), "model_version_policy: expected from 1 to 64 specific versions, found 0"),
+        (config(model(STORE, latest=65)), "num_versions: expected at most 64, found 65"),
+        (config(model(STORE, labels={"": 8})), "version_labels: expected names, found an empty one"),
+        (config(model(STORE, specific=(99,))), "version 99 of store"),
+        (config(model(STORE, labels={"stable": 8, "canary": 99})), "version 99 of store"),
+        (config(model(STORE, specific=(8, 99))), "version 99 of store"),
+        (config(model(STORE, specific=(-1,))), "version -1 of store"),
+    ],
+    ids=[str(at) for at in range(17)],
+)
+def test_a_wrong_configuration_is_refused_and_nothing_changes(
+    three: Running, tmp_path: Path, message: model_management_pb2.ReloadConfigRequest, text: str
+) -> None:
+    apply(three, model(tmp_path / "m", labels={"stable": 8}))
+    before = told(three)
+    wrong = model_management_pb2.ReloadConfigRequest()
+    wrong.CopyFrom(message)
+    for one in wrong.config.model_config_list.config:
+        one.base_path = one.base_path.replace(STORE, str(tmp_path / "m"))
+    code, details = refused(three.model_service.HandleReloadConfigRequest, wrong)
+    assert (code, text in details) == (INVALID, True), details
+    assert told(three) == before
+    assert (answers(three), answers(three, label="stable")) == (9, 8)
+
+
+def test_all_versions_are_too_many(three: Running, tmp_path: Path) -> None:
+    wrong = model(tmp_path / "m")
+    wrong.model_version_policy.all.SetInParent()
+    code, text = refused(three.model_service.HandleReloadConfigRequest, config(wrong))
+    assert (code, "expected latest or specific" in text) == (INVALID, True)
+
+
+def test_one_wrong_model_leaves_out_the_good_ones_beside_it(three: Running, tmp_path: Path, other: Path) -> None:
+    wrong = config(model(other, name="new"), model(tmp_path / "m", specific=(99,)))
+    assert refused(three.model_service.HandleReloadConfigRequest, wrong)[0] is INVALID
+    assert list(told(three)) == ["m"]
+    assert seen(three.prediction_service.Predict(request(), timeout=LONG)) == [9.0] * PARAMETERS

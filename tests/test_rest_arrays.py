@@ -1,0 +1,104 @@
+"""JSON's values as arrays of every dtype, and back."""
+
+from __future__ import annotations
+
+import gc
+import json
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from inferencer.rest.arrays import listed, read
+from inferencer.rest.bodies import parsed
+from inferencer.rest.undisturbed import Undisturbed
+from paramsync.errors import InputError
+from paramsync.graphs.graph import TensorSpec
+
+
+def as_array(value: Any, dtype: str) -> Any:
+    body = parsed(json.dumps({"x": value}).encode())
+    return read("x", body.fields["x"], TensorSpec("x", dtype, None), body)
+
+
+WHOLE = ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
+
+
+@pytest.mark.parametrize("dtype", WHOLE)
+def test_whole_numbers_are_taken_up_to_the_limits_of_their_dtype_and_no_further(dtype: str) -> None:
+    limits = np.iinfo(dtype)
+    array = as_array([[limits.min, limits.max]], dtype)
+    assert (array.dtype, array.tolist()) == (np.dtype(dtype), [[limits.min, limits.max]])
+    assert listed("x", array) == [[limits.min, limits.max]]
+    for beyond in (limits.min - 1, limits.max + 1):
+        with pytest.raises(InputError, match=f"expected numbers that {dtype} has"):
+            as_array([1, beyond], dtype)
+    with pytest.raises(InputError, match=r"found 1\.0, a number with a fraction"):
+        as_array([1, 1.0], dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "bfloat16"])
+def test_numbers_with_a_fraction_come_back_as_short_as_they_went(dtype: str) -> None:
+    array = as_array([0, 0.5, -1.25, 1024], dtype)
+    assert array.dtype == np.dtype(getattr(ml_dtypes, dtype, dtype))
+    assert listed("x", array) == [0.0, 0.5, -1.25, 1024.0]
+    with pytest.raises(InputError, match=f"expected numbers that {dtype} has"):
+        as_array([10**400], dtype)
+    found = listed("x", as_array([float("nan"), float("inf"), float("-inf")], dtype))
+    assert json.dumps(found) == "[NaN, Infinity, -Infinity]"
+
+
+def test_float32_is_written_with_the_digits_it_has() -> None:
+    assert listed("x", np.array([0.1, 1 / 3, 1e-45, 3.4028235e38], np.float32)) == [
+        0.1,
+        0.33333334,
+        1e-45,
+        3.4028235e38,
+    ]
+
+
+def test_booleans_are_no_numbers_and_numbers_no_booleans() -> None:
+    assert as_array([True, False], "bool").tolist() == [True, False]
+    for value, dtype in (([1, 0], "bool"), ([True], "int32"), ([1.5, True], "float32")):
+        with pytest.raises(InputError):
+            as_array(value, dtype)
+
+
+@pytest.mark.parametrize("value", [[], [[]], [[], []], [[[]], [[]]]])
+def test_what_is_empty_has_a_shape_too(value: Any) -> None:
+    for dtype in ("float32", "string", "int8"):
+        assert as_array(value, dtype).shape == np.array(value).shape
+        assert listed("x", as_array(value, dtype)) == value
+
+
+def test_one_value_has_no_dimensions() -> None:
+    assert (as_array(3, "int32").shape, as_array("a", "string").shape) == ((), ())
+    assert listed("x", as_array("a", "string")) == "a"
+
+
+def test_bytes_may_be_padded_or_not() -> None:
+    assert as_array([{"b64": "YQ=="}, {"b64": "YQ"}, {"b64": ""}], "string").tolist() == [b"a", b"a", b""]
+
+
+@pytest.mark.parametrize("dtype", ["complex64", "qint8", "complex128"])
+def test_what_json_cannot_say_is_not_offered(dtype: str) -> None:
+    with pytest.raises(NotImplementedError, match=f"JSON has no {dtype}; use gRPC"):
+        as_array([1], dtype)
+    with pytest.raises(InputError, match="a dtype that JSON has"):
+        listed("x", np.zeros(1, np.complex64))
+
+
+def test_a_thousand_rows_are_one_array_and_one_that_differs_is_noticed() -> None:
+    rows = np.arange(3000).reshape(1000, 3)
+    assert as_array(rows.tolist(), "int64").tolist() == rows.tolist()
+    with pytest.raises(InputError, match=r"found rows of \[2\] and \[3\]"):
+        as_array([*rows.tolist()[:256], *[[1, 2]] * 256], "int64")
+
+
+def test_garbage_is_collected_again_once_all_large_bodies_are_read() -> None:
+    undisturbed = Undisturbed()
+    assert undisturbed.run(lambda: (gc.isenabled(), undisturbed.run(gc.isenabled), gc.isenabled())) == (False,) * 3
+    with pytest.raises(ZeroDivisionError):
+        undisturbed.run(lambda: 1 // 0)
+    assert gc.isenabled()
