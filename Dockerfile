@@ -10,19 +10,23 @@ RUN python3 -m venv /opt/venv \
  && /opt/venv/bin/python3 -m pip install --no-cache-dir --disable-pip-version-check --only-binary :all: \
       --require-hashes --requirement /opt/requirements.lock
 
-# The store belongs to the user before a volume is mounted there: an empty named volume takes over this owner.
+# These belong to the user before volumes are mounted there: an empty named volume takes over this owner.
 RUN groupadd --gid 10001 paramsync \
  && useradd --uid 10001 --gid paramsync --no-create-home --home-dir /tmp --shell /usr/sbin/nologin paramsync \
- && install --directory --owner paramsync --group paramsync --mode 0750 /store
+ && install --directory --owner paramsync --group paramsync --mode 0750 /store /state
 
 # The packages are pure Python: they run from where they are copied, and no build tool has to be fetched. Bytecode is
-# made once, here, because the user who runs it may not write beside it.
+# made once, here, because the user who runs it may not write beside it; so is what says which release this is.
 COPY paramsync /app/paramsync
 COPY trainer /app/trainer
 COPY inferencer /app/inferencer
 COPY bench /app/bench
 COPY deploy/healthcheck.py /app/healthcheck.py
+COPY pyproject.toml /app/pyproject.toml
 RUN printf '#!/bin/sh\nexec python3 -m paramsync.cli "$@"\n' > /opt/venv/bin/paramsync \
+ && version=$(sed -n 's/^version = "\(.*\)"$/\1/p' /app/pyproject.toml) \
+ && mkdir "/app/paramsync-$version.dist-info" \
+ && printf 'Metadata-Version: 2.1\nName: paramsync\nVersion: %s\n' "$version" > "/app/paramsync-$version.dist-info/METADATA" \
  && chmod 0755 /opt/venv/bin/paramsync \
  && /opt/venv/bin/python3 -m compileall -q --invalidation-mode unchecked-hash /app
 
@@ -34,4 +38,6 @@ ENV PATH=/opt/venv/bin:$PATH \
 WORKDIR /app
 USER 10001:10001
 STOPSIGNAL SIGTERM
+# The inferencer: predictions by gRPC, by HTTP, and control. The trainer: control.
+EXPOSE 8500 8501 8502 8503
 CMD ["paramsync", "--help"]

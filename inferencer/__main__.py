@@ -15,17 +15,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     stop.listen()  # before the imports, which take time
     from inferencer import program
     from inferencer.settings import parse
-    from paramsync.errors import SettingsError, StoreError
+    from paramsync.errors import ParamsyncError
+    from paramsync.terminal import line
 
     try:
         program.run(parse(sys.argv[1:] if arguments is None else arguments), stop=stop)
-    except (SettingsError, StoreError) as error:
-        sys.stderr.write(f"inferencer: {error}\n")
+    except ParamsyncError as error:
+        if sys.stderr is not None:  # it was closed before the program began
+            sys.stderr.write(f"inferencer: {line(str(error))}\n")
         return 2
     return 0
 
 
 if __name__ == "__main__":
     code = main()
-    sys.stderr.flush()
+    if sys.stderr is not None:
+        sys.stderr.flush()
     os._exit(code)  # all is over; but the interpreter would wait for a computation that never ends

@@ -1,71 +1,135 @@
-"""Command line and environment: what may be said, and what is wrong with it, known before TensorFlow is imported."""
+"""What may be said to the server, and what is wrong with it, known before TensorFlow is imported."""
 
 from __future__ import annotations
 
-import argparse
+import dataclasses
 import os
-import re
 import stat
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, TypeAlias
 
-from paramsync.addresses import CONTROL_PORT, HOST, PREDICTIONS_PORT, check_different, read_port
-from paramsync.arguments import Parser, check_text, seconds
+from inferencer import flags, models_file
+from paramsync.addresses import CONTROL_PORT, HOST, PREDICTIONS_PORT, REST_PORT, check_different
+from paramsync.arguments import check_text
 from paramsync.errors import SettingsError, StoreError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSettings:
+    """A model and the store it is followed in.
+
+    `inputs` and `outputs` name tensors, for what TensorFlow's Saver wrote; `graph` is where the graph of parameters is
+    that come without one. `labels` are set at the start where no other ones are remembered. `trainer` is asked to
+    publish by a sync that wants what is not published yet.
+    """
+
     name: str
     store: Path
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+    graph: Path | None = None
+    verify: Literal["checksums", "sizes"] = "checksums"
+    resident: int = 2
+    allowed: tuple[str, ...] = ()
+    trainer: str | None = None
+    labels: Mapping[str, int] = field(default_factory=dict)
+    batching: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionSettings:
+    """Two models of the same server as one: `inputs` of the second are outputs of the first, by name."""
+
+    name: str
+    first: str
+    second: str
+    inputs: Mapping[str, str]
+    outputs: tuple[str, ...] = ()
+
+
+AnySettings: TypeAlias = "ModelSettings | ConnectionSettings"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What one run of the program is told. Ports: 0 is any free one."""
+    """What one run of the program is told. Ports: 0 is any free one. Without `state` pins end with the process."""
 
-    models: tuple[ModelSettings, ...]
-    inputs: tuple[str, ...] = ()
-    outputs: tuple[str, ...] = ()
-    verify: Literal["checksums", "sizes"] = "checksums"
-    allowed: tuple[str, ...] = ()
+    models: tuple[AnySettings, ...]
     host: str = HOST
     port: int = PREDICTIONS_PORT
+    rest_port: int = REST_PORT
     control_port: int = CONTROL_PORT
     poll_seconds: float = 5.0
+    state: Path | None = None
+    queue: int = 256
+    batch_rows: int = 256
+    message_bytes: int = 64 << 20
 
 
 def parse(arguments: Sequence[str]) -> Settings:
     """Raises SettingsError, or StoreError for a store that cannot be one."""
     check_text(arguments)
-    found = _parser().parse_args(arguments)
-    models = tuple(_model(text) for text in found.model)
+    found = flags.parser().parse_args(arguments)
+    given = vars(found)
+    config, models = given.pop("config", None), given.pop("model", None)
+    of_models = {key: given.pop(key) for key in flags.OF_MODELS if key in given}
+    if (config is None) == (models is None):
+        instead = "neither" if config is None else "both"
+        raise SettingsError(f"expected --model NAME=STORE, repeated as needed, or --config FILE.toml, found {instead}")
+    if config is not None:
+        for key in of_models:
+            raise SettingsError(f"{flags.OF_MODELS[key]}: expected in [models.NAME] of {config}, found beside --config")
+        from_file = models_file.read(config)
+        served = tuple(_served(name, values) for name, values in from_file.models.items())
+        given = {**from_file.server, **given}  # what is said for one run counts more than what is written down
+        try:
+            check_models(served)
+        except (SettingsError, StoreError) as error:
+            raise SettingsError(f"--config {config}: {error}") from error
+    else:
+        served = tuple(ModelSettings(name=name, store=store, **of_models) for name, store in models)
+        if of_models.keys() & {"inputs", "outputs", "graph"} and len(served) > 1:
+            raise SettingsError(
+                "--inputs, --outputs and --graph are of one graph: expected one --model with them,"
+                f" found {len(served)}; a file given with --config says them of each"
+            )
+        check_models(served)
+    if given.get("port") == 0:
+        given.setdefault("rest_port", 0)
+    settings = Settings(models=served, **given)
+    check_different(ports(settings))
+    return settings if settings.state else dataclasses.replace(settings, state=_state(settings.control_port))
+
+
+def ports(settings: Settings) -> dict[str, int]:
+    """By the option that gives them."""
+    return {"--port": settings.port, "--rest-port": settings.rest_port, "--control-port": settings.control_port}
+
+
+def check_models(models: Collection[AnySettings]) -> None:
+    """Whether one server could serve these together. Raises SettingsError, or StoreError for what never is a store."""
+    stores = {one.name: one for one in models if isinstance(one, ModelSettings)}
     names = [one.name for one in models]
-    for name in names:
-        if names.count(name) > 1:
-            raise SettingsError(f"--model {name}=...: expected each name once, found it {names.count(name)} times")
-    if bool(found.inputs) != bool(found.outputs):
-        raise SettingsError("expected --inputs and --outputs together, found one of them")
-    if found.inputs and len(models) > 1:
-        raise SettingsError(
-            f"--inputs and --outputs name tensors of one graph: expected one --model with them, found {len(models)}"
-        )
-    check_different({"--port": found.port, "--control-port": found.control_port})
     for one in models:
-        check_store(one.store)
-    return Settings(
-        models=models,
-        inputs=found.inputs,
-        outputs=found.outputs,
-        verify=found.verify,
-        allowed=tuple(found.allow_op),
-        host=found.host,
-        port=found.port,
-        control_port=found.control_port,
-        poll_seconds=found.poll_seconds,
-    )
+        if names.count(one.name) > 1:
+            raise SettingsError(f"model {one.name}: expected each name once, found it {names.count(one.name)} times")
+        if isinstance(one, ModelSettings):
+            _check_model(one)
+        elif one.first == one.second or not {one.first, one.second} <= {*stores}:
+            raise SettingsError(
+                f"model {one.name}: expected two models that have a store to connect, of {', '.join(stores) or 'none'},"
+                f" found {one.first} and {one.second}"
+            )
+
+
+def _check_model(one: ModelSettings) -> None:
+    if bool(one.inputs) != bool(one.outputs):
+        raise SettingsError(f"model {one.name}: expected inputs and outputs together, found one of them")
+    if one.inputs and one.graph:
+        raise SettingsError(f"model {one.name}: expected inputs and outputs, or graph, which has its own, found both")
+    check_store(one.store)
 
 
 def check_store(path: Path) -> None:
@@ -89,72 +153,17 @@ def prepare_environment() -> None:
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = Parser(prog="python -m inferencer", description="Serves predictions from the newest published version.")
-    add = parser.add_argument
-    add("--model", action="append", required=True, metavar="NAME=STORE", help="a model and its store; may be repeated")
-    add(
-        "--inputs",
-        type=_names,
-        default=(),
-        metavar="x:0,...",
-        help="tensors, for stores that TensorFlow's Saver writes",
-    )
-    add(
-        "--outputs",
-        type=_names,
-        default=(),
-        metavar="y:0,...",
-        help="tensors, for stores that TensorFlow's Saver writes",
-    )
-    add(
-        "--verify",
-        choices=("checksums", "sizes"),
-        default="checksums",
-        help="what is checked before a version serves: every byte and value, or only names, shapes, dtypes and sizes,"
-        " which takes no time; what TensorFlow itself wrote is always checked in full (default: %(default)s)",
-    )
-    add(
-        "--allow-op",
-        action="append",
-        type=_op,
-        default=[],
-        metavar="NAME",
-        help="an op that a graph may use although it does more than compute, such as ReadFile; may be repeated",
-    )
-    add("--host", default=HOST, help="address to listen on (default: %(default)s)")
-    add("--port", type=read_port, default=PREDICTIONS_PORT, help="predictions (default: %(default)s; 0: any free)")
-    add(
-        "--control-port",
-        type=read_port,
-        default=CONTROL_PORT,
-        help="status and sync (default: %(default)s; 0: any free)",
-    )
-    add(
-        "--poll-seconds",
-        type=seconds(below=86400),
-        default=5.0,
-        metavar="S",
-        help="how often to look where the file system does not say that something is new (default: %(default)s)",
-    )
-    return parser
+def _served(name: str, values: Mapping[str, Any]) -> AnySettings:
+    return ConnectionSettings(name=name, **values) if "first" in values else ModelSettings(name=name, **values)
 
 
-def _model(text: str) -> ModelSettings:
-    name, equals, store = text.partition("=")
-    if not (equals and store and re.fullmatch(r"[\w.-]+", name)):
-        raise SettingsError(f"--model {text}: expected NAME=STORE, such as digits=/var/lib/paramsync/digits")
-    return ModelSettings(name=name, store=Path(store))
-
-
-def _names(text: str) -> tuple[str, ...]:
-    names = tuple(one.strip() for one in text.split(","))
-    if not all(names):
-        raise argparse.ArgumentTypeError(f"expected names of tensors, such as x:0,y:0, found {text!r}")
-    return names
-
-
-def _op(text: str) -> str:
-    if not re.fullmatch(r"[A-Za-z_][\w>]*", text):
-        raise argparse.ArgumentTypeError(f"expected the name of one op, such as ReadFile, found {text!r}")
-    return text
+def _state(control_port: int) -> Path | None:
+    """Where pins are remembered unless somebody says so: a server on any free port has no name to find them by."""
+    if not control_port:
+        return None
+    home = os.environ.get("XDG_STATE_HOME", "")
+    try:
+        base = Path(home) if Path(home).is_absolute() else Path("~/.local/state").expanduser()
+    except RuntimeError:  # a user without a home, as in a container that is told a number for its user
+        return None
+    return base / "paramsync" / str(control_port)

@@ -13,6 +13,7 @@ from paramsync.errors import SettingsError
 
 HOST = "127.0.0.1"
 PREDICTIONS_PORT = 8500
+REST_PORT = 8501
 CONTROL_PORT = 8502
 TRAINER_PORT = 8503
 
@@ -72,6 +73,8 @@ def check_port(host: str, port: int, option: str) -> None:
         raise SettingsError(
             f"cannot listen on port {port} of {host}: {error.strerror}; choose another with --host and {option}"
         ) from error
+    except UnicodeError as error:  # a part of it is empty or longer than names can be
+        raise SettingsError(f"cannot listen on {host!r}: it is no name of a host; choose another with --host") from error
 
 
 def refused(host: str, port: int, option: str) -> SettingsError:

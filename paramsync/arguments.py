@@ -38,3 +38,20 @@ def seconds(*, below: float) -> Callable[[str], float]:
         return found
 
     return read
+
+
+def whole(least: int, most: int) -> Callable[[str], int]:
+    """Reads a whole number for argparse."""
+
+    def read(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = least - 1
+        if value < least:
+            raise argparse.ArgumentTypeError(f"expected a whole number of at least {least}, found {text!r}")
+        if value > most:
+            raise argparse.ArgumentTypeError(f"expected a whole number of at most {most}, found {text!r}")
+        return value
+
+    return read

@@ -5,18 +5,19 @@ from __future__ import annotations
 import argparse
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from paramsync.addresses import HOST, TRAINER_PORT, read_port
-from paramsync.arguments import Parser, check_text, seconds
+from paramsync.arguments import Parser, check_text, seconds, whole
 from paramsync.errors import SettingsError
 from paramsync.layout import NUMBERS
 from trainer import job_source
 from trainer.schedule import PublishSchedule
 
 _SEEDS = 1 << 32  # what numpy and Keras take
+_MOST = NUMBERS - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,23 +86,23 @@ def _parser() -> argparse.ArgumentParser:
         help="what to train: a function that returns a trainer.job.Job (default: %(default)s, a network learns digits)",
     )
     add("--store", type=Path, required=True, metavar="DIR", help="where to publish")
-    add("--every-steps", type=_whole(1), metavar="N", help="publish every N steps")
+    add("--every-steps", type=whole(1, _MOST), metavar="N", help="publish every N steps")
     add(
         "--every-seconds",
         type=seconds(below=math.inf),
         metavar="T",
         help="publish every T seconds (default: 1, without --every-steps)",
     )
-    add("--steps", type=_whole(1), metavar="N", help="stop at step N (default: train until stopped)")
+    add("--steps", type=whole(1, _MOST), metavar="N", help="stop at step N (default: train until stopped)")
     add("--data", type=Path, metavar="PATH", help="given to the job; digits: an mnist.npz (default: drawn here)")
     add(
         "--seed",
-        type=_whole(0, _SEEDS - 1),
+        type=whole(0, _SEEDS - 1),
         default=0,
         metavar="N",
         help="given to the job; digits: of drawn examples, weights and batches (default: 0)",
     )
-    add("--keep", type=_whole(1), default=5, metavar="N", help="how many versions stay in the store (default: 5)")
+    add("--keep", type=whole(1, _MOST), default=5, metavar="N", help="how many versions stay in the store (default: 5)")
     add("--durable", action="store_true", help="have each version, and each state, on the disk before it counts")
     add("--state", type=Path, metavar="DIR", help="where to save what resuming needs (default: STORE/training)")
     add(
@@ -133,18 +134,3 @@ def _source(text: str) -> str:
     if not job_source.is_source(text):
         raise argparse.ArgumentTypeError(f"expected MODULE:FUNCTION, found {text!r}")
     return text
-
-
-def _whole(least: int, most: int = NUMBERS - 1) -> Callable[[str], int]:
-    def read(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            value = least - 1
-        if value < least:
-            raise argparse.ArgumentTypeError(f"expected a whole number of at least {least}, found {text!r}")
-        if value > most:
-            raise argparse.ArgumentTypeError(f"expected a whole number of at most {most}, found {text!r}")
-        return value
-
-    return read

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Coroutine, Iterable
 from typing import Any
 
 from grpc_health.v1 import health_pb2
@@ -19,7 +19,9 @@ _UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
 
 
 class Health:
-    """Overall under "", each model under its name, and whatever else the server answers for. Lives on one event loop.
+    """Overall under "", each model under its name, and each service under its own. Lives on one event loop.
+
+    Overall it serves once all models do that were there from the start.
 
     The servicer that comes with grpcio loses watchers when one of several leaves, and waits for those that do not read.
     """
@@ -32,11 +34,13 @@ class Health:
         self._codes = self._look()
 
     async def follow(self) -> None:
-        """Keep it true, until cancelled."""
-        with Feed(self._models) as feed:
-            while True:
-                self._update()
-                await feed.changed()
+        """Keep it true, whatever the models are, until cancelled."""
+        while True:
+            others = self._models.changed
+            with Feed(self._models.followers()) as feed:
+                while not others.is_set():
+                    self._update()
+                    await _first(feed.changed(), others.wait())
 
     def drain(self) -> None:
         """NOT_SERVING from now on; the watchers are told, and their streams end."""
@@ -45,7 +49,7 @@ class Health:
 
     async def Check(self, request: health_pb2.HealthCheckRequest, context: Any) -> health_pb2.HealthCheckResponse:
         if request.service not in self._codes:
-            raise UnknownModelError(request.service, [one.model for one in self._models])
+            raise UnknownModelError(request.service, [one.name for one in self._models])
         return health_pb2.HealthCheckResponse(status=self._codes[request.service])
 
     async def Watch(
@@ -62,11 +66,21 @@ class Health:
             await changed.wait()
 
     def _look(self) -> dict[str, int]:
-        serving = {one.model: not self._draining and one.status().state is State.SERVING for one in self._models}
-        overall = dict.fromkeys(self._overall, all(serving.values()))
+        serving = {one.name: not self._draining and one.status().state is State.SERVING for one in self._models}
+        overall = dict.fromkeys(self._overall, not self._draining and not self._models.missing())
         return {name: _SERVING if ok else _NOT_SERVING for name, ok in (overall | serving).items()}
 
     def _update(self) -> None:
         self._codes = self._look()
         self._changed.set()
         self._changed = asyncio.Event()
+
+
+async def _first(*awaited: Coroutine[Any, Any, object]) -> None:
+    """Returns once one of them has; nothing of the others is left."""
+    tasks = [asyncio.ensure_future(one) for one in awaited]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for one in tasks:
+            one.cancel()

@@ -9,6 +9,8 @@ from typing import Any
 import grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
+from inferencer.services.streams import until
+
 
 def add_reflection(services: Iterable[str], server: grpc.aio.Server, draining: asyncio.Event) -> None:
     """Tell which services there are, itself among them."""
@@ -22,19 +24,5 @@ class _Reflection(reflection.aio.ReflectionServicer):  # type: ignore[name-defin
         self._draining = draining
 
     async def ServerReflectionInfo(self, requests: Any, context: Any) -> AsyncIterator[Any]:
-        async for response in super().ServerReflectionInfo(_until(self._draining, requests), context):
+        async for response in super().ServerReflectionInfo(until(self._draining, requests), context):
             yield response
-
-
-async def _until(ended: asyncio.Event, requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
-    end = asyncio.ensure_future(ended.wait())
-    try:
-        while True:
-            one = asyncio.ensure_future(anext(requests, None))
-            await asyncio.wait({end, one}, return_when=asyncio.FIRST_COMPLETED)
-            if not one.done() or one.result() is None:
-                one.cancel()
-                return
-            yield one.result()
-    finally:
-        end.cancel()

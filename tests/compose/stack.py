@@ -18,7 +18,7 @@ from tests.compose.commands import CommandError, run
 
 ROOT = Path(__file__).resolve().parents[2]
 IMAGE = "paramsync-test"
-PORTS = ("PARAMSYNC_PORT", "PARAMSYNC_CONTROL_PORT", "PARAMSYNC_TRAINER_PORT")
+PORTS = ("PARAMSYNC_PORT", "PARAMSYNC_REST_PORT", "PARAMSYNC_CONTROL_PORT", "PARAMSYNC_TRAINER_PORT")
 
 
 def compose_command(environment: Mapping[str, str]) -> tuple[str, ...] | None:

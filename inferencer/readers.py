@@ -1,0 +1,55 @@
+"""What operators write on the command line or in a file, one value at a time: read, or told what was expected."""
+
+from __future__ import annotations
+
+import re
+from argparse import ArgumentTypeError
+from pathlib import Path
+
+from paramsync.addresses import check_address
+from paramsync.errors import SettingsError
+
+
+def name(text: str) -> str:
+    """Of a model or a label: what may stand in a URL, a file's name and a metric as it is."""
+    if not re.fullmatch(r"[\w.-]+", text):
+        raise ArgumentTypeError(f"expected a name of letters, digits, '_', '.' and '-', found {text!r}")
+    return text
+
+
+def path(text: str) -> Path:
+    if not text or "\0" in text:
+        raise ArgumentTypeError(f"expected a path, found {text!r}")
+    return Path(text)
+
+
+def host(text: str) -> str:
+    if not text or re.search(r"\s", text):
+        raise ArgumentTypeError(f"expected an address to listen on, such as 127.0.0.1, found {text!r}")
+    return text
+
+
+def tensors(text: str) -> tuple[str, ...]:
+    """Names of tensors between commas."""
+    return tuple(tensor(one.strip(), instead_of=text) for one in text.split(","))
+
+
+def tensor(text: str, *, instead_of: str | None = None) -> str:
+    if not text:
+        found = text if instead_of is None else instead_of
+        raise ArgumentTypeError(f"expected names of tensors, such as x:0,y:0, found {found!r}")
+    return text
+
+
+def op(text: str) -> str:
+    if not re.fullmatch(r"[A-Za-z_][\w>]*", text):
+        raise ArgumentTypeError(f"expected the name of one op, such as ReadFile, found {text!r}")
+    return text
+
+
+def called(text: str) -> str:
+    """The address of another program."""
+    try:
+        return check_address(text)
+    except SettingsError as error:
+        raise ArgumentTypeError(str(error)) from error

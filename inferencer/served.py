@@ -1,0 +1,173 @@
+"""What a server answers for under one name: a model that follows its store, or two such models joined."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+from inferencer.connection import Connection
+from inferencer.follower import Follower
+from inferencer.replica import Replica
+from inferencer.resident import Resident
+from inferencer.settings import AnySettings, ConnectionSettings, ModelSettings
+from inferencer.status import State, Status
+from inferencer.wishes import Action
+
+_log = logging.getLogger("paramsync.inferencer")
+
+
+class Served(Protocol):
+    """Any thread may ask it, for as long as it likes: it stays what it is when the server's models change."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def settings(self) -> AnySettings: ...
+
+    @property
+    def batched(self) -> bool:
+        """Whether requests that wait together may go in one call."""
+
+    @property
+    def followers(self) -> tuple[Follower, ...]:
+        """Who keeps it at the right version: one for each store."""
+
+    def take(self, version: int | None = None, label: str = "") -> Resident:
+        """The version that serves, or the one asked for.
+
+        Raises NotServingError, UnknownVersionError, UnknownLabelError.
+        """
+
+    def status(self) -> Status: ...
+
+
+class ServedModel:
+    """A model with a store."""
+
+    def __init__(self, settings: ModelSettings, follower: Follower) -> None:
+        self.name = settings.name
+        self.settings = settings
+        self.batched = settings.batching
+        self.followers = (follower,)
+        self.take = follower.replica.take
+        self.status = follower.status
+
+
+class ServedConnection:
+    """Two models of the same server, joined."""
+
+    def __init__(self, settings: ConnectionSettings, first: Served, second: Served) -> None:
+        self.name = settings.name
+        self.settings = settings
+        self.batched = first.batched and second.batched
+        self.followers = (*first.followers, *second.followers)
+        replicas = [one.replica for one in self.followers]
+        self.connection = Connection(settings.name, replicas[0], replicas[1], settings.inputs, settings.outputs)
+        self.take = self.connection.take
+
+    def status(self) -> Status:
+        """What is joined, in the words of a model. What is published is what the second one's store has."""
+        status, last = self.connection.status(), self.followers[1].status()
+        state = State.DRAINING if last.state is State.DRAINING else status.state
+        return replace(status, state=state, published=last.published).at(time.time())
+
+
+def followers_of(served: Iterable[Served]) -> list[Follower]:
+    """Each once."""
+    return list(dict.fromkeys(follower for one in served for follower in one.followers))
+
+
+class Maker:
+    """Makes what settings name, and brings it to its end. Any thread, one at a time."""
+
+    def __init__(self, *, poll_seconds: float, state: Path | None) -> None:
+        self._poll_seconds = poll_seconds
+        self._state = state
+
+    def make(self, models: Sequence[AnySettings], before: Mapping[str, Served]) -> dict[str, Served]:
+        """By name. What was there before with the same settings is there again. Raises ParamsyncError."""
+        made: dict[str, Served] = {}
+        try:
+            for one in models:
+                if isinstance(one, ModelSettings):
+                    made[one.name] = self._model(one, before.get(one.name))
+            for one in models:
+                if isinstance(one, ConnectionSettings):
+                    made[one.name] = self._connection(one, made, before.get(one.name))
+        except BaseException:
+            self.end(made.values(), kept=before.values())
+            raise
+        return {one.name: made[one.name] for one in models}
+
+    def _connection(self, settings: ConnectionSettings, made: Mapping[str, Served], before: Served | None) -> Served:
+        first, second = made[settings.first], made[settings.second]
+        if (
+            before is not None
+            and before.settings == settings
+            and before.followers == first.followers + second.followers
+        ):
+            return before
+        return ServedConnection(settings, first, second)
+
+    def _model(self, settings: ModelSettings, before: Served | None) -> Served:
+        if before is not None and before.settings == settings:
+            return before
+        if before is None or not _same_but_for_labels(before.settings, settings):
+            return ServedModel(settings, self._follower(settings))
+        [follower] = before.followers
+        for label, number in settings.labels.items():
+            follower.ask(Action.LABEL, number, label).add_done_callback(partial(_labelled, follower.model, label))
+        return ServedModel(settings, follower)
+
+    def _follower(self, settings: ModelSettings) -> Follower:
+        replica = Replica(
+            settings.name,
+            settings.store,
+            resident=settings.resident,
+            inputs=settings.inputs,
+            outputs=settings.outputs,
+            graph=settings.graph,
+            verification=settings.verify,
+            allowed=settings.allowed,
+        )
+        return Follower(replica, poll_seconds=self._poll_seconds, keep=self._state, labels=settings.labels)
+
+    def begin(self, follower: Follower) -> None:
+        """Look at its store once, here; then follow it."""
+        try:
+            follower.run_once()
+        except Exception:  # noqa: BLE001, the follower itself meets it again, and reports it
+            _log.debug("%s: the first look failed", follower.model, exc_info=True)
+        follower.start()
+
+    def end(self, gone: Iterable[Served], *, kept: Collection[Served]) -> None:
+        """What is gone and not kept is followed no more, and freed once no request holds it. Returns at once."""
+        for one in gone:
+            if isinstance(one, ServedConnection) and one not in kept:
+                one.connection.close()
+        for follower in followers_of(gone):
+            if follower not in followers_of(kept):
+                follower.drain()
+                threading.Thread(target=_end, args=(follower,), name=f"end {follower.model}", daemon=True).start()
+
+
+def _end(follower: Follower) -> None:
+    follower.close()
+    follower.release()
+
+
+def _same_but_for_labels(one: AnySettings, other: ModelSettings) -> bool:
+    return isinstance(one, ModelSettings) and replace(one, labels=other.labels) == other
+
+
+def _labelled(model: str, label: str, answer: Future[Status]) -> None:
+    if not answer.cancelled() and answer.exception() is not None:
+        _log.warning("%s: label %s was not set: %s", model, label, answer.exception())
