@@ -17,9 +17,10 @@ import tensorflow as tf
 
 from bench import networks
 from bench.networks import Call, Network
+from bench.options import CALLS
 from bench.ours import Publications
 from bench.progress import Progress
-from bench.settings import CALLS, NOT_ASKED_FOR, Settings
+from bench.settings import NOT_ASKED_FOR, Settings
 from bench.timing import Contestant, Timings, measure
 from paramsync.graphs.tensors import alias
 from paramsync.store import Store

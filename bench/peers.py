@@ -77,7 +77,7 @@ class Saver(Peer):
             given = [v1.placeholder(tf.float32, shape) for shape in shapes]
             begin = [variable.assign(value) for variable, value in zip(variables, given, strict=True)]
             self._train = tf.group(*(variable.assign_add(tf.fill(variable.shape, STEP)) for variable in variables))
-            self._saver = v1.train.Saver()
+            self._saver = v1.train.Saver(max_to_keep=2)
         self._session = v1.Session(graph=self._graph)
         for operation, place, value in zip(begin, given, self.model.values(), strict=True):
             self._session.run(operation.op, {place: value})
@@ -88,6 +88,11 @@ class Saver(Peer):
     def save(self, path: Path) -> object:
         with self._graph.as_default():
             return self._saver.save(self._session, str(path / "model"))
+
+    def save_step(self, path: Path, step: int) -> object:
+        """Beside those of other steps, the oldest of which go."""
+        with self._graph.as_default():
+            return self._saver.save(self._session, str(path / "model"), global_step=step)
 
     def load(self, path: Path) -> object:
         with self._graph.as_default():

@@ -11,36 +11,17 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from bench.settings import CALLS, NOT_ASKED_FOR, SAVINGS
+from bench.options import CALLS, SAVINGS
+from bench.settings import NOT_ASKED_FOR
 from paramsync.cli.wording import NOTHING, console
 from paramsync.errors import SettingsError
 
 
 def show(figures: Mapping[str, Any], *, stderr: bool) -> None:
-    """Every time measured, the fastest first, then the quotients and the conditions."""
+    """What came out, then the conditions."""
     screen = console(stderr=stderr)
     conditions = figures["conditions"]
-    if figures["benchmark"] == "stall":
-        screen.print(
-            f"stall: training on the {figures['device']}, {conditions['tensors']} variables, "
-            f"{conditions['runs']} rounds, files in {conditions['folder']} ({conditions['file_system']})",
-            style="bold",
-            soft_wrap=True,
-        )
-        _show_stalls(figures["cases"], screen)
-    elif figures["benchmark"] == "call":
-        screen.print(f"call: microseconds of a call, medians of {conditions['runs']} rounds", style="bold")
-        screen.print(_calls(figures["cases"]))
-        _show_calls(figures, screen)
-    else:
-        screen.print(
-            f"{figures['benchmark']}: {figures['bytes'] / 1e6:.1f} MB in {conditions['tensors']} tensors, "
-            f"medians of {conditions['runs']} rounds, files in {conditions['folder']} ({conditions['file_system']})",
-            style="bold",
-            soft_wrap=True,
-        )
-        screen.print(_times(figures))
-        _show_quotients(figures, screen)
+    _SHOWN.get(figures["benchmark"], _show_times)(figures, conditions, screen)
     loads = " to ".join(f"{conditions[key][0]:.1f}" for key in ("load_average_before", "load_average_after"))
     screen.print(
         f"{conditions['cpu']}, {conditions['cores']} cores, Linux {conditions['kernel']}, load average {loads}",
@@ -60,6 +41,25 @@ def write(figures: Mapping[str, Any], path: str) -> None:
         Path(path).write_text(text)
     except OSError as error:
         raise SettingsError(f"--json {path}: cannot be written: {error.strerror}") from error
+
+
+def _show_times(figures: Mapping[str, Any], conditions: Mapping[str, Any], screen: Console) -> None:
+    """Every time measured, the fastest first, then the quotients."""
+    _headline(
+        f"{figures['benchmark']}: {figures['bytes'] / 1e6:.1f} MB in {conditions['tensors']} tensors, "
+        f"medians of {conditions['runs']} rounds, files in {conditions['folder']} ({conditions['file_system']})",
+        screen,
+    )
+    screen.print(_times(figures))
+    for key, value in figures.items():
+        if ("_over_" in key and not key.endswith("_over_ours")) or key.endswith("_ratio"):
+            screen.print(f"{key}: {NOTHING if value is None else f'{value:.3g}'}")
+    if phases := figures.get("phases"):
+        screen.print(", ".join(f"{name} {value:.2f} ms" for name, value in phases.items()), soft_wrap=True)
+
+
+def _headline(text: str, screen: Console) -> None:
+    screen.print(text, style="bold", soft_wrap=True)
 
 
 def _times(figures: Mapping[str, Any]) -> Table:
@@ -83,15 +83,59 @@ def _times(figures: Mapping[str, Any]) -> Table:
     return table
 
 
-def _show_quotients(figures: Mapping[str, Any], screen: Console) -> None:
-    for key, value in figures.items():
-        if ("_over_" in key and not key.endswith("_over_ours")) or key.endswith("_ratio"):
-            screen.print(f"{key}: {NOTHING if value is None else f'{value:.3g}'}")
+def _show_start(figures: Mapping[str, Any], conditions: Mapping[str, Any], screen: Console) -> None:
+    _headline(
+        f"start: {figures['first_answer_ms']:.0f} ms to the first answer from {figures['bytes'] / 1e6:.1f} MB, "
+        f"{figures['beyond_import_ms']:.0f} ms beyond the {figures['import_tensorflow_ms']:.0f} ms that importing "
+        f"TensorFlow takes, medians of {conditions['runs']} rounds",
+        screen,
+    )
 
 
-def _show_stalls(cases: Mapping[str, Mapping[str, Any]], screen: Console) -> None:
+def _show_swaps(figures: Mapping[str, Any], conditions: Mapping[str, Any], screen: Console) -> None:
+    _headline(f"swap: {figures['bytes'] / 1e6:.1f} MB, answers while versions are swapped in", screen)
+    screen.print(_swaps(figures["cases"]))
+
+
+def _swaps(cases: Mapping[str, Mapping[str, Any]]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))
+    table.add_column("", no_wrap=True)
+    for name in cases:
+        table.add_column(name, justify="right")
+    for what, key, digits in (
+        ("calls a second", "load_per_second", 0),
+        ("versions a second", "versions_per_second", 1),
+        *((f"{when} {one} ms", f"{when}_{one}_ms", 2) for when in ("quiet", "swap") for one in ("p50", "p99", "p99_9")),
+        ("p99, swap / quiet", "ratio_p99", 2),
+        ("requests", "requests", 0),
+        ("failed", "failed", 0),
+        ("mixed", "mixed", 0),
+    ):
+        table.add_row(what, *(f"{case[key]:.{digits}f}" for case in cases.values()))
+    return table
+
+
+def _show_memory(figures: Mapping[str, Any], conditions: Mapping[str, Any], screen: Console) -> None:
+    resident = figures["resident_mb"]
+    for line in (
+        f"memory: {figures['bytes'] / 1e6:.1f} MB of parameters, {figures['swaps']} swaps, "
+        f"{figures['swaps_per_second']:.1f} a second",
+        f"resident {resident['early']:.0f} MB early, {resident['late']:.0f} MB late: {figures['growth_pct']:+.2f} %",
+        f"at most {resident['peak']:.0f} MB, which is {figures['peak_over_model']:.2f} times the model beyond the "
+        f"{figures['own_mb']:.0f} MB of a server of tiny parameters",
+        f"a second server takes {figures['second_pct']:.2f} % of the model beyond what it takes with tiny parameters",
+    ):
+        screen.print(line, soft_wrap=True)
+
+
+def _show_stalls(figures: Mapping[str, Any], conditions: Mapping[str, Any], screen: Console) -> None:
     """A table for each size and pace."""
-    for name, case in cases.items():
+    _headline(
+        f"stall: training on the {figures['device']}, {conditions['tensors']} variables, "
+        f"{conditions['runs']} rounds, files in {conditions['folder']} ({conditions['file_system']})",
+        screen,
+    )
+    for name, case in figures["cases"].items():
         screen.print(
             f"{name}: a step takes {case['step_ms']:.1f} ms; a copy {case['memcpy_ms']:.1f} ms, which is "
             f"{case['copy_share_pct']:.1f} % of the time",
@@ -126,9 +170,43 @@ def _calls(cases: Mapping[str, Mapping[str, Any]]) -> Table:
     return table
 
 
-def _show_calls(figures: Mapping[str, Any], screen: Console) -> None:
+def _show_calls(figures: Mapping[str, Any], conditions: Mapping[str, Any], screen: Console) -> None:
+    _headline(f"call: microseconds of a call, medians of {conditions['runs']} rounds", screen)
+    screen.print(_calls(figures["cases"]))
     for name, case in figures["cases"].items():
         found = {key: value for key, value in case.items() if key.endswith(("_over_ours", "first_call_ms"))}
         listed = ", ".join(f"{key} {value:.3g}" for key, value in found.items() if value is not None)
         if listed:
             screen.print(f"{name}: {listed}", soft_wrap=True)
+
+
+def _show_serve(figures: Mapping[str, Any], conditions: Mapping[str, Any], screen: Console) -> None:
+    _headline(f"serve: 784-256-256-10 over gRPC beside gRPC alone, medians of {conditions['runs']} rounds", screen)
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    table.add_column("callers x rows", no_wrap=True)
+    for column in ("answers/s", "gRPC alone", "of it", "p50 us", "gRPC alone", "x", "p99 us", "gRPC alone"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for case in figures["cases"].values():
+        table.add_row(
+            f"{case['concurrency']} x {case['batch']}",
+            f"{case['ours_per_second']:.0f}",
+            f"{case['floor_per_second']:.0f}",
+            f"{case['of_floor_rate']:.2f}",
+            f"{case['ours_p50_us']:.0f}",
+            f"{case['floor_p50_us']:.0f}",
+            f"{case['over_floor']:.2f}",
+            f"{case['ours_p99_us']:.0f}",
+            f"{case['floor_p99_us']:.0f}",
+        )
+    screen.print(table)
+
+
+_SHOWN = {
+    "serve": _show_serve,
+    "call": _show_calls,
+    "stall": _show_stalls,
+    "swap": _show_swaps,
+    "memory": _show_memory,
+    "start": _show_start,
+}
+"""Those that are not times beside each other."""

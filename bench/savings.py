@@ -152,4 +152,4 @@ PEERS: dict[str, type[_Peer]] = {
     "model_checkpoint": ModelCheckpoint,
     "orbax_async": OrbaxAsync,
 }
-"""As `settings.SAVINGS` names them."""
+"""As `options.SAVINGS` names them."""

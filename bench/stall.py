@@ -17,9 +17,10 @@ import numpy as np
 import tensorflow as tf
 
 from bench import arrays
+from bench.options import SAVINGS
 from bench.progress import Progress
 from bench.savings import PEERS, Ours
-from bench.settings import NOT_ASKED_FOR, SAVINGS, Settings
+from bench.settings import NOT_ASKED_FOR, Settings
 from bench.training import Saving, Training, Window
 from paramsync.errors import SettingsError
 from trainer.schedule import PublishSchedule

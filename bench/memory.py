@@ -1,0 +1,86 @@
+"""`python -m bench memory`: what a server's memory does while versions are swapped in, and what a second one takes."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench import arrays
+from bench.model import Model
+from bench.ours import Publications
+from bench.progress import Progress
+from bench.served import Served, request
+from bench.settings import Settings
+from paramsync.graphs.capture import capture
+
+_FIRST = 10  # swaps after which it should not grow any more
+_TAIL = 50
+_REQUEST = request({"x": np.ones(1, np.float32)})
+
+
+def run(settings: Settings, folder: Path) -> dict[str, Any]:
+    """Every version is published, swapped in and answered from before the next one."""
+    values = arrays.random(arrays.shapes(settings.bytes, settings.tensors), seed=0)
+    size = arrays.size(values)
+    resident: list[int] = []
+    with Progress() as progress:
+        progress.say("starting a server of parameters that take no room")
+        own = _own(folder / "small", settings.tensors)
+        progress.say("starting a server")
+        captured = capture(Model(values))
+        tensors = dict(zip((one.name for one in captured.graph.parameters), values, strict=True))
+        with Publications(folder / "store", captured) as store, Served.inferencer(folder / "store") as served:
+            began = time.monotonic()
+            for at in progress.track(range(settings.swaps), settings.swaps):
+                values[at % len(values)][0, 0] = at
+                served.ask_until(_REQUEST, store.publish(tensors).number)
+                resident.append(_rollup(served.pid)["Rss"])
+            seconds = time.monotonic() - began
+            peak = _peak(served.pid)
+            progress.say("starting a second server")
+            alone = _rollup(served.pid)
+            with Served.inferencer(folder / "store") as second:
+                second.ask_until(_REQUEST, 0)
+                both = _rollup(served.pid), _rollup(second.pid)
+    early = statistics.median(resident[_FIRST : _FIRST + _TAIL] or resident)
+    late = statistics.median(resident[-_TAIL:])
+    extra = sum(one["Pss_Shmem"] + one["Pss_File"] for one in both) - alone["Pss_Shmem"] - alone["Pss_File"]
+    return {
+        "benchmark": settings.benchmark,
+        "bytes": size,
+        "swaps": settings.swaps,
+        "swaps_per_second": settings.swaps / seconds,
+        "growth_pct": (late - early) / early * 100,
+        "peak_over_model": (peak - own["peak"]) / size,
+        "second_pct": (max(0, extra) + max(0, both[1]["Pss_Anon"] - own["anonymous"])) / size * 100,
+        "own_mb": own["peak"] / 1e6,
+        "resident_mb": {"early": early / 1e6, "late": late / 1e6, "peak": peak / 1e6},
+        "absent": {},
+        "samples_mb": [one / 1e6 for one in resident],
+    }
+
+
+def _own(folder: Path, tensors: int) -> dict[str, int]:
+    """Bytes that a server takes for itself and TensorFlow, whatever the size of its model: at most, and anonymous."""
+    captured = capture(Model([np.ones((1, 1), np.float32)] * tensors))
+    with Publications(folder, captured) as store, Served.inferencer(folder) as served:
+        for _ in range(_FIRST):
+            version = store.publish({one.name: np.ones((1, 1), np.float32) for one in captured.graph.parameters})
+            served.ask_until(_REQUEST, version.number)
+        return {"peak": _peak(served.pid), "anonymous": _rollup(served.pid)["Pss_Anon"]}
+
+
+def _rollup(pid: int) -> dict[str, int]:
+    """Bytes by what the kernel calls them: pages that are shared count in Rss whole, in Pss by their share."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
+    return {name: int(rest.split()[0]) * 1024 for name, _, rest in (line.partition(":") for line in lines)}
+
+
+def _peak(pid: int) -> int:
+    """Bytes that were resident at most."""
+    (line,) = (one for one in Path(f"/proc/{pid}/status").read_text().splitlines() if one.startswith("VmHWM"))
+    return int(line.split()[1]) * 1024

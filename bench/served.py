@@ -1,0 +1,103 @@
+"""A server as a process of its own, and the shortest way to ask it which version it answers from."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+
+import grpc
+import numpy as np
+
+from paramsync import wire
+from paramsync.cli.processes import Child
+from paramsync.errors import CallError
+from paramsync.v1 import serving_pb2
+
+MODEL = "bench"
+PREDICT = "/tensorflow.serving.PredictionService/Predict"
+_PATIENCE = 120.0  # seconds; TensorFlow takes some to import, and the first graph some to be made
+_END = 30.0
+_AGAIN = 0.02
+_BETWEEN_CALLS = 0.001  # a caller that never rests takes processors from what is measured
+_OPTIONS = (("grpc.enable_http_proxy", 0), ("grpc.max_receive_message_length", -1))
+
+
+class Served:
+    """One process of `python -m PROGRAM`, which logs its addresses when it is ready. For one thread."""
+
+    def __init__(self, program: str, arguments: Sequence[str], *, log: Path) -> None:
+        self._child = Child(program, arguments, log=log)
+        self.addresses = self._ready()
+        self._channel = grpc.insecure_channel(self.addresses["predictions"], options=_OPTIONS)
+        self._predict = self._channel.unary_unary(PREDICT, bytes, bytes)
+
+    @classmethod
+    def inferencer(cls, store: Path, *arguments: str) -> Served:
+        """Ours, over this store."""
+        ports = ("--port", "0", "--control-port", "0", "--rest-port", "0")
+        log = store.with_name(f"{store.name}-{time.monotonic_ns()}.log")
+        return cls("inferencer", ["--model", f"{MODEL}={store}", *ports, *arguments], log=log)
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid
+
+    def ask(self, request: bytes) -> serving_pb2.PredictResponse:
+        """Raises grpc.RpcError."""
+        return serving_pb2.PredictResponse.FromString(self._predict(request, timeout=_PATIENCE))
+
+    def ask_until(self, request: bytes, version: int) -> None:
+        """Ask again, a millisecond after each answer, until one is from this version, or a newer one."""
+        deadline = time.monotonic() + _PATIENCE
+        pause = threading.Event()
+        while time.monotonic() < deadline and not self._child.ended:
+            try:
+                if self.ask(request).model_spec.version.value >= version:
+                    return
+                pause.wait(_BETWEEN_CALLS)
+            except grpc.RpcError as error:
+                if error.code() is not grpc.StatusCode.UNAVAILABLE:  # none serves yet
+                    raise
+                pause.wait(_AGAIN)
+        said = self._child.last_lines()
+        raise CallError(f"version {version} was not served; the end of the server's log:\n{said}", "DEADLINE_EXCEEDED")
+
+    def close(self) -> None:
+        self._channel.close()
+        self._child.end()
+        self._child.wait(_END)
+
+    def __enter__(self) -> Served:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _ready(self) -> Mapping[str, str]:
+        deadline = time.monotonic() + _PATIENCE
+        while time.monotonic() < deadline and not self._child.ended:
+            if found := self._child.addresses():
+                return found
+            threading.Event().wait(_AGAIN)
+        self._child.end()
+        raise CallError(self._child.wait(_END) or f"{self._child.program} was not ready in time", "UNAVAILABLE")
+
+
+def request(inputs: Mapping[str, np.ndarray], model: str = MODEL) -> bytes:
+    """A request of TensorFlow Serving's as it is on the wire."""
+    message = serving_pb2.PredictRequest(model_spec=serving_pb2.ModelSpec(name=model))
+    for name, array in inputs.items():
+        message.inputs[name].CopyFrom(wire.from_array(array))
+    return message.SerializeToString()
+
+
+def said_ready(program: str, address: str) -> None:
+    """What a server says, so that `Served` finds it."""
+    sys.stderr.write(f"{program} ready: predictions {address}\n")
+    sys.stderr.flush()

@@ -1,0 +1,130 @@
+"""`python -m bench swap`: how long answers take while versions are swapped in, against a server left alone."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.options import SWAPPING
+from bench.progress import Progress
+from bench.publishing import INPUTS
+from bench.served import Served, request
+from bench.settings import NOT_ASKED_FOR, Settings
+
+_PAUSE = 0.1  # seconds from version to version
+_LOAD = 0.7  # of what a server can answer
+_CALLERS = 64
+_CAPACITY_SECONDS = 3.0
+_FIRST = 5  # versions before a server starts
+_LATER = 60.0  # seconds: a publisher goes on for longer than anybody looks
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """How versions are published, and what serves them."""
+
+    how: str
+    serve: Callable[[Path, int], Served]
+
+
+def _loop(kind: str) -> Callable[[Path, int], Served]:
+    return lambda folder, size: Served(
+        "bench.loops", [kind, str(folder), "--bytes", str(size)], log=folder.with_name(f"{folder.name}.log")
+    )
+
+
+_OURS = _Way("ours", lambda folder, size: Served.inferencer(folder))
+_PEERS = {"assign": _Way("checkpoint", _loop("assign")), "savedmodel": _Way("savedmodel", _loop("savedmodel"))}
+"""As `options.SWAPPING` names them."""
+
+
+def run(settings: Settings, folder: Path) -> dict[str, Any]:
+    """Ours with a large table, which is what the figures at the top are; with a dense network; and the peers."""
+    cases: dict[str, Any] = {}
+    absent = {name: NOT_ASKED_FOR for name in SWAPPING if name not in settings.peers}
+    with Progress() as progress:
+        for name, way, kind in (
+            ("embedding", _OURS, "embedding"),
+            ("dense", _OURS, "dense"),
+            *((name, _PEERS[name], "embedding") for name in settings.peers),
+        ):
+            progress.say(f"{name}: preparing")
+            place = folder / name
+            case = _Case(way, kind, place, settings)
+            try:
+                cases[name] = case.measure(lambda rounds: progress.track(rounds, settings.runs))
+            except Exception as error:  # a peer that fails is reported, and ours is measured
+                if way is _OURS:
+                    raise
+                absent[name] = f"failed: {type(error).__name__}: {error}"
+    return {"benchmark": settings.benchmark, "bytes": settings.bytes, **cases["embedding"], "cases": cases} | {
+        "absent": absent
+    }
+
+
+class _Case:
+    def __init__(self, way: _Way, kind: str, folder: Path, settings: Settings) -> None:
+        self._way = way
+        self._kind = kind
+        self._folder = folder
+        self._settings = settings
+        self._next = 1
+        self._request = folder.with_name(f"{folder.name}.request")
+        self._request.write_bytes(request({"x": INPUTS[kind]}))
+
+    def measure(self, track: Callable[[range], Any]) -> dict[str, Any]:
+        """In each round the same load once without and once with versions that are published and swapped in."""
+        with self._publisher(_FIRST):
+            pass
+        quiet: list[Mapping[str, Any]] = []
+        swapping: list[Mapping[str, Any]] = []
+        with self._way.serve(self._folder, self._settings.bytes) as served:
+            served.ask_until(self._request.read_bytes(), 1)
+            address = served.addresses["predictions"]
+            self._call(address, "--callers", _CALLERS, "--seconds", _CAPACITY_SECONDS / 3)  # the first calls are slow
+            capacity = self._call(address, "--callers", _CALLERS, "--seconds", _CAPACITY_SECONDS)["per_second"]
+            load = ("--rate", capacity * _LOAD, "--seconds", self._settings.seconds)
+            for _ in track(range(self._settings.runs)):
+                quiet.append(self._call(address, *load))
+                with self._publisher(int((self._settings.seconds + _LATER) / _PAUSE)):
+                    swapping.append(self._call(address, *load))
+        return self._figures(capacity, quiet, swapping)
+
+    def _figures(
+        self, capacity: float, quiet: list[Mapping[str, Any]], swapping: list[Mapping[str, Any]]
+    ) -> dict[str, Any]:
+        figures: dict[str, Any] = {"capacity_per_second": capacity, "load_per_second": capacity * _LOAD}
+        for name, seen in (("quiet", quiet), ("swap", swapping)):
+            for percentile in ("p50", "p99", "p99.9"):
+                times = [one[f"{percentile}_ms"] for one in seen]
+                figures[f"{name}_{percentile.replace('.', '_')}_ms"] = statistics.median(times)
+        seen = [*quiet, *swapping]
+        return figures | {
+            "ratio_p99": figures["swap_p99_ms"] / figures["quiet_p99_ms"],
+            "versions_per_second": statistics.median(one["versions"] for one in swapping) / self._settings.seconds,
+            "requests": sum(one["answered"] + one["failed"] for one in seen),
+            "failed": sum(one["failed"] for one in seen),
+            "mixed": sum(one["mixed"] for one in seen),
+            "samples": {"quiet": quiet, "swap": swapping},
+        }
+
+    def _publisher(self, count: int) -> Served:
+        first = self._next
+        self._next += count
+        options = {"first": first, "bytes": self._settings.bytes, "pause": _PAUSE, "count": count}
+        return Served(
+            "bench.publishing",
+            [str(self._folder), self._way.how, self._kind, *(f"--{name}={one}" for name, one in options.items())],
+            log=self._folder.with_name(f"{self._folder.name}-{first}.log"),
+        )
+
+    def _call(self, address: str, *arguments: object) -> dict[str, Any]:
+        command = [sys.executable, "-m", "bench.traffic", address, str(self._request), *map(str, arguments)]
+        found: dict[str, Any] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+        return found
