@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from inferencer.replica import Resident
+from inferencer.resident import Resident
 
 Answer: TypeAlias = Mapping[str, npt.NDArray[Any]]
 """The outputs asked for, by name."""

@@ -16,7 +16,7 @@ from paramsync.errors import CorruptCheckpointError, ParameterError
 from paramsync.examine import Finding, Region, examine
 from paramsync.held import Held
 from paramsync.index import Entry, data_file, index_file
-from paramsync.parallel import each
+from paramsync.parallel import THREADS, each
 
 _Place = tuple[int, int, int, int]  # shard, offset, size, dtype
 
@@ -103,15 +103,15 @@ class Bundle:
             return slices.assemble(entry.shape, dtype, parts)
         return self._values(name, entry, dtype)
 
-    def verify(self, names: Iterable[str], *, finite: bool = False) -> None:
+    def verify(self, names: Iterable[str], *, finite: bool = False, threads: int = THREADS) -> None:
         """Compute the checksum of each tensor and, with `finite`, look at its values: one pass over memory for both.
 
-        Afterwards all of it is in memory and in the page table. Runs on several threads, which do not keep the
+        Afterwards all of it is in memory and in the page table. Runs on at most so many threads, which do not keep the
         interpreter. Raises CorruptCheckpointError for the first tensor that differs, ParameterError for the first with
         values that must not be served: NaN, infinity, a bool that is neither 0 nor 1.
         """
         claims = [(name, piece) for name in names for piece in self.entries[name].pieces]
-        found = self._examined(claims, finite=finite)
+        found = self._examined(claims, finite=finite, threads=threads)
         for name, piece in claims:
             finding = found[_place(piece)]
             if error := self._mismatch(name, piece, finding.checksum):
@@ -154,7 +154,7 @@ class Bundle:
             self._memory(piece)
             self._shards[piece.shard].prefault(piece.offset, piece.size)
 
-    def _examined(self, claims: list[tuple[str, Entry]], *, finite: bool) -> dict[_Place, Finding]:
+    def _examined(self, claims: list[tuple[str, Entry]], *, finite: bool, threads: int) -> dict[_Place, Finding]:
         """What is found at each place; several names may have the same."""
         found: dict[_Place, Finding] = {}
         dense: dict[_Place, Entry] = {}
@@ -168,9 +168,9 @@ class Bundle:
                 self._numpy_dtype(name, piece)
                 dense[_place(piece)] = piece
         if not self._mapped:
-            each(self._copy, dense.values())
+            each(self._copy, dense.values(), threads=threads)
         regions = [self._region(piece, finite=finite) for piece in dense.values()]
-        return found | dict(zip(dense, examine(regions), strict=True))
+        return found | dict(zip(dense, examine(regions, threads=threads), strict=True))
 
     def _region(self, piece: Entry, *, finite: bool) -> Region:
         shard = self._shards[piece.shard]

@@ -6,7 +6,7 @@ What a stranger sent is checked before memory is spent on it.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +39,13 @@ VALUE_FIELDS = {  # where values are put one by one in place of their bytes
     "bfloat16": "half_val",
     "complex64": "scomplex_val",  # real and imaginary part in turn
     "complex128": "dcomplex_val",
+}
+_FIXED = {"float32": 5, "float64": 6}  # fields whose values are on the wire as in memory, by their numbers
+_BY_NAME = {dtypes.name(number): number for number in range(1, dtypes.VARIANT + 3)}
+_PLAIN = {
+    name: (number, dtype)
+    for name, number in _BY_NAME.items()
+    if (dtype := dtypes.to_numpy(number)) is not None and dtype.isbuiltin == 1 and dtype.kind in "fiuc"
 }
 _PARTS = {"complex64": np.float32, "complex128": np.float64}
 _MOST_DIMENSIONS = 32  # what a numpy array may have at least
@@ -112,15 +119,62 @@ def to_arrays(tensors: Mapping[str, Tensor], side: str) -> dict[str, np.ndarray]
     return arrays
 
 
-def _shape(tensor: Tensor, what: str, itemsize: int) -> tuple[int, ...]:
-    shape = tuple(dim.size for dim in tensor.tensor_shape.dim)
-    if tensor.tensor_shape.unknown_rank or min(shape, default=0) < 0:
-        found = "an unknown rank" if tensor.tensor_shape.unknown_rank else list(shape)
-        raise InputError(f"{what}, shape", expected="dimensions of 0 or more", found=found)
+def check_shape(shape: Sequence[int], what: str, itemsize: int) -> None:
+    """Raise InputError, which begins with `what`, where no array has that shape and elements of that size."""
     if len(shape) > _MOST_DIMENSIONS:
         raise InputError(f"{what}, shape", expected=f"at most {_MOST_DIMENSIONS} dimensions", found=len(shape))
+    if min(shape, default=0) < 0:
+        raise InputError(f"{what}, shape", expected="dimensions of 0 or more", found=list(shape))
     if math.prod(size for size in shape if size) * itemsize >= _ADDRESSABLE:
         raise InputError(f"{what}, shape", expected="fewer elements", found=list(shape))
+
+
+def plain(tensor: Tensor, dtype: str, shape: Sequence[int | None]) -> np.ndarray | None:
+    """The array of a tensor that is what it should be, and comes as one: most do, and are read at once.
+
+    None for any other, wrong or not: `to_arrays` knows more.
+    """
+    known = _PLAIN.get(dtype)
+    if known is None or tensor.dtype != known[0]:
+        return None
+    found = [dim.size for dim in tensor.tensor_shape.dim]
+    if not found or len(found) != len(shape):
+        return None
+    count = 1
+    for size, expected in zip(found, shape):  # noqa: B905, they are equally long
+        if size <= 0 or (expected is not None and size != expected):
+            return None
+        count *= size
+    size = count * known[1].itemsize
+    content = tensor.tensor_content
+    if not content and dtype in _FIXED:
+        content = _fixed(tensor, _FIXED[dtype], size)
+    return np.frombuffer(content, known[1]).reshape(found) if len(content) == size else None
+
+
+def packed(number: int, content: bytes) -> bytes:
+    """A packed repeated field of fixed-size values as it is on the wire: far cheaper than one Python number each."""
+    length = len(content)
+    prefix = bytearray([number << 3 | 2])
+    while length > 0x7F:
+        prefix.append(length & 0x7F | 0x80)
+        length >>= 7
+    prefix.append(length)
+    return bytes(prefix) + content
+
+
+def _fixed(tensor: Tensor, number: int, size: int) -> bytes:
+    """So many bytes of a packed field, which is the last of a message; empty where it is not all of it."""
+    content: bytes = tensor.SerializeToString()
+    values = content[len(content) - size :]
+    return values if content.endswith(packed(number, values)) else b""
+
+
+def _shape(tensor: Tensor, what: str, itemsize: int) -> tuple[int, ...]:
+    if tensor.tensor_shape.unknown_rank:
+        raise InputError(f"{what}, shape", expected="dimensions of 0 or more", found="an unknown rank")
+    shape = tuple(dim.size for dim in tensor.tensor_shape.dim)
+    check_shape(shape, what, itemsize)
     return shape
 
 
@@ -151,6 +205,8 @@ def _of_values(head: Outline, tensor: Tensor) -> np.ndarray:
         return np.fromiter(values, _PARTS[kind], len(values)).view(head.dtype)
     if VALUE_FIELDS[kind] in ("int_val", "half_val"):
         return _narrowed(head, np.fromiter(values, np.int32, found), bits=VALUE_FIELDS[kind] == "half_val")
+    if kind in _FIXED and (content := _fixed(tensor, _FIXED[kind], found * head.dtype.itemsize)):
+        return np.frombuffer(content, head.dtype)
     return np.fromiter(values, head.dtype, found)
 
 

@@ -1,56 +1,83 @@
-"""The threads that compute answers, and how many requests may be there at once."""
+"""The threads that compute answers, and read and write large messages."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
+import threading
+from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from queue import SimpleQueue
+from typing import Any, TypeVar
 
-from paramsync.errors import BusyError
-
-_log = logging.getLogger("paramsync.services")
 _T = TypeVar("_T")
+
+Done = Callable[[Any, Exception | None], None]
+_Job = tuple[Callable[[], Any], Done, asyncio.AbstractEventLoop]
 
 
 class Threads:
-    """Lives on one event loop."""
+    """So many threads for one event loop. They keep no process alive.
 
-    def __init__(self, count: int, *, most: int) -> None:
-        """`most` is how many may wait or be computed, each of which holds its request in memory."""
-        self._executor = ThreadPoolExecutor(count, thread_name_prefix="predict")
-        self._most = most
+    The one that was busy last is used first: what it works with is in its processor's caches.
+    """
+
+    def __init__(self, count: int, name: str = "predict") -> None:
+        self.count = count
         self.taken = 0
+        """How much is done, or waits to be, now."""
+        self._idle: list[SimpleQueue[_Job | None]] = [SimpleQueue() for _ in range(count)]
+        self._waiting: deque[_Job] = deque()
+        self._all = tuple(self._idle)
+        for number, own in enumerate(self._all):
+            threading.Thread(target=self._run, args=(own,), name=f"{name} {number}", daemon=True).start()
+
+    def start(self, work: Callable[[], Any], done: Done) -> None:
+        """Call `done` on this event loop with what the work returns, or with its error."""
+        self.taken += 1
+        job = (work, done, asyncio.get_running_loop())
+        if self._idle:
+            self._idle.pop().put(job)
+        else:
+            self._waiting.append(job)
 
     async def run(self, work: Callable[[], _T]) -> _T:
-        """What `work` returns or raises on one of the threads, BusyError where too many are there already.
+        """What the work returns or raises. Work that has not begun when its caller leaves is left out."""
+        future: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
 
-        Work that has not begun when its caller leaves is left out. It gives up its place only when its turn has come,
-        for its request is in memory until then.
-        """
-        if self.taken >= self._most:
-            raise BusyError(f"{self._most} requests are waiting or being answered already; try again in a moment")
-        left = False
+        def done(result: _T, error: Exception | None) -> None:
+            if future.done():
+                return
+            if error is None:
+                future.set_result(result)
+            else:
+                future.set_exception(error)
 
-        def unless_left() -> list[_T]:
-            return [] if left else [work()]
-
-        job = asyncio.get_running_loop().run_in_executor(self._executor, unless_left)
-        self.taken += 1
-        job.add_done_callback(self._done)
-        try:
-            [answer] = await asyncio.shield(job)
-        except asyncio.CancelledError:
-            left = True
-            raise
-        return answer
-
-    def _done(self, job: asyncio.Future[list[_T]]) -> None:
-        self.taken -= 1
+        self.start(lambda: None if future.cancelled() else work(), done)
+        return await future
 
     def close(self) -> None:
-        """Waits for nothing: what is computed still is nobody's any more."""
-        if self.taken:
-            _log.warning("predictions that did not end within the grace, and are given up: %d", self.taken)
-        self._executor.shutdown(wait=False, cancel_futures=True)
+        """They end with what they do now; waits for nothing."""
+        for own in self._all:
+            own.put(None)
+
+    def _run(self, own: SimpleQueue[_Job | None]) -> None:
+        while (job := own.get()) is not None:
+            work, done, loop = job
+            result, found = None, None
+            try:
+                result = work()
+            except Exception as error:  # noqa: BLE001, it is raised on the loop
+                found = error
+            try:
+                loop.call_soon_threadsafe(self._finish, own, done, result, found)
+            except RuntimeError:  # the loop was closed: nobody waits for it
+                return
+            del job, work, done, result, found  # nothing is held while there is nothing to do
+
+    def _finish(self, own: SimpleQueue[_Job | None], done: Done, result: Any, error: Exception | None) -> None:
+        self.taken -= 1
+        if self._waiting:
+            own.put(self._waiting.popleft())
+        else:
+            self._idle.append(own)
+        done(result, error)

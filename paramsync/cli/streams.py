@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import TextIO
 
+from paramsync.terminal import line
+
 
 def open_closed() -> None:
     """What is closed leads nowhere from here on, so that nothing else that is opened takes its number."""
@@ -32,4 +34,4 @@ def give_up_output() -> None:
 def complain(text: str) -> None:
     """One line to the person; where that cannot be written there is nobody to tell."""
     with contextlib.suppress(OSError):
-        sys.stderr.write(f"{text}\n")
+        sys.stderr.write(f"{line(text)}\n")
