@@ -29,13 +29,20 @@ class Publications:
             self._graph = captured.graph.digest
             self._writer.add_graph(self._graph, captured.graph.to_bytes())
 
-    def publish(self, tensors: Mapping[str, Array], *, step: int = 0, unchanged: Collection[str] = ()) -> Version:
+    def publish(
+        self,
+        tensors: Mapping[str, Array],
+        *,
+        step: int = 0,
+        unchanged: Collection[str] = (),
+        finite: bool = False,
+    ) -> Version:
         now = time.time()
         number = self._writer.next_number(step)
         version = Version(
             number=number, step=number, prefix=f"ckpt-{number}", graph=self._graph, step_done_at=now, snapshot_at=now
         )
-        return self._writer.commit(version, tensors, unchanged=unchanged)
+        return self._writer.commit(version, tensors, unchanged=unchanged, finite=finite)
 
     def close(self) -> None:
         self._writer.close()

@@ -18,22 +18,28 @@ from bench.progress import Progress
 from bench.settings import Settings
 from bench.timing import Contestant, measure
 from paramsync.graphs.capture import Capture, capture
-from trainer.snapshot import pin
+from trainer.snapshot import Live
 
 
 def run(settings: Settings, folder: Path) -> dict[str, Any]:
-    """All figures. Ours are measured in a store whose files are recycled, and in one that is new each time."""
+    """All figures. Ours are measured in stores whose files are recycled, and in one that is new each time."""
     with Progress() as progress:
         progress.say("making the parameters")
         subject = Subject(arrays.random(arrays.shapes(settings.bytes, settings.tensors), seed=0))
         captured = capture(subject.module)
         peers = Peers(subject, settings.peers, by="saves", progress=progress)
-        steady = Publications(folder / "steady", captured)
-        fresh = _Fresh(folder / "fresh", captured)
+        live = Live(captured)
+        steady, looked = Publications(folder / "steady", captured), Publications(folder / "looked", captured)
+        fresh = _Fresh(folder / "fresh", captured, live)
         timings = measure(
             [
                 Contestant(name="memcpy", run=arrays.memcpy(subject.module.values)),
-                Contestant(name="ours", run=lambda: steady.publish(pinned(captured)), warm_ups=WARM_UPS),
+                Contestant(name="ours", run=lambda: steady.publish(pinned(live)), warm_ups=WARM_UPS),
+                Contestant(
+                    name="ours_finite",
+                    run=lambda: looked.publish(pinned(live), finite=True),
+                    warm_ups=WARM_UPS,
+                ),
                 Contestant(name="ours_fresh", prepare=fresh.make, run=fresh.publish, clear=fresh.remove),
                 *peers.saving(folder),
             ],
@@ -43,31 +49,34 @@ def run(settings: Settings, folder: Path) -> dict[str, Any]:
             track=progress.track,
         )
         steady.close()
+        looked.close()
     return figures.collect(
         settings,
         size=arrays.size(subject.module.values()),
         timings=timings,
-        names=("ours", "ours_fresh"),
+        names=("ours", "ours_finite", "ours_fresh"),
         peers=peers.names,
         absent=peers.absent,
         quotients={
             "ours_over_memcpy": ("ours", "memcpy"),
+            "ours_finite_over_ours": ("ours_finite", "ours"),
             "checkpoint_write_over_fresh": ("checkpoint_write", "ours_fresh"),
         },
     )
 
 
-def pinned(captured: Capture) -> Mapping[str, arrays.Array]:
+def pinned(live: Live) -> Mapping[str, arrays.Array]:
     """The values of this step, as the trainer's publisher hands them to the store."""
-    return {name: np.asarray(value) for name, value in pin(captured).items()}
+    return {name: np.asarray(value) for name, value in live.pin().items()}
 
 
 class _Fresh:
     """A store whose first version is published: none of its files can be recycled."""
 
-    def __init__(self, path: Path, captured: Capture) -> None:
+    def __init__(self, path: Path, captured: Capture, live: Live) -> None:
         self._path = path
         self._captured = captured
+        self._live = live
         self._store: Publications | None = None
 
     def make(self) -> None:
@@ -75,7 +84,7 @@ class _Fresh:
 
     def publish(self) -> object:
         assert self._store is not None
-        return self._store.publish(pinned(self._captured))
+        return self._store.publish(pinned(self._live))
 
     def remove(self) -> None:
         if self._store is not None:

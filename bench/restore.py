@@ -22,6 +22,7 @@ from inferencer.sources import open_source
 from paramsync.graphs.capture import capture
 from paramsync.graphs.tensors import alias
 from paramsync.store import Store
+from trainer.snapshot import Live
 
 _OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"  # what a checkpoint holds beside the parameters
 
@@ -33,7 +34,7 @@ def run(settings: Settings, folder: Path) -> dict[str, Any]:
         subject = Subject(arrays.random(arrays.shapes(settings.bytes, settings.tensors), seed=0))
         captured = capture(subject.module)
         with Publications(folder / "store", captured) as store:
-            version = store.publish(pinned(captured))
+            version = store.publish(pinned(Live(captured)))
         source = open_source(folder / "store")
         peers = Peers(subject, settings.peers, by="loads", progress=progress)
         progress.say("making the large version")

@@ -159,6 +159,6 @@ class NotFiniteError(PublishError):
         some = ", ".join(one if one.isprintable() else repr(one) for one in self.names[: self.SHOWN])
         more = f" and {len(names) - self.SHOWN} more" if len(names) > self.SHOWN else ""
         super().__init__(
-            f"NaN or infinity in {some}{more}: not published, the version before is"
-            " still the latest; go back to it or mend the training step, or publish all the same with allow_nan=True"
+            f"NaN or infinity in {some}{more}: not published, the version before is still the latest; go back to it or"
+            " mend the training step, or publish all the same with allow_nan=True or --allow-nan"
         )

@@ -1,4 +1,4 @@
-"""Versions of ours that `checkpoint` does not list any more, because somebody else emptied, removed or replaced it."""
+"""What `checkpoint` has forgotten, because somebody else emptied, removed or replaced it, and what it should forget."""
 
 from __future__ import annotations
 
@@ -15,6 +15,15 @@ def names(directory: Path, listed: Collection[str]) -> list[str]:
     """Those that are there, oldest first. What is marked as rubbish is not."""
     found = [name for name, version in _recorded(directory, listed) if record(directory, name) == version]
     return sorted((name for name in found if index_file(directory / name).is_file()), key=layout.number_of)
+
+
+def gone(directory: Path, listed: Collection[str]) -> set[str]:
+    """Those of which no file is there any more."""
+    if not listed:
+        return set()
+    there = files.names(directory)
+    begun = {one[:at] for one in there for at, letter in enumerate(one) if letter == "."}
+    return set(listed) - begun - set(there)
 
 
 def remains(directory: Path, listed: Collection[str]) -> list[Version]:

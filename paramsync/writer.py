@@ -39,8 +39,8 @@ class StoreWriter:
     With `durable`, data, index, record, directory, `checkpoint` and directory again are on the disk before the next one
     of them is written. Without, a version outlives its publisher's end but perhaps not the machine's.
 
-    Versions without a record, or with that of other parameters, are TensorFlow's: they stay listed and are never
-    removed. Those of ours that somebody took out of `checkpoint` are listed again by the next commit.
+    Versions without a record, or with that of other parameters, are TensorFlow's: they are never removed, and stay
+    listed while they are there. Those of ours that somebody took out of `checkpoint` are listed again by the next one.
     """
 
     def __init__(self, path: Path, *, keep: int = 5, durable: bool = False) -> None:
@@ -222,7 +222,7 @@ class StoreWriter:
     def _kept(self, listed: Sequence[str]) -> list[str]:
         """What is still listed beside one more version."""
         ours = [name for name in listed if self._graph(name) is not None]
-        dropped = ours[: max(0, len(ours) + 1 - self._keep)]
+        dropped = {*ours[: max(0, len(ours) + 1 - self._keep)], *forgotten.gone(self._path, set(listed) - set(ours))}
         return [name for name in listed if name not in dropped]
 
     def _graph(self, name: str) -> str | None:

@@ -1,4 +1,4 @@
-"""Trains on two replicas and publishes as it goes: `python -m tests.mirrored fit|loop STORE`; prints what there was."""
+"""Trains on two replicas and publishes as it goes: `python -m tests.mirrored WHAT STORE`; prints what there was."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from paramsync.errors import GraphError
 from trainer.keras import PublishCallback
 from trainer.publisher import Publisher
 from trainer.schedule import PublishSchedule
@@ -70,6 +71,52 @@ def loop(store: Path, strategy: Any) -> dict[str, Any]:
     return {"seen": seen}
 
 
+class Statistics(tf.Module):
+    """What each replica counts on its own, and what is read of that."""
+
+    def __init__(self, *aggregations: tf.VariableAggregation) -> None:
+        super().__init__()
+        self.shared = tf.Variable(tf.ones([3]), name="shared")
+        self.own = [
+            tf.Variable(
+                tf.zeros([3]), False, synchronization=tf.VariableSynchronization.ON_READ, aggregation=one, name=one.name
+            )
+            for one in aggregations
+        ]
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 4], name="x")])
+    def __call__(self, x: tf.Tensor) -> tf.Tensor:
+        return tf.reduce_sum(x) * self.shared + tf.add_n([one + one.read_value() for one in self.own])
+
+
+def on_read(store: Path, strategy: Any) -> dict[str, Any]:
+    """The values that are read after the last step, by key, what the model computes then, and what is refused."""
+    with strategy.scope():
+        model = Statistics(tf.VariableAggregation.MEAN, tf.VariableAggregation.ONLY_FIRST_REPLICA)
+        added_up = Statistics(tf.VariableAggregation.SUM)
+
+    def replica() -> None:
+        context = tf.distribute.get_replica_context()
+        for variable in model.own:  # 1, 2 on the first, 10, 20 on the second
+            variable.assign_add([1.0, 2.0, 0.1] if context.replica_id_in_sync_group == 0 else [10.0, 20.0, 0.2])
+
+    step = tf.function(lambda: strategy.run(replica))
+    with Publisher(store, model, schedule=PublishSchedule(every_steps=1), on_error="raise") as publisher:
+        for number in range(1, 4):
+            step()
+            publisher.publish_if_due(number)
+    try:
+        Publisher(store / "other", added_up, schedule=PublishSchedule(every_steps=1))
+    except GraphError as error:
+        refused = str(error)
+    values = {f"own/{at}/.ATTRIBUTES/VARIABLE_VALUE": one.read_value() for at, one in enumerate(model.own)}
+    return {
+        "values": {key: value.numpy().tolist() for key, value in values.items()},
+        "answer": model(tf.constant(X[:32])).numpy().tolist(),
+        "refused": refused,
+    }
+
+
 def _step(strategy: Any, model: Counters) -> Callable[[], object]:
     def replica() -> None:
         context = tf.distribute.get_replica_context()
@@ -94,7 +141,7 @@ def main(what: str, store: str) -> None:
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     assert strategy.num_replicas_in_sync == 2
-    sys.stdout.write(json.dumps({"fit": fit, "loop": loop}[what](Path(store), strategy)))
+    sys.stdout.write(json.dumps({"fit": fit, "loop": loop, "on_read": on_read}[what](Path(store), strategy)))
 
 
 if __name__ == "__main__":

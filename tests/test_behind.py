@@ -155,3 +155,23 @@ def test_what_was_written_is_not_held_in_memory_afterwards(fails: bool) -> None:
     behind.run_once()
     gc.collect()
     assert gone() is None
+
+
+def test_a_listener_that_would_wait_for_its_own_thread_is_refused() -> None:
+    behind = WriteBehind(version)
+    refused: list[str] = []
+    heard = threading.Event()
+
+    def wait(version: Version) -> None:
+        for call in (behind.check_thread, lambda: behind.flush(None), behind.close):
+            with pytest.raises(PublishError, match="a listener must not wait for it"):
+                call()
+            refused.append(call.__name__)
+        heard.set()
+
+    behind.subscribe(wait)
+    behind.start()
+    behind.put(1)
+    assert heard.wait(TIMEOUT)
+    behind.close()
+    assert len(refused) == 3

@@ -53,7 +53,10 @@ def test_publish_reports_every_figure(tmp_path: Path, capsys: pytest.CaptureFixt
     found = _measured("publish", capsys, "--folder", str(tmp_path), "--only", ",".join(STOCK))
     _check_peers(found, SAVES)
     _check_quotients(
-        found, ours_over_memcpy=("ours", "memcpy"), checkpoint_write_over_fresh=("checkpoint_write", "ours_fresh")
+        found,
+        ours_over_memcpy=("ours", "memcpy"),
+        ours_finite_over_ours=("ours_finite", "ours"),
+        checkpoint_write_over_fresh=("checkpoint_write", "ours_fresh"),
     )
     assert list(tmp_path.iterdir()) == []
 

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -336,3 +337,50 @@ def test_neither_tensorflow_nor_keras_is_imported(store: Path) -> None:
     command = [sys.executable, "-c", WITHOUT_TENSORFLOW, str(store)]
     subprocess.run(command, check=True, timeout=120, env=environment)
     assert answer(store) == [4.0] * 4
+
+
+NOT_CLOSED = """
+import sys
+import numpy as np, ml_dtypes
+from trainer.publisher import Publisher
+from trainer.schedule import PublishSchedule
+
+publisher = Publisher.of_graph(sys.argv[1], schedule=PublishSchedule())
+publisher.subscribe(lambda version: sys.stdin.read())  # until it ends, what comes next has to wait
+for step in (1, 2):
+    shift = np.full(4, step, ml_dtypes.bfloat16)
+    values = {"scale_of_all": np.full(4, step, np.float32), "shift_of_all": shift}
+    publisher.publish(step, values=values, wait=step == 1)
+"""
+
+
+def test_what_waits_is_written_where_a_program_ends_without_closing(store: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", NOT_CLOSED, str(store)],
+        stdin=subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+    process.communicate(timeout=120)
+    assert process.returncode == 0
+    assert answer(store) == [4.0] * 4
+
+
+def test_metrics_are_those_of_the_call(store: Path) -> None:
+    metrics = {"loss": 1.0}
+    begun, go_on = threading.Event(), threading.Event()
+
+    def wait(version: Version) -> None:
+        begun.set()
+        assert go_on.wait(60)
+
+    with Publisher.of_graph(store, schedule=EVERY_STEP) as publisher:
+        publisher.subscribe(wait)
+        publisher.publish(1, values=values())
+        assert begun.wait(60)
+        publisher.publish(2, values=values(), metrics=metrics)
+        metrics["loss"] = 2.0
+        go_on.set()
+        assert publisher.flush(60)
+        published = publisher.status().published
+    assert published is not None
+    assert published.metrics == {"loss": 1.0}

@@ -142,3 +142,12 @@ def test_steps_may_be_counted_by_a_keras_optimizer() -> None:
 
     optimizer = keras.optimizers.SGD()
     assert int(Job(**parts(step=optimizer.iterations)).step) == 0
+
+
+@pytest.mark.parametrize("loss", [tf.zeros([2]), tf.zeros([1]), None, "small"], ids=repr)
+def test_a_first_step_that_tells_no_loss_is_refused(loss: Any) -> None:
+    job = Job(**parts(step=tf.Variable(1)))
+    for good in (tf.constant(0.5), tf.constant(float("nan"), tf.bfloat16), 0.5):
+        job.check(1, good)
+    with pytest.raises(SettingsError, match=r"Job\.train_step: expected it to return the loss, a scalar, found "):
+        job.check(1, loss)

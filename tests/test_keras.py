@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 from pathlib import Path
@@ -241,3 +242,52 @@ def test_the_example_publishes_what_it_fitted(tmp_path: Path) -> None:
     assert latest is not None
     assert latest.step == 640
     assert latest.metrics["accuracy"] > 0.8
+
+
+class WithItsOwn(keras.Model):
+    """Trained by an optimizer that Keras does not know of, as of two that play against each other."""
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(self(x, training=True) - y))
+        self.own.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        return {"loss": loss}
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", None])
+def test_steps_of_an_optimizer_that_the_model_is_not_compiled_with_are_published(
+    tmp_path: Path, optimizer: str | None
+) -> None:
+    x = keras.Input((4,))
+    model = WithItsOwn(x, keras.layers.Dense(1)(x))
+    model.own = keras.optimizers.SGD(0.01)
+    model.compile(optimizer)
+    fit(model, Unhurried(tmp_path, every_steps=6, on_error="raise", keep=100))
+    assert steps_of(tmp_path) == [0, 6, 12, 16]
+    found = tf.train.load_checkpoint(str(tmp_path))
+    kernels = [found.get_tensor(name) for name in found.get_variable_to_shape_map() if "kernel" in name]
+    assert any(np.array_equal(one, model.layers[-1].kernel.numpy()) for one in kernels)
+
+
+def test_updates_that_an_optimizer_leaves_out_are_no_steps(tmp_path: Path) -> None:
+    model = network(keras.Input((4,)))
+    model.compile(keras.optimizers.SGD(gradient_accumulation_steps=4), "mse")
+    fit(model, Unhurried(tmp_path, every_steps=1, on_error="raise", keep=100))
+    assert steps_of(tmp_path) == [0, 1, 2, 3, 4]
+
+
+def test_a_fit_that_was_interrupted_and_is_forgotten_leaves_the_store_free(tmp_path: Path) -> None:
+    class Interrupt(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            raise KeyboardInterrupt
+
+    model = network(keras.Input((4,)))
+    with pytest.raises(KeyboardInterrupt) as raised:
+        fit(model, PublishCallback(tmp_path), callbacks=[PublishCallback(tmp_path), Interrupt()])
+    with pytest.raises(StoreLockedError):
+        fit(model, PublishCallback(tmp_path))
+    del raised
+    gc.collect()
+    fit(model, PublishCallback(tmp_path, on_error="raise"))
+    assert steps_of(tmp_path)[-1] == 17

@@ -323,6 +323,17 @@ def test_who_waits_for_a_publication_is_told_that_it_failed(tmp_path: Path) -> N
             publisher.publish(1, wait=True)
 
 
+def test_an_error_that_was_waited_for_is_not_raised_again(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    with Publisher(store, Counters(), schedule=EVERY_STEP, on_error="raise") as publisher:
+        shutil.rmtree(store)
+        store.touch()
+        with pytest.raises(PublishError, match="store"):
+            publisher.publish(1, wait=True)
+        store.unlink()
+        publisher.publish_if_due(2)
+
+
 def test_a_second_publisher_is_refused(tmp_path: Path) -> None:
     with Publisher(tmp_path, Counters(), schedule=EVERY_STEP), pytest.raises(StoreLockedError):
         Publisher(tmp_path, Counters(), schedule=EVERY_STEP)
@@ -507,9 +518,6 @@ def test_averages_are_published_in_place_of_variables(tmp_path: Path) -> None:
 def test_an_average_of_another_shape_is_refused(tmp_path: Path) -> None:
     wrong = tf.Variable([1.0])
     message = r"the average of Variable:0: expected float32 \[1, 257\], found float32 \[1\]"
-    schedule = PublishSchedule(at_start=False, at_end=False)
-    with (
-        Publisher(tmp_path, Counters(), schedule=schedule, averages=lambda _: wrong) as publisher,
-        pytest.raises(SettingsError, match=message),
-    ):
-        publisher.publish(1)
+    with pytest.raises(SettingsError, match=message):
+        Publisher(tmp_path, Counters(), schedule=EVERY_STEP, averages=lambda _: wrong)
+    assert list(tmp_path.iterdir()) == []

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from paramsync.graphs.capture import capture
 from paramsync.version import Version
-from trainer.snapshot import Frozen, Snapshot, pin
+from trainer.snapshot import Frozen, Live, Snapshot
 
 
 class Affine(tf.Module):
@@ -23,7 +23,7 @@ class Affine(tf.Module):
 
 def snapshot(model: tf.Module) -> Snapshot:
     version = Version(number=1, step=1, prefix="ckpt-1", step_done_at=0.0, snapshot_at=0.0)
-    return Snapshot(version=version, values=pin(capture(model)), metrics={"loss": tf.constant(1.5)})
+    return Snapshot(version=version, values=Live(capture(model)).pin(), metrics={"loss": tf.constant(1.5)})
 
 
 def test_a_snapshot_keeps_the_values_of_its_step_through_later_updates() -> None:

@@ -187,6 +187,31 @@ def test_training_goes_on_while_a_state_is_written_which_keeps_the_values_of_its
             np.testing.assert_array_equal(wanted[name], again, err_msg=name)
 
 
+def test_a_model_that_diverged_is_not_saved_over_one_that_had_not(tmp_path: Path) -> None:
+    one = job()
+    with StoreWriter(tmp_path, keep=2) as store, closing(TrainingState(store, tmp_path, one)) as state:
+        one.train_step()
+        state.finish(1)
+        weight = one.model.trainable_variables[0]
+        weight.assign(tf.fill(weight.shape, float("nan")))
+        state.finish(2)
+        assert state.saved == 1
+        assert state.error is not None
+        assert "NaN or infinity in model/" in state.error
+    again = job()
+    assert restored(tmp_path, again)
+    assert all(np.isfinite(one.numpy()).all() for one in again.model.trainable_variables)
+
+
+def test_a_model_that_diverged_is_saved_where_that_is_allowed(tmp_path: Path) -> None:
+    one = job()
+    weight = one.model.trainable_variables[0]
+    weight.assign(tf.fill(weight.shape, float("inf")))
+    with StoreWriter(tmp_path, keep=2) as store, closing(TrainingState(store, tmp_path, one, allow_nan=True)) as state:
+        state.finish(1)
+        assert (state.saved, state.error) == (1, None)
+
+
 def test_the_end_waits_for_the_save_under_way_and_saves_the_last_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -271,15 +296,18 @@ def test_a_state_of_an_earlier_release_is_resumed_from_and_gives_way_to_two_of_o
         assert state.restore()
         assert (int(one.step), state.saved) == (5, 5)
         assert not list(tmp_path.glob("*_temp")), "what a killed save left"
-        for step in (6, 7):
+        for step in (6, 7, 8):
             assert len(list(tmp_path.glob("state-*.index"))) == 2
             one.train_step()
             state.finish(step)
+            listed = tf.train.get_checkpoint_state(str(tmp_path)).all_model_checkpoint_paths
+            assert all(map(tf.compat.v1.train.checkpoint_exists, listed)), "what is removed is not listed"
+            assert len(listed) == {6: 3, 7: 4, 8: 2}[step]
     assert not list(tmp_path.glob("state-*"))
     for _ in range(2):  # and so it stays
         again = job()
         assert restored(tmp_path, again)
-        assert int(again.step) == 7
+        assert int(again.step) == 8
 
 
 def test_training_begins_anew_where_no_save_can_be_read(tmp_path: Path) -> None:

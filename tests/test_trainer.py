@@ -35,7 +35,8 @@ def test_settings_say_what_the_command_line_says() -> None:
     assert (found.schedule.every_steps, found.schedule.every_seconds) == (10, None)
     assert (found.data, found.held_out, found.seed, found.keep, found.host) == (None, None, 0, 5, "127.0.0.1")
     assert (found.job, found.durable, found.state_seconds) == ("trainer.jobs.digits:job", False, 10)
-    assert found.tensorboard is None
+    assert (found.tensorboard, found.allow_nan) == (None, False)
+    assert settings.parse(["--store", "here", "--allow-nan"]).allow_nan
 
 
 def test_without_a_schedule_every_second_is_published() -> None:

@@ -111,8 +111,25 @@ def test_a_job_of_ones_own_is_trained_published_and_drawn_to_its_last_step(tmp_p
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("allowed", [False, True])
+def test_a_training_that_diverged_is_published_only_where_that_is_allowed(tmp_path: Path, allowed: bool) -> None:
+    jobs.put(tmp_path)
+    (tmp_path / "wanted").write_text("nan")
+    store = tmp_path / "store"
+    arguments = ("--data", "wanted", "--steps", "20", "--every-steps", "10", *(["--allow-nan"] if allowed else []))
+    with trainer(store, *SMALL, *arguments, folder=tmp_path) as process:
+        assert process.end() == 0, process.text
+    latest = Store(store).latest()
+    assert latest is not None
+    assert latest.step == (20 if allowed else 0)
+    assert all(np.isnan(value).all() == allowed for value in values(store))
+    assert ("a publication failed, training goes on" in process.text) is not allowed
+    assert f"version {latest.number} is the last published" in process.text
+
+
+@pytest.mark.slow
 def test_the_job_in_the_documentation_trains_and_tensorflow_restores_its_state(tmp_path: Path) -> None:
-    module, restoring = re.findall(r"```python\n(.*?)```", DOCUMENTATION.read_text(), re.DOTALL)
+    module, restoring, _ = re.findall(r"```python\n(.*?)```", DOCUMENTATION.read_text(), re.DOTALL)
     jobs.put(tmp_path, module, name="my_jobs")
     store = tmp_path / "store"
     with trainer(store, "--job", "my_jobs:small", "--steps", "300", folder=tmp_path) as process:
@@ -123,6 +140,24 @@ def test_the_job_in_the_documentation_trains_and_tensorflow_restores_its_state(t
         [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=TIMEOUT
     )
     assert (done.returncode, done.stdout) == (0, "300\n"), done.stderr
+
+
+@pytest.mark.slow
+def test_the_session_in_the_documentation_publishes_what_its_saver_restores(tmp_path: Path) -> None:
+    *_, script = re.findall(r"```python\n(.*?)```", DOCUMENTATION.read_text(), re.DOTALL)
+    again = """
+with tf.Session() as session:
+    saver.restore(session, tf.train.latest_checkpoint(sys.argv[1]))
+    print(session.run(y, {x: [[1.0, 2.0, 3.0, 4.0]]})[0, 0])
+"""
+    store = tmp_path / "store"
+    command = [sys.executable, "-c", f"import sys\n{script.replace('/dev/shm/net', str(store))}{again}", str(store)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=TIMEOUT)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) == pytest.approx(10, abs=0.1)
+    latest = Store(store).latest()
+    assert latest is not None
+    assert latest.step == 1000
 
 
 def test_the_documentation_names_every_option_of_the_program(capsys: pytest.CaptureFixture[str]) -> None:

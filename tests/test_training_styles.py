@@ -165,6 +165,20 @@ def test_a_mirrored_fit_is_read_into_a_model_of_one_device(tmp_path: Path) -> No
     np.testing.assert_allclose(answer(tmp_path), copy(X, training=False), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
+def test_what_each_replica_has_on_its_own_is_published_as_it_is_read(tmp_path: Path) -> None:
+    found = mirrored("on_read", tmp_path)
+    published = values(tmp_path, latest(tmp_path))
+    assert len(published) == 3
+    for key, value in found["values"].items():
+        assert_same(published[key], np.array(value, np.float32))
+    assert found["values"]["own/0/.ATTRIBUTES/VARIABLE_VALUE"][:2] == [16.5, 33.0]
+    assert found["values"]["own/1/.ATTRIBUTES/VARIABLE_VALUE"][:2] == [3.0, 6.0]
+    np.testing.assert_allclose(answer(tmp_path), found["answer"], rtol=1e-6)
+    assert "'SUM:0' is ON_READ, with a value on each replica, and read as their SUM" in found["refused"]
+    assert "make it ON_WRITE" in found["refused"]
+
+
 @pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
 def test_a_fit_with_mixed_precision_publishes_the_full_precision_and_answers_as_the_model(
     tmp_path: Path, policy: str

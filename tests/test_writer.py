@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from paramsync import layout
 from paramsync.errors import StoreError, StoreLockedError
 from paramsync.spares import SPARES
 from paramsync.store import Store
@@ -335,6 +336,21 @@ def test_a_checkpoint_of_another_writer_is_found_though_the_state_was_remembered
             writer.commit(version(2), tensors(2))
         writer.commit(version(6), tensors(6))
     assert [one.prefix for one in Store(tmp_path).versions()] == ["ckpt-1", "theirs-5", "ckpt-6"]
+
+
+def test_a_checkpoint_of_another_writer_is_listed_until_its_last_file_is_gone(tmp_path: Path) -> None:
+    listed = []
+    with StoreWriter(tmp_path) as writer:
+        tf.train.Checkpoint(weights=tf.Variable(1.0)).write(str(tmp_path / "theirs-1"))
+        tf.compat.v1.train.update_checkpoint_state(str(tmp_path), "theirs-1")
+        for number, suffix in enumerate(["index", "data-00000-of-00001", None], 2):
+            writer.commit(version(number), tensors(number))
+            state = layout.read_state(tmp_path)
+            assert state is not None
+            listed.append(state.names)
+            if suffix is not None:
+                (tmp_path / f"theirs-1.{suffix}").unlink()
+    assert listed == [("theirs-1", "ckpt-2"), ("theirs-1", "ckpt-2", "ckpt-3"), ("ckpt-2", "ckpt-3", "ckpt-4")]
 
 
 def test_closing_leaves_nothing_open(tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
+import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -52,8 +54,9 @@ class WriteBehind(Generic[T]):
         self._thread = threading.Thread(target=self._run, name="publisher", daemon=True)
 
     def start(self) -> None:
-        """Begin to write. Without it, `run_once` does."""
+        """Begin to write. Without it, `run_once` does. At the interpreter's end, what waits is written before that."""
         self._thread.start()
+        atexit.register(self._end, os.getpid())
 
     def subscribe(self, listener: Callable[[Version], None]) -> None:
         """Call this with every version once it is committed, on the writing thread: it must not block."""
@@ -91,16 +94,24 @@ class WriteBehind(Generic[T]):
 
     def flush(self, timeout: float | None) -> bool:
         """Wait until nothing waits to be written; False where that takes longer than `timeout` seconds."""
+        self.check_thread()
         with self._changed:
             return self._changed.wait_for(lambda: self._next is None and not self._busy, timeout)
 
     def close(self) -> None:
         """Write what waits, then end the thread."""
+        self.check_thread()
         with self._changed:
             self._closed = True
             self._changed.notify_all()
         if self._thread.is_alive():
             self._thread.join()
+        atexit.unregister(self._end)
+
+    def check_thread(self) -> None:
+        """Raises PublishError on the writing thread, where to wait for what it writes would be for ever."""
+        if threading.current_thread() is self._thread:
+            raise PublishError("expected another thread than the one that writes: a listener must not wait for it")
 
     def status(self) -> PublisherStatus:
         """How it goes, as one value."""
@@ -113,6 +124,10 @@ class WriteBehind(Generic[T]):
         with self._changed:
             error, self._error = self._error, None
         return error
+
+    def _end(self, process: int) -> None:
+        if os.getpid() == process:  # a forked child has no thread that writes
+            self.close()
 
     def _run(self) -> None:
         while True:

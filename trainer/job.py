@@ -82,6 +82,19 @@ class Job:
         """What `step` says; waits for the step under way."""
         return int(self.step.numpy())  # not int(self.step): a variable of several replicas has none
 
+    def check(self, step: int, loss: Any) -> None:
+        """Raises SettingsError where a call of `train_step`, which should have done this step, has not done as it must.
+
+        A state saved with the wrong step would train some steps twice, or never.
+        """
+        if (found := self.steps_done()) != step:
+            raise SettingsError(f"Job.step: expected train_step to add 1, so that it is {step}, found {found}")
+        try:
+            float(loss)
+        except (TypeError, ValueError) as error:
+            expected = "the loss, a scalar"
+            raise SettingsError(f"Job.train_step: expected it to return {expected}, found {_shown(loss)}") from error
+
 
 JobFunction = Callable[[JobSettings], Job]
 

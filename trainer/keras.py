@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import weakref
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import keras
 
-from paramsync.errors import SettingsError
+from paramsync.errors import PublishError, SettingsError
 from trainer.publisher import OnError, Publisher
 from trainer.schedule import PublishSchedule
 from trainer.snapshot import Averages
@@ -22,11 +24,12 @@ class PublishCallback(keras.callbacks.Callback):
         model.fit(x, y, callbacks=[PublishCallback("/dev/shm/digits", every_seconds=1)])
 
     Where neither steps nor seconds are given, every second. Steps are counted from the optimizer's own count, so that
-    they go on where an earlier fit stopped. A model that is not built when training begins is published from its first
-    batch on. What `inputs` are is for models that do not say it themselves, as `capture` has it; `keep`, `durable`,
-    `on_error` and `allow_nan` are as Publisher has them. With `averages`, the moving averages of an optimizer that has
-    `use_ema` are published in place of the variables that it trains, from its first step on. A fit that is interrupted
-    leaves the store locked until the same callback is used again, or the process ends.
+    they go on where an earlier fit stopped; where a `train_step` of the model's own uses another optimizer, batches are
+    counted. A model that is not built when training begins is published from its first batch on. What `inputs` are is
+    for models that do not say it themselves, as `capture` has it; `keep`, `durable`, `on_error` and `allow_nan` are as
+    Publisher has them. With `averages`, the moving averages of an optimizer that has `use_ema` are published in place
+    of the variables that it trains, from its first step on. A fit that is interrupted leaves the store locked until
+    nothing refers to the callback any more, it is used again, or the process ends.
 
     Raises what Publisher does, when training begins, and SettingsError for `averages` of an optimizer that has none,
     and where Keras runs on another backend than TensorFlow.
@@ -57,6 +60,7 @@ class PublishCallback(keras.callbacks.Callback):
         self._averages = averages
         self._allow_nan = allow_nan
         self._publisher: Publisher | None = None
+        self._step = 0
 
     def on_train_begin(self, logs: Any = None) -> None:
         self._release()  # of a fit that was interrupted
@@ -65,23 +69,22 @@ class PublishCallback(keras.callbacks.Callback):
                 f"PublishCallback: expected TensorFlow as the backend of Keras, found {keras.backend.backend()};"
                 " publish from a loop of your own with Publisher.of_graph, as examples/jax_trainer.py does"
             )
+        self._step = _counted(self.model.optimizer)
         if self.model.built:
             self._publish_if_due(None)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        counted, optimizer = _counted(self.model.optimizer), self.model.optimizer
+        # One that is not used stands still, and so do those that leave out updates, which is no step then.
+        self._step = counted if _leaves_out(optimizer) else max(counted, self._step + 1)
         self._publish_if_due(logs)
 
     def on_train_end(self, logs: Any = None) -> None:
         try:
             if self._publisher is not None:
-                self._publisher.finish(self._steps_done(), logs)
+                self._publisher.finish(self._step, logs)
         finally:
             self._release()
-
-    def _steps_done(self) -> int:
-        # Not counted by batches: where one call runs several steps, Keras counts the last call of an epoch as a full
-        # one. Keras has read the loss of the step before it calls us, so there is no GPU to wait for.
-        return int(self.model.optimizer.iterations.numpy())  # a variable of several replicas is no number itself
 
     def _publish_if_due(self, logs: Any) -> None:
         if self._publisher is None:
@@ -97,19 +100,42 @@ class PublishCallback(keras.callbacks.Callback):
                 averages=_averages(self.model) if self._averages else None,
                 allow_nan=self._allow_nan,
             )
-        self._publisher.publish_if_due(self._steps_done(), logs)
+            self._forgotten = weakref.finalize(self, _close, self._publisher)  # by a fit that was interrupted
+            self._forgotten.atexit = False
+        self._publisher.publish_if_due(self._step, logs)
 
     def _release(self) -> None:
         publisher, self._publisher = self._publisher, None
         if publisher is not None:
+            self._forgotten.detach()
             publisher.close()
+
+
+def _counted(optimizer: keras.Optimizer | None) -> int:
+    # Not counted by batches: where one call runs several steps, Keras counts the last call of an epoch as a full one.
+    # Keras has read the loss of the step before it calls us, so there is no GPU to wait for.
+    if optimizer is None:
+        return 0
+    return int(optimizer.iterations.numpy())  # a variable of several replicas is no number itself
+
+
+def _leaves_out(optimizer: keras.Optimizer | None) -> bool:
+    """Whether there are batches after which it updates nothing."""
+    scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+    return scales or bool(getattr(optimizer, "gradient_accumulation_steps", None))
+
+
+def _close(publisher: Publisher) -> None:
+    with suppress(PublishError):  # it is in the log
+        publisher.close()
 
 
 def _averages(model: keras.Model) -> Averages:
     """The moving averages that the model's optimizer keeps. Raises SettingsError where it keeps none."""
     optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)  # of one that scales losses
-    if not optimizer.use_ema:
-        raise SettingsError(f"averages: expected an optimizer with use_ema=True, found {optimizer.name} without")
+    if not getattr(optimizer, "use_ema", False):
+        found = f"{optimizer.name} without" if optimizer else "none"
+        raise SettingsError(f"averages: expected an optimizer with use_ema=True, found {found}")
     weights = {f"{one.path.replace('/', '_')}_average": one for one in model.weights}
     if len(weights) < len(model.weights):
         raise SettingsError(

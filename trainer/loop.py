@@ -9,7 +9,6 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import SupportsFloat
 
-from paramsync.errors import SettingsError
 from paramsync.writer import StoreWriter
 from trainer.control import Control, Training
 from trainer.job import Job
@@ -38,12 +37,14 @@ def train(
     """Train from where the state left off.
 
     Raises SettingsError, StoreError and GraphError before the first step, and SettingsError after it where the job does
-    not count its steps. What the job's own step raises passes through.
+    not count its steps or tells no loss. What the job's own step raises passes through.
     """
     stop.training_begins()
     with ExitStack() as stack:
-        publisher = stack.enter_context(Publisher(store, job.model, schedule=settings.schedule))
-        state = stack.enter_context(closing(TrainingState(states, settings.state, job)))
+        publisher = stack.enter_context(
+            Publisher(store, job.model, schedule=settings.schedule, allow_nan=settings.allow_nan)
+        )
+        state = stack.enter_context(closing(TrainingState(states, settings.state, job, allow_nan=settings.allow_nan)))
         scalars = None if settings.tensorboard is None else stack.enter_context(closing(Scalars(settings.tensorboard)))
         state.restore()
         meter = Meter(job.steps_done(), time.monotonic())
@@ -96,7 +97,7 @@ class _Loop:
             loss = self.job.train_step()
             step += 1
             if step == first + 1:
-                self._check_count(step)
+                self.job.check(step, loss)
             self._publish_if_due(step, {"loss": loss})
             now = time.monotonic()
             self.meter.advance(step, loss, now)
@@ -125,11 +126,6 @@ class _Loop:
         began = time.perf_counter()
         if self.publisher.publish_if_due(step, metrics) is not None:
             self.meter.stall = time.perf_counter() - began
-
-    def _check_count(self, step: int) -> None:
-        """A state saved with the wrong step would train some steps twice, or never."""
-        if (found := self.job.steps_done()) != step:
-            raise SettingsError(f"Job.step: expected train_step to add 1, so that it is {step}, found {found}")
 
     def _show(self) -> None:
         out_of = self.last_step or self.job.steps_per_epoch

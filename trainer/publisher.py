@@ -20,6 +20,7 @@ from trainer.given import Given, Values
 from trainer.metrics import MetricReader
 from trainer.schedule import Moment, PublishSchedule
 from trainer.snapshot import Averages, Frozen, Live, Snapshot, Source
+from trainer.steps import number_of
 
 if TYPE_CHECKING:
     import keras
@@ -51,13 +52,12 @@ class Publisher:
     A publication that fails in the background is logged and in the status, and training goes on; with
     `on_error="raise"` it is raised as PublishError at the next call. Parameters that are NaN or infinite are such a
     failure, NotFiniteError, and count as `refused`: the version before stays the latest, unless `allow_nan`. Metrics
-    may be tensors still being computed; one that is no number is left out with a warning.
-
-    A step lower than the one before is published under a number that rises all the same, with one warning.
+    may be tensors still being computed; one that is no number is left out with a warning. A step is a whole number,
+    also of another framework, or a variable that holds one; anything else is a SettingsError at the call. One lower
+    than the one before is published under a number that rises all the same, with one warning.
 
     With `durable`, a version is on the disk when it is published, and survives the machine's end too; that costs what
-    the disk takes, on the background's thread. `store` is its directory, or one that is open already; `keep` and
-    `durable` are then its own.
+    the disk takes, in the background. `store` is its directory, or one open already, with its own `keep` and `durable`.
 
     What is published is a model, or the Capture of anything else that has variables: a function, several signatures,
     a model that has to be told its inputs. `averages` gives the variable that is published in place of another, as
@@ -140,6 +140,7 @@ class Publisher:
         ParameterError for what does not fit the graph.
         """
         self._surface()
+        step = number_of(step)
         self._seen = (step, metrics, values)
         now = time.monotonic()
         if self.is_due(step, now):
@@ -158,17 +159,24 @@ class Publisher:
     ) -> Version:
         """Publish this step now. With `wait`, returns the version once committed, or raises PublishError."""
         self._surface()
+        step = number_of(step)
         if not wait:
             return self._publish(step, time.monotonic(), metrics, values)
+        self._behind.check_thread()
         future: Future[Version] = Future()
         self._publish(step, time.monotonic(), metrics, values, future)
-        return future.result()
+        try:
+            return future.result()
+        except PublishError:
+            self._behind.take_error()  # it surfaces here
+            raise
 
     def finish(self, step: int, metrics: Metrics | None = None, *, values: Values | None = None) -> Version | None:
         """Training is over: publish its last step where the schedule or a request wants that, and wait for the writer.
 
         Requests are refused from here on. Returns the last committed version. Leaving the `with` block does the same.
         """
+        step = number_of(step)
         with self._lock:
             self._accepting = False
         self._behind.flush(None)
@@ -243,7 +251,7 @@ class Publisher:
             snapshot_at=time.time(),
         )
         self._since = Moment(step, now)
-        self._behind.put(Snapshot(version=version, values=pinned, metrics=metrics or {}), *requests, *waiting)
+        self._behind.put(Snapshot(version=version, values=pinned, metrics=dict(metrics or {})), *requests, *waiting)
         return version
 
     def _write(self, snapshot: Snapshot) -> Version:

@@ -135,7 +135,9 @@ class SessionValues:
         op = self.graph.get_operation_by_name(node)
         with self.graph.colocate_with(op, ignore_existing=True):
             if op.type == "VarHandleOp":
-                value = tf.raw_ops.ReadVariableOp(resource=op.outputs[0], dtype=op.get_attr("dtype"))
+                # one of which rows were looked up or updated is copied by whoever reads it; here it becomes like others
+                with self.graph.control_dependencies([tf.raw_ops.DisableCopyOnRead(resource=op.outputs[0])]):
+                    value = tf.raw_ops.ReadVariableOp(resource=op.outputs[0], dtype=op.get_attr("dtype"))
             else:
                 value = tf.raw_ops.DeepCopy(x=op.outputs[0])
         if node != parameter.node and (value.dtype, value.shape) != (parameter.spec.dtype, parameter.spec.shape):

@@ -32,6 +32,7 @@ class Settings:
     seed: int
     keep: int
     durable: bool
+    allow_nan: bool
     state: Path
     state_seconds: float
     held_out: Path | None
@@ -59,6 +60,7 @@ def parse(arguments: Sequence[str]) -> Settings:
         seed=given.seed,
         keep=given.keep,
         durable=given.durable,
+        allow_nan=given.allow_nan,
         state=state,
         state_seconds=given.state_seconds,
         held_out=given.held_out,
@@ -104,6 +106,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--keep", type=whole(1, _MOST), default=5, metavar="N", help="how many versions stay in the store (default: 5)")
     add("--durable", action="store_true", help="have each version, and each state, on the disk before it counts")
+    add("--allow-nan", action="store_true", help="publish NaN and infinity too (default: such a version is refused)")
     add("--state", type=Path, metavar="DIR", help="where to save what resuming needs (default: STORE/training)")
     add(
         "--state-seconds",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, SupportsFloat, TypeAlias, runtime_checkable
 
@@ -97,38 +97,39 @@ class Live:
     """The variables of a model, or averages of them, as what is published."""
 
     def __init__(self, capture: Capture, averages: Averages | None = None) -> None:
-        """Raises SettingsError for a graph of a file, which has no variables."""
+        """Raises SettingsError for a graph of a file, which has no variables, and what `pin` does."""
         if len(capture.variables) != len(capture.graph.parameters):
             raise SettingsError(
                 "what was captured has no live variables, as that of a file: capture the model itself, or put its graph"
                 " into the store and publish values by name with Publisher.of_graph"
             )
+        from trainer.reads import Reader  # here: other sources need no TensorFlow
+
         self.digest = capture.graph.digest
         self.content = capture.graph.to_bytes()
-        self._capture = capture
+        self._names = [one.name for one in capture.graph.parameters]
+        self._objects = np.array(capture.object_graph, dtype=object) if capture.object_graph else None
+        self._variables = capture.variables
         self._averages = averages
+        self._read = Reader(self._published())
 
     def pin(self, values: Any = None) -> dict[str, Any]:
-        """As `pin` does. Raises SettingsError for an average that cannot stand for its variable."""
+        """The value of every captured variable, or of its average where there is one, by its key in a checkpoint.
+
+        To be called on the thread that updates the variables, between two steps: that is what makes them of one step.
+        Takes microseconds a variable, whatever its size. Raises SettingsError for an average that cannot stand for its
+        variable.
+        """
         if values is not None:
             raise SettingsError("values: they are the variables' own here; only Publisher.of_graph is given any")
-        return pin(self._capture, self._averages)
+        pinned: dict[str, Any] = dict(zip(self._names, self._read(self._published()), strict=True))
+        if self._objects is not None:
+            pinned[keys.OBJECT_GRAPH] = self._objects
+        return pinned
 
-
-def pin(capture: Capture, averages: Averages | None = None) -> dict[str, Any]:
-    """The value of every captured variable, or of its average where there is one, by its key in a checkpoint.
-
-    To be called on the thread that updates the variables, between two steps: that is what makes them of one step. Takes
-    microseconds a variable, whatever its size.
-    """
-    variables = capture.variables if averages is None else [_averaged(one, averages) for one in capture.variables]
-    # value(), not read_value(): the same buffer without an Identity operation on top, at half the cost
-    values: dict[str, Any] = {
-        spec.name: variable.value() for spec, variable in zip(capture.graph.parameters, variables, strict=True)
-    }
-    if capture.object_graph:
-        values[keys.OBJECT_GRAPH] = np.array(capture.object_graph, dtype=object)
-    return values
+    def _published(self) -> Sequence[tf.Variable]:
+        averages = self._averages
+        return self._variables if averages is None else [_averaged(one, averages) for one in self._variables]
 
 
 def _averaged(variable: tf.Variable, averages: Averages) -> tf.Variable:

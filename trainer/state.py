@@ -12,18 +12,22 @@ from typing import Any
 
 import keras
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 from paramsync import keys, layout
-from paramsync.errors import SettingsError
+from paramsync.errors import NotFiniteError, SettingsError
+from paramsync.examine import soundness
 from paramsync.graphs.sources.objects import object_graph, variable_keys
 from paramsync.version import Version
 from paramsync.writer import StoreWriter
 from trainer.job import Job
+from trainer.reads import Reader
 from trainer.snapshot import Snapshot
 
 _EARLIER = "state-"  # what the names of an earlier release's states began with
-_ENOUGH = 2  # one may turn out to be unreadable
+_MODEL = "model/"  # what the keys of its variables begin with
+_ENOUGH = 2  # of ours: one may turn out to be unreadable
 _WITHOUT_VARIABLES = (  # what TensorFlow saves in ways of its own
     tf.data.Iterator,
     tf.lookup.experimental.MutableHashTable,
@@ -44,8 +48,11 @@ class TrainingState:
     goes on.
     """
 
-    def __init__(self, store: StoreWriter, directory: Path, job: Job) -> None:
+    def __init__(self, store: StoreWriter, directory: Path, job: Job, *, allow_nan: bool = False) -> None:
         """`store` writes into `directory`, and stays its caller's.
+
+        A model with NaN or infinite parameters is not saved: whoever resumed from it could not train on. Unless they
+        are allowed.
 
         Raises SettingsError for a state with more to it than variables, or whose variables are not there yet.
         """
@@ -56,10 +63,13 @@ class TrainingState:
         self._directory = directory
         self._store = store
         self._job = job
+        self._allow_nan = allow_nan
         self._checkpoint = _checkpoint(job)
         self._checkpoint.save_counter.assign(0)  # it is made at its first use, and `restore` expects it
-        self._variables = variable_keys(self._checkpoint)
-        self._objects = np.array(object_graph(self._checkpoint, self._variables), dtype=object)
+        variables = variable_keys(self._checkpoint)
+        self._keys, self._variables = list(variables), list(variables.values())
+        self._objects = np.array(object_graph(self._checkpoint, self._keys), dtype=object)
+        self._read = Reader(self._variables)
         self._commits = 0
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="state")
         self._writing: Future[None] | None = None
@@ -86,8 +96,7 @@ class TrainingState:
         if self._writing is not None and not self._writing.done():
             return False
         if step != self.saved:
-            # value(), not read_value(): the same buffer without an Identity operation on top, at half the cost
-            values: dict[str, Any] = {key: variable.value() for key, variable in self._variables.items()}
+            values: dict[str, Any] = dict(zip(self._keys, self._read(self._variables), strict=True))
             values[keys.OBJECT_GRAPH] = self._objects
             now = time.time()
             number = self._store.next_number(step)
@@ -109,18 +118,24 @@ class TrainingState:
 
     def _write(self, snapshot: Snapshot) -> None:
         try:
-            self._store.commit(snapshot.version, snapshot.tensors())
+            if self._commits == _ENOUGH:
+                self._remove_earlier()
+            tensors = snapshot.tensors()
+            if not self._allow_nan and (wrong := [name for name in tensors if _has_diverged(name, tensors[name])]):
+                raise NotFiniteError(wrong)  # noqa: TRY301, it is told like all that may be wrong with a save
+            self._store.commit(snapshot.version, tensors)
         except Exception as error:  # noqa: BLE001, the edge of the thread: training goes on whatever writing does
             self.error = _first_line(error)
             _log.error("training state was not saved, training goes on: %s", self.error)
         else:
             self.saved, self.error = snapshot.version.step, None
             self._commits += 1
-            if self._commits == _ENOUGH:
-                self._remove_earlier()
 
     def _remove_earlier(self) -> None:
-        """The states of an earlier release go when there are enough of ours: the store keeps what is not its own."""
+        """The states of an earlier release, which are the store's to list only.
+
+        What is gone, it lists no more from the next commit on.
+        """
         for file in self._directory.glob(f"{_EARLIER}*"):
             with suppress(OSError):
                 file.unlink()
@@ -135,6 +150,12 @@ class TrainingState:
             ) from error
         self.saved = self._job.steps_done()
         _log.info("resumed at step %d from %s", self.saved, prefix)
+
+
+def _has_diverged(name: str, value: npt.NDArray[np.generic]) -> bool:
+    """Whether it is a parameter of the model with values that are NaN or infinite. Other state may well have some."""
+    sound = soundness(value.dtype) if name.startswith(_MODEL) and value.size else None
+    return sound is not None and not sound(np.ascontiguousarray(value).view(np.uint8).reshape(-1).data)
 
 
 def _checkpoint(job: Job) -> tf.train.Checkpoint:

@@ -60,7 +60,11 @@ def result_names(function: Any, names: Sequence[str] = ()) -> list[str]:
 
 
 def first_line(error: Exception) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    """What an error says, in one line; of one in a function that was converted, what comes after where it was."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if not lines:
+        return type(error).__name__
+    return lines[-1] if lines[0] == "in user code:" else lines[0]
 
 
 def _arguments(function: Any) -> Iterator[tuple[str, tf.TypeSpec]]:

@@ -70,12 +70,15 @@ class _Merged:
     """One GraphDef of many functions; each captured tensor is one node of it, however many functions capture it."""
 
     def __init__(self, keys: Mapping[str, tf.Variable] | None) -> None:
+        self._by_own_names = keys is None
         self.graph_def = tf.compat.v1.GraphDef()
         self.parameters: dict[str, Parameter] = {}
         self.variables: dict[str, tf.Variable] = {}
         self.signatures: dict[str, graph_pb2.Signature] = {}
         self.tables: list[Table] = []
-        self._keys = None if keys is None else {id(variable.handle): name for name, variable in keys.items()}
+        keys = {} if keys is None else keys
+        self._keys = {id(_handles(variable)[0]): name for name, variable in keys.items()}
+        self._whole = {id(handle): variable for variable in keys.values() for handle in _handles(variable)}
         self._nodes: dict[int, str] = {}  # by the identity of what is captured
         self._functions: set[str] = set()
         self._bytes = 0
@@ -91,18 +94,22 @@ class _Merged:
         outside = function.captured_inputs
         names = {node.name: prefix + node.name for node in graph_def.node}
         for inside, position in captured.items():
-            names[inside] = self._nodes.setdefault(id(outside[position]), names[inside])
+            whole = self._whole.get(id(outside[position]))
+            one = outside[position] if whole is None else _handles(whole)[0]
+            names[inside] = self._nodes.setdefault(id(one), names[inside])
         reads = {node.name for node in graph_def.node if node.op in READS}
         there = {node.name for node in self.graph_def.node}
-        variables = {id(variable.handle): variable for variable in function.graph.variables}
+        variables = {id(handle): one for one in function.graph.variables for handle in _handles(one)}
         for node in graph_def.node:
             if names[node.name] in there:
-                continue  # captured by an earlier one too
+                continue  # captured by an earlier one too, or of another replica
             copy = self._copy(node, names, reads)
+            there.add(copy.name)
             if node.name in captured:
                 value = outside[captured[node.name]]
                 if id(value) in variables:
-                    self._add_parameter(copy.name, variables[id(value)])
+                    variable = variables[id(value)]
+                    self._add_parameter(copy.name, self._whole.get(id(value), variable))
                 elif value.dtype == tf.resource:
                     self.tables.append(Table(copy.name, *contents(value, node.name, graph_def)))
                 else:
@@ -140,14 +147,17 @@ class _Merged:
         self.variables[name] = variable
 
     def _name_of(self, variable: tf.Variable) -> str:
-        if self._keys is None:
+        if self._by_own_names:
             return str(variable.name.removesuffix(":0"))
-        if id(variable.handle) not in self._keys:
+        handle, *others = _handles(variable)
+        if id(handle) not in self._keys:
             raise GraphError(
                 f"{variable.name!r} is a variable that is not part of the model; only its own are published: make it"
                 " an attribute of the model, or say root=, an object that has both"
             )
-        return self._keys[id(variable.handle)]
+        if others and variable.synchronization == tf.VariableSynchronization.ON_READ:
+            _check_that_it_has_one_value(variable)
+        return self._keys[id(handle)]
 
     def _make_constant(self, node: Any, value: Any) -> None:
         try:
@@ -166,6 +176,22 @@ class _Merged:
         node.attr.clear()
         node.attr["dtype"].type = value.dtype.as_datatype_enum
         node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(array))
+
+
+def _handles(variable: Any) -> list[Any]:
+    """Of a variable of a distribution strategy, those of all its replicas, in any context; else the only one."""
+    many = variable.values if isinstance(variable, tf.distribute.DistributedValues) else [variable]
+    return [one.handle for one in many]
+
+
+def _check_that_it_has_one_value(variable: Any) -> None:
+    """One parameter stands for what all replicas have, which must make no difference to what is read of them."""
+    if variable.aggregation not in (tf.VariableAggregation.MEAN, tf.VariableAggregation.ONLY_FIRST_REPLICA):
+        raise GraphError(
+            f"{variable.name!r} is ON_READ, with a value on each replica, and read as their"
+            f" {variable.aggregation.name}, which a graph with one value cannot do: make it ON_WRITE, or with the"
+            " aggregation MEAN or ONLY_FIRST_REPLICA, or publish a function that does not read it"
+        )
 
 
 def _endpoints(names: Sequence[str], tensors: Iterable[tf.Tensor], own: Mapping[str, str]) -> list[graph_pb2.Endpoint]:
