@@ -18,6 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from bench import arrays, figures
+from bench.asker import Asker
 from bench.model import Subject
 from bench.options import LOOPS
 from bench.ours import KEEP, WARM_UPS
@@ -109,6 +110,7 @@ class _Ours(_Way):
         self._client = Inferencer(self.server.addresses["control"])
         self._events: queue.SimpleQueue[pb.Event] = queue.SimpleQueue()
         self.server.ask_until(_REQUEST, 0)
+        self._asker = _asker(self.server, folder)
         threading.Thread(target=self._listen, daemon=True).start()
 
     def train(self) -> None:
@@ -117,7 +119,7 @@ class _Ours(_Way):
 
     def publish(self) -> None:
         version = self._publisher.publish(self._step)
-        self.server.ask_until(_REQUEST, version.number)
+        self._asker.until(version.number)
         self._answered_at = time.time()
 
     def note(self) -> None:
@@ -130,6 +132,7 @@ class _Ours(_Way):
         self.phases.append({name: (end - begin) * 1e3 for name, begin, end in zip(_PHASES, marks, ends, strict=True)})
 
     def close(self) -> None:
+        self._asker.close()
         self._client.close()
         self.server.close()
         self._publisher.close()
@@ -159,10 +162,11 @@ class _Peer(_Way):
         }
         options = [f"--{name}={one}" for name, one in said.items()]
         self.server = Served("bench.loops", [self.loop, str(self.folder), *options], log=folder / "log")
+        self.asker = _asker(self.server, folder)
 
     def publish(self) -> None:
         self.save()
-        self.server.ask_until(_REQUEST, self.step)
+        self.asker.until(self.step)
 
     @abc.abstractmethod
     def save(self) -> None: ...
@@ -171,6 +175,7 @@ class _Peer(_Way):
         """Remove what is old."""
 
     def close(self) -> None:
+        self.asker.close()
         self.server.close()
 
 
@@ -201,34 +206,53 @@ class _SaverPoll(_Saver):
         threading.Event().wait(random.random() * self.poll_seconds)
 
 
-class _SavedModel(_Peer):
-    """`tf.saved_model.save` into a numbered folder; the loop loads it at once."""
+class _SavedModule(_Peer):
+    """`tf.saved_model.save` of a tf.Module into a numbered folder; the loop loads it at once."""
 
-    name, loop = "savedmodel", "savedmodel"
+    name, loop = "savedmodule", "savedmodel"
 
     def __init__(self, subject: Subject, folder: Path) -> None:
         super().__init__(subject, folder)
-        self._subject = subject
+        self.subject = subject
 
     def train(self) -> None:
-        self._subject.train()
+        self.subject.train()
         self.step += 1
 
     def save(self) -> None:
         aside = self.folder / f"aside-{self.step}"
-        tf.saved_model.save(self._subject.module, str(aside))
+        self.export(str(aside))
         aside.rename(self.folder / str(self.step))
+
+    def export(self, path: str) -> None:
+        tf.saved_model.save(self.subject.module, path)
 
     def tidy(self) -> None:
         shutil.rmtree(self.folder / str(self.step - 1), ignore_errors=True)
+
+
+class _SavedModel(_SavedModule):
+    """The same as Keras exports it, for TensorFlow Serving."""
+
+    name = "savedmodel"
+
+    def export(self, path: str) -> None:
+        self.subject.keras.export(path, verbose=False)
 
 
 PEERS: dict[str, Callable[[Subject, Path], _Peer]] = {
     "saver": _Saver,
     "saver_poll": _SaverPoll,
     "savedmodel": _SavedModel,
+    "savedmodule": _SavedModule,
 }
 """As `options.LOOPS` names them."""
+
+
+def _asker(server: Served, folder: Path) -> Asker:
+    path = folder / "request"
+    path.write_bytes(_REQUEST)
+    return Asker(server.addresses["predictions"], path)
 
 
 @contextmanager

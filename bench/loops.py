@@ -96,6 +96,8 @@ class SavedModelLoop(Loop):
             self.version = max(numbers)
 
     def predict(self, x: np.ndarray) -> Mapping[str, np.ndarray]:
+        if hasattr(self._serving, "serve"):  # what Keras exports takes rows
+            return {"y": self._serving.serve(tf.constant(x.reshape(-1, 1))).numpy()}
         return {name: one.numpy() for name, one in self._serving(tf.constant(x)).items()}
 
 

@@ -11,7 +11,7 @@ from typing import Any
 PEERS = ("checkpoint", "saver", "savedmodel", "savedmodule", "h5", "safetensors", "orbax")  # of publish and restore
 CALLS = ("session", "signature", "concrete", "keras_call", "predict_on_batch", "handles")  # the peers of `call`
 SAVINGS = ("checkpoint_save", "async_checkpoint", "model_checkpoint", "orbax_async")  # the peers of `stall`
-LOOPS = ("saver", "saver_poll", "savedmodel")  # the peers of `freshness`
+LOOPS = ("saver", "saver_poll", "savedmodel", "savedmodule")  # the peers of `freshness`
 SWAPPING = ("assign", "savedmodel")  # the peers of `swap`
 MEMORY = Path("/dev/shm")  # where Linux keeps files in memory
 

@@ -1,0 +1,59 @@
+"""The benchmarks of a server, on a megabyte: what they report, and that it can be true."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from typing import Any
+
+import pytest
+
+from bench.__main__ import main
+
+pytestmark = pytest.mark.slow
+
+
+def test_freshness_reports_where_the_time_goes(capsys: pytest.CaptureFixture[str]) -> None:
+    found = _measured(capsys, "freshness", "--runs", "1", "--only", "saver")
+    assert 0 < found["ours_ms_p50"] <= found["ours_ms_p99"]
+    assert found["ours_over_memcpy"] == pytest.approx(found["ours_ms"] / found["memcpy_ms"])
+    assert found["saver_over_ours"] == pytest.approx(found["saver_ms"] / found["ours_ms"])
+    assert found["absent"] == dict.fromkeys(("saver_poll", "savedmodel", "savedmodule"), "not asked for")
+    assert (found["savedmodel_ms"], found["savedmodel_over_ours"]) == (None, None)
+    assert list(found["phases"]) == ["pin", "publish", "notice", "restore", "answer"]
+    assert sum(found["phases"].values()) < 2 * found["ours_ms_p99"]
+
+
+def test_swap_reports_answers_without_and_with_swaps(capsys: pytest.CaptureFixture[str]) -> None:
+    found = _measured(capsys, "swap", "--runs", "1", "--seconds", "1", "--only", "assign")
+    assert list(found["cases"]) == ["embedding", "dense", "assign"]
+    assert found["absent"] == {"savedmodel": "not asked for"}
+    for case in found["cases"].values():
+        assert 0 < case["quiet_p50_ms"] <= case["quiet_p99_ms"] <= case["quiet_p99_9_ms"]
+        assert 0 < case["swap_p50_ms"] <= case["swap_p99_ms"] <= case["swap_p99_9_ms"]
+        assert case["ratio_p99"] == case["swap_p99_ms"] / case["quiet_p99_ms"]
+        assert case["requests"] > 0
+        assert case["versions_per_second"] > 1
+    for name in ("embedding", "dense"):
+        assert (found["cases"][name]["failed"], found["cases"][name]["mixed"]) == (0, 0)
+    assert all(found[key] == value for key, value in found["cases"]["embedding"].items())
+
+
+def test_memory_reports_what_a_server_takes(capsys: pytest.CaptureFixture[str]) -> None:
+    found = _measured(capsys, "memory", "--swaps", "15")
+    assert found["swaps"] == len(found["samples_mb"]) == 15
+    assert found["resident_mb"]["peak"] >= max(found["samples_mb"])
+    assert found["resident_mb"]["late"] == statistics.median(found["samples_mb"])
+    assert found["own_mb"] > 100
+    assert {"growth_pct", "peak_over_model", "second_pct"} <= found.keys()
+
+
+def _measured(capsys: pytest.CaptureFixture[str], benchmark: str, *arguments: str) -> dict[str, Any]:
+    """What it prints: one JSON object, and the same for people."""
+    assert main([benchmark, "--mb", "1", *arguments, "--json", "-"]) == 0
+    captured = capsys.readouterr()
+    found: dict[str, Any] = json.loads(captured.out)
+    assert found["benchmark"] == benchmark
+    assert found["bytes"] == pytest.approx(1e6, rel=0.05)
+    assert f"{benchmark}: 1.0 MB" in captured.err
+    return found
