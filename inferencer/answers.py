@@ -67,7 +67,8 @@ def _tried(question: Question) -> Answer | Exception:
         # says all itself: frames would keep the version in memory until garbage is collected, for they lead to the list
         # that this goes into
         error.__context__ = None
-        return error.with_traceback(None)
+        found: Exception = error.with_traceback(None)
+        return found
     except Exception as error:  # noqa: BLE001, the edge of a thread: it is raised where the answer is awaited
         return error
 

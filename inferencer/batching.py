@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 
 from inferencer import answers, traits
 from inferencer.metrics import Metrics
+from inferencer.pace import Pace
 from inferencer.questions import Answer, Question
 from inferencer.services.threads import Threads
 from paramsync.errors import BusyError
@@ -19,23 +20,8 @@ from paramsync.graphs.graph import Graph
 
 _log = logging.getLogger("paramsync.batching")
 ROWS = 256
+GATHER_SECONDS = 0.004  # the longest that a question waits on an idle processor, and only for others that are expected
 _LATE = "the deadline passed before the answer was computed"
-_PROMPT_SECONDS = 0.001  # what may be computed on the event loop takes less
-_SEEN = 8  # calls that were that fast, before the first is made there
-_SLOW_SECONDS = 0.02  # one that takes longer is not made there again, until as many were fast once more
-
-
-@dataclass(eq=False, slots=True)
-class _Kind:
-    """What is known of one signature of one graph."""
-
-    together: bool
-    prompt: bool
-    running: int = 0
-    fast: int = 0
-    """How many calls were prompt, without a slow one after them."""
-    size: int = 0
-    """Bytes of inputs with which a call is expected to be prompt."""
 
 
 @dataclass(eq=False, slots=True)
@@ -44,6 +30,7 @@ class _Asked:
 
     question: Question
     rows: int
+    size: int
     lane: _Lane
     future: asyncio.Future[Answer]
     deadline: float | None
@@ -54,20 +41,24 @@ class _Lane:
     """Questions that may go in one call: of one version, signature and set of outputs, with rows of one shape."""
 
     key: Hashable
-    kind: _Kind
+    pace: Pace
     large: bool
     joined: bool
     waiting: dict[_Asked, None] = field(default_factory=dict)  # in the order they came
     running: int = 0
+    gathering: asyncio.TimerHandle | None = None
 
 
 class Batching:
     """Lives on one event loop.
 
-    1. A question goes at once where a thread is free for it. One that came alone, of a kind that was prompt so far, is
-       computed on the event loop itself: to hand it over would take longer.
+    Of a signature that was prompt so far, calls are made on the event loop itself: to hand them over would take longer
+    than they do. All others are made on threads.
+
+    1. A question goes at once where a thread is free for it or, where it is prompt, no other is expected.
     2. While a call of its lane runs a question waits, together with all others of that lane, for that call's end.
-       Nothing waits for a time to pass, and nothing waits while nothing is computed.
+       Prompt ones wait for those that are seen coming, and until as many are there as came together before; two
+       milliseconds at most.
     3. What waited goes as one call of `rows` rows at most. A question with more rows goes alone, and at most half of
        the threads compute such ones; one thread is always left by calls of one signature to those of others.
     """
@@ -92,11 +83,10 @@ class Batching:
         """How many questions wait or are computed."""
         self._computing = 0
         self._large = 0
-        self._came = 0
-        self._began = 0
-        self._alone = 0  # how many requests in a row began when no other was known of
+        self._coming = 0
+        self._gathering: dict[_Lane, None] = {}
         self._lanes: dict[Hashable, _Lane] = {}  # with something that waits or runs; whose turn it is first
-        self._kinds: WeakKeyDictionary[Graph, dict[str, _Kind]] = WeakKeyDictionary()
+        self._paces: WeakKeyDictionary[Graph, dict[str, Pace]] = WeakKeyDictionary()
 
     def check(self) -> None:
         """Raise BusyError where no question more is taken now."""
@@ -105,12 +95,11 @@ class Batching:
 
     def announce(self) -> None:
         """A request is coming, which will begin."""
-        self._came += 1
+        self._coming += 1
 
     def begin(self) -> None:
         """One that was announced is here. Raises BusyError where no question more is taken now."""
-        self._began = min(self._began + 1, self._came)
-        self._alone = 0 if self.held or self._came > self._began else self._alone + 1
+        self._coming = max(0, self._coming - 1)
         self.check()
 
     async def answer(self, question: Question, *, deadline: float | None = None) -> Answer:
@@ -123,13 +112,17 @@ class Batching:
         loop = asyncio.get_running_loop()
         if deadline is not None and deadline <= loop.time():
             raise TimeoutError(_LATE)
-        kind = self._kind(question)
-        if self._alone >= _SEEN and kind.fast >= _SEEN and not self.held and _size(question) <= kind.size:
-            return self._at_once(question, kind)
-        one = self._asked(question, kind, deadline)
+        pace, size = self._pace(question), _size(question)
+        prompt = pace.is_prompt(size)
+        if prompt and pace.expected == 1 and not self._coming and not self.held:
+            return self._at_once(question, pace, size)
+        one = self._asked(question, pace, size, deadline)
         self.held += 1
         one.lane.waiting[one] = None
-        self._look()
+        if prompt and one.lane.joined and not one.lane.running:
+            self._gather(one.lane, loop)
+        else:
+            self._look()
         timer = None
         if deadline is not None and not one.future.done():
             timer = loop.call_at(deadline, self._expire, one)
@@ -150,33 +143,47 @@ class Batching:
             _log.warning("predictions that did not end within the grace, and are given up: %d", self.held)
         self._threads.close()
 
-    # What is asked ----------------------------------------------------------------------------------------------------
+    # What waits -------------------------------------------------------------------------------------------------------
 
-    def _kind(self, question: Question) -> _Kind:
+    def _pace(self, question: Question) -> Pace:
         graph = question.resident.graph
-        kinds = self._kinds.get(graph)
-        if kinds is None:
-            kinds = self._kinds[graph] = {}
-        kind = kinds.get(question.signature)
-        if kind is None:
+        paces = self._paces.get(graph)
+        if paces is None:
+            paces = self._paces[graph] = {}
+        pace = paces.get(question.signature)
+        if pace is None:
             found = traits.of(graph, question.signature)
-            batched = self._together(question.model)
-            kind = _Kind(found.together and batched and self._rows > 1, found.prompt)
-            kinds[question.signature] = kind
-        return kind
+            together = found.together and self._rows > 1 and self._together(question.model)
+            pace = paces[question.signature] = Pace(together, found.prompt)
+        return pace
 
-    def _asked(self, question: Question, kind: _Kind, deadline: float | None) -> _Asked:
+    def _asked(self, question: Question, pace: Pace, size: int, deadline: float | None) -> _Asked:
         rows = answers.rows_of(question)
-        joined = kind.together and rows is not None and 0 < rows <= self._rows
+        joined = pace.together and rows is not None and 0 < rows <= self._rows
         large = rows is not None and rows > self._rows
-        key: list[Hashable] = [question.resident, question.signature, large]
+        key: tuple[Hashable, ...] = (question.resident, question.signature, large)
         if joined:
-            key += [question.outputs, *((name, array.shape[1:]) for name, array in sorted(question.inputs.items()))]
-        found = tuple(key)
-        lane = self._lanes.get(found)
+            shapes = [(name, array.shape[1:]) for name, array in question.inputs.items()]
+            key = (*key, question.outputs, *(shapes if len(shapes) == 1 else sorted(shapes)))
+        lane = self._lanes.get(key)
         if lane is None:
-            lane = self._lanes[found] = _Lane(found, kind, large, joined)
-        return _Asked(question, rows or 1, lane, asyncio.get_running_loop().create_future(), deadline)
+            lane = self._lanes[key] = _Lane(key, pace, large, joined)
+        return _Asked(question, rows or 1, size, lane, asyncio.get_running_loop().create_future(), deadline)
+
+    def _take(self, lane: _Lane, *, prompt: bool = False) -> list[_Asked]:
+        """The next call of a lane: those that came first and were not given up meanwhile."""
+        taken: list[_Asked] = []
+        rows, size, now = 0, 0, asyncio.get_running_loop().time()
+        for one in [*lane.waiting]:
+            if one.future.done() or (one.deadline is not None and one.deadline <= now):
+                self._expire(one)
+                continue
+            rows, size = rows + one.rows, size + one.size
+            if taken and (not lane.joined or rows > self._rows or (prompt and not lane.pace.is_prompt(size))):
+                break
+            taken.append(one)
+            del lane.waiting[one]
+        return taken
 
     def _leave(self, one: _Asked) -> None:
         """Nobody waits for it any more; where it is not computed yet it will not be."""
@@ -188,9 +195,57 @@ class Batching:
     def _expire(self, one: _Asked) -> None:
         if not one.future.done():
             one.future.set_exception(TimeoutError(_LATE))
-            self._leave(one)
+        self._leave(one)
 
-    # What is called ---------------------------------------------------------------------------------------------------
+    def _close(self, lane: _Lane) -> None:
+        if not lane.waiting and not lane.running:
+            self._lanes.pop(lane.key, None)
+            self._gather_no_more(lane)
+
+    # On the event loop ------------------------------------------------------------------------------------------------
+
+    def _at_once(self, question: Question, pace: Pace, size: int) -> Answer:
+        pace.met(1)
+        began = perf_counter()
+        try:
+            return answers.answer(question)
+        finally:
+            self._count(pace, question, 1, answers.rows_of(question) or 1, size, perf_counter() - began)
+
+    def _gather(self, lane: _Lane, loop: asyncio.AbstractEventLoop) -> None:
+        if lane.gathering is None:
+            lane.gathering = loop.call_later(GATHER_SECONDS, self._gathered, lane, loop)
+            self._gathering[lane] = None
+        if self._coming:
+            return
+        for one in [*self._gathering]:
+            if len(one.waiting) >= one.pace.expected:
+                one.pace.met(len(one.waiting))
+                self._compute(one, loop)
+
+    def _gathered(self, lane: _Lane, loop: asyncio.AbstractEventLoop) -> None:
+        """No more came in time."""
+        lane.pace.missed(len(lane.waiting))
+        self._coming = 0  # what was announced and is not here may have been given up
+        self._compute(lane, loop)
+
+    def _gather_no_more(self, lane: _Lane) -> None:
+        if lane.gathering is not None:
+            lane.gathering.cancel()
+            lane.gathering = None
+            self._gathering.pop(lane, None)
+
+    def _compute(self, lane: _Lane, loop: asyncio.AbstractEventLoop) -> None:
+        """One call, here; where it may not be as large as what waits, the next one in a moment."""
+        self._gather_no_more(lane)
+        if taken := self._take(lane, prompt=True):
+            self.held -= len(taken)
+            self._give(lane, taken, *_timed([one.question for one in taken]))
+        if lane.waiting:
+            lane.gathering = loop.call_later(0, self._compute, lane, loop)
+        self._close(lane)
+
+    # On threads -------------------------------------------------------------------------------------------------------
 
     def _look(self) -> None:
         """Begin every call that can be, one for each lane in turn."""
@@ -198,42 +253,26 @@ class Batching:
         while begun:
             begun = False
             for lane in [*self._lanes.values()]:
-                if not self._may_begin(lane):
-                    continue
-                taken = self._take(lane)
-                if taken:
-                    begun = True
-                    self._begin(lane, taken)
-                self._close(lane)
+                if self._may_begin(lane):
+                    if taken := self._take(lane):
+                        self._begin(lane, taken)
+                        begun = True
+                    self._close(lane)
 
     def _may_begin(self, lane: _Lane) -> bool:
         count = self._threads.count
         return (
             bool(lane.waiting)
+            and lane.gathering is None
             and self._threads.taken < count
             and not (lane.joined and lane.running)
-            and lane.kind.running < max(1, count - 1)
+            and lane.pace.running < max(1, count - 1)
             and not (lane.large and self._large >= max(1, count // 2))
         )
 
-    def _take(self, lane: _Lane) -> list[_Asked]:
-        """The next call of a lane: those that came first and were not given up meanwhile."""
-        taken: list[_Asked] = []
-        rows, now = 0, asyncio.get_running_loop().time()
-        for one in [*lane.waiting]:
-            if taken and (not lane.joined or rows + one.rows > self._rows):
-                break
-            if one.future.done() or (one.deadline is not None and one.deadline <= now):
-                self._expire(one)
-                continue
-            taken.append(one)
-            rows += one.rows
-            del lane.waiting[one]
-        return taken
-
     def _begin(self, lane: _Lane, taken: list[_Asked]) -> None:
         lane.running += 1
-        lane.kind.running += 1
+        lane.pace.running += 1
         self._large += lane.large
         self._computing += len(taken)
         self._lanes[lane.key] = self._lanes.pop(lane.key)  # the others come first now
@@ -241,60 +280,43 @@ class Batching:
 
     def _end(self, lane: _Lane, taken: list[_Asked], result: _Timed, error: Exception | None) -> None:
         lane.running -= 1
-        lane.kind.running -= 1
+        lane.pace.running -= 1
         self._large -= lane.large
         self._computing -= len(taken)
         self.held -= len(taken)
         assert error is None  # errors are among the answers
-        self._answered(lane, taken, *result)
+        self._give(lane, taken, *result)
         self._close(lane)
         self._look()
 
-    def _answered(self, lane: _Lane, taken: list[_Asked], found: list[Answer | Exception], seconds: float) -> None:
+    # Whatever computed it ---------------------------------------------------------------------------------------------
+
+    def _give(self, lane: _Lane, taken: list[_Asked], found: list[Answer | Exception], seconds: float) -> None:
+        rows = size = 0
         for one, answer in zip(taken, found, strict=True):
+            rows, size = rows + one.rows, size + one.size
             if one.future.done():
                 continue
             if isinstance(answer, Exception):
                 one.future.set_exception(answer)
             else:
                 one.future.set_result(answer)
-        self._count(lane.kind, [one.question for one in taken], sum(one.rows for one in taken), seconds)
+        self._count(lane.pace, taken[0].question, len(taken), rows, size, seconds)
 
-    def _at_once(self, question: Question, kind: _Kind) -> Answer:
-        began = perf_counter()
-        try:
-            return answers.answer(question)
-        finally:
-            self._count(kind, [question], answers.rows_of(question) or 1, perf_counter() - began)
+    def _count(self, pace: Pace, first: Question, requests: int, rows: int, size: int, seconds: float) -> None:
+        pace.took(size, seconds)
+        # told once the answers are on their way
+        asyncio.get_running_loop().call_soon(self._tell, first, requests, rows, seconds)
 
-    def _count(self, kind: _Kind, questions: Sequence[Question], rows: int, seconds: float) -> None:
-        if kind.prompt:
-            size = sum(map(_size, questions))
-            if seconds < _PROMPT_SECONDS:
-                kind.fast += 1
-                kind.size = max(kind.size, size if seconds > _PROMPT_SECONDS / 2 else 2 * size)
-            else:
-                kind.size = min(kind.size, size // 2)
-            if seconds > _SLOW_SECONDS:
-                kind.fast = 0
-        first = questions[0]
-        import os
-
-        os.environ.get("DBG") and open("/tmp/scratch-S1/batches", "a").write(
-            f"{len(questions)} {seconds * 1e6:.0f} {kind.size} {kind.fast}\n"
-        )
+    def _tell(self, first: Question, requests: int, rows: int, seconds: float) -> None:
         self.metrics.called(
             model=first.model,
             signature=first.signature,
             version=str(first.resident.version.number),
-            requests=len(questions),
+            requests=requests,
             rows=rows,
             seconds=seconds,
         )
-
-    def _close(self, lane: _Lane) -> None:
-        if not lane.waiting and not lane.running:
-            self._lanes.pop(lane.key, None)
 
 
 _Timed = tuple[list[Answer | Exception], float]

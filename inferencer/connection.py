@@ -141,6 +141,8 @@ class Connection:
             store=self.parts[1].source.path,
             state=State.WAITING if view.serving is None else State.SERVING,
             serving=None if view.serving is None else view.serving.version,
+            parts=() if view.serving is None else view.serving.parts,
+            labels={} if view.serving is None else self.parts[1].labels,
             resident=tuple(one.version.number for one in self.residents),
             last_error=view.problem,
             swaps=self._swaps,

@@ -76,8 +76,9 @@ def _add_models(parser: argparse.ArgumentParser) -> None:
     add(
         "--verify",
         choices=VERIFICATIONS,
-        help="what is checked of a version before it serves: every byte and value, or only names, shapes, dtypes and"
-        " sizes, which takes no time; what TensorFlow itself wrote is always checked in full (default: checksums)",
+        help="what is checked of a version before it serves: every byte, and every value at which the publisher did not"
+        " look, or only names, shapes, dtypes and sizes, which takes no time; what TensorFlow itself wrote is always"
+        " checked in full (default: checksums)",
     )
     add(
         "--resident",

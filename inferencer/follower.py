@@ -64,6 +64,8 @@ class Follower:
         self._rung = threading.Event()
         self._draining = threading.Event()
         self._worker: threading.Thread | None = None
+        self.looked: Future[None] = Future()
+        """Done once the worker has done its first round, whatever came of it."""
         self._following = Following(
             replica, self._wishes, self._report, clock=clock, ended=self._draining.is_set, notify=self.notify
         )
@@ -188,13 +190,18 @@ class Follower:
             try:
                 bell.arm()
                 while self.run_once() is not None:
-                    pass
+                    self._has_looked()
             except Exception as error:  # noqa: BLE001, an end of this thread would be the end of following
                 _log.exception("%s: the follower goes on after an error of its own", self.model)
                 self._report.problem(told(error))
+            self._has_looked()
             look_again = self._following.look_again
             self._rung.wait(self._poll_seconds if look_again is None else look_again)
         bell.close()
+
+    def _has_looked(self) -> None:
+        if not self.looked.done():
+            self.looked.set_result(None)
 
     def run_once(self) -> Version | None:
         """One round: look at the store, restore and swap to the version to serve if it is another one. Returns it then.

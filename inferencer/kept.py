@@ -79,7 +79,7 @@ def _choices(found: Any) -> Choices:
     if not isinstance(found, dict) or not isinstance(labels := found.get("labels"), dict):
         raise ValueError("expected an object with pinned and labels")
     pinned = found.get("pinned")
-    if not all(label and _is_number(number) for label, number in labels.items()):
+    if not all(label.isprintable() and label and _is_number(number) for label, number in labels.items()):
         raise ValueError("expected a version's number for each label")
     if pinned is not None and not _is_number(pinned):
         raise ValueError(f"pinned: expected a version's number or null, found {files.shown(str(pinned))}")

@@ -7,7 +7,7 @@ import threading
 
 import tensorflow as tf
 
-BEHIND = 10  # of 19: what serves gets ten times as much of a processor that both want
+BEHIND = 1  # of 19: no more, for what serves waits for a thread that was put off while it had the interpreter's lock
 
 
 def lower(by: int = BEHIND) -> None:

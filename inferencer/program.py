@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 
 from inferencer.settings import Settings, ports, prepare_environment
@@ -17,9 +18,13 @@ def run(settings: Settings, *, stop: Stop) -> None:
     prepare_environment()
     logs.start()
     logging.getLogger("watchdog").setLevel(logging.CRITICAL)  # it calls its own end an error
-    import os, sys, gc
-    if os.environ.get("SW"): sys.setswitchinterval(float(os.environ["SW"]))
+    logging.getLogger("grpc._cython.cygrpc").addFilter(_is_no_leaving)
     asyncio.run(_serve(settings, stop))
+
+
+def _is_no_leaving(record: logging.LogRecord) -> bool:
+    """A caller that leaves just before its answer is sent is no error of ours, nor worth a traceback."""
+    return not record.getMessage().startswith("ExecuteBatchError raised in core")
 
 
 async def _serve(settings: Settings, stop: Stop) -> None:
@@ -29,11 +34,8 @@ async def _serve(settings: Settings, stop: Stop) -> None:
         from inferencer.server import serve
 
         tf.config.set_visible_devices([], "GPU")
-        import os
-        if os.environ.get("INTRA"): tf.config.threading.set_intra_op_parallelism_threads(int(os.environ["INTRA"]))
-        if os.environ.get("GC"):
-            import gc; gc.collect(); gc.freeze()
         tf.config.list_logical_devices()  # now, so that what it has to say about them is said here
+    gc.freeze()  # what was imported stays: it is half a million objects, which need not be looked at ever again
     loop = asyncio.get_running_loop()
     asked = asyncio.Event()
     stop.arm(lambda: loop.is_closed() or loop.call_soon_threadsafe(asked.set))

@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -23,6 +24,7 @@ from paramsync.version import Version
 __all__ = ["RESIDENT", "Prepare", "Replica", "Resident", "Verification"]
 
 _log = logging.getLogger("paramsync.replica")
+_T = TypeVar("_T")
 RESIDENT = 2  # the serving version and the one before it, so that going back is a swap
 
 Prepare = Callable[[Resident], Callable[[], None]]
@@ -148,7 +150,7 @@ class Replica:
     def on_swap(self, prepare: Prepare) -> Callable[[], None]:
         """Have `prepare` called before each swap, until what this returns is called.
 
-        Where it raises, that is logged, and the swap goes on.
+        Where it or what it returns raises, that is logged, and the swap goes on.
         """
         self._prepares = (*self._prepares, prepare)
 
@@ -165,6 +167,8 @@ class Replica:
         Raises CorruptCheckpointError, ParameterError, UnsafeGraphError, GraphError, StoreError, OSError, and what
         `tell` raises.
         """
+        view = self._view
+        self.source.let_pages_go([one for one in view.recent[1:] if one not in view.labels.values()])
         restored = self.source.restore(version, tell)
         self._warm(restored, tell)
         return restored
@@ -180,7 +184,7 @@ class Replica:
         came = [one for one in self._prepares if one not in prepares]  # while others prepared
         prepared += [self._prepared(prepare, resident) for prepare in came]
         for serve in prepared:
-            serve()
+            self._guarded(serve, resident)
 
     def label(self, label: str, resident: Resident) -> None:
         """Requests that name the label are answered from it from now on; it stays in memory as long as it has one."""
@@ -203,8 +207,9 @@ class Replica:
         reference pays: a request that holds a version holds the Resident, and the parameters are held here until no
         Resident is left.
         """
-        self.source.tend(self._view.residents)
         self._leaving = [one for one in self._leaving if one.resident() is not None]
+        view = self._view
+        self.source.tend([*view.recent[:1], *view.labels.values()])
 
     def _show(self, view: _View) -> None:
         before, self._view = self._view, view
@@ -215,13 +220,16 @@ class Replica:
         ]
 
     def _prepared(self, prepare: Prepare, resident: Resident) -> Callable[[], None]:
+        return self._guarded(lambda: prepare(resident), resident) or (lambda: None)
+
+    def _guarded(self, call: Callable[[], _T], resident: Resident) -> _T | None:
         try:
-            return prepare(resident)
+            return call()
         except Exception:  # noqa: BLE001, what others make of a version does not keep it from serving
             _log.exception(
                 "%s: version %d serves here, but not in what it is part of", self.model, resident.version.number
             )
-            return lambda: None
+            return None
 
     def _warm(self, restored: Resident, tell: Tell) -> None:
         if not any(one.graph is restored.graph for one in self._view.residents):

@@ -140,14 +140,6 @@ class Maker:
         )
         return Follower(replica, poll_seconds=self._poll_seconds, keep=self._state, labels=settings.labels)
 
-    def begin(self, follower: Follower) -> None:
-        """Look at its store once, here; then follow it."""
-        try:
-            follower.run_once()
-        except Exception:  # noqa: BLE001, the follower itself meets it again, and reports it
-            _log.debug("%s: the first look failed", follower.model, exc_info=True)
-        follower.start()
-
     def end(self, gone: Iterable[Served], *, kept: Collection[Served]) -> None:
         """What is gone and not kept is followed no more, and freed once no request holds it. Returns at once."""
         for one in gone:

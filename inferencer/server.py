@@ -24,6 +24,7 @@ from inferencer.services.models import Models
 from inferencer.services.predict import PredictionService
 from inferencer.services.predictions import Predictions
 from inferencer.services.reflection import add_reflection
+from inferencer.services.streams import Streams
 from inferencer.services.sync import SyncService
 from inferencer.services.threads import Threads
 from inferencer.settings import Settings
@@ -35,6 +36,7 @@ _log = logging.getLogger("paramsync.inferencer")
 _GRACE_SECONDS = 20.0  # docs/guarantees.md names it; less than the composition gives
 _GRACE_OF_CONTROL = 1.0  # its calls have been answered by then, and its streams have ended, but for slow readers
 _MOST_CALLS = 1024  # of all kinds, streams among them, for each port
+_MOST_STREAMS = 512  # which their callers keep open for as long as they please, for each port
 
 
 class Ports(NamedTuple):
@@ -119,10 +121,11 @@ class Server:
         self, servicers: dict[ServiceDescriptor, Any], *first: grpc.GenericRpcHandler[Any, Any]
     ) -> grpc.aio.Server:
         part = grpc.aio.server(handlers=first, options=self._options, maximum_concurrent_rpcs=_MOST_CALLS)
+        streams = Streams(_MOST_STREAMS)
         servicers = {**servicers, health_pb2.DESCRIPTOR.services_by_name["Health"]: self._health}
         for service, servicer in servicers.items():
-            part.add_generic_rpc_handlers((Calls(servicer, service, self._answering),))
-        add_reflection([one.full_name for one in servicers], part, self._draining)
+            part.add_generic_rpc_handlers((Calls(servicer, service, self._answering, streams),))
+        add_reflection([one.full_name for one in servicers], part, self._draining, streams)
         return part
 
 

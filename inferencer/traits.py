@@ -15,6 +15,7 @@ import tensorflow as tf
 from inferencer.answers import Arrays, called
 from inferencer.questions import Answer
 from inferencer.resident import Resident
+from inferencer.rows import are_apart
 from paramsync.graphs.graph import Graph, Shape, Signature, TensorSpec
 
 _log = logging.getLogger("paramsync.batching")
@@ -75,14 +76,16 @@ def _independent(resident: Resident, name: str, signature: Signature) -> bool:
     if resident.graph.stochastic or not signature.inputs or not all(_has_rows(spec.shape) for spec in specs):
         return False
     try:
-        return _same(resident, name, {one: _made_up(spec) for one, spec in signature.inputs.items()})
+        return are_apart(resident.graph, name) and _same(
+            resident, name, {one: _made_up(spec) for one, spec in signature.inputs.items()}
+        )
     except Exception as error:  # noqa: BLE001, what does not compute on such inputs may well do so on real ones
         _log.debug("%s is called for each request: %s", name, error)
         return False
 
 
 def _same(resident: Resident, name: str, inputs: Arrays) -> bool:
-    """Whether three rows give the same together as one alone and the other two in another order."""
+    """Whether three rows give the same together as one alone and the other two in another order: it ought to show."""
 
     def ask(rows: list[int]) -> Answer:
         return called(resident, name, {one: array[rows] for one, array in inputs.items()})

@@ -74,7 +74,9 @@ def check_port(host: str, port: int, option: str) -> None:
             f"cannot listen on port {port} of {host}: {error.strerror}; choose another with --host and {option}"
         ) from error
     except UnicodeError as error:  # a part of it is empty or longer than names can be
-        raise SettingsError(f"cannot listen on {host!r}: it is no name of a host; choose another with --host") from error
+        raise SettingsError(
+            f"cannot listen on {host!r}: it is no name of a host; choose another with --host"
+        ) from error
 
 
 def refused(host: str, port: int, option: str) -> SettingsError:

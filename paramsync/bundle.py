@@ -105,6 +105,7 @@ class Bundle:
 
     def verify(self, names: Iterable[str], *, finite: bool = False, threads: int = THREADS) -> None:
         """Compute the checksum of each tensor and, with `finite`, look at its values: one pass over memory for both.
+        Bools are looked at in any case.
 
         Afterwards all of it is in memory and in the page table. Runs on at most so many threads, which do not keep the
         interpreter. Raises CorruptCheckpointError for the first tensor that differs, ParameterError for the first with
@@ -154,6 +155,14 @@ class Bundle:
             self._memory(piece)
             self._shards[piece.shard].prefault(piece.offset, piece.size)
 
+    def let_pages_go(self) -> None:
+        """Take what is mapped out of this process's page table, until somebody reads it; what is copied stays.
+
+        On this thread, which does not keep the interpreter. Nobody may have written to an array of it.
+        """
+        for shard in self._shards.values():
+            shard.let_pages_go()
+
     def _examined(self, claims: list[tuple[str, Entry]], *, finite: bool, threads: int) -> dict[_Place, Finding]:
         """What is found at each place; several names may have the same."""
         found: dict[_Place, Finding] = {}
@@ -178,7 +187,8 @@ class Bundle:
         def check(start: int, size: int) -> None:
             shard.check(piece.offset + start, size)
 
-        return Region(self._memory(piece), dtypes.to_numpy(piece.dtype) if finite else None, check)
+        looked_at = finite or piece.dtype == _BOOL
+        return Region(self._memory(piece), dtypes.to_numpy(piece.dtype) if looked_at else None, check)
 
     def _checksum(self, name: str, piece: Entry, advance: Callable[[int], None]) -> int:
         """The checksum of what is in the file, not masked, in chunks of which none is kept."""

@@ -43,6 +43,13 @@ class UnknownSignatureError(RequestError):
         super().__init__(f"signature {signature!r} does not exist; there are: {', '.join(sorted(known)) or 'none'}")
 
 
+class TooLargeError(RequestError):
+    """A message beyond its limit."""
+
+    def __init__(self, what: str, *, limit: int, found: int) -> None:
+        super().__init__(f"{what}: expected at most {limit} bytes, found {found}")
+
+
 class InputError(RequestError):
     """An input or output filter that does not fit the signature."""
 

@@ -12,6 +12,7 @@ import errno
 import fcntl
 import mmap
 import os
+import sys
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import final
@@ -25,6 +26,7 @@ from paramsync.plan import ALIGNMENT
 
 _POPULATE_READ = 22  # MADV_POPULATE_READ, which Python has no name for; Linux 5.14
 _POPULATED = 2 << 20  # bytes at once: other threads that allocate memory wait no longer than this takes
+_LET_GO = 32 << 20  # bytes at once, likewise
 _MADVISE = ctypes.CDLL(None, use_errno=True).madvise  # mmap.madvise would keep the interpreter while the disk is read
 _MADVISE.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
@@ -66,6 +68,14 @@ class Held(ABC):
         """Have the kernel bring these bytes of some `memory` into the page table, without keeping the interpreter.
 
         Raises CorruptCheckpointError where the file has become too short for them.
+        """
+
+    @abstractmethod
+    def let_pages_go(self) -> None:
+        """Take every `memory` of a mapped file out of this process's page table; whoever reads it has it again.
+
+        The bytes come from the file then, as they did at first: nobody may have written to a `memory`. What was copied
+        stays as it is.
         """
 
     def _too_short(self, offset: int, size: int) -> CorruptCheckpointError:
@@ -126,6 +136,13 @@ class _Mapped(Held):
                     raise self._too_short(offset, size)
                 crc32c(self.memory(at, length))  # an older kernel: each page is there once it was read
 
+    def let_pages_go(self) -> None:
+        if not self.size or sys.platform != "linux":  # elsewhere the advice may mean something else
+            return
+        address = np.frombuffer(self._memory, np.uint8).ctypes.data
+        for at in range(0, self.size, _LET_GO):
+            _MADVISE(address + at, min(_LET_GO, self.size - at), mmap.MADV_DONTNEED)  # refused, it costs memory alone
+
 
 @final
 class _Copied(Held):
@@ -149,6 +166,9 @@ class _Copied(Held):
 
     def prefault(self, offset: int, size: int) -> None:
         """What was copied is there."""
+
+    def let_pages_go(self) -> None:
+        """What was copied is nowhere else: the same advice to the kernel would fill it with zeros."""
 
     def read(self, offset: int, size: int) -> memoryview:
         room = np.empty(size + ALIGNMENT, np.uint8)

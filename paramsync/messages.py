@@ -18,5 +18,6 @@ def of_version(version: Version) -> pb.Version:
         bytes=version.bytes,
         bytes_written=version.bytes_written,
         checksum=version.checksum,
+        finite=version.finite,
         metrics=version.metrics,
     )

@@ -10,8 +10,8 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
-THREADS = min(4, os.cpu_count() or 1)
-"""More do not read memory any faster."""
+THREADS = min(4, max(1, (os.cpu_count() or 1) - 1))
+"""More do not read memory any faster, and one processor of few is left to whoever serves or trains."""
 
 
 def each(work: Callable[[T], None], items: Iterable[T], *, threads: int = THREADS) -> None:

@@ -17,6 +17,7 @@ CODES: Codes = {
     errors.UnknownLabelError: grpc.StatusCode.NOT_FOUND,
     errors.UnknownSignatureError: grpc.StatusCode.FAILED_PRECONDITION,
     errors.InputError: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.TooLargeError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.StoppedError: grpc.StatusCode.FAILED_PRECONDITION,
     errors.RequestError: grpc.StatusCode.INVALID_ARGUMENT,
     errors.NotServingError: grpc.StatusCode.UNAVAILABLE,

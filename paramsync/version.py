@@ -17,7 +17,8 @@ class Version:
     `committed_at` is None until the version is visible in its store. `graph` is "" where the store does not say which
     graph its parameters belong to (one that TensorFlow itself wrote). `bytes` counts the tensors, `bytes_written` those
     that the version before did not have already, in files that the two share. `checksum` is the digest of the
-    checksums of all tensors: two versions with the same one have the same parameters.
+    checksums of all tensors: two versions with the same one have the same parameters. `finite` says that the publisher
+    looked at all values with these checksums, and none was NaN or infinite.
     """
 
     number: int
@@ -30,6 +31,7 @@ class Version:
     bytes: int = 0
     bytes_written: int = 0
     checksum: str = ""
+    finite: bool = False
     metrics: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -89,6 +91,12 @@ def _text(value: object) -> str:
     return value
 
 
+def _truth(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"expected true or false, found {type(value).__name__}")
+    return value
+
+
 _REQUIRED = ("number", "step", "prefix", "step_done_at", "snapshot_at")
 _READ: Mapping[str, Callable[[Any], Any]] = {
     "number": _whole,
@@ -101,5 +109,6 @@ _READ: Mapping[str, Callable[[Any], Any]] = {
     "bytes": _whole,
     "bytes_written": _whole,
     "checksum": _text,
+    "finite": _truth,
     "metrics": lambda value: {_text(name): _number(one) for name, one in value.items()},
 }

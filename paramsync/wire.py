@@ -121,12 +121,16 @@ def to_arrays(tensors: Mapping[str, Tensor], side: str) -> dict[str, np.ndarray]
 
 def check_shape(shape: Sequence[int], what: str, itemsize: int) -> None:
     """Raise InputError, which begins with `what`, where no array has that shape and elements of that size."""
-    if len(shape) > _MOST_DIMENSIONS:
-        raise InputError(f"{what}, shape", expected=f"at most {_MOST_DIMENSIONS} dimensions", found=len(shape))
+    _check_rank(len(shape), what)
     if min(shape, default=0) < 0:
         raise InputError(f"{what}, shape", expected="dimensions of 0 or more", found=list(shape))
     if math.prod(size for size in shape if size) * itemsize >= _ADDRESSABLE:
         raise InputError(f"{what}, shape", expected="fewer elements", found=list(shape))
+
+
+def _check_rank(rank: int, what: str) -> None:
+    if rank > _MOST_DIMENSIONS:
+        raise InputError(f"{what}, shape", expected=f"at most {_MOST_DIMENSIONS} dimensions", found=rank)
 
 
 def plain(tensor: Tensor, dtype: str, shape: Sequence[int | None]) -> np.ndarray | None:
@@ -137,9 +141,9 @@ def plain(tensor: Tensor, dtype: str, shape: Sequence[int | None]) -> np.ndarray
     known = _PLAIN.get(dtype)
     if known is None or tensor.dtype != known[0]:
         return None
-    found = [dim.size for dim in tensor.tensor_shape.dim]
-    if not found or len(found) != len(shape):
+    if not shape or len(tensor.tensor_shape.dim) != len(shape):
         return None
+    found = [dim.size for dim in tensor.tensor_shape.dim]
     count = 1
     for size, expected in zip(found, shape):  # noqa: B905, they are equally long
         if size <= 0 or (expected is not None and size != expected):
@@ -173,6 +177,7 @@ def _fixed(tensor: Tensor, number: int, size: int) -> bytes:
 def _shape(tensor: Tensor, what: str, itemsize: int) -> tuple[int, ...]:
     if tensor.tensor_shape.unknown_rank:
         raise InputError(f"{what}, shape", expected="dimensions of 0 or more", found="an unknown rank")
+    _check_rank(len(tensor.tensor_shape.dim), what)  # before a stranger's millions are looked at
     shape = tuple(dim.size for dim in tensor.tensor_shape.dim)
     check_shape(shape, what, itemsize)
     return shape

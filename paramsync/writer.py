@@ -101,7 +101,7 @@ class StoreWriter:
     ) -> Version:
         """Publish, then prune. Returns the version as followers see it.
 
-        prefix, committed_at, bytes, bytes_written and checksum are set here. `unchanged` are names that the caller
+        Sets prefix, committed_at, bytes, bytes_written, checksum and finite. `unchanged` are names that the caller
         knows to have the same values as in the last commit of this writer that did not raise; others are compared.
         `copied` is called, on any thread, with the name of each that changed, once nothing here refers to it any more.
         Raises StoreError, CorruptCheckpointError where `checkpoint` was broken meanwhile, ParameterError for a tensor
@@ -126,6 +126,7 @@ class StoreWriter:
                     bytes=written.bytes,
                     bytes_written=written.bytes_written,
                     checksum=written.checksum(),
+                    finite=written.finite,
                     committed_at=time.time(),
                 )
                 self._put_text(layout.record_file(self._path, name), version.to_json())
@@ -263,8 +264,7 @@ class StoreWriter:
         name = layout.marked(mark)
         if layout.is_name(name) and name not in listed:
             self._remove(name, found)
-            graph = self._graphs.get(name)
-            if graph is None:
+            if (graph := self._graphs.get(name)) is None:
                 graph = mark.read_text(errors="replace")
             if layout.is_digest(graph) and graph not in self._fresh_graphs | set(map(self._graph, listed)):
                 self._store.graph_file(graph).unlink(missing_ok=True)

@@ -39,14 +39,17 @@ def write(prefix: Path, tensors: Mapping[str, Array], *, shards: int = 1) -> Non
     index_file(prefix).write_bytes(index.encode(Index(shards, entries)))
 
 
-def resident(directory: Path) -> int:
-    """Bytes of files in that directory that readers in this process have in its page table; writers share theirs."""
+def resident(directory: Path, name: str = "") -> int:
+    """Bytes of files in that directory that readers in this process have in its page table; writers share theirs.
+
+    Of all of them, or of those whose names begin with `name`.
+    """
     found = 0
     of_it = False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         first, *rest = line.split()
         if not first.endswith(":"):
-            of_it = f" {directory}/" in line and rest[0].endswith("p")
+            of_it = f" {directory}/{name}" in line and rest[0].endswith("p")
         elif of_it and first == "Rss:":
             found += int(rest[0]) << 10
     return found

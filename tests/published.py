@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import tensorflow as tf
 
 from inferencer.follower import Follower
 from inferencer.replica import Replica
-from paramsync import keys
+from paramsync import keys, layout
 from paramsync.graphs.capture import Capture, capture
 from paramsync.version import Version
 from paramsync.writer import StoreWriter
@@ -103,8 +104,9 @@ class Publisher:
         *,
         kind: type[Witness] = Witness,
         tensors: Mapping[str, np.ndarray[Any, Any]] | None = None,
+        finite: bool = False,
     ) -> Version:
-        """A version whose parameters are its number, unless `tensors` are given."""
+        """A version whose parameters are its number, unless `tensors` are given; with `finite` they are looked at."""
         found = captured(kind)
         self._writer.add_graph(found.graph.digest, found.graph.to_bytes())
         number = self._writer.next_number(step)
@@ -117,7 +119,13 @@ class Publisher:
             step_done_at=now,
             snapshot_at=now,
         )
-        return self._writer.commit(version, values(number, found) if tensors is None else tensors)
+        return self._writer.commit(version, values(number, found) if tensors is None else tensors, finite=finite)
+
+    def publish_believed(self, step: int, tensors: Mapping[str, np.ndarray[Any, Any]]) -> Version:
+        """A version whose record says that its values are finite, though nobody looked at them."""
+        version = replace(self.publish(step, tensors=tensors), finite=True)
+        layout.record_file(self.path, version.prefix).write_text(version.to_json())
+        return version
 
     def publish_corrupt(self, step: int = 0) -> Version:
         """Committed like any other, then a byte of its data was flipped. For followers that do not look meanwhile."""

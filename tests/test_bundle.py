@@ -420,12 +420,13 @@ def test_values_that_are_not_finite_are_found_when_asked_for(tmp_path: Path, dty
         read.verify(["good", "bad"], finite=True)
 
 
-def test_bools_of_other_bytes_are_found_when_asked_for(tmp_path: Path) -> None:
+def test_bools_of_other_bytes_are_found_whether_or_not_values_are_looked_at(tmp_path: Path) -> None:
     write(tmp_path / "ckpt-1", {"good": np.array([True, False]), "bad": np.array([0, 1, 2], np.uint8).view(np.bool_)})
     read = Bundle.open(tmp_path / "ckpt-1")
     read.verify(["good"], finite=True)
-    with pytest.raises(ParameterError, match="in 'bad', found bytes other than 0 and 1"):
-        read.verify(["good", "bad"], finite=True)
+    for finite in (False, True):
+        with pytest.raises(ParameterError, match="in 'bad', found bytes other than 0 and 1"):
+            read.verify(["good", "bad"], finite=finite)
 
 
 def test_values_of_what_tensorflow_packs_tightly_are_looked_at_too(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def test_sync_returns_the_status_and_passes_its_progress_on(inferencer: Inferenc
     phases: list[int] = []
     status = inferencer.sync("digits", progress=lambda progress: phases.append(progress.phase))
     assert status == SERVING
-    assert phases == [pb.SyncProgress.LOOKING, pb.SyncProgress.RESTORING, pb.SyncProgress.DONE]
+    assert phases == [pb.SyncProgress.LOOKING, pb.SyncProgress.VERIFYING, pb.SyncProgress.DONE]
 
 
 def test_sync_gives_up_when_the_time_is_over(inferencer: Inferencer) -> None:

@@ -80,6 +80,7 @@ def test_it_computes_what_the_head_computes_from_the_encoders_answer(tmp_path: P
         8,
         [("encoder", 3), ("head", 8)],
     )
+    assert connection.status().parts == one.parts
     shared = {id(tensor) for replica in replicas for tensor in replica.serving().parameters}
     assert {id(tensor) for tensor in one.parameters} == shared
 

@@ -9,6 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from paramsync import messages
 from paramsync.errors import NotFiniteError
 from paramsync.plan import PORTION
 from paramsync.store import Store
@@ -85,3 +86,25 @@ def test_what_was_not_published_leaves_nothing(tmp_path: Path) -> None:
         with pytest.raises(NotFiniteError):
             commit(writer, {"one": np.full(1 << 18, np.nan)})
         assert {one.name for one in tmp_path.iterdir() if not one.name.startswith(".spare-")} == before
+
+
+def commit_unseen(writer: StoreWriter, tensors: dict[str, Any]) -> Version:
+    number = writer.next_number(0)
+    claimed = Version(number=number, step=0, prefix="", step_done_at=0.0, snapshot_at=0.0, finite=True)
+    return writer.commit(claimed, tensors)
+
+
+def test_a_record_says_that_values_are_finite_only_where_all_were_looked_at(tmp_path: Path) -> None:
+    frozen = np.ones(1 << 18)
+    with StoreWriter(tmp_path, keep=9) as writer:
+        made = [
+            commit(writer, {"frozen": frozen, "trained": np.zeros(9)}),
+            commit(writer, {"frozen": frozen, "trained": np.ones(9)}),  # what did not change was looked at before
+            commit_unseen(writer, {"frozen": frozen, "trained": np.zeros(9)}),  # whatever the caller says
+            commit(writer, {"frozen": frozen, "trained": np.ones(9)}),
+        ]
+    assert [one.finite for one in made] == [True, True, False, True]
+    assert [one.finite for one in Store(tmp_path).versions()] == [True, True, False, True]
+    assert [messages.of_version(one).finite for one in made] == [True, True, False, True]
+    assert made[1].bytes_written < frozen.nbytes
+    assert made[3].bytes_written > frozen.nbytes  # nobody had looked at what was there

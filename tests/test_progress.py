@@ -47,8 +47,11 @@ class Gated:
 
         return self._source.restore(version, told)
 
-    def tend(self, residents: Sequence[Resident]) -> None:
-        self._source.tend(residents)
+    def let_pages_go(self, idle: Sequence[Resident]) -> None:
+        self._source.let_pages_go(idle)
+
+    def tend(self, used: Sequence[Resident]) -> None:
+        self._source.tend(used)
 
     def bell(self, ring: Callable[[], None]) -> Bell:
         return self._source.bell(ring)

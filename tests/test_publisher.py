@@ -383,7 +383,7 @@ def test_a_parameter_that_is_not_finite_is_refused_and_the_version_before_stays(
             publisher.publish(2, wait=True)
         assert told.value.names == (f"numbers/{name}/.ATTRIBUTES/VARIABLE_VALUE",)
         status = publisher.status()
-        assert (status.refused, status.publishes, status.published) == (1, 1, good)
+        assert (status.refused, status.publishes, status.published, good.finite) == (1, 1, good, True)
         assert "allow_nan=True" in (status.last_error or "")
         assert Store(tmp_path).latest() == good
         assert {one.name for one in tmp_path.iterdir() if one.name.startswith("ckpt-2")} == set()
@@ -431,7 +431,8 @@ def test_not_finite_is_published_where_that_is_allowed(tmp_path: Path) -> None:
     model = Counters()
     model.many[0].assign(model.many[0] * np.nan)
     with Publisher(tmp_path, model, schedule=EVERY_STEP, allow_nan=True) as publisher:
-        assert publisher.publish(1, wait=True).number == 1
+        published = publisher.publish(1, wait=True)
+        assert (published.number, published.finite) == (1, False)
     assert publisher.status().refused == 0
 
 

@@ -109,3 +109,34 @@ def test_what_is_no_http_is_a_bad_request(web: Web) -> None:
             one.settimeout(LONG)
             one.sendall(content + b"\r\n\r\n")
             assert one.recv(1 << 16).startswith(b"HTTP/1.0 400")
+
+
+def test_what_cannot_be_unpacked_is_a_bad_request_and_no_line_of_the_log(
+    web: Web, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = call(web.rest_port, "POST", "/v1/models/plain:predict", b"{}\n", Content_Encoding="gzip")
+    assert (found.status, found.error) == (400, "body: expected what its headers say, found what cannot be unpacked")
+    assert call(web.rest_port, "GET", "/v1/models/plain").status == 200
+    with socket.create_connection(("127.0.0.1", web.rest_port), LONG) as one:
+        one.settimeout(LONG)
+        one.sendall(b"GET /healthz HTTP/1.1\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n")
+        assert one.recv(1 << 16).startswith(b"HTTP/1.0 400")
+    assert not caplog.records
+    web.check_unharmed()
+
+
+def test_connections_that_say_nothing_make_room_for_those_that_do(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("inferencer.rest.server._MOST_CONNECTIONS", 4)
+    silent = [socket.create_connection(("127.0.0.1", web.rest_port), LONG) for _ in range(6)]
+    web.check_unharmed()
+    for one in silent:
+        one.close()
+
+
+def test_a_connection_that_is_asked_nothing_more_is_closed(web: Web) -> None:
+    with socket.create_connection(("127.0.0.1", web.rest_port), LONG) as one:
+        one.settimeout(LONG)
+        one.sendall(b"GET /v1/models/plain HTTP/1.1\r\nHost: a\r\n\r\n")
+        assert one.recv(1 << 16).startswith(b"HTTP/1.1 200")
+        while one.recv(1 << 16):
+            pass

@@ -67,6 +67,7 @@ def test_versions_as_json_is_one_object_with_every_figure(store: Path, capsys: p
     recorded = Store(store).find(30)
     assert (last["number"], last["step"], last["committed_at"]) == (30, 30, recorded.committed_at)
     assert (last["bytes"], last["bytes_written"]) == (recorded.bytes, recorded.bytes_written)
+    assert last["finite"] is recorded.finite is False
     assert last["file_bytes"] >= last["bytes"] > 0
     assert found["bytes_on_disk"] > 0
 

@@ -19,6 +19,7 @@ VERSION = Version(
     bytes=10,
     bytes_written=5,
     checksum="cd34",
+    finite=True,
     metrics={"loss": 0.25},
 )
 
@@ -33,8 +34,9 @@ def test_a_record_of_a_newer_publisher_is_read_without_what_is_new() -> None:
 
 def test_a_record_of_an_older_publisher_is_read_without_what_it_did_not_know() -> None:
     values = json.loads(VERSION.to_json())
-    del values["bytes_written"], values["checksum"]
-    assert Version.from_json(json.dumps(values)).bytes_written == 0
+    del values["bytes_written"], values["checksum"], values["finite"]
+    read = Version.from_json(json.dumps(values))
+    assert (read.bytes_written, read.checksum, read.finite) == (0, "", False)
 
 
 def test_metrics_cannot_be_changed() -> None:
@@ -54,6 +56,7 @@ def test_metrics_cannot_be_changed() -> None:
         ({"metrics": [1]}, "metrics: "),
         ({"metrics": {"loss": "low"}}, "metrics: expected a number, found str"),
         ({"prefix": None}, "prefix: expected text, found NoneType"),
+        ({"finite": 1}, "finite: expected true or false, found int"),
     ],
 )
 def test_a_value_that_no_publisher_wrote_is_refused_by_name(change: dict[str, object], message: str) -> None:

@@ -6,7 +6,7 @@ import asyncio
 
 from aiohttp import web
 
-from paramsync.errors import BusyError, ParamsyncError
+from paramsync.errors import BusyError, ParamsyncError, RequestError
 
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
@@ -50,6 +50,8 @@ class Intake:
             self.release(sum(map(len, parts)))
             if isinstance(error, asyncio.TimeoutError):
                 raise SlowError(self._patience, sum(map(len, parts))) from error
+            if isinstance(error, web.RequestPayloadError):
+                raise RequestError("body: expected what its headers say, found what cannot be unpacked") from error
             raise
         return b"".join(parts)
 

@@ -27,6 +27,8 @@ from paramsync.addresses import refused
 from paramsync.errors import BusyError
 
 _log = logging.getLogger("paramsync.rest")
+_THEIRS = logging.getLogger("paramsync.rest.http")
+_THEIRS.setLevel(logging.CRITICAL)  # what strangers send that is no HTTP is an error of theirs
 _MOST_CONNECTIONS = 1024
 _ROOM = 4  # times the limit of one body, for all that are being read
 _SMALL = 1 << 16  # bytes that are read, and values that are written, on the event loop itself
@@ -69,14 +71,21 @@ class Rest:
         self._draining = False
         self._refusing = False
         self._came = 0
-        self._silent: set[web.RequestHandler] = set()  # new connections of which no request came yet
+        self._silent: dict[web.RequestHandler, None] = {}  # new connections of which no request came yet, in order
         self._web: web.Server | None = None
         self._listening: asyncio.Server | None = None
 
     async def start(self, host: str, port: int) -> int:
         """Listen. Returns the port. Raises SettingsError where it cannot be had."""
         lingering = min(_LINGERING, self._patience / 10)
-        self._web = web.Server(self._handle, handler_cancellation=True, access_log=None, lingering_time=lingering)
+        self._web = web.Server(
+            self._handle,
+            handler_cancellation=True,
+            access_log=None,
+            lingering_time=lingering,
+            keepalive_timeout=self._patience,
+            logger=_THEIRS,
+        )
         loop = asyncio.get_running_loop()
         try:
             self._listening = await loop.create_server(self._connection, host, port)
@@ -123,20 +132,22 @@ class Rest:
         """For each new connection, which has to say something soon."""
         assert self._web is not None
         if len(self._web.connections) >= _MOST_CONNECTIONS:
-            return _Full()
+            if not self._silent:
+                return _Full()
+            self._check_silent(next(iter(self._silent)))  # it was given time to say something
         one = self._web()
-        self._silent.add(one)
+        self._silent[one] = None
         asyncio.get_running_loop().call_later(self._patience, self._check_silent, one)
         return one
 
     def _check_silent(self, one: web.RequestHandler) -> None:
         if one in self._silent:
-            self._silent.remove(one)
+            del self._silent[one]
             one.force_close()
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         self._came += 1
-        self._silent.discard(request.protocol)
+        self._silent.pop(request.protocol, None)
         reply = await self._replied(request)
         headers = {"Content-Type": reply.content_type, "Server": "paramsync", **reply.headers}
         response = web.Response(status=reply.status, body=reply.body, headers=headers)

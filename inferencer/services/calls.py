@@ -13,8 +13,10 @@ from google.protobuf.message import DecodeError, Message
 
 from inferencer.services.errors import abort
 from inferencer.services.predictions import Prediction, Predictions
-from inferencer.services.streams import each
-from paramsync.errors import RequestError
+from inferencer.services.streams import Streams, each
+from paramsync.errors import BusyError, RequestError, TooLargeError
+
+_MOST = 1 << 18  # bytes of a request that does not predict: it is read on the event loop
 
 
 class Calls(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # it takes none when it runs
@@ -25,8 +27,9 @@ class Calls(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # it takes none 
     calls unimplemented.
     """
 
-    def __init__(self, servicer: Any, service: ServiceDescriptor, predictions: Predictions) -> None:
+    def __init__(self, servicer: Any, service: ServiceDescriptor, predictions: Predictions, streams: Streams) -> None:
         self._predictions = predictions
+        self._streams = streams
         self._handlers: dict[str, Any] = {}
         self._predicting: set[str] = set()
         for described in service.methods:
@@ -48,9 +51,9 @@ class Calls(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # it takes none 
             return grpc.unary_unary_rpc_method_handler(self._predictions.answering(method, _parser(described)))
         if described.client_streaming:
             answer = self._predictions.answering(method.prediction, _parser(described))
-            return grpc.stream_stream_rpc_method_handler(each(method, answer))
+            return grpc.stream_stream_rpc_method_handler(_limited(each(method, answer), self._streams))
         if described.server_streaming:
-            return grpc.unary_stream_rpc_method_handler(_streamed(method, described))
+            return grpc.unary_stream_rpc_method_handler(_limited(_streamed(method, described), self._streams))
         return grpc.unary_unary_rpc_method_handler(_answered(method, described))
 
 
@@ -59,7 +62,7 @@ def _is_prediction(method: Any) -> TypeGuard[Prediction]:
 
 
 def _answered(method: Callable[..., Awaitable[Message]], described: MethodDescriptor) -> Callable[..., Any]:
-    parsed = _parser(described)
+    parsed = _parser(described, most=_MOST)
 
     async def call(content: bytes, context: Any) -> bytes:
         try:
@@ -71,7 +74,7 @@ def _answered(method: Callable[..., Awaitable[Message]], described: MethodDescri
 
 
 def _streamed(method: Callable[..., Any], described: MethodDescriptor) -> Callable[..., Any]:
-    parsed = _parser(described)
+    parsed = _parser(described, most=_MOST)
 
     async def call(content: bytes, context: Any) -> AsyncIterator[bytes]:
         try:
@@ -84,11 +87,26 @@ def _streamed(method: Callable[..., Any], described: MethodDescriptor) -> Callab
     return call
 
 
-def _parser(described: MethodDescriptor) -> Callable[[bytes], Any]:
+def _limited(method: Callable[..., Any], streams: Streams) -> Callable[..., Any]:
+    async def call(asked: Any, context: Any) -> AsyncIterator[bytes]:
+        try:
+            async with aclosing(method(asked, context)) as responses:
+                with streams.one():
+                    async for response in responses:
+                        yield response
+        except BusyError as error:
+            await abort(error, context)
+
+    return call
+
+
+def _parser(described: MethodDescriptor, *, most: int | None = None) -> Callable[[bytes], Any]:
     kind = message_factory.GetMessageClass(described.input_type)
 
     def parsed(content: bytes) -> Any:
         """Raises RequestError."""
+        if most is not None and len(content) > most:
+            raise TooLargeError(f"request, a {described.input_type.full_name}", limit=most, found=len(content))
         try:
             return kind.FromString(content)
         except DecodeError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,7 @@ from tensorflow_serving.apis import classification_pb2, inference_pb2, input_pb2
 from inferencer.questions import Answer, Question
 from inferencer.resident import Resident
 from inferencer.services.models import Models
-from inferencer.services.specs import answered, named, taken
+from inferencer.services.specs import answered, check_count, named, taken
 from paramsync.errors import InputError
 from paramsync.graphs.graph import DEFAULT_SIGNATURE, Signature
 from paramsync.wire import MAX_BYTES
@@ -76,6 +77,7 @@ class MultiInference:
         tasks = request.tasks
         if not tasks:
             raise InputError("tasks", expected="one or more", found="none")
+        check_count("tasks", tasks)
         _check_tasks([task.model_spec for task in tasks])
         kinds = [_kind(task.method_name) for task in tasks]
         one = taken(self._models, tasks[0].model_spec)
@@ -223,7 +225,6 @@ def _check_tasks(specs: Sequence[model_pb2.ModelSpec]) -> None:
             first.version_label,
         ):
             raise InputError("tasks", expected="all of one version, that of the first", found="another one")
-    signatures = [spec.signature_name or DEFAULT_SIGNATURE for spec in specs]
-    for name in signatures:
-        if signatures.count(name) > 1:
-            raise InputError("tasks", expected=f"signature {name!r} once", found=f"{signatures.count(name)} times")
+    for name, count in Counter(spec.signature_name or DEFAULT_SIGNATURE for spec in specs).items():
+        if count > 1:
+            raise InputError("tasks", expected=f"signature {name!r} once", found=f"{count} times")

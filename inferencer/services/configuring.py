@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from tensorflow_serving.config import model_server_config_pb2
 
 from inferencer.kept import Choices
 from inferencer.services.models import Models
+from inferencer.services.specs import check_label
 from inferencer.settings import AnySettings, ConnectionSettings, ModelSettings
 from inferencer.wishes import Action
 from paramsync.errors import InputError, RequestError, SettingsError, StoreError, UnknownVersionError
@@ -23,6 +25,7 @@ _SECONDS = 60.0  # for versions to come to serve; what is not there by then is t
 _MARGIN = 0.1  # before the caller's deadline in which to say why it will not be met
 _PLATFORM = "tensorflow"
 _MOST_RESIDENT = 64
+_MOST_MODELS = 256  # each has a thread, and a watch on its store
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +113,11 @@ def read(config: model_server_config_pb2.ModelServerConfig, there: tuple[AnySett
         found = config.WhichOneof("config") or "none"
         raise InputError("config", expected="a model_config_list", found=found)
     listed = config.model_config_list.config
-    names = [one.name for one in listed]
-    for name in names:
-        if names.count(name) > 1:
-            raise InputError(f"config of model {name!r}", expected="one", found=names.count(name))
+    if len(listed) > _MOST_MODELS:
+        raise InputError("model_config_list", expected=f"at most {_MOST_MODELS} models", found=len(listed))
+    for name, count in Counter(one.name for one in listed).items():
+        if count > 1:
+            raise InputError(f"config of model {name!r}", expected="one", found=count)
     known = {one.name: one for one in there}
     settings = tuple(_settings(one, known.get(one.name)) for one in listed)
     return Wanted(settings, {one.name: _wanted(one) for one in listed})
@@ -156,8 +160,8 @@ def _check_path(where: str, path: str) -> None:
 def _wanted(config: Any) -> Choices:
     where = f"config of model {config.name!r}, model_version_policy"
     labels = dict(config.version_labels)
-    if "" in labels:
-        raise InputError(f"config of model {config.name!r}, version_labels", expected="names", found="an empty one")
+    for label in labels:
+        check_label(f"config of model {config.name!r}, version_labels", label)
     policy = config.model_version_policy
     if policy.HasField("all"):
         expected = "latest or specific: all versions of a training run would not fit into memory"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from typing import Any, NoReturn
 
 import grpc
@@ -37,5 +38,7 @@ async def abort(error: Exception, context: Any) -> NoReturn:
 
 
 def _text(error: BaseException) -> str:
-    # TensorFlow adds the stack of the graph and the name of its node on further lines
-    return error.message.partition("\n")[0] if isinstance(error, tf.errors.OpError) else str(error)
+    if not isinstance(error, tf.errors.OpError):
+        return str(error)
+    # TensorFlow names the functions that it made of a call before its text, and nodes on further lines
+    return re.sub(r"^(\{\{[^{}]*\}\}\s*)+", "", error.message.partition("\n")[0])

@@ -13,6 +13,7 @@ from inferencer.questions import Answer, Question
 from inferencer.resident import Resident
 from inferencer.services import kserve_tensors as tensors
 from inferencer.services.models import Models
+from inferencer.services.specs import check_count
 from paramsync.errors import InputError
 from paramsync.graphs.graph import DEFAULT_SIGNATURE
 from paramsync.kserve import open_inference_pb2 as pb
@@ -35,8 +36,9 @@ class ModelInfer:
         self._models = models
 
     def read(self, request: pb.ModelInferRequest) -> list[Question]:
-        _check(request.inputs)
-        _check(request.outputs)
+        for what, named in (("inputs", request.inputs), ("outputs", request.outputs)):
+            check_count(what, named)
+            _check(named)
         resident = taken(self._models, request.model_name, request.model_version)
         signature = _signature(request.parameters)
         heads = tensors.outlines(request.inputs)

@@ -9,7 +9,9 @@ from inferencer.follower import Follower
 from inferencer.served import Maker, Served, followers_of
 from inferencer.settings import AnySettings, check_models
 from inferencer.status import State
-from paramsync.errors import NotServingError, RequestError, UnknownModelError
+from paramsync.errors import NotServingError, RequestError, SyncError, UnknownModelError
+
+_SECONDS = 50.0  # for a first look, with what is restored then; less than a whole configuration may take
 
 
 class Models:
@@ -81,7 +83,8 @@ class Models:
         4. The others are followed no more, and let go of when no request holds them.
 
         A model of which nothing is said that was not said before stays what it is. Once begun it goes on to the end,
-        whether its caller stays or not. Raises SettingsError, StoreError, and NotServingError once draining.
+        whether its caller stays or not. Raises SettingsError, StoreError, SyncError where a first look takes too long,
+        and NotServingError once draining.
         """
         change = asyncio.ensure_future(self._apply(tuple(models)))
         self._changes.add(change)
@@ -94,10 +97,14 @@ class Models:
             await asyncio.to_thread(check_models, models)
             served = await asyncio.to_thread(self._maker.make, models, before)
             added = [one for one in followers_of(served.values()) if one not in followers_of(before.values())]
-            await asyncio.gather(*(asyncio.to_thread(self._maker.begin, one) for one in added))
+            late = await _begun(added)
             if self._draining:
                 self._maker.end(served.values(), kept=before.values())
                 raise NotServingError(", ".join(served), "the server is stopping")
+            if late:
+                self._maker.end(served.values(), kept=before.values())
+                names = ", ".join(one.model for one in late)
+                raise SyncError(f"{names}: the newest version was not restored within {_SECONDS:g} s; nothing changed")
             self._served = served
             self._awaited = [served[one.name] for one in self._awaited if _is_there(one, served)]
             changed, self.changed = self.changed, asyncio.Event()
@@ -118,6 +125,20 @@ class Models:
     async def close(self) -> None:
         """End every follower, after the restore it may be at."""
         await asyncio.gather(*(asyncio.to_thread(one.close) for one in self.followers()))
+
+
+async def _begun(added: Sequence[Follower]) -> list[Follower]:
+    """Has them follow their stores. Returns those that were not done with their first look in time.
+
+    They look on their own threads: one that never comes back, from a directory that hangs or a graph that does not end,
+    keeps neither the next change nor the end of the process waiting.
+    """
+    for one in added:
+        one.start()
+    looks = [asyncio.wrap_future(one.looked) for one in added]
+    if looks:
+        await asyncio.wait(looks, timeout=_SECONDS)
+    return [one for one in added if not one.looked.done()]
 
 
 def _is_there(one: Served, served: Mapping[str, Served]) -> bool:

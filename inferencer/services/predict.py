@@ -12,7 +12,7 @@ from inferencer.questions import Answer, Question
 from inferencer.services.classify import Classify, MultiInference, Regress
 from inferencer.services.metadata import metadata
 from inferencer.services.models import Models
-from inferencer.services.specs import answered, taken
+from inferencer.services.specs import check_count, fill, taken
 from inferencer.services.tensors import encode
 from paramsync import wire
 from paramsync.graphs.graph import DEFAULT_SIGNATURE, Signature
@@ -43,23 +43,26 @@ class Predict:
         self._models = models
 
     def read(self, request: predict_pb2.PredictRequest) -> list[Question]:
-        one = taken(self._models, request.model_spec)
-        signature = request.model_spec.signature_name or DEFAULT_SIGNATURE
-        outputs = tuple(request.output_filter)
-        inputs = None if outputs else _plain(request, one.graph.signatures.get(signature))
-        if inputs is None:
+        spec = request.model_spec
+        one = taken(self._models, spec)
+        signature = spec.signature_name or DEFAULT_SIGNATURE
+        inputs = _plain(request, one.graph.signatures.get(signature))
+        outputs: tuple[str, ...] = ()
+        if inputs is None or request.output_filter:
+            check_count("inputs", request.inputs)
+            check_count("output filter", request.output_filter)
             outlines = {name: wire.outline(proto, f"input {name!r}") for name, proto in request.inputs.items()}
+            outputs = tuple(request.output_filter)
             one.graph.check_inputs(signature, outlines, outputs)  # before memory is spent on any of them
             inputs = wire.to_arrays(request.inputs, "input")
-        return [Question(str(request.model_spec.name), one, signature, inputs, outputs)]
+        return [Question(str(spec.name), one, signature, inputs, outputs)]
 
     def write(
         self, request: predict_pb2.PredictRequest, questions: Sequence[Question], answers: Sequence[Answer]
     ) -> predict_pb2.PredictResponse:
         [question], [answer] = questions, answers
-        response = predict_pb2.PredictResponse(
-            model_spec=answered(question.model, question.resident, question.signature)
-        )
+        response = predict_pb2.PredictResponse()
+        fill(response.model_spec, question.model, question.resident, question.signature)
         for name, array in answer.items():
             encode(array, response.outputs[name])
         return response

@@ -18,6 +18,7 @@ from inferencer.services.errors import abort, status_of
 from inferencer.services.room import Room
 from inferencer.services.threads import Threads
 from inferencer.services.trailers import Trailers, trailers
+from paramsync.errors import TooLargeError
 
 _LARGE = 1 << 17  # bytes of a message that is read or written on a thread: on the event loop it would take milliseconds
 _ROOM = 8  # of the largest messages
@@ -43,6 +44,7 @@ class Predictions:
         self._batching = batching
         self._aside = Threads(2, "messages")
         self._room = Room(_ROOM * message_bytes)
+        self._most = message_bytes
 
     def announce(self) -> None:
         """A request is coming."""
@@ -76,30 +78,37 @@ class Predictions:
             else:
                 self._room.hold(len(content), context)
                 request, questions = await self._aside.run(partial(_read, method, parsed, content))
-            found = await self._asked(questions)
+            if (more := _held(questions) - len(content)) > _LARGE:  # what one value stands for, or small numbers
+                self._room.hold(more, context)
+            if len(questions) == 1:
+                found: Sequence[Answer] = (await self._batching.answer(questions[0]),)
+            else:
+                found = await asyncio.gather(*map(self._batching.answer, questions))
             if (size := _size(found)) <= _LARGE:
                 response = _written(method, request, questions, found)
             else:
                 self._room.hold(size, context)
                 response = await self._aside.run(partial(_written, method, request, questions, found))
+            self._check_size(len(response))
         except asyncio.CancelledError:
             code = grpc.StatusCode.CANCELLED
             raise
         except Exception as error:
             code = status_of(error)[0]
             raise
-        finally:
-            self._count(method.protocol, questions, code, perf_counter() - began)
+        finally:  # counted once the response is on its way
+            seconds = perf_counter() - began
+            asyncio.get_running_loop().call_soon(self._count, method.protocol, questions, code, seconds)
         return response, trailers(questions[0].resident, time.time())
 
     def close(self) -> None:
         """Waits for nothing."""
         self._aside.close()
 
-    async def _asked(self, questions: list[Question]) -> Sequence[Answer]:
-        if len(questions) == 1:
-            return [await self._batching.answer(questions[0])]
-        return await asyncio.gather(*map(self._batching.answer, questions))
+    def _check_size(self, found: int) -> None:
+        """Raise TooLargeError for an answer that gRPC would not send."""
+        if found > self._most:
+            raise TooLargeError("answer", limit=self._most, found=found)
 
     def _count(self, protocol: str, questions: list[Question], code: grpc.StatusCode, seconds: float) -> None:
         one = questions[0] if questions else None
@@ -120,6 +129,11 @@ def _read(method: Prediction, parsed: Callable[[bytes], Any], content: bytes) ->
 
 def _written(method: Prediction, request: Any, questions: list[Question], answers: Sequence[Answer]) -> bytes:
     return method.write(request, questions, answers).SerializeToString()
+
+
+def _held(questions: Sequence[Question]) -> int:
+    """In bytes. Questions of one request share their inputs."""
+    return sum([array.nbytes for array in questions[0].inputs.values()])
 
 
 def _size(answers: Sequence[Answer]) -> int:

@@ -9,20 +9,27 @@ from typing import Any
 import grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
-from inferencer.services.streams import until
+from inferencer.services.errors import abort
+from inferencer.services.streams import Streams, until
+from paramsync.errors import BusyError
 
 
-def add_reflection(services: Iterable[str], server: grpc.aio.Server, draining: asyncio.Event) -> None:
+def add_reflection(services: Iterable[str], server: grpc.aio.Server, draining: asyncio.Event, streams: Streams) -> None:
     """Tell which services there are, itself among them."""
-    servicer = _Reflection([*services, reflection.SERVICE_NAME], draining)
+    servicer = _Reflection([*services, reflection.SERVICE_NAME], draining, streams)
     reflection_pb2_grpc.add_ServerReflectionServicer_to_server(servicer, server)
 
 
 class _Reflection(reflection.aio.ReflectionServicer):  # type: ignore[name-defined]  # its stubs lack it
-    def __init__(self, services: Iterable[str], draining: asyncio.Event) -> None:
+    def __init__(self, services: Iterable[str], draining: asyncio.Event, streams: Streams) -> None:
         super().__init__(services)
         self._draining = draining
+        self._streams = streams
 
     async def ServerReflectionInfo(self, requests: Any, context: Any) -> AsyncIterator[Any]:
-        async for response in super().ServerReflectionInfo(until(self._draining, requests), context):
-            yield response
+        try:
+            with self._streams.one():
+                async for response in super().ServerReflectionInfo(until(self._draining, requests), context):
+                    yield response
+        except BusyError as error:
+            await abort(error, context)

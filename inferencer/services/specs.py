@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sized
+
 from tensorflow_serving.apis import model_pb2
 
 from inferencer.resident import Resident
 from inferencer.services.models import Models
 from paramsync.errors import InputError
+from paramsync.files import shown
+
+_LABEL = 200
+
+
+_MOST_NAMES = 4096
+
+
+def check_count(what: str, names: Sized) -> None:
+    """Raise InputError where more is named than any model has, before time is spent on each."""
+    if len(names) > _MOST_NAMES:
+        raise InputError(what, expected=f"at most {_MOST_NAMES} of them", found=len(names))
 
 
 def named(spec: model_pb2.ModelSpec) -> str:
@@ -14,6 +28,16 @@ def named(spec: model_pb2.ModelSpec) -> str:
     if not spec.name:
         raise InputError("model_spec", expected="the name of a model", found="none")
     return str(spec.name)
+
+
+def check_label(where: str, label: str) -> str:
+    """A label that may be given to a version: what status, metrics and kept choices can hold. Raises InputError."""
+    if not label:
+        raise InputError(where, expected="a name, such as stable", found="none")
+    if len(label) > _LABEL or not label.isprintable():
+        expected = f"a name of at most {_LABEL} characters that can be printed"
+        raise InputError(where, expected=expected, found=shown(label))
+    return label
 
 
 def taken(models: Models, spec: model_pb2.ModelSpec) -> Resident:
@@ -27,6 +51,13 @@ def taken(models: Models, spec: model_pb2.ModelSpec) -> Resident:
 
 def answered(model: str, one: Resident, signature: str) -> model_pb2.ModelSpec:
     """What an answer says of itself."""
-    spec = model_pb2.ModelSpec(name=model, signature_name=signature)
-    spec.version.value = one.version.number
+    spec = model_pb2.ModelSpec()
+    fill(spec, model, one, signature)
     return spec
+
+
+def fill(spec: model_pb2.ModelSpec, model: str, one: Resident, signature: str) -> None:
+    """Say it in place."""
+    spec.name = model
+    spec.signature_name = signature
+    spec.version.value = one.version.number

@@ -3,13 +3,37 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import aclosing, contextmanager
 from typing import Any, NoReturn, Protocol, TypeVar
 
 import grpc
 
+from paramsync.errors import BusyError
+
 T = TypeVar("T")
+
+
+class Streams:
+    """How many streams there are on one port: less than calls, for whoever holds them open takes no room from others.
+
+    Lives on one event loop.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._open = 0
+
+    @contextmanager
+    def one(self) -> Iterator[None]:
+        """For as long as a stream is open. Raises BusyError where no more may be."""
+        if self._open >= self._most:
+            raise BusyError(f"{self._most} streams are open already; try again once one was closed")
+        self._open += 1
+        try:
+            yield
+        finally:
+            self._open -= 1
 
 
 class PredictionStream(Protocol):

@@ -11,6 +11,7 @@ from inferencer.follower import Follower
 from inferencer.services.feed import Feed
 from inferencer.services.messages import of_event, of_progress, of_status
 from inferencer.services.models import Models
+from inferencer.services.specs import check_label
 from inferencer.services.trainer import publish
 from inferencer.status import Status
 from inferencer.wishes import Action
@@ -62,21 +63,22 @@ class SyncService:
             await context.send_initial_metadata(())  # from here on the caller is told everything
             ended = asyncio.ensure_future(self._draining.wait())
             changed = asyncio.ensure_future(others.wait())
+            news = asyncio.ensure_future(feed.next())
             try:
                 while not ended.done():
-                    news = asyncio.ensure_future(feed.next())
                     await asyncio.wait({ended, changed, news}, return_when=asyncio.FIRST_COMPLETED)
-                    for event in news.result() if news.done() else ():
-                        message = of_event(event)
-                        if message is not None:
-                            yield message
-                    news.cancel()
+                    if news.done():
+                        for event in news.result():
+                            message = of_event(event)
+                            if message is not None:
+                                yield message
+                        news = asyncio.ensure_future(feed.next())
                     if changed.done():
                         changed = asyncio.ensure_future(self._models.changed.wait())
                         feed.follow(self._models.followers(request.model))
             finally:
-                ended.cancel()
-                changed.cancel()
+                for one in (ended, changed, news):
+                    one.cancel()
 
     async def Pin(self, request: pb.PinRequest, context: Any) -> pb.ModelStatus:
         return await self._change(request, Action.PIN, context, _number(request))
@@ -114,9 +116,7 @@ def _number(request: pb.PinRequest | pb.LabelRequest) -> int:
 
 
 def _label(request: pb.LabelRequest | pb.UnlabelRequest) -> str:
-    if not request.label:
-        raise InputError("label", expected="a name, such as stable", found="none")
-    return request.label
+    return check_label("label", request.label)
 
 
 def _restoring(events: list[Event]) -> list[pb.SyncProgress]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -19,18 +20,28 @@ def encode(array: npt.NDArray[Any], proto: tensor_pb2.TensorProto | None = None)
     proto = tensor_pb2.TensorProto() if proto is None else proto
     number = dtypes.from_numpy(array.dtype)
     assert number is not None  # TensorFlow made it
-    proto.dtype = number
-    proto.tensor_shape.SetInParent()  # a scalar has a shape too
-    for size in array.shape:
-        proto.tensor_shape.dim.add().size = size
+    content = _head(number, array.shape)
     field = VALUE_FIELDS.get(dtypes.name(number))
     if number in _PACKED:
         place, wire = _PACKED[number]
-        proto.MergeFromString(packed(place, np.asarray(array, wire).tobytes()))
-    elif field == "string_val":
+        proto.MergeFromString(content + packed(place, np.asarray(array, wire).tobytes()))
+        return proto
+    proto.MergeFromString(content)
+    if field == "string_val":
         proto.string_val.extend(np.asarray(array, object).reshape(-1).tolist())
     elif field is None or field in ("half_val", "scomplex_val", "dcomplex_val"):
         proto.tensor_content = np.asarray(array).tobytes()
     else:
         getattr(proto, field).extend(np.asarray(array).reshape(-1).tolist())
     return proto
+
+
+@lru_cache(1024)
+def _head(number: int, shape: tuple[int, ...]) -> bytes:
+    """Dtype and shape as they are on the wire."""
+    proto = tensor_pb2.TensorProto(dtype=number)
+    proto.tensor_shape.SetInParent()  # a scalar has a shape too
+    for size in shape:
+        proto.tensor_shape.dim.add().size = size
+    content: bytes = proto.SerializeToString()
+    return content

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+import weakref
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from inferencer.policy import Candidate
@@ -23,8 +25,18 @@ from paramsync.version import Version
 
 _log = logging.getLogger("paramsync.sources")
 _TOLD = 64 << 20  # bytes that are checked at once; between them it is told how far that is, and may be given up
-_THREADS = max(1, min(parallel.THREADS, (os.cpu_count() or 1) // 4))
+_THREADS = max(1, min(parallel.THREADS, (os.cpu_count() or 1) // 2))
 """What checks a version takes processors and the interpreter from what answers: `docs/performance.md` has figures."""
+
+
+@dataclass(eq=False)
+class _Mapped:
+    """The files of a version in memory. `there` is whether all of it has been brought into memory."""
+
+    resident: weakref.ref[Resident]
+    bundle: Bundle
+    keys: tuple[str, ...]
+    there: bool
 
 
 class CheckpointSource:
@@ -50,7 +62,7 @@ class CheckpointSource:
         self._verification = verification
         self._graph = graph
         self._graphs = GivenGraphs(self._store, inputs=inputs, outputs=outputs, graph=graph, allowed=allowed)
-        self._untouched: list[tuple[Resident, Bundle, tuple[str, ...]]] = []  # restored without a look at their data
+        self._mapped: list[_Mapped] = []
 
     def look(self) -> Look:
         problem: Exception | None = None
@@ -85,7 +97,8 @@ class CheckpointSource:
     def restore(self, version: Version, tell: Tell) -> Resident:
         """With "sizes" the parameters are not touched: what the index says of them is checked against the graph and
         the files, and it takes as long for a large model as for a small one. Only our own publisher is believed so far:
-        what has no record of it is always checked by its checksums.
+        what has no record of it is always checked by its checksums. Where the record says that the publisher looked at
+        all values, the checksums show that these are they, and the values are not looked at again.
         """
         graph = self._graphs.of(version)
         tell(Progress("mapping"))
@@ -93,19 +106,28 @@ class CheckpointSource:
         keys = located(graph, bundle, where=f"version {version.number}")
         trusted = self._verification == "sizes" and bool(version.checksum)
         if not trusted:  # its pages are there, then, before the first request needs them
-            verify(bundle, keys, tell)
+            verify(bundle, keys, tell, finite=not (version.finite and version.checksum))
         resident = Resident(version, graph, shared(bundle, keys))
-        if trusted:
-            self._untouched.append((resident, bundle, keys))
+        if version.checksum:  # else all of it is copied, and nothing but its tensors is to keep the copies
+            self._mapped.append(_Mapped(weakref.ref(resident), bundle, keys, there=not trusted))
         return resident
 
-    def tend(self, residents: Sequence[Resident]) -> None:
-        """Brings what was swapped in untouched into memory."""
-        untouched, self._untouched = self._untouched, []
-        for resident, bundle, keys in untouched:
-            if resident in residents:
+    def let_pages_go(self, idle: Sequence[Resident]) -> None:
+        """Of mapped versions, whose bytes are in the store's files, which nobody changes while they are held."""
+        for one in self._mapped:
+            if one.resident() in idle:
+                one.bundle.let_pages_go()
+                one.there = False
+
+    def tend(self, used: Sequence[Resident]) -> None:
+        """Brings what serves into memory, where it was swapped in untouched or its pages were let go."""
+        self._mapped = [one for one in self._mapped if one.resident() is not None]
+        for one in self._mapped:
+            resident = one.resident()
+            if resident is not None and resident in used and not one.there:
+                one.there = True
                 try:
-                    bundle.prefault(keys)
+                    one.bundle.prefault(one.keys)
                 except CorruptCheckpointError as error:
                     number = resident.version.number
                     _log.warning("%s: version %d was damaged after it was restored: %s", self.path, number, error)
@@ -118,13 +140,13 @@ class CheckpointSource:
         return [*places.of_store(self.path), *([] if self._graph is None else places.of_graph(self._graph))]
 
 
-def verify(bundle: Bundle, keys: Collection[str], tell: Tell) -> None:
-    """Checksums and values of these tensors. Raises CorruptCheckpointError, ParameterError."""
+def verify(bundle: Bundle, keys: Collection[str], tell: Tell, *, finite: bool = True) -> None:
+    """Checksums and, with `finite`, values of these tensors. Raises CorruptCheckpointError, ParameterError."""
     sizes = {key: bundle.entries[key].size for key in keys}
     done = Progress("verifying", bytes_total=sum(sizes.values()), variables_total=len(sizes))
     tell(done)
     for names in _portions(sizes):
-        bundle.verify(names, finite=True, threads=_THREADS)
+        bundle.verify(names, finite=finite, threads=_THREADS)
         done = Progress(
             "verifying",
             bytes_done=done.bytes_done + sum(sizes[name] for name in names),

@@ -95,8 +95,13 @@ class _Either:
     def restore(self, version: Version, tell: Tell) -> Resident:
         return self._now.restore(version, tell)
 
-    def tend(self, residents: Sequence[Resident]) -> None:
-        self._now.tend(residents)
+    def let_pages_go(self, idle: Sequence[Resident]) -> None:
+        for one in (self._checkpoints, self._saved_models):  # what it showed before may be in memory still
+            one.let_pages_go(idle)
+
+    def tend(self, used: Sequence[Resident]) -> None:
+        for one in (self._checkpoints, self._saved_models):
+            one.tend(used)
 
     def bell(self, ring: Callable[[], None]) -> Bell:
         return Watch(self._places, ring)

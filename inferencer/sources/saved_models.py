@@ -119,7 +119,10 @@ class SavedModelsSource:
             raise
         return self._graphs.keep(graph.digest if graph.message().tables else key, graph)
 
-    def tend(self, residents: Sequence[Resident]) -> None:
+    def let_pages_go(self, idle: Sequence[Resident]) -> None:
+        """All was copied, and is nowhere else."""
+
+    def tend(self, used: Sequence[Resident]) -> None:
         """Nothing is left to do: all was copied and looked at."""
 
     def bell(self, ring: Callable[[], None]) -> Bell:

@@ -55,8 +55,14 @@ class Source(Protocol):
         UnsafeGraphError, GraphError, UnknownVersionError, StoreError, OSError.
         """
 
-    def tend(self, residents: Sequence[Resident]) -> None:
-        """What need not be done before a swap. `residents` are what is in memory now."""
+    def let_pages_go(self, idle: Sequence[Resident]) -> None:
+        """Have these versions take as little memory as they can while another one is restored.
+
+        They stay whole, and answer at any moment.
+        """
+
+    def tend(self, used: Sequence[Resident]) -> None:
+        """What need not be done before a swap. `used` are the versions that serve or have a label now."""
 
     def bell(self, ring: Callable[[], None]) -> Bell:
         """A bell for what is published here. It calls `ring` from any thread."""

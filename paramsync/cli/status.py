@@ -41,7 +41,9 @@ def run(arguments: Namespace) -> bool:
         screen.print(
             line(no_trainer) if publisher is None else _trainer(publisher, now), soft_wrap=whole and publisher is None
         )
-        screen.print(line(no_inferencer) if models is None else _models(models, now), soft_wrap=whole and models is None)
+        screen.print(
+            line(no_inferencer) if models is None else _models(models, now), soft_wrap=whole and models is None
+        )
     return models is not None
 
 

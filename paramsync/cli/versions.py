@@ -24,7 +24,8 @@ from paramsync.version import Version
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One version. Bytes are its tensors', by its record; None where TensorFlow wrote it and there is none.
+    """One version. Bytes are its tensors', by its record; None where TensorFlow wrote it and there is none. So is
+    `finite`, whether the publisher looked at all values.
 
     `file_bytes` is the size of its data files, `shared_bytes` of those that other versions have too. `held_by` are
     process ids; None where the kernel does not say.
@@ -36,6 +37,7 @@ class Row:
     committed_at: float | None
     bytes: int | None
     bytes_written: int | None
+    finite: bool | None
     file_bytes: int
     shared_bytes: int
     held_by: list[int] | None
@@ -103,6 +105,7 @@ def _row(path: Path, version: Version, *, latest: bool) -> Row:
         committed_at=version.committed_at,
         bytes=version.bytes if recorded else None,
         bytes_written=version.bytes_written if recorded else None,
+        finite=version.finite if recorded else None,
         file_bytes=sum(one.st_size for one in data),
         shared_bytes=sum(one.st_size for one in data if one.st_nlink > 1),
         held_by=None if locks is None else holders.of(data, locks),

@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Version(_message.Message):
-    __slots__ = ("number", "step", "prefix", "graph", "step_done_at", "snapshot_at", "committed_at", "bytes", "metrics", "bytes_written", "checksum")
+    __slots__ = ("number", "step", "prefix", "graph", "step_done_at", "snapshot_at", "committed_at", "bytes", "metrics", "bytes_written", "checksum", "finite")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -27,6 +27,7 @@ class Version(_message.Message):
     METRICS_FIELD_NUMBER: _ClassVar[int]
     BYTES_WRITTEN_FIELD_NUMBER: _ClassVar[int]
     CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    FINITE_FIELD_NUMBER: _ClassVar[int]
     number: int
     step: int
     prefix: str
@@ -38,7 +39,8 @@ class Version(_message.Message):
     metrics: _containers.ScalarMap[str, float]
     bytes_written: int
     checksum: str
-    def __init__(self, number: _Optional[int] = ..., step: _Optional[int] = ..., prefix: _Optional[str] = ..., graph: _Optional[str] = ..., step_done_at: _Optional[float] = ..., snapshot_at: _Optional[float] = ..., committed_at: _Optional[float] = ..., bytes: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ..., bytes_written: _Optional[int] = ..., checksum: _Optional[str] = ...) -> None: ...
+    finite: bool
+    def __init__(self, number: _Optional[int] = ..., step: _Optional[int] = ..., prefix: _Optional[str] = ..., graph: _Optional[str] = ..., step_done_at: _Optional[float] = ..., snapshot_at: _Optional[float] = ..., committed_at: _Optional[float] = ..., bytes: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ..., bytes_written: _Optional[int] = ..., checksum: _Optional[str] = ..., finite: bool = ...) -> None: ...
 
 class GetStatusRequest(_message.Message):
     __slots__ = ("model",)

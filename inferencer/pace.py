@@ -1,0 +1,53 @@
+"""How fast one signature of a graph is computed, and how many requests for it come together: what was seen lately."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+PROMPT_SECONDS = 0.001  # what may be computed on the event loop takes less
+_SLOW_SECONDS = 0.02  # one that takes longer is not made there again, until as many were fast once more
+_FAST = 8  # calls on threads that were that fast, before the first on the event loop
+_AGAIN = 16  # calls with as many requests as were expected, before one more is
+
+
+@dataclass(slots=True)
+class Pace:
+    """Numbers of one signature. `together` and `prompt` are its traits, see there. For one thread."""
+
+    together: bool
+    prompt: bool
+    expected: int = 1
+    """How many requests come together."""
+    running: int = 0
+    """Calls on threads now."""
+    _fast: int = 0
+    _size: int = 0
+    _met: int = 0
+
+    def is_prompt(self, size: int) -> bool:
+        """Whether a call with so many bytes of inputs is expected to hold up the event loop for a moment only."""
+        return self._fast >= _FAST and size <= self._size
+
+    def took(self, size: int, seconds: float) -> None:
+        """A call with so many bytes of inputs did."""
+        if not self.prompt:
+            return
+        if seconds < PROMPT_SECONDS:
+            self._fast += 1
+            self._size = max(self._size, size if seconds > PROMPT_SECONDS / 2 else 2 * size)
+        else:
+            self._size = min(self._size, size // 2)
+        if seconds > _SLOW_SECONDS:
+            self._fast = 0
+
+    def met(self, count: int) -> None:
+        """So many came, as many as were expected or more."""
+        self._met += 1
+        if count > self.expected:
+            self.expected = count
+        elif count > 1 and self._met % _AGAIN == 0:
+            self.expected += 1
+
+    def missed(self, count: int) -> None:
+        """Only so many came in time."""
+        self.expected = max(1, count)

@@ -1,0 +1,258 @@
+"""What waits together goes as one call, which never changes an answer, and nobody pays for another's fault."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from functools import partial, wraps
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from inferencer import traits
+from inferencer.batching import Batching
+from inferencer.questions import Answer, Question
+from inferencer.resident import Resident
+from paramsync.errors import BusyError
+from tests.questions import ROWS, TABLE, Held, Told, lookup, question, resident, turns, until
+
+
+def on_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    @wraps(test)
+    def run(*arguments: Any, **named: Any) -> None:
+        asyncio.run(test(*arguments, **named))
+
+    return run
+
+
+class Setting:
+    """Batching over threads that are held."""
+
+    def __init__(self, threads: int = 4, **options: Any) -> None:
+        self.threads = Held(threads)
+        self.metrics = Told()
+        self.batching = Batching(self.threads, self.metrics, **options)
+
+    def ask(self, *questions: Question, **options: Any) -> list[asyncio.Task[Answer]]:
+        return [asyncio.ensure_future(self.batching.answer(one, **options)) for one in questions]
+
+    def come(self, *questions: Question) -> list[asyncio.Task[Answer]]:
+        """Ask as requests do, which are seen coming before they begin."""
+
+        async def begin(one: Question) -> Answer:
+            self.batching.begin()
+            return await self.batching.answer(one)
+
+        for _ in questions:
+            self.batching.announce()
+        return [asyncio.ensure_future(begin(one)) for one in questions]
+
+    async def over(self, *asked: asyncio.Task[Answer]) -> list[tuple[str, int, int]]:
+        """Let all be computed; returns what was called."""
+        await until(lambda: all_done([*asked]) and not self.batching.held, self.threads)
+        await turns()
+        self.batching.close()
+        return self.metrics.told
+
+
+def all_done(asked: list[asyncio.Task[Answer]]) -> bool:
+    return all(one.done() for one in asked)
+
+
+def totals(task: asyncio.Task[Answer]) -> list[float]:
+    found: list[float] = task.result()["total"].tolist()
+    return found
+
+
+@on_a_loop
+async def test_a_question_goes_at_once_where_a_thread_is_free() -> None:
+    setting = Setting()
+    [asked] = setting.ask(question(resident(2), 5.0))
+    await turns()
+    assert len(setting.threads.gates) == 1
+    assert await setting.over(asked) == [("2", 1, 1)]
+    assert (asked.result()["seen"].tolist(), totals(asked)) == ([2.0], [10.0])
+
+
+@on_a_loop
+async def test_what_waits_goes_as_one_call_and_each_gets_its_own_rows() -> None:
+    setting, of = Setting(), resident(3)
+    asked = setting.ask(question(of, 1.0), question(of, 2.0, 3.0), question(of, 4.0), question(of, 5.0, 6.0, 7.0))
+    assert await setting.over(*asked) == [("3", 1, 1), ("3", 3, 6)]
+    assert [totals(one) for one in asked] == [[3.0], [6.0, 9.0], [12.0], [15.0, 18.0, 21.0]]
+
+
+@on_a_loop
+async def test_versions_never_share_a_call() -> None:
+    setting, versions = Setting(1), [resident(number) for number in (2, 3, 5)]
+    asked = setting.ask(*(question(versions[at % 3], float(at)) for at in range(30)))
+    told = await setting.over(*asked)
+    assert sorted(told) == [("2", 1, 1), ("2", 9, 9), ("3", 10, 10), ("5", 10, 10)]
+    for at, one in enumerate(asked):
+        number = versions[at % 3].version.number
+        assert (one.result()["seen"].tolist(), totals(one)) == ([number], [at * number])
+
+
+@on_a_loop
+async def test_rows_of_other_shapes_other_outputs_and_other_signatures_go_in_calls_of_their_own() -> None:
+    setting, of = Setting(1), resident(2)
+    asked = setting.ask(
+        question(of, 0.0),
+        *(question(of, 1.0), question(of, 1.0, columns=2)) * 2,
+        *(question(of, 1.0, outputs=("total",)), lookup(of, 1)) * 2,
+    )
+    assert sorted(requests for _, requests, _ in await setting.over(*asked)) == [1, 2, 2, 2, 2]
+    assert [totals(one) for one in asked[1:5]] == [[2.0], [4.0]] * 2
+    assert set(asked[5].result()) == {"total"}
+
+
+@on_a_loop
+async def test_a_call_has_no_more_rows_than_it_may() -> None:
+    setting, of = Setting(rows=4), resident(1)
+    asked = setting.ask(question(of, 0.0), *(question(of, 1.0, 2.0) for _ in range(5)))
+    assert await setting.over(*asked) == [("1", 1, 1), ("1", 2, 4), ("1", 2, 4), ("1", 1, 2)]
+
+
+@on_a_loop
+async def test_large_questions_leave_half_of_the_threads_to_small_ones() -> None:
+    setting, of = Setting(4, rows=4), resident(1)
+    large = setting.ask(*(question(of, *range(9)) for _ in range(5)))
+    await turns()
+    assert len(setting.threads.gates) == 2
+    [small] = setting.ask(question(of, 7.0))
+    await turns()
+    setting.threads.gates[-1].set()
+    await asyncio.wait([small], timeout=30)
+    assert totals(small) == [7.0]
+    assert not any(one.done() for one in large)
+    assert [rows for *_, rows in await setting.over(*large)] == [1, 9, 9, 9, 9, 9]
+
+
+@on_a_loop
+async def test_one_signature_leaves_a_thread_to_others() -> None:
+    setting, of = Setting(3, together=lambda model: False), resident(1)
+    asked = setting.ask(*(question(of, 1.0) for _ in range(9)))
+    await turns()
+    assert len(setting.threads.gates) == 2
+    asked += setting.ask(lookup(of, 1))
+    await turns()
+    assert len(setting.threads.gates) == 3
+    assert {requests for _, requests, _ in await setting.over(*asked)} == {1}  # as is asked for: none with another
+
+
+@on_a_loop
+async def test_the_fault_of_one_is_nobody_elses() -> None:
+    setting, of = Setting(), resident(1)
+    assert traits.of(of.graph, TABLE).together
+    asked = setting.ask(lookup(of, 0), lookup(of, 1), lookup(of, 99), lookup(of, 2, 3))
+    told = await setting.over(*asked)
+    assert told == [("1", 1, 1), ("1", 3, 4)]
+    assert [one.result()["found"].shape for one in (asked[1], asked[3])] == [(1, 2), (2, 2)]
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"99 is not in \[0, 4\)"):
+        asked[2].result()
+
+
+@on_a_loop
+async def test_what_its_caller_gave_up_is_not_computed_and_makes_room_at_once() -> None:
+    setting, of = Setting(most=3), resident(1)
+    first, second, third = setting.ask(*(question(of, float(at)) for at in range(3)))
+    await turns()
+    assert setting.batching.held == 3
+    second.cancel()
+    await turns()
+    assert setting.batching.held == 2
+    first.cancel()  # it is computed already: its request is in memory until then
+    await turns()
+    assert setting.batching.held == 2
+    assert await setting.over(third) == [("1", 1, 1), ("1", 1, 1)]
+    assert totals(third) == [2.0]
+    assert (first.cancelled(), second.cancelled()) == (True, True)
+
+
+@on_a_loop
+async def test_what_waited_beyond_its_deadline_is_told_so_and_not_computed() -> None:
+    setting, of = Setting(), resident(1)
+    now = asyncio.get_running_loop().time()
+    [first] = setting.ask(question(of, 1.0))
+    await turns()
+    late = setting.ask(question(of, 2.0), question(of, 3.0), deadline=now + 0.05)
+    [past] = setting.ask(question(of, 4.0), deadline=now)
+    for one in (*late, past):
+        with pytest.raises(TimeoutError, match="the deadline passed"):
+            await one
+    assert setting.batching.held == 1
+    assert await setting.over(first) == [("1", 1, 1)]
+
+
+@on_a_loop
+async def test_beyond_the_bound_a_question_is_refused_at_once() -> None:
+    setting, of = Setting(most=2), resident(1)
+    asked = setting.ask(question(of, 1.0), question(of, 2.0))
+    await turns()
+    with pytest.raises(BusyError, match="2 requests are waiting or being answered already"):
+        await setting.batching.answer(question(of, 3.0))
+    assert setting.metrics.waiting() == 1
+    await setting.over(*asked)
+    assert setting.metrics.waiting() == setting.batching.held == 0
+
+
+@on_a_loop
+async def test_no_rows_at_all_are_a_call_of_their_own() -> None:
+    setting, of = Setting(), resident(1)
+    asked = setting.ask(question(of, 1.0), question(of), question(of, 2.0))
+    await setting.over(*asked)
+    assert [totals(one) for one in asked] == [[1.0], [], [2.0]]
+
+
+@on_a_loop
+async def test_what_is_prompt_is_computed_on_the_event_loop_alone_and_together() -> None:
+    setting, of = Setting(), resident(2)
+    assert traits.of(of.graph, ROWS).prompt
+    handed_over = -1
+    while handed_over < len(setting.threads.gates):  # until one was not
+        handed_over = len(setting.threads.gates)
+        asked = setting.ask(question(of, 4.0))
+        await until(asked[0].done, setting.threads)
+        assert totals(asked[0]) == [8.0]
+    told = len(setting.metrics.told)
+    for _ in range(20):
+        asked = setting.come(*(question(of, float(at)) for at in range(8)))
+        await until(partial(all_done, asked), setting.threads)
+        assert [totals(one) for one in asked] == [[at * 2.0] for at in range(8)]
+    await setting.over()
+    calls = setting.metrics.told[told:]
+    assert sum(requests for _, requests, _ in calls) == 160
+    assert max(requests for _, requests, _ in calls) == 8
+
+
+@on_a_loop
+async def test_while_versions_swap_under_many_questions_every_answer_proves_its_own() -> None:
+    setting = Setting(2)
+    versions = [resident(number) for number in range(1, 9)]
+    serving: list[Resident] = versions[:1]
+
+    async def call(seed: int) -> int:
+        random = np.random.default_rng(seed)
+        for _ in range(50):
+            of = serving[0]
+            values = random.integers(0, 100, random.integers(1, 4)).astype(float)
+            answer = await setting.batching.answer(question(of, *values))
+            assert answer["seen"].tolist() == [of.version.number] * len(values)
+            assert answer["total"].tolist() == (values * of.version.number).tolist()
+        return 50
+
+    async def swap() -> None:
+        at = 0
+        while True:
+            at += 1
+            serving[0] = versions[at % len(versions)]
+            setting.threads.release()
+            await asyncio.sleep(0)
+
+    swapping = asyncio.ensure_future(swap())
+    assert sum(await asyncio.gather(*(call(seed) for seed in range(32)))) == 1600
+    swapping.cancel()
+    assert len(setting.metrics.told) < 1600  # some went together
+    await setting.over()

@@ -1,0 +1,59 @@
+"""What may be computed on the event loop, and how many requests are waited for: from what was seen lately."""
+
+from __future__ import annotations
+
+from inferencer.pace import PROMPT_SECONDS, Pace
+
+FAST, BRISK, SLOW = PROMPT_SECONDS / 10, PROMPT_SECONDS * 0.9, 1.0
+
+
+def seen(*calls: tuple[int, float], prompt: bool = True) -> Pace:
+    pace = Pace(together=True, prompt=prompt)
+    for size, seconds in calls:
+        pace.took(size, seconds)
+    return pace
+
+
+def test_nothing_is_prompt_before_it_was_so_for_some_calls() -> None:
+    assert not seen(*[(100, FAST)] * 7).is_prompt(100)
+    assert seen(*[(100, FAST)] * 8).is_prompt(100)
+    assert not seen(*[(100, FAST)] * 8, prompt=False).is_prompt(100)
+
+
+def test_what_was_fast_may_be_twice_as_large_and_what_was_not_quite_as_large_as_it_was() -> None:
+    pace = seen(*[(100, FAST)] * 8)
+    assert (pace.is_prompt(200), pace.is_prompt(201)) == (True, False)
+    pace.took(200, BRISK)
+    assert (pace.is_prompt(200), pace.is_prompt(201)) == (True, False)
+
+
+def test_a_call_that_was_too_large_is_not_made_again_but_smaller_ones_are() -> None:
+    pace = seen(*[(100, FAST)] * 8, (200, PROMPT_SECONDS * 2))
+    assert (pace.is_prompt(100), pace.is_prompt(101)) == (True, False)
+
+
+def test_after_a_slow_call_all_begins_anew() -> None:
+    pace = seen(*[(100, FAST)] * 8, (100, SLOW))
+    assert not pace.is_prompt(10)
+    for _ in range(8):
+        pace.took(100, FAST)
+    assert pace.is_prompt(100)
+
+
+def test_as_many_are_expected_as_came_together() -> None:
+    pace = seen()
+    assert pace.expected == 1
+    pace.met(5)
+    assert pace.expected == 5
+    pace.missed(3)
+    assert pace.expected == 3
+    pace.missed(0)
+    assert pace.expected == 1
+
+
+def test_one_more_is_tried_now_and_then_but_never_where_one_comes_alone() -> None:
+    alone, three = seen(), seen()
+    for _ in range(16):
+        alone.met(1)
+        three.met(3)
+    assert (alone.expected, three.expected) == (1, 4)

@@ -1,0 +1,120 @@
+"""Whether rows of several requests may go in one call: known of a graph by its ops, and wrong for none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import pytest
+import tensorflow as tf
+
+from inferencer import traits
+from inferencer.resident import Resident
+from inferencer.rows import are_apart
+from paramsync.graphs.capture import Capture, capture
+from paramsync.version import Version
+
+FLOATS = [tf.TensorSpec([None, 4], tf.float32, name="x")]
+NUMBERS = [tf.TensorSpec([None], tf.int32, name="x")]
+WORDS = [tf.TensorSpec([None], tf.string, name="x")]
+IMAGES = [tf.TensorSpec([None, 6, 6, 3], tf.float32, name="x")]
+TWO = [*FLOATS, tf.TensorSpec([None, 4], tf.float32, name="t")]
+
+Spec = list[tf.TensorSpec]
+Computed = Callable[..., Any]
+layers = keras.layers
+
+
+def made(specs: Spec, function: Computed) -> Capture:
+    class Model(tf.Module):
+        @tf.function(input_signature=specs)
+        def __call__(self, *inputs: tf.Tensor) -> dict[str, tf.Tensor]:
+            return {"y": function(*inputs)}
+
+    return capture(Model())
+
+
+def split(x: tf.Tensor) -> tf.Tensor:
+    return tf.strings.split(x).to_tensor()
+
+
+MIXED: dict[str, tuple[Spec, Computed]] = {  # each gives the same for many batches, and something else for others
+    "a maximum of all, where it is above 1": (FLOATS, lambda x: x / tf.maximum(1.0, tf.reduce_max(x))),
+    "a branch on any": (FLOATS, lambda x: tf.cond(tf.reduce_any(x > 5.0), lambda: x / 255.0, lambda: x)),
+    "a choice by any": (FLOATS, lambda x: tf.where(tf.reduce_any(x > 5.0), x / 255.0, x)),
+    "a small part of the mean": (FLOATS, lambda x: 1000.0 + x * 1e-3 * tf.reduce_mean(x)),
+    "a mean along rows, where it is above 1": (FLOATS, lambda x: x + tf.nn.relu(tf.reduce_mean(x, 0) - 1.0)),
+    "NaN of others": (FLOATS, lambda x: x + 0.0 * tf.reduce_sum(x)),
+    "whether all are finite": (FLOATS, lambda x: tf.where(tf.reduce_all(tf.math.is_finite(x)), x, 0.0 * x)),
+    "products with other rows": (
+        FLOATS,
+        lambda x: x + tf.nn.relu(tf.reduce_sum(tf.matmul(x, x, transpose_b=True), 1, keepdims=True) - 100.0),
+    ),
+    "another input's maximum": (TWO, lambda x, t: x + tf.nn.relu(tf.reduce_max(t) - 1.0)),
+    "a maximum of what rows were made one": (FLOATS, lambda x: x - tf.nn.relu(tf.reduce_max(tf.reshape(x, [1, -1])))),
+    "a sum along rows": (FLOATS, tf.cumsum),
+    "rows in another order": (FLOATS, lambda x: tf.sort(x, axis=0)),
+    "rows beyond the third": (FLOATS, lambda x: x * tf.cast(tf.range(tf.shape(x)[0]) < 3, tf.float32)[:, None]),
+    "more than four rows": (FLOATS, lambda x: tf.cond(tf.shape(x)[0] > 4, lambda: 2.0 * x, lambda: x)),
+    "how many rows": (FLOATS, lambda x: x + tf.fill(tf.shape(x), tf.cast(tf.shape(x)[0] // 4, tf.float32))),
+    "the maximum of numbers": (NUMBERS, lambda x: x - tf.reduce_max(x)),
+    "which come first": (NUMBERS, lambda x: tf.unique(x)[1]),
+    "how many are equal": (NUMBERS, lambda x: tf.gather(tf.math.bincount(x, minlength=100), x)),
+    "padding to the longest": (WORDS, split),
+    "means with padding": (WORDS, lambda x: tf.reduce_mean(tf.cast(tf.strings.length(split(x)), tf.float32), 1)),
+    "norms of a batch": (
+        IMAGES,
+        lambda x: tf.compat.v1.nn.fused_batch_norm(x, tf.ones([3]), tf.zeros([3]), is_training=True)[0],
+    ),
+    "places in others": (FLOATS, lambda x: tf.gather(x, tf.zeros([1], tf.int32))),
+    "rows from the second": (FLOATS, lambda x: tf.concat([x[1:], x[:1]], 0)),
+    "a transposition and back": (FLOATS, lambda x: tf.transpose(tf.nn.softmax(tf.transpose(x) * 1e-9))),
+}
+
+
+@pytest.mark.parametrize(("specs", "function"), MIXED.values(), ids=MIXED)
+def test_what_depends_on_other_rows_is_found_whatever_the_numbers(specs: Spec, function: Computed) -> None:
+    assert not are_apart(made(specs, function).graph, "serving_default")
+
+
+APART: dict[str, tuple[Spec, Computed]] = {
+    "layers": (FLOATS, lambda x: tf.nn.relu(tf.matmul(x, tf.ones([4, 3])) + tf.ones([3]))),
+    "a softmax": (FLOATS, tf.nn.softmax),
+    "norms of rows": (FLOATS, lambda x: tf.linalg.l2_normalize(x, axis=-1)),
+    "the largest": (FLOATS, lambda x: tf.argmax(x, -1)),
+    "the two largest": (FLOATS, lambda x: tf.math.top_k(x, 2).values),
+    "a table of vectors": (NUMBERS, lambda x: tf.gather(tf.random.stateless_uniform([7, 3], [1, 2]), x)),
+    "one of many": (NUMBERS, lambda x: tf.one_hot(x, 5)),
+    "another shape": (IMAGES, lambda x: tf.reshape(x, [tf.shape(x)[0], 108])),
+    "a shape without a count": (IMAGES, lambda x: tf.reshape(x, [-1, 36, 3])),
+    "zeros for each": (FLOATS, lambda x: tf.concat([x, tf.zeros([tf.shape(x)[0], 2])], 1)),
+    "a part of each": (FLOATS, lambda x: x[:, 1] * x[..., 0]),
+    "two inputs": (TWO, lambda x, t: tf.einsum("bi,bj->bij", x, t)),
+    "words": (WORDS, lambda x: tf.strings.to_hash_bucket_fast(tf.strings.lower(x), 100)),
+}
+
+
+@pytest.mark.parametrize(("specs", "function"), APART.values(), ids=APART)
+def test_what_keeps_rows_apart_is_seen_to(specs: Spec, function: Computed) -> None:
+    assert are_apart(made(specs, function).graph, "serving_default")
+
+
+def attention() -> keras.Model:
+    x = keras.Input((6, 8))
+    seen = layers.LayerNormalization()(layers.MultiHeadAttention(2, 4)(x, x) + x)
+    return keras.Model(x, layers.Dense(2)(layers.GlobalAveragePooling1D()(seen)))
+
+
+def convolutions() -> keras.Model:
+    stack = [layers.Rescaling(1 / 255), layers.SeparableConv2D(4, 3), layers.BatchNormalization(), layers.Flatten()]
+    return keras.Sequential([keras.Input((8, 8, 3)), *stack, layers.Dropout(0.5), layers.Dense(2, "softmax")])
+
+
+@pytest.mark.parametrize("model", [attention, convolutions])
+def test_usual_networks_are_batched(model: Callable[[], keras.Model]) -> None:
+    found = capture(model())
+    version = Version(number=1, step=1, prefix="ckpt-1", graph=found.graph.digest, step_done_at=1.0, snapshot_at=1.0)
+    parameters = tuple(tf.convert_to_tensor(one) for one in found.variables)
+    traits.find_out(Resident(version, found.graph, parameters))
+    assert traits.of(found.graph, "serving_default").together
