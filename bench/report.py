@@ -182,9 +182,9 @@ def _show_calls(figures: Mapping[str, Any], conditions: Mapping[str, Any], scree
 
 def _show_serve(figures: Mapping[str, Any], conditions: Mapping[str, Any], screen: Console) -> None:
     _headline(f"serve: 784-256-256-10 over gRPC beside gRPC alone, medians of {conditions['runs']} rounds", screen)
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))
     table.add_column("callers x rows", no_wrap=True)
-    for column in ("answers/s", "gRPC alone", "of it", "p50 us", "gRPC alone", "x", "p99 us", "gRPC alone"):
+    for column in ("a second", "alone", "share", "p50 us", "alone", "times", "p99 us", "alone"):
         table.add_column(column, justify="right", no_wrap=True)
     for case in figures["cases"].values():
         table.add_row(

@@ -11,15 +11,22 @@ import tensorflow as tf
 
 from inferencer.questions import Answer, Question
 from inferencer.resident import Resident
+from paramsync.errors import RequestError
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 
 
 def called(resident: Resident, signature: str, inputs: Arrays, outputs: Collection[str] = ()) -> Answer:
-    """The outputs named, or all of them. The inputs fit the signature; nobody changes them any more."""
+    """The outputs named, or all of them. The inputs fit the signature; nobody changes them any more.
+
+    Raises TensorFlow's errors, and RequestError where a kernel complains of strings that are no text.
+    """
     # the op makes tensors of arrays at a fraction of what it takes to make them one by one
     given: Any = {name: value if value.dtype.kind in "fiubc" else tf.constant(value) for name, value in inputs.items()}
-    found = resident.graph(resident.parameters, given, signature=signature, outputs=outputs)
+    try:
+        found = resident.graph(resident.parameters, given, signature=signature, outputs=outputs)
+    except UnicodeDecodeError as error:  # the kernel's own words, with the bytes that it was given among them
+        raise RequestError(error.object.decode(errors="backslashreplace")) from error
     return {name: _array(tensor) for name, tensor in found.items()}
 
 

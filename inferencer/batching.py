@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
 from weakref import WeakKeyDictionary
 
 from inferencer import answers, traits
+from inferencer.lanes import Asked, Lane, Timed, size_of, timed
 from inferencer.metrics import Metrics
 from inferencer.pace import Pace
 from inferencer.questions import Answer, Question
@@ -20,33 +20,7 @@ from paramsync.graphs.graph import Graph
 
 _log = logging.getLogger("paramsync.batching")
 ROWS = 256
-GATHER_SECONDS = 0.004  # the longest that a question waits on an idle processor, and only for others that are expected
 _LATE = "the deadline passed before the answer was computed"
-
-
-@dataclass(eq=False, slots=True)
-class _Asked:
-    """A question, and who waits for its answer."""
-
-    question: Question
-    rows: int
-    size: int
-    lane: _Lane
-    future: asyncio.Future[Answer]
-    deadline: float | None
-
-
-@dataclass(eq=False, slots=True)
-class _Lane:
-    """Questions that may go in one call: of one version, signature and set of outputs, with rows of one shape."""
-
-    key: Hashable
-    pace: Pace
-    large: bool
-    joined: bool
-    waiting: dict[_Asked, None] = field(default_factory=dict)  # in the order they came
-    running: int = 0
-    gathering: asyncio.TimerHandle | None = None
 
 
 class Batching:
@@ -57,8 +31,8 @@ class Batching:
 
     1. A question goes at once where a thread is free for it or, where it is prompt, no other is expected.
     2. While a call of its lane runs a question waits, together with all others of that lane, for that call's end.
-       Prompt ones wait for those that are seen coming, and until as many are there as came together before; two
-       milliseconds at most.
+       Prompt ones wait for those that are seen coming, and until as many are there as came together before; for
+       milliseconds at most, and while the event loop receives those others.
     3. What waited goes as one call of `rows` rows at most. A question with more rows goes alone, and at most half of
        the threads compute such ones; one thread is always left by calls of one signature to those of others.
     """
@@ -84,8 +58,8 @@ class Batching:
         self._computing = 0
         self._large = 0
         self._coming = 0
-        self._gathering: dict[_Lane, None] = {}
-        self._lanes: dict[Hashable, _Lane] = {}  # with something that waits or runs; whose turn it is first
+        self._gathering: dict[Lane, None] = {}
+        self._lanes: dict[Hashable, Lane] = {}  # with something that waits or runs; whose turn it is first
         self._paces: WeakKeyDictionary[Graph, dict[str, Pace]] = WeakKeyDictionary()
 
     def check(self) -> None:
@@ -112,7 +86,7 @@ class Batching:
         loop = asyncio.get_running_loop()
         if deadline is not None and deadline <= loop.time():
             raise TimeoutError(_LATE)
-        pace, size = self._pace(question), _size(question)
+        pace, size = self._pace(question), size_of(question)
         prompt = pace.is_prompt(size)
         if prompt and pace.expected == 1 and not self._coming and not self.held:
             return self._at_once(question, pace, size)
@@ -157,7 +131,7 @@ class Batching:
             pace = paces[question.signature] = Pace(together, found.prompt)
         return pace
 
-    def _asked(self, question: Question, pace: Pace, size: int, deadline: float | None) -> _Asked:
+    def _asked(self, question: Question, pace: Pace, size: int, deadline: float | None) -> Asked:
         rows = answers.rows_of(question)
         joined = pace.together and rows is not None and 0 < rows <= self._rows
         large = rows is not None and rows > self._rows
@@ -167,39 +141,39 @@ class Batching:
             key = (*key, question.outputs, *(shapes if len(shapes) == 1 else sorted(shapes)))
         lane = self._lanes.get(key)
         if lane is None:
-            lane = self._lanes[key] = _Lane(key, pace, large, joined)
-        return _Asked(question, rows or 1, size, lane, asyncio.get_running_loop().create_future(), deadline)
+            lane = self._lanes[key] = Lane(key, pace, large, joined)
+        return Asked(question, rows or 1, size, lane, asyncio.get_running_loop().create_future(), deadline)
 
-    def _take(self, lane: _Lane, *, prompt: bool = False) -> list[_Asked]:
-        """The next call of a lane: those that came first and were not given up meanwhile."""
-        taken: list[_Asked] = []
+    def _take(self, lane: Lane, *, prompt: bool = False) -> list[Asked]:
+        """The next call of a lane: those that came first and were not given up meanwhile; none, where not prompt."""
+        taken: list[Asked] = []
         rows, size, now = 0, 0, asyncio.get_running_loop().time()
         for one in [*lane.waiting]:
             if one.future.done() or (one.deadline is not None and one.deadline <= now):
                 self._expire(one)
                 continue
             rows, size = rows + one.rows, size + one.size
-            if taken and (not lane.joined or rows > self._rows or (prompt and not lane.pace.is_prompt(size))):
+            if (taken and (not lane.joined or rows > self._rows)) or (prompt and not lane.pace.is_prompt(size)):
                 break
             taken.append(one)
             del lane.waiting[one]
         return taken
 
-    def _leave(self, one: _Asked) -> None:
+    def _leave(self, one: Asked) -> None:
         """Nobody waits for it any more; where it is not computed yet it will not be."""
         if one in one.lane.waiting:
             del one.lane.waiting[one]
             self.held -= 1
             self._close(one.lane)
 
-    def _expire(self, one: _Asked) -> None:
+    def _expire(self, one: Asked) -> None:
         if not one.future.done():
             one.future.set_exception(TimeoutError(_LATE))
         self._leave(one)
 
-    def _close(self, lane: _Lane) -> None:
-        if not lane.waiting and not lane.running:
-            self._lanes.pop(lane.key, None)
+    def _close(self, lane: Lane) -> None:
+        if not lane.waiting and not lane.running and self._lanes.get(lane.key) is lane:
+            del self._lanes[lane.key]
             self._gather_no_more(lane)
 
     # On the event loop ------------------------------------------------------------------------------------------------
@@ -212,9 +186,9 @@ class Batching:
         finally:
             self._count(pace, question, 1, answers.rows_of(question) or 1, size, perf_counter() - began)
 
-    def _gather(self, lane: _Lane, loop: asyncio.AbstractEventLoop) -> None:
+    def _gather(self, lane: Lane, loop: asyncio.AbstractEventLoop) -> None:
         if lane.gathering is None:
-            lane.gathering = loop.call_later(GATHER_SECONDS, self._gathered, lane, loop)
+            lane.gathering = loop.call_later(lane.pace.patience, self._gathered, lane, loop)
             self._gathering[lane] = None
         if self._coming:
             return
@@ -223,26 +197,28 @@ class Batching:
                 one.pace.met(len(one.waiting))
                 self._compute(one, loop)
 
-    def _gathered(self, lane: _Lane, loop: asyncio.AbstractEventLoop) -> None:
+    def _gathered(self, lane: Lane, loop: asyncio.AbstractEventLoop) -> None:
         """No more came in time."""
         lane.pace.missed(len(lane.waiting))
         self._coming = 0  # what was announced and is not here may have been given up
         self._compute(lane, loop)
 
-    def _gather_no_more(self, lane: _Lane) -> None:
+    def _gather_no_more(self, lane: Lane) -> None:
         if lane.gathering is not None:
             lane.gathering.cancel()
             lane.gathering = None
             self._gathering.pop(lane, None)
 
-    def _compute(self, lane: _Lane, loop: asyncio.AbstractEventLoop) -> None:
+    def _compute(self, lane: Lane, loop: asyncio.AbstractEventLoop) -> None:
         """One call, here; where it may not be as large as what waits, the next one in a moment."""
         self._gather_no_more(lane)
         if taken := self._take(lane, prompt=True):
             self.held -= len(taken)
-            self._give(lane, taken, *_timed([one.question for one in taken]))
-        if lane.waiting:
+            self._give(lane, taken, *timed([one.question for one in taken]))
+        if lane.waiting and taken:
             lane.gathering = loop.call_later(0, self._compute, lane, loop)
+        elif lane.waiting:  # it is too large, or calls have become slow
+            self._look()
         self._close(lane)
 
     # On threads -------------------------------------------------------------------------------------------------------
@@ -259,7 +235,7 @@ class Batching:
                         begun = True
                     self._close(lane)
 
-    def _may_begin(self, lane: _Lane) -> bool:
+    def _may_begin(self, lane: Lane) -> bool:
         count = self._threads.count
         return (
             bool(lane.waiting)
@@ -270,15 +246,15 @@ class Batching:
             and not (lane.large and self._large >= max(1, count // 2))
         )
 
-    def _begin(self, lane: _Lane, taken: list[_Asked]) -> None:
+    def _begin(self, lane: Lane, taken: list[Asked]) -> None:
         lane.running += 1
         lane.pace.running += 1
         self._large += lane.large
         self._computing += len(taken)
         self._lanes[lane.key] = self._lanes.pop(lane.key)  # the others come first now
-        self._threads.start(partial(_timed, [one.question for one in taken]), partial(self._end, lane, taken))
+        self._threads.start(partial(timed, [one.question for one in taken]), partial(self._end, lane, taken))
 
-    def _end(self, lane: _Lane, taken: list[_Asked], result: _Timed, error: Exception | None) -> None:
+    def _end(self, lane: Lane, taken: list[Asked], result: Timed, error: Exception | None) -> None:
         lane.running -= 1
         lane.pace.running -= 1
         self._large -= lane.large
@@ -291,7 +267,7 @@ class Batching:
 
     # Whatever computed it ---------------------------------------------------------------------------------------------
 
-    def _give(self, lane: _Lane, taken: list[_Asked], found: list[Answer | Exception], seconds: float) -> None:
+    def _give(self, lane: Lane, taken: list[Asked], found: list[Answer | Exception], seconds: float) -> None:
         rows = size = 0
         for one, answer in zip(taken, found, strict=True):
             rows, size = rows + one.rows, size + one.size
@@ -317,16 +293,3 @@ class Batching:
             rows=rows,
             seconds=seconds,
         )
-
-
-_Timed = tuple[list[Answer | Exception], float]
-
-
-def _timed(questions: list[Question]) -> _Timed:
-    began = perf_counter()
-    found = answers.answers(questions)
-    return found, perf_counter() - began
-
-
-def _size(question: Question) -> int:
-    return sum([array.nbytes for array in question.inputs.values()])

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("paramsync.follower")
 _JOIN_SECONDS = 10.0
+_WAITING_SECONDS = 1.0  # between two looks as long as nothing serves: what is made just then may escape the watch
 _TEND_SECONDS = 0.05  # between two looks whether a request still holds what is to be freed
 
 
@@ -196,7 +197,8 @@ class Follower:
                 self._report.problem(told(error))
             self._has_looked()
             look_again = self._following.look_again
-            self._rung.wait(self._poll_seconds if look_again is None else look_again)
+            pause = self._poll_seconds if self.replica.residents else min(self._poll_seconds, _WAITING_SECONDS)
+            self._rung.wait(pause if look_again is None else look_again)
         bell.close()
 
     def _has_looked(self) -> None:

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 PROMPT_SECONDS = 0.001  # what may be computed on the event loop takes less
 _SLOW_SECONDS = 0.02  # one that takes longer is not made there again, until as many were fast once more
 _FAST = 8  # calls on threads that were that fast, before the first on the event loop
-_AGAIN = 16  # calls with as many requests as were expected, before one more is
+_EACH_SECONDS = 0.00025
+_MOST_SECONDS = 0.008
+_AGAIN = 16  # calls with as many requests as were expected, before more are
 
 
 @dataclass(slots=True)
@@ -23,6 +25,11 @@ class Pace:
     _fast: int = 0
     _size: int = 0
     _met: int = 0
+
+    @property
+    def patience(self) -> float:
+        """The most seconds that one waits for the others: about what it takes to receive them."""
+        return min(_MOST_SECONDS, _EACH_SECONDS * (self.expected + 1))
 
     def is_prompt(self, size: int) -> bool:
         """Whether a call with so many bytes of inputs is expected to hold up the event loop for a moment only."""
@@ -46,7 +53,7 @@ class Pace:
         if count > self.expected:
             self.expected = count
         elif count > 1 and self._met % _AGAIN == 0:
-            self.expected += 1
+            self.expected += 1 + count // 4
 
     def missed(self, count: int) -> None:
         """Only so many came in time."""

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import sys
 
 from inferencer.settings import Settings, ports, prepare_environment
 from inferencer.stop import Stop
 from paramsync import logs, noise
 from paramsync.addresses import check_ports
+
+_SWITCH_SECONDS = 0.001  # the longest that a thread which restores keeps the interpreter from those that serve
 
 
 def run(settings: Settings, *, stop: Stop) -> None:
@@ -35,6 +38,7 @@ async def _serve(settings: Settings, stop: Stop) -> None:
 
         tf.config.set_visible_devices([], "GPU")
         tf.config.list_logical_devices()  # now, so that what it has to say about them is said here
+    sys.setswitchinterval(_SWITCH_SECONDS)
     gc.freeze()  # what was imported stays: it is half a million objects, which need not be looked at ever again
     loop = asyncio.get_running_loop()
     asked = asyncio.Event()

@@ -49,6 +49,15 @@ class Setting:
             self.batching.announce()
         return [asyncio.ensure_future(begin(one)) for one in questions]
 
+    async def prompt(self, of: Resident) -> None:
+        """Ask until a question is answered without a thread."""
+        handed_over = -1
+        while handed_over < len(self.threads.gates):
+            handed_over = len(self.threads.gates)
+            [asked] = self.ask(question(of, 4.0))
+            await until(asked.done, self.threads)
+            assert totals(asked) == [4.0 * of.version.number]
+
     async def over(self, *asked: asyncio.Task[Answer]) -> list[tuple[str, int, int]]:
         """Let all be computed; returns what was called."""
         await until(lambda: all_done([*asked]) and not self.batching.held, self.threads)
@@ -210,12 +219,7 @@ async def test_no_rows_at_all_are_a_call_of_their_own() -> None:
 async def test_what_is_prompt_is_computed_on_the_event_loop_alone_and_together() -> None:
     setting, of = Setting(), resident(2)
     assert traits.of(of.graph, ROWS).prompt
-    handed_over = -1
-    while handed_over < len(setting.threads.gates):  # until one was not
-        handed_over = len(setting.threads.gates)
-        asked = setting.ask(question(of, 4.0))
-        await until(asked[0].done, setting.threads)
-        assert totals(asked[0]) == [8.0]
+    await setting.prompt(of)
     told = len(setting.metrics.told)
     for _ in range(20):
         asked = setting.come(*(question(of, float(at)) for at in range(8)))
@@ -225,6 +229,18 @@ async def test_what_is_prompt_is_computed_on_the_event_loop_alone_and_together()
     calls = setting.metrics.told[told:]
     assert sum(requests for _, requests, _ in calls) == 160
     assert max(requests for _, requests, _ in calls) == 8
+
+
+@on_a_loop
+async def test_what_is_larger_than_anything_that_was_prompt_goes_to_a_thread() -> None:
+    setting, of = Setting(), resident(2)
+    await setting.prompt(of)
+    handed_over = len(setting.threads.gates)
+    many = [float(at) for at in range(200)]
+    asked = setting.come(question(of, 1.0), question(of, *many), question(of, 3.0))
+    await setting.over(*asked)
+    assert [totals(one) for one in asked] == [[2.0], [2 * one for one in many], [6.0]]
+    assert len(setting.threads.gates) > handed_over
 
 
 @on_a_loop

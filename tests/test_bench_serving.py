@@ -48,6 +48,21 @@ def test_memory_reports_what_a_server_takes(capsys: pytest.CaptureFixture[str]) 
     assert {"growth_pct", "peak_over_model", "second_pct"} <= found.keys()
 
 
+def test_serve_reports_every_case_beside_grpc_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--runs", "1", "--seconds", "0.1", "--json", "-"]) == 0
+    captured = capsys.readouterr()
+    found = json.loads(captured.out)
+    cases = found["cases"]
+    assert set(cases) == {f"concurrency_{many}_batch_{batch}" for many in (1, 8, 64) for batch in (1, 32)}
+    for case in cases.values():
+        assert case["over_floor"] == case["ours_p50_us"] / case["floor_p50_us"]
+        assert case["of_floor_rate"] == case["ours_per_second"] / case["floor_per_second"]
+        assert 0 < case["ours_p50_us"] <= case["ours_p99_us"]
+    assert found["over_floor_c1"] == cases["concurrency_1_batch_1"]["over_floor"]
+    assert found["of_floor_rate_c64"] == cases["concurrency_64_batch_1"]["of_floor_rate"]
+    assert "callers x rows" in captured.err
+
+
 def _measured(capsys: pytest.CaptureFixture[str], benchmark: str, *arguments: str) -> dict[str, Any]:
     """What it prints: one JSON object, and the same for people."""
     assert main([benchmark, "--mb", "1", *arguments, "--json", "-"]) == 0

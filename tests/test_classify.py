@@ -7,11 +7,13 @@ from typing import Any
 
 import grpc
 import pytest
+import tensorflow as tf
 from tensorflow_serving.apis import (
     classification_pb2,
     get_model_metadata_pb2,
     inference_pb2,
     input_pb2,
+    predict_pb2,
     regression_pb2,
 )
 
@@ -187,3 +189,13 @@ def test_a_wrong_request_gets_the_code_of_tensorflow_serving_and_both_sides(
     assert found is code, details
     assert text in details
     assert pairs(examples.prediction_service.Classify(classify(TWO[0]), timeout=LONG).result)[0][0] == ("no", 4.0)
+
+
+def test_examples_that_are_no_text_are_the_callers_fault(examples: Running, caplog: pytest.LogCaptureFixture) -> None:
+    message = predict_pb2.PredictRequest()
+    message.model_spec.name, message.model_spec.signature_name = "m", "predict"
+    message.inputs["inputs"].CopyFrom(tf.make_tensor_proto([b"\x0a\x08\x12\xe6\xff"]))
+    code, text = refused(examples.prediction_service.Predict, message)
+    assert code is Code.INVALID_ARGUMENT
+    assert "\\xe6" in text
+    assert not caplog.records

@@ -51,9 +51,19 @@ def test_as_many_are_expected_as_came_together() -> None:
     assert pace.expected == 1
 
 
-def test_one_more_is_tried_now_and_then_but_never_where_one_comes_alone() -> None:
-    alone, three = seen(), seen()
+def test_a_quarter_more_is_tried_now_and_then_but_never_where_one_comes_alone() -> None:
+    alone, eight = seen(), seen()
     for _ in range(16):
         alone.met(1)
-        three.met(3)
-    assert (alone.expected, three.expected) == (1, 4)
+        eight.met(8)
+    assert (alone.expected, eight.expected) == (1, 11)
+
+
+def test_the_more_are_expected_the_longer_they_are_waited_for_up_to_a_bound() -> None:
+    pace = seen()
+    waits = [pace.patience]
+    for count in (8, 16, 1000):
+        pace.met(count)
+        waits.append(pace.patience)
+    assert waits == sorted(set(waits))
+    assert (waits[0] < 0.001, waits[-1] < 0.01) == (True, True)

@@ -57,10 +57,10 @@ class Health:
     ) -> AsyncIterator[health_pb2.HealthCheckResponse]:
         last = None
         while True:
-            changed, code = self._changed, self._codes.get(request.service, _UNKNOWN)
+            changed, code, last_one = self._changed, self._codes.get(request.service, _UNKNOWN), self._draining
             if code != last:
                 yield health_pb2.HealthCheckResponse(status=code)
-            if self._draining:
+            if last_one:  # and not what became so while that was sent
                 return
             last = code
             await changed.wait()
