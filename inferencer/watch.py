@@ -37,11 +37,10 @@ _Target = tuple[Path, int, int]  # a folder, and by device and inode which one o
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A folder, and the names in it that ring, as paths from there; deeper ones only where it is `recursive`."""
+    """A folder, and the names in it that ring; what is deeper has places of its own."""
 
     folder: Path
     names: re.Pattern[str]
-    recursive: bool = False
 
 
 class Watch:
@@ -103,14 +102,14 @@ class _Ear:
         path = target[0]
         folder = path.resolve()  # a link would be watched in place of what it leads to
         if path == self._place.folder:
-            names, recursive = self._place.names, self._place.recursive
+            names = self._place.names
         else:
             missing = self._place.folder.absolute().relative_to(path).parts[0]
-            names, recursive = re.compile(re.escape(missing)), False
+            names = re.compile(re.escape(missing))
         observer: BaseObserver | None = None
         try:
             observer = Observer()
-            observer.schedule(_Bell(folder, names, self._ring), str(folder), recursive=recursive, event_filter=_EVENTS)
+            observer.schedule(_Bell(folder, names, self._ring), str(folder), event_filter=_EVENTS)
             observer.start()
         except Exception as error:  # noqa: BLE001, whatever it is, no folder or no inotify watches left: there is the poll
             if not self._warned:

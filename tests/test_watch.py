@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from inferencer.sources import places
+from inferencer.sources.saved_models import highest
 from inferencer.watch import Watch
 
 SOON = 10.0  # seconds; a test that waits this long has failed
@@ -177,16 +178,36 @@ def test_close_ends_the_threads_and_may_be_called_twice(store: Path, bell: Bell)
 
 def test_a_saved_model_rings_when_it_is_complete_however_deep_that_shows(store: Path, bell: Bell) -> None:
     store.mkdir(parents=True)
-    watch = Watch(lambda: places.of_numbered(store, []), bell.ring)
+    watch = Watch(lambda: places.of_numbered(store, highest(store)), bell.ring)
     watch.arm()
     (store / "3" / "variables").mkdir(parents=True)
-    assert bell.rang()  # for 3, and soon for 3/variables
+    assert bell.rang()  # for 3
     for name in ("variables/variables.index", "saved_model.pb"):
+        watch.arm()
         while bell.rang(0.2):
-            pass
+            watch.arm()
         (store / "3" / f"{name}.tmp").write_text("x")
         (store / "3" / f"{name}.tmp").rename(store / "3" / name)
         assert bell.rang()
+    watch.close()
+
+
+def test_no_ring_is_lost_while_directories_are_copied(tmp_path: Path, bell: Bell) -> None:
+    model, store = tmp_path / "model", tmp_path / "store"
+    names = ["saved_model.pb", "variables/variables.index", "variables/variables.data-00000-of-00001"]
+    for folder in (model / "variables", model / "assets", store):
+        folder.mkdir(parents=True)
+    for name in names:
+        (model / name).write_bytes(b"x" * 100_000)
+    watch = Watch(lambda: places.of_numbered(store, highest(store)), bell.ring)
+    for number in range(1, 31):
+        watch.arm()
+        copying = threading.Thread(target=shutil.copytree, args=(model, store / str(number)))
+        copying.start()
+        while not all((store / str(number) / name).exists() for name in names):
+            assert bell.rang()
+            watch.arm()
+        copying.join()
     watch.close()
 
 

@@ -9,9 +9,10 @@ from inferencer.watch import Place
 
 # A publisher and TensorFlow rename onto `checkpoint`; a Saver writes its graph after that, and so may anybody.
 _STORE = re.compile(r"checkpoint|[^/]*\.meta|graph-[^/]*\.pb|\d{1,18}|saved_model\.pb")
+_NUMBERED = re.compile(r"checkpoint|\d{1,18}")
 # `saved_model.pb` comes last where TensorFlow writes, and in any order where a folder is copied.
-_NUMBERED = re.compile(r"checkpoint|\d{1,18}(/(saved_model\.pb(txt)?|variables(/variables\.[^/]*)?))?")
-_SAVED_MODEL = re.compile(r"saved_model\.pb(txt)?|variables|variables/variables\.[^/]*")
+_SAVED_MODEL = re.compile(r"saved_model\.pb(txt)?|variables")
+_VARIABLES = re.compile(r"variables\..*")
 
 
 def of_store(path: Path) -> list[Place]:
@@ -19,12 +20,16 @@ def of_store(path: Path) -> list[Place]:
     return [Place(path, _STORE)]
 
 
-def of_numbered(path: Path, links: list[Path]) -> list[Place]:
-    """Of a directory of numbered SavedModels, of which those at `links` are elsewhere."""
-    return [Place(path, _NUMBERED, recursive=True), *(Place(one, _SAVED_MODEL, recursive=True) for one in links)]
+def of_numbered(path: Path, highest: list[Path]) -> list[Place]:
+    """Of a directory of numbered SavedModels, of which those at `highest` may still be written."""
+    return [Place(path, _NUMBERED), *(place for one in highest for place in _of_saved_model(one))]
 
 
 def of_graph(path: Path) -> list[Place]:
     """Of a graph file or SavedModel that may not be there yet."""
     found = [Place(path.absolute().parent, re.compile(re.escape(path.name)))]
-    return [*found, Place(path, _SAVED_MODEL, recursive=True)] if path.is_dir() else found
+    return [*found, *_of_saved_model(path)] if path.is_dir() else found
+
+
+def _of_saved_model(path: Path) -> list[Place]:
+    return [Place(path, _SAVED_MODEL), Place(path / "variables", _VARIABLES)]

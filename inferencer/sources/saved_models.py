@@ -31,7 +31,7 @@ from paramsync.version import Version
 _NUMBER = re.compile(r"[0-9]{1,18}")
 _COMMIT = "saved_model.pb"
 _AS_TEXT = "saved_model.pbtxt"  # a version as well, which cannot be used
-_WATCHED = 16  # links, each of which takes a thread to watch: those to the highest numbers
+_WATCHED = 2  # which takes threads: what is written besides those of the highest numbers is found by polling
 
 
 class SavedModelsSource:
@@ -130,7 +130,7 @@ class SavedModelsSource:
 
     def places(self) -> list[Place]:
         """Where something new shows."""
-        return places.of_numbered(self.path, links(self.path))
+        return places.of_numbered(self.path, highest(self.path))
 
 
 def numbered(path: Path) -> dict[int, str]:
@@ -142,11 +142,11 @@ def numbered(path: Path) -> dict[int, str]:
     return {int(one.name): one.name for one in sorted(found, key=lambda one: one.name)}
 
 
-def links(path: Path) -> list[Path]:
-    """Where those are that are links, of the highest numbers; they need not be there yet."""
+def highest(path: Path) -> list[Path]:
+    """The directories of the highest numbers; what a link leads to need not be there yet."""
     try:
-        found = [Path(one.path) for one in _entries(path) if _NUMBER.fullmatch(one.name) and one.is_symlink()]
-        return [one.resolve() for one in sorted(found, key=lambda one: int(one.name))[-_WATCHED:]]
+        found = [one for one in _entries(path) if _NUMBER.fullmatch(one.name) and (one.is_symlink() or one.is_dir())]
+        return [Path(one.path).resolve() for one in sorted(found, key=lambda one: int(one.name))[-_WATCHED:]]
     except (OSError, RuntimeError):  # the second, of a link to itself, up to Python 3.12
         return []
 
