@@ -17,7 +17,7 @@ from bench.progress import Progress
 from bench.publish import pinned
 from bench.settings import Settings
 from bench.timing import Contestant, measure
-from inferencer.progress import untold
+from inferencer.following.progress import untold
 from inferencer.sources import open_source
 from paramsync.graphs.capture import capture
 from paramsync.graphs.tensors import alias

@@ -9,11 +9,11 @@ from functools import partial
 from time import perf_counter
 from weakref import WeakKeyDictionary
 
-from inferencer import answers, traits
-from inferencer.lanes import Asked, Lane, Timed, size_of, timed
+from inferencer.answering import answers, traits
+from inferencer.answering.lanes import Asked, Lane, Timed, size_of, timed
+from inferencer.answering.pace import Pace
+from inferencer.answering.questions import Answer, Question
 from inferencer.metrics import Metrics
-from inferencer.pace import Pace
-from inferencer.questions import Answer, Question
 from inferencer.services.threads import Threads
 from paramsync.errors import BusyError
 from paramsync.graphs.graph import Graph
@@ -31,7 +31,7 @@ class Batching:
 
     1. A question goes at once where a thread is free for it or, where it is prompt, no other is expected.
     2. While a call of its lane runs a question waits, together with all others of that lane, for that call's end.
-       Prompt ones wait for those that are seen coming, and until as many are there as came together before; for
+       Prompt ones wait for those that are seen coming, and until as many are there as came together a moment ago; for
        milliseconds at most, and while the event loop receives those others.
     3. What waited goes as one call of `rows` rows at most. A question with more rows goes alone, and at most half of
        the threads compute such ones; one thread is always left by calls of one signature to those of others.
@@ -88,7 +88,7 @@ class Batching:
             raise TimeoutError(_LATE)
         pace, size = self._pace(question), size_of(question)
         prompt = pace.is_prompt(size)
-        if prompt and pace.expected == 1 and not self._coming and not self.held:
+        if prompt and not self._coming and not self.held and pace.is_alone(loop.time()):
             return self._at_once(question, pace, size)
         one = self._asked(question, pace, size, deadline)
         self.held += 1
@@ -280,9 +280,10 @@ class Batching:
         self._count(lane.pace, taken[0].question, len(taken), rows, size, seconds)
 
     def _count(self, pace: Pace, first: Question, requests: int, rows: int, size: int, seconds: float) -> None:
-        pace.took(size, seconds)
+        loop = asyncio.get_running_loop()
+        pace.took(size, seconds, loop.time())
         # told once the answers are on their way
-        asyncio.get_running_loop().call_soon(self._tell, first, requests, rows, seconds)
+        loop.call_soon(self._tell, first, requests, rows, seconds)
 
     def _tell(self, first: Question, requests: int, rows: int, seconds: float) -> None:
         self.metrics.called(

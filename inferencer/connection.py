@@ -10,11 +10,11 @@ import weakref
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
-from inferencer import traits
-from inferencer.faults import told
+from inferencer.answering import traits
+from inferencer.following.faults import told
+from inferencer.following.status import State, Status
 from inferencer.replica import Replica
 from inferencer.resident import Resident, warm
-from inferencer.status import State, Status
 from paramsync.errors import NotServingError, ParamsyncError
 from paramsync.graphs.connect import connect
 from paramsync.graphs.graph import Graph

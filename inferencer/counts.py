@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from inferencer.events import EventKind, Subscription
+from inferencer.following.events import EventKind, Subscription
 
 if TYPE_CHECKING:
     from inferencer.follower import Follower

@@ -14,8 +14,8 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from inferencer.counts import Histogram
+from inferencer.following.status import State, Status
 from inferencer.release import release
-from inferencer.status import State, Status
 
 if TYPE_CHECKING:
     from inferencer.metrics import Metrics

@@ -13,17 +13,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from inferencer import priority
-from inferencer.events import Subscription
-from inferencer.faults import told
-from inferencer.following import Following
-from inferencer.kept import Kept
+from inferencer.following import priority
+from inferencer.following.events import Subscription
+from inferencer.following.faults import told
+from inferencer.following.kept import Kept
+from inferencer.following.report import Report
+from inferencer.following.rounds import Following
+from inferencer.following.status import State, Status
+from inferencer.following.wish import waiting_for
+from inferencer.following.wishes import Action, Wishes
 from inferencer.replica import Replica
-from inferencer.report import Report
 from inferencer.sources import Bell
-from inferencer.status import State, Status
-from inferencer.wish import waiting_for
-from inferencer.wishes import Action, Wishes
 from paramsync.errors import NotServingError
 from paramsync.version import Version
 

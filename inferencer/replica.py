@@ -12,8 +12,8 @@ from typing import TypeVar
 import numpy as np
 import tensorflow as tf
 
-from inferencer import traits
-from inferencer.progress import Progress, Tell, untold
+from inferencer.answering import traits
+from inferencer.following.progress import Progress, Tell, untold
 from inferencer.resident import Resident, warm
 from inferencer.sources import Source, Verification, open_source
 from paramsync.errors import NotServingError, UnknownLabelError, UnknownVersionError

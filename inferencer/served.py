@@ -14,11 +14,11 @@ from typing import Protocol
 
 from inferencer.connection import Connection
 from inferencer.follower import Follower
+from inferencer.following.status import State, Status
+from inferencer.following.wishes import Action
 from inferencer.replica import Replica
 from inferencer.resident import Resident
 from inferencer.settings import AnySettings, ConnectionSettings, ModelSettings
-from inferencer.status import State, Status
-from inferencer.wishes import Action
 
 _log = logging.getLogger("paramsync.inferencer")
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from inferencer import traits
+from inferencer.answering import traits
+from inferencer.answering.questions import Question
 from inferencer.metrics import Metrics
-from inferencer.questions import Question
 from inferencer.resident import Resident
 from inferencer.services.threads import Done, Threads
 from paramsync.graphs.capture import Capture, capture

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from inferencer.follower import Follower
+from inferencer.following.status import State
 from inferencer.replica import Replica
-from inferencer.status import State
 from tests.followers import quarantined, serving
 from tests.published import Doubled, Publisher, ask, captured, proven, values
 

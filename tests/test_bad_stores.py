@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from inferencer.events import EventKind
 from inferencer.follower import Follower
-from inferencer.status import State
+from inferencer.following.events import EventKind
+from inferencer.following.status import State
 from tests.followers import quarantined, serving
 from tests.published import Publisher, ask, captured, proven, values
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from inferencer import traits
+from inferencer.answering import traits
+from inferencer.answering.questions import Answer, Question
 from inferencer.batching import Batching
-from inferencer.questions import Answer, Question
 from inferencer.resident import Resident
 from paramsync.errors import BusyError
 from tests.questions import ROWS, TABLE, Held, Told, lookup, question, resident, turns, until

@@ -17,9 +17,9 @@ import tensorflow as tf
 
 from inferencer.connection import Connection, Joined
 from inferencer.follower import Follower
+from inferencer.following.status import State
 from inferencer.replica import Replica
 from inferencer.resident import Resident
-from inferencer.status import State
 from paramsync.errors import NotServingError, UnknownLabelError, UnknownVersionError
 from paramsync.graphs.capture import capture
 from paramsync.version import Version

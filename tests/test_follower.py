@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from inferencer.events import MOST_UNREAD, EventKind
 from inferencer.follower import Follower
-from inferencer.status import State
+from inferencer.following.events import MOST_UNREAD, EventKind
+from inferencer.following.status import State
 from tests.followers import LONG, serving
 from tests.published import Doubled, Publisher, ask, proven
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from inferencer.follower import Follower
-from inferencer.kept import Choices, Kept
+from inferencer.following.kept import Choices, Kept
+from inferencer.following.wishes import Action
 from inferencer.replica import Replica
-from inferencer.wishes import Action
 from paramsync.errors import SyncError
 from tests.followers import serving
 from tests.published import Publisher, ask, proven

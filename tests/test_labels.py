@@ -6,11 +6,11 @@ from concurrent.futures import Future
 
 import pytest
 
-from inferencer.events import EventKind
 from inferencer.follower import Follower
+from inferencer.following.events import EventKind
+from inferencer.following.status import Status
+from inferencer.following.wishes import Action
 from inferencer.replica import Replica
-from inferencer.status import Status
-from inferencer.wishes import Action
 from paramsync.errors import SyncError, UnknownLabelError, UnknownVersionError
 from tests.followers import serving
 from tests.published import PARAMETERS, Publisher, captured, values

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from inferencer.follower import Follower
-from inferencer.progress import Progress
+from inferencer.following.progress import Progress
+from inferencer.following.wishes import Action
 from inferencer.replica import Replica, Verification
 from inferencer.resident import Resident
-from inferencer.wishes import Action
 from paramsync.bundle import Bundle
 from paramsync.dtypes import Array
 from paramsync.errors import ParameterError

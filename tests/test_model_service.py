@@ -14,8 +14,8 @@ from tensorflow_serving.apis import (
     model_pb2,
 )
 
+from inferencer.following.status import Quarantined, Stage, State, Status
 from inferencer.services.model import courses
-from inferencer.status import Quarantined, Stage, State, Status
 from paramsync.errors import NotServingError, UnknownLabelError, UnknownVersionError
 from paramsync.v1 import sync_pb2 as pb
 from paramsync.version import Version

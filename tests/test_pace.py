@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inferencer.pace import PROMPT_SECONDS, Pace
+from inferencer.answering.pace import PROMPT_SECONDS, Pace
 
 FAST, BRISK, SLOW = PROMPT_SECONDS / 10, PROMPT_SECONDS * 0.9, 1.0
 
@@ -10,7 +10,7 @@ FAST, BRISK, SLOW = PROMPT_SECONDS / 10, PROMPT_SECONDS * 0.9, 1.0
 def seen(*calls: tuple[int, float], prompt: bool = True) -> Pace:
     pace = Pace(together=True, prompt=prompt)
     for size, seconds in calls:
-        pace.took(size, seconds)
+        pace.took(size, seconds, now=0.0)
     return pace
 
 
@@ -23,7 +23,7 @@ def test_nothing_is_prompt_before_it_was_so_for_some_calls() -> None:
 def test_what_was_fast_may_be_twice_as_large_and_what_was_not_quite_as_large_as_it_was() -> None:
     pace = seen(*[(100, FAST)] * 8)
     assert (pace.is_prompt(200), pace.is_prompt(201)) == (True, False)
-    pace.took(200, BRISK)
+    pace.took(200, BRISK, now=0.0)
     assert (pace.is_prompt(200), pace.is_prompt(201)) == (True, False)
 
 
@@ -36,7 +36,7 @@ def test_after_a_slow_call_all_begins_anew() -> None:
     pace = seen(*[(100, FAST)] * 8, (100, SLOW))
     assert not pace.is_prompt(10)
     for _ in range(8):
-        pace.took(100, FAST)
+        pace.took(100, FAST, now=0.0)
     assert pace.is_prompt(100)
 
 
@@ -49,6 +49,13 @@ def test_as_many_are_expected_as_came_together() -> None:
     assert pace.expected == 3
     pace.missed(0)
     assert pace.expected == 1
+
+
+def test_what_came_together_a_while_ago_is_expected_no_more() -> None:
+    pace = seen((100, FAST))
+    pace.met(5)
+    assert (pace.is_alone(0.01), pace.expected) == (False, 5)
+    assert (pace.is_alone(1.0), pace.expected) == (True, 1)
 
 
 def test_a_quarter_more_is_tried_now_and_then_but_never_where_one_comes_alone() -> None:

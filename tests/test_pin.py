@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from inferencer.follower import Follower
-from inferencer.wishes import Action
+from inferencer.following.wishes import Action
 from paramsync.errors import SyncError, UnknownVersionError
 from tests.followers import LONG, saver_follower, serving
 from tests.published import Publisher, ask, proven, saver_store

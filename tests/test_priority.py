@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from inferencer import priority
 from inferencer.follower import Follower
+from inferencer.following import priority
 from tests.followers import LONG, SILENT
 from tests.published import Publisher
 

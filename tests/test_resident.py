@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from inferencer.follower import Follower
+from inferencer.following.status import Stage
+from inferencer.following.wishes import Action
 from inferencer.replica import Replica
 from inferencer.resident import Resident
-from inferencer.status import Stage
-from inferencer.wishes import Action
 from paramsync.errors import NotServingError, UnknownLabelError, UnknownVersionError
 from tests.followers import freed_by
 from tests.published import PARAMETERS, Publisher

@@ -9,11 +9,11 @@ from concurrent.futures import Future
 
 import pytest
 
-from inferencer.events import EventKind
 from inferencer.follower import Follower
+from inferencer.following.events import EventKind
+from inferencer.following.status import Status
+from inferencer.following.wishes import Action
 from inferencer.replica import Replica
-from inferencer.status import Status
-from inferencer.wishes import Action
 from paramsync.errors import SyncError
 from tests.followers import LONG, SILENT, quarantined, serving
 from tests.published import Publisher, ask, proven

@@ -9,9 +9,9 @@ import keras
 import pytest
 import tensorflow as tf
 
-from inferencer import traits
+from inferencer.answering import traits
+from inferencer.answering.rows import are_apart
 from inferencer.resident import Resident
-from inferencer.rows import are_apart
 from paramsync.graphs.capture import Capture, capture
 from paramsync.version import Version
 

@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 from inferencer.follower import Follower
-from inferencer.progress import Progress
+from inferencer.following.progress import Progress
 from inferencer.replica import Replica
 from inferencer.sources import open_source
 from paramsync.errors import ParameterError, SettingsError

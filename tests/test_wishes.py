@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from inferencer.events import EventKind
 from inferencer.follower import Follower
-from inferencer.kept import Choices
-from inferencer.status import State, Status
-from inferencer.wishes import Action, Wishes
+from inferencer.following.events import EventKind
+from inferencer.following.kept import Choices
+from inferencer.following.status import State, Status
+from inferencer.following.wishes import Action, Wishes
 from paramsync.errors import NotServingError, SyncError, UnknownVersionError
 from tests.followers import LONG, serving
 from tests.published import Publisher, ask, proven

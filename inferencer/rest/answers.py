@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from inferencer.questions import Answer
+from inferencer.answering.questions import Answer
 from inferencer.rest.arrays import Array, listed
 from inferencer.services.classify import CLASSES, OUTPUTS, SCORES
 from paramsync.errors import InputError

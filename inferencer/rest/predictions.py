@@ -9,7 +9,7 @@ from typing import Any
 from google.protobuf.json_format import MessageToDict
 from tensorflow_serving.apis import classification_pb2, regression_pb2
 
-from inferencer.questions import Answer, Question
+from inferencer.answering.questions import Answer, Question
 from inferencer.resident import Resident
 from inferencer.rest.answers import columns, results, rows, written
 from inferencer.rest.arrays import is_b64, read

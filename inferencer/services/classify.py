@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from tensorflow_serving.apis import classification_pb2, inference_pb2, input_pb2, model_pb2, regression_pb2
 
-from inferencer.questions import Answer, Question
+from inferencer.answering.questions import Answer, Question
 from inferencer.resident import Resident
 from inferencer.services.models import Models
 from inferencer.services.specs import answered, check_count, named, taken

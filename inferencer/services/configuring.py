@@ -13,11 +13,11 @@ from typing import Any
 
 from tensorflow_serving.config import model_server_config_pb2
 
-from inferencer.kept import Choices
+from inferencer.following.kept import Choices
+from inferencer.following.wishes import Action
 from inferencer.services.models import Models
 from inferencer.services.specs import check_label
 from inferencer.settings import AnySettings, ConnectionSettings, ModelSettings
-from inferencer.wishes import Action
 from paramsync.errors import InputError, RequestError, SettingsError, StoreError, UnknownVersionError
 
 _log = logging.getLogger("paramsync.services")

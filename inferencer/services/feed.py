@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from inferencer.events import MOST_UNREAD, Event, Subscription
 from inferencer.follower import Follower
+from inferencer.following.events import MOST_UNREAD, Event, Subscription
 from paramsync.errors import BusyError
 
 if TYPE_CHECKING:

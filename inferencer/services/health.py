@@ -8,9 +8,9 @@ from typing import Any
 
 from grpc_health.v1 import health_pb2
 
+from inferencer.following.status import State
 from inferencer.services.feed import Feed
 from inferencer.services.models import Models
-from inferencer.status import State
 from paramsync.errors import UnknownModelError
 
 _SERVING = health_pb2.HealthCheckResponse.SERVING

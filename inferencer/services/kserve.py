@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from inferencer.follower import Follower
+from inferencer.following.status import Stage, State
+from inferencer.following.wishes import Action
 from inferencer.metrics import Metrics, Statistics
 from inferencer.release import release
 from inferencer.services import kserve_tensors as tensors
 from inferencer.services.kserve_infer import ModelInfer, ModelStreamInfer, taken
 from inferencer.services.models import Models
 from inferencer.services.sync import wait
-from inferencer.status import Stage, State
-from inferencer.wishes import Action
 from paramsync.errors import InputError, NotServingError, ParamsyncError, UnknownSignatureError
 from paramsync.graphs.graph import DEFAULT_SIGNATURE
 from paramsync.kserve import open_inference_pb2 as pb

@@ -9,7 +9,7 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from inferencer.questions import Answer, Question
+from inferencer.answering.questions import Answer, Question
 from inferencer.resident import Resident
 from inferencer.services import kserve_tensors as tensors
 from inferencer.services.models import Models

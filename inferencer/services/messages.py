@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from inferencer.events import Event, EventKind
-from inferencer.status import State, Status
+from inferencer.following.events import Event, EventKind
+from inferencer.following.status import State, Status
 from paramsync.messages import of_version
 from paramsync.v1 import sync_pb2 as pb
 

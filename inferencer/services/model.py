@@ -7,10 +7,10 @@ from typing import Any
 import grpc
 from tensorflow_serving.apis import get_model_status_pb2, model_management_pb2, model_pb2
 
+from inferencer.following.status import Course, Stage, Status
 from inferencer.services.configuring import Configuring
 from inferencer.services.models import Models
 from inferencer.services.specs import named
-from inferencer.status import Course, Stage, Status
 from paramsync.errors import NotServingError, UnknownLabelError, UnknownVersionError
 
 _Message = get_model_status_pb2.ModelVersionStatus

@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 
 from inferencer.follower import Follower
+from inferencer.following.status import State
 from inferencer.served import Maker, Served, followers_of
 from inferencer.settings import AnySettings, check_models
-from inferencer.status import State
 from paramsync.errors import NotServingError, RequestError, SyncError, UnknownModelError
 
 _SECONDS = 50.0  # for a first look, with what is restored then; less than a whole configuration may take

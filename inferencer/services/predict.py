@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from tensorflow_serving.apis import get_model_metadata_pb2, predict_pb2
 
-from inferencer.questions import Answer, Question
+from inferencer.answering.questions import Answer, Question
 from inferencer.services.classify import Classify, MultiInference, Regress
 from inferencer.services.metadata import metadata
 from inferencer.services.models import Models

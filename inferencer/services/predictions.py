@@ -12,8 +12,8 @@ from typing import Any, Protocol
 import grpc
 from google.protobuf.message import Message
 
+from inferencer.answering.questions import Answer, Question
 from inferencer.batching import Batching
-from inferencer.questions import Answer, Question
 from inferencer.services.errors import abort, status_of
 from inferencer.services.room import Room
 from inferencer.services.threads import Threads

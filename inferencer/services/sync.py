@@ -6,15 +6,15 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
-from inferencer.events import Event, EventKind
 from inferencer.follower import Follower
+from inferencer.following.events import Event, EventKind
+from inferencer.following.status import Status
+from inferencer.following.wishes import Action
 from inferencer.services.feed import Feed
 from inferencer.services.messages import of_event, of_progress, of_status
 from inferencer.services.models import Models
 from inferencer.services.specs import check_label
 from inferencer.services.trainer import publish
-from inferencer.status import Status
-from inferencer.wishes import Action
 from paramsync.errors import InputError, SyncError
 from paramsync.v1 import sync_pb2 as pb
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from inferencer.following.progress import Progress, Tell
 from inferencer.policy import Candidate
-from inferencer.progress import Progress, Tell
 from inferencer.resident import Resident
 from inferencer.sources import identity, places
 from inferencer.sources.given import GivenGraphs

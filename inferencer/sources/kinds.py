@@ -8,7 +8,7 @@ from pathlib import Path
 
 import tensorflow as tf
 
-from inferencer.progress import Tell
+from inferencer.following.progress import Tell
 from inferencer.resident import Resident
 from inferencer.sources.checkpoints import CheckpointSource
 from inferencer.sources.saved_models import SavedModelsSource, committed, numbered

@@ -12,8 +12,8 @@ from pathlib import Path
 from google.protobuf.message import DecodeError
 from tensorflow.core.protobuf import saved_model_pb2
 
+from inferencer.following.progress import Progress, Tell
 from inferencer.policy import Candidate
-from inferencer.progress import Progress, Tell
 from inferencer.resident import Resident
 from inferencer.sources import identity, places
 from inferencer.sources.checkpoints import verify

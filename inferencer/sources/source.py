@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
+from inferencer.following.progress import Tell
 from inferencer.policy import Candidate
-from inferencer.progress import Tell
 from inferencer.resident import Resident
 from paramsync.version import Version
 

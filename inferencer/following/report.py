@@ -9,11 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from inferencer.events import Event, EventKind, Subscribers
-from inferencer.progress import Progress
-from inferencer.quarantine import Quarantine
+from inferencer.following.events import Event, EventKind, Subscribers
+from inferencer.following.progress import Progress
+from inferencer.following.quarantine import Quarantine
+from inferencer.following.status import State, Status
 from inferencer.replica import Replica
-from inferencer.status import State, Status
 from paramsync.version import Version
 
 _log = logging.getLogger("paramsync.follower")

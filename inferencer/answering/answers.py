@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from inferencer.questions import Answer, Question
+from inferencer.answering.questions import Answer, Question
 from inferencer.resident import Resident
 from paramsync.errors import RequestError
 

@@ -8,17 +8,17 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterable
 from weakref import WeakKeyDictionary
 
-from inferencer.faults import Fault, fault_of, told
-from inferencer.patience import Patience
+from inferencer.following.faults import Fault, fault_of, told
+from inferencer.following.patience import Patience
+from inferencer.following.progress import Progress
+from inferencer.following.quarantine import Quarantine
+from inferencer.following.report import Report
+from inferencer.following.wish import Wish
+from inferencer.following.wishes import Known, Wishes
 from inferencer.policy import Candidate, next_restore
-from inferencer.progress import Progress
-from inferencer.quarantine import Quarantine
 from inferencer.replica import Replica
-from inferencer.report import Report
 from inferencer.resident import Resident
 from inferencer.sources import Look
-from inferencer.wish import Wish
-from inferencer.wishes import Known, Wishes
 from paramsync.version import Version
 
 _log = logging.getLogger("paramsync.follower")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 
-from inferencer.progress import Progress
+from inferencer.following.progress import Progress
 from paramsync.version import Version
 
 

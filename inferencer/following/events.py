@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
-from inferencer.progress import Progress
+from inferencer.following.progress import Progress
 from paramsync.version import Version
 
 MOST_UNREAD = 256  # events that a subscriber may leave unread

@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from inferencer.row_rules import ALL, FIRST_ONLY, NOTHING, ROW, RULES, Made, Of
+from inferencer.answering.row_rules import ALL, FIRST_ONLY, NOTHING, ROW, RULES, Made, Of
 from paramsync.graphs.graph import Graph
 
 

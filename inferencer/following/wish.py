@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import Enum
 
-from inferencer.status import Status
+from inferencer.following.status import Status
 from paramsync.errors import ParamsyncError, SyncError, UnknownVersionError
 
 

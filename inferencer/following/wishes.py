@@ -8,9 +8,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
-from inferencer.kept import Choices
-from inferencer.status import Status
-from inferencer.wish import PINNING, Action, Wish
+from inferencer.following.kept import Choices
+from inferencer.following.status import Status
+from inferencer.following.wish import PINNING, Action, Wish
 from paramsync.errors import ParamsyncError, SyncError, UnknownLabelError
 
 __all__ = ["Action", "Known", "Wishes"]

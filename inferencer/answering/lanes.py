@@ -7,9 +7,9 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from time import perf_counter
 
-from inferencer import answers
-from inferencer.pace import Pace
-from inferencer.questions import Answer, Question
+from inferencer.answering import answers
+from inferencer.answering.pace import Pace
+from inferencer.answering.questions import Answer, Question
 
 Timed = tuple[list[Answer | Exception], float]
 """To each question its answer, or why there is none, and how many seconds it took."""

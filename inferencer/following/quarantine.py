@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable
 from dataclasses import dataclass
 
-from inferencer.status import Quarantined
+from inferencer.following.status import Quarantined
 
 
 @dataclass(frozen=True)

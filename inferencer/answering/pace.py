@@ -9,6 +9,7 @@ _SLOW_SECONDS = 0.02  # one that takes longer is not made there again, until as 
 _FAST = 8  # calls on threads that were that fast, before the first on the event loop
 _EACH_SECONDS = 0.00025
 _MOST_SECONDS = 0.008
+_LATELY = 0.05  # seconds
 _AGAIN = 16  # calls with as many requests as were expected, before more are
 
 
@@ -25,6 +26,7 @@ class Pace:
     _fast: int = 0
     _size: int = 0
     _met: int = 0
+    _ended: float = 0.0
 
     @property
     def patience(self) -> float:
@@ -35,8 +37,15 @@ class Pace:
         """Whether a call with so many bytes of inputs is expected to hold up the event loop for a moment only."""
         return self._fast >= _FAST and size <= self._size
 
-    def took(self, size: int, seconds: float) -> None:
-        """A call with so many bytes of inputs did."""
+    def is_alone(self, now: float) -> bool:
+        """Whether no other request is expected with one that comes now."""
+        if now - self._ended > _LATELY:
+            self.expected = 1
+        return self.expected == 1
+
+    def took(self, size: int, seconds: float, now: float) -> None:
+        """A call with so many bytes of inputs did, which ended now."""
+        self._ended = now
         if not self.prompt:
             return
         if seconds < PROMPT_SECONDS:

@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from inferencer.answers import Arrays, called
-from inferencer.questions import Answer
+from inferencer.answering.answers import Arrays, called
+from inferencer.answering.questions import Answer
+from inferencer.answering.rows import are_apart
 from inferencer.resident import Resident
-from inferencer.rows import are_apart
 from paramsync.graphs.graph import Graph, Shape, Signature, TensorSpec
 
 _log = logging.getLogger("paramsync.batching")
