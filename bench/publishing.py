@@ -77,7 +77,7 @@ INPUTS: dict[str, np.ndarray[Any, Any]] = {
 
 
 class Ours:
-    """Through `StoreWriter`, into a store whose files are recycled."""
+    """As a `Publisher` does by default, into a store whose files are recycled."""
 
     def __init__(self, folder: Path, module: Any) -> None:
         captured = capture(module)
@@ -86,7 +86,7 @@ class Ours:
         self._publications = Publications(folder, captured)
 
     def publish(self, number: int) -> None:
-        self._publications.publish(self.values, step=number)
+        self._publications.publish(self.values, step=number, finite=True)
 
 
 class Stock:
