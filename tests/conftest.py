@@ -1,4 +1,4 @@
-"""What tests share: how long the campaigns last, and a server that serves what a test publishes.
+"""What tests share: how long the campaigns last, fixtures of several modules, and a server of what a test publishes.
 
 Campaigns are short where they run with all other tests, and whole with `make campaign`.
 """
@@ -13,7 +13,9 @@ import pytest
 
 if TYPE_CHECKING:
     from inferencer.follower import Follower
+    from paramsync.spares import Spares
     from tests.published import Publisher
+    from tests.rewritten import Checkpoints
     from tests.running import Running
 
 
@@ -25,6 +27,30 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def whole(request: pytest.FixtureRequest) -> bool:
     """Whether the campaigns run at their whole length."""
     return bool(request.config.getoption("--campaign"))
+
+
+@pytest.fixture
+def eighty_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What commands print is meant for a terminal of that width."""
+    monkeypatch.setenv("COLUMNS", "80")
+
+
+@pytest.fixture
+def spares(tmp_path: Path) -> Iterator[Spares]:
+    from paramsync.spares import Spares
+
+    one = Spares(tmp_path)
+    yield one
+    one.close()
+
+
+@pytest.fixture
+def checkpoints(tmp_path: Path) -> Iterator[Checkpoints]:
+    from tests.rewritten import Checkpoints
+
+    one = Checkpoints(tmp_path)
+    yield one
+    one.spares.close()
 
 
 @pytest.fixture

@@ -8,11 +8,10 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import keras
 import ml_dtypes
@@ -20,59 +19,21 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from inferencer.replica import Replica
-from paramsync.errors import GraphError, ParameterError, PublishError, SettingsError, StoreError
-from paramsync.graphs.capture import Capture, capture
+from paramsync.errors import ParameterError, PublishError, SettingsError
+from paramsync.graphs.capture import capture
 from paramsync.store import Store
 from paramsync.version import Version
-from paramsync.writer import StoreWriter
-from trainer.given import Given
+from tests.givens import VALUE, Affine, answer, put, values
+from tests.programs import ROOT
+from tests.training import EVERY_STEP
 from trainer.publisher import Publisher
 from trainer.schedule import PublishSchedule
-
-ROOT = Path(__file__).parent.parent
-EVERY_STEP = PublishSchedule(every_steps=1)
-VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
-
-
-class Affine(tf.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale = tf.Variable(tf.ones([4]), name="scale_of_all")
-        self.shift = tf.Variable(tf.zeros([4], tf.bfloat16), name="shift_of_all")
-
-    @tf.function(input_signature=[tf.TensorSpec([None, 4], name="x")])
-    def __call__(self, x: tf.Tensor) -> dict[str, tf.Tensor]:
-        return {"y": x * self.scale + tf.cast(self.shift, tf.float32)}
-
-
-def values(number: float = 1.0) -> dict[str, Any]:
-    shift = np.full(4, number, ml_dtypes.bfloat16)
-    return {"scale_of_all": np.full(4, number, np.float32), "shift_of_all": shift}
-
-
-def put(store: Path, source: Any) -> Capture:
-    captured = capture(source)
-    with StoreWriter(store) as writer:
-        writer.add_graph(captured.graph.digest, captured.graph.to_bytes())
-    return captured
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
     put(tmp_path, Affine())
     return tmp_path
-
-
-def answer(store: Path) -> list[float]:
-    """What a follower serves from the newest version."""
-    replica = Replica("m", Store(store))
-    latest = Store(store).latest()
-    assert latest is not None
-    replica.swap(replica.restore(latest))
-    outputs, _ = replica.predict({"x": np.ones([1, 4], np.float32)})
-    found: list[float] = next(iter(outputs.values())).numpy().reshape(-1).tolist()
-    return found
 
 
 def test_values_go_by_the_variables_names_or_by_their_keys(store: Path) -> None:
@@ -185,123 +146,11 @@ def test_values_are_asked_for_only_where_they_are_due(store: Path) -> None:
     assert answer(store) == [28.0] * 4
 
 
-class Pinned:
-    """What another source pinned before."""
-
-    def __init__(self, source: Given, values: Mapping[str, Any]) -> None:
-        self.digest, self.content = source.digest, source.content
-        self._pinned = source.pin(values)
-
-    def pin(self, values: Any = None) -> dict[str, Any]:
-        return dict(self._pinned)
-
-
-def published_after(
-    store: Path, given: Mapping[str, Any], change: Callable[[], object], *, copy: bool = True
-) -> list[float]:
-    """What is served where `change` happens between the publication and its being written."""
-    source = Pinned(Given.in_store(store, None, copy=copy), given)
-    change()
-    with Publisher(store, source, schedule=EVERY_STEP) as publisher:
-        publisher.publish(1, wait=True)
-    return answer(store)
-
-
-def test_arrays_are_copied_where_they_can_be_written_to(store: Path) -> None:
-    given = values(1.0)
-    whole = np.ones(4, np.float32)
-    frozen = whole.view()
-    frozen.flags.writeable = False
-    given["scale_of_all"] = frozen
-
-    def change() -> None:
-        whole[:] = 7
-        given["shift_of_all"][:] = 7
-
-    assert published_after(store, given, change) == [2.0] * 4
-
-
-def test_nothing_is_copied_where_that_is_wanted(store: Path) -> None:
-    given = values(1.0)
-    assert published_after(store, given, lambda: given["scale_of_all"].fill(6), copy=False) == [7.0] * 4
-
-
-def test_what_cannot_be_written_to_is_not_copied(store: Path) -> None:
-    scale, shift = np.ones(4, np.float32), tf.ones(4, tf.bfloat16)
-    scale.flags.writeable = False
-    pinned = Given.in_store(store, None, copy=True).pin({"scale_of_all": scale, "shift_of_all": shift})
-    assert pinned["scale" + VALUE] is scale
-    assert pinned["shift" + VALUE] is shift
-
-
-@functools.partial(jax.jit, donate_argnums=0)
-def donating(given: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    return {name: one + 1 for name, one in given.items()}
-
-
-def test_every_version_of_jax_steps_that_take_their_arguments_memory_is_of_one_step(store: Path) -> None:
-    seen: list[tuple[int, list[float]]] = []
-
-    def look(version: Version) -> None:
-        reader = tf.train.load_checkpoint(str(store / version.prefix))
-        found = [reader.get_tensor(f"{one}{VALUE}") for one in ("scale", "shift")]
-        seen.append((version.step, np.unique([one.astype(np.float32) for one in found]).tolist()))
-
-    parameters = {"scale_of_all": jnp.zeros(4), "shift_of_all": jnp.zeros(4, jnp.bfloat16)}
-    with Publisher.of_graph(store, schedule=EVERY_STEP, on_error="raise") as publisher:
-        publisher.subscribe(look)
-        for step in range(200):
-            publisher.publish_if_due(step, values=parameters)
-            parameters = donating(parameters)
-        publisher.finish(200, values=parameters)
-    assert len(seen) > 1
-    assert seen == [(step, [float(step)]) for step, _ in seen]
-    assert seen[-1][0] == 200
-
-
-def test_jax_arrays_are_not_copied_on_the_cpu(store: Path) -> None:
-    given = {"scale_of_all": jnp.ones(4), "shift_of_all": jnp.ones(4, jnp.bfloat16)}
-    pinned = Given.in_store(store, None, copy=True).pin(given)
-    assert pinned["scale" + VALUE].ctypes.data == given["scale_of_all"].unsafe_buffer_pointer()
-
-
 def test_not_finite_values_are_refused_here_too(store: Path) -> None:
     with Publisher.of_graph(store, schedule=EVERY_STEP) as publisher:
         with pytest.raises(PublishError, match="NaN or infinity in shift/"):
             publisher.publish(1, values=values() | {"shift_of_all": np.full(4, np.nan, ml_dtypes.bfloat16)}, wait=True)
         assert publisher.status().refused == 1
-
-
-def test_a_store_without_a_graph_says_how_to_put_one_there(tmp_path: Path) -> None:
-    for store in (tmp_path, tmp_path / "none"):
-        with pytest.raises(
-            SettingsError, match=f"found none; publish it: paramsync graph publish MODULE:BUILD {store}"
-        ):
-            Publisher.of_graph(store, schedule=EVERY_STEP)
-    assert not (tmp_path / "none").exists()
-
-
-def test_which_of_several_graphs_has_to_be_said(store: Path) -> None:
-    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
-    digests = sorted([put(store, model).graph.digest, capture(Affine()).graph.digest])
-    with pytest.raises(SettingsError, match=f"found 2; say which by its digest: {', '.join(digests)}"):
-        Publisher.of_graph(store, schedule=EVERY_STEP)
-    with pytest.raises(SettingsError, match=f"expected graph 'abc', found {', '.join(digests)}"):
-        Publisher.of_graph(store, "abc", schedule=EVERY_STEP)
-    with Publisher.of_graph(store, capture(Affine()).graph.digest, schedule=EVERY_STEP) as publisher:
-        publisher.publish(1, values=values())
-
-
-def test_a_graph_file_that_is_damaged_is_refused(store: Path) -> None:
-    (path,) = store.glob("graph-*.pb")
-    for content, message in ((b"\xff", "not readable"), (b"", "expected graph")):
-        path.write_bytes(content)
-        with pytest.raises(GraphError, match=message):
-            Publisher.of_graph(store, schedule=EVERY_STEP)
-    path.unlink()
-    path.mkdir()
-    with pytest.raises((GraphError, StoreError), match="graph-"):
-        Publisher.of_graph(store, schedule=EVERY_STEP)
 
 
 def test_the_graph_stays_while_versions_come_and_go(store: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import subprocess
 import sys
@@ -14,13 +13,10 @@ import pytest
 import tensorflow as tf
 
 from paramsync.cli.__main__ import main
-from paramsync.cli.outline import Outline
-from paramsync.errors import GraphError
 from paramsync.graphs.capture import capture
-from paramsync.v1 import graph_def_pb2 as pb
-from paramsync.v1 import graph_pb2
-from paramsync.version import Version
 from paramsync.writer import StoreWriter
+from tests.commands import json_of, only_line
+from tests.written import version
 
 v1 = tf.compat.v1
 
@@ -39,9 +35,7 @@ class Model(tf.Module):
         return {"y": tf.nn.tanh(shifted), "noise": tf.random.uniform([3])}
 
 
-@pytest.fixture(autouse=True)
-def _columns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
+pytestmark = pytest.mark.usefixtures("eighty_columns")
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +50,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory, captured: Any) -> Path:
     with StoreWriter(folder / "store") as writer:
         writer.add_graph(captured.digest, captured.to_bytes())
         kernel, bias = np.ones((4, 3), np.float32), np.zeros(3, np.float32)
-        writer.commit(_version(7, captured.digest), {"kernel": kernel, "bias": bias})
+        writer.commit(version(7, graph=captured.digest), {"kernel": kernel, "bias": bias})
     (folder / "any_name.pb").write_bytes(captured.to_bytes())
     tf.saved_model.save(Model(), str(folder / "saved"))
     _write_v1(folder)
@@ -82,7 +76,7 @@ def _write_v1(folder: Path) -> None:
 def test_a_store_shows_the_graph_of_its_newest_version(
     sources: Path, captured: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = _json(["graph", "show", str(sources / "store")], capsys)
+    found = json_of(["graph", "show", str(sources / "store")], capsys)
     assert (found["kind"], found["digest"]) == ("graph file", captured.digest)
     (signature,) = found["signatures"].values()
     assert [(one["name"], one["dtype"], one["shape"]) for one in signature["inputs"]] == [("x", "float32", [None, 4])]
@@ -96,14 +90,14 @@ def test_a_store_shows_the_graph_of_its_newest_version(
 
 
 def test_a_graph_file_may_have_any_name(sources: Path, captured: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    assert _json(["graph", "show", str(sources / "any_name.pb")], capsys)["digest"] == captured.digest
+    assert json_of(["graph", "show", str(sources / "any_name.pb")], capsys)["digest"] == captured.digest
 
 
 def test_a_saved_model_shows_its_signatures_and_the_keys_of_its_checkpoint(
     sources: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for path in (sources / "saved", sources / "saved" / "saved_model.pb"):
-        found = _json(["graph", "show", str(path)], capsys)
+        found = json_of(["graph", "show", str(path)], capsys)
         assert found["kind"] == "SavedModel"
         assert list(found["signatures"]) == ["serving_default"]
         assert [one["name"] for one in found["signatures"]["serving_default"]["inputs"]] == ["x"]
@@ -119,7 +113,7 @@ def test_a_saved_model_shows_its_signatures_and_the_keys_of_its_checkpoint(
 def test_a_saved_model_of_tensorflow_1_names_variables_as_saver_does(
     sources: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = _json(["graph", "show", str(sources / "saved1")], capsys)
+    found = json_of(["graph", "show", str(sources / "saved1")], capsys)
     assert [one["tensor"] for one in found["signatures"]["serving_default"]["outputs"]] == ["probabilities:0"]
     assert [one["name"] for one in found["parameters"]] == ["bias", "kernel"]
 
@@ -128,7 +122,7 @@ def test_a_store_of_savers_shows_where_its_meta_graph_begins_and_ends(
     sources: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for path in (sources / "v1", sources / "v1" / "model-3.meta"):
-        found = _json(["graph", "show", str(path)], capsys)
+        found = json_of(["graph", "show", str(path)], capsys)
         assert (found["kind"], found["signatures"]) == ("meta graph", {})
         assert [one["name"] for one in found["placeholders"]] == ["x"]
         assert found["ends"] == ["loss"]  # not what training added
@@ -137,7 +131,7 @@ def test_a_store_of_savers_shows_where_its_meta_graph_begins_and_ends(
 
 
 def test_a_frozen_graph_shows_where_it_begins_and_ends(sources: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = _json(["graph", "show", str(sources / "frozen.pb")], capsys)
+    found = json_of(["graph", "show", str(sources / "frozen.pb")], capsys)
     assert (found["kind"], found["ends"]) == ("frozen graph", ["y"])
     assert [(one["name"], one["shape"]) for one in found["placeholders"]] == [("x", None)]
     assert found["ops"] == {"Placeholder": 1, "Tanh": 1}
@@ -150,55 +144,6 @@ def test_what_is_shown_fits_in_80_columns(name: str, sources: Path, capsys: pyte
     assert head.startswith(str(sources / name))
     assert any(line.split()[:1] == ["op"] for line in lines)
     assert max(map(len, lines)) <= 80
-
-
-def test_lookup_tables_are_listed_with_how_much_they_hold(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    keys, values = tf.constant(["a", "b"]), tf.constant([1, 2], tf.int64)
-    packed = [tf.make_tensor_proto(one).SerializeToString() for one in (keys, values)]
-    table = graph_pb2.Table(node="vocabulary", keys=packed[0], values=packed[1])
-    _write(tmp_path, [pb.NodeDef(name="x", op="Placeholder")], tables=[table])
-    found = _json(["graph", "show", str(tmp_path / "graph.pb")], capsys)
-    assert found["tables"] == [{"node": "vocabulary", "keys": "string", "values": "int64", "entries": 2}]
-    assert main(["graph", "show", str(tmp_path / "graph.pb")]) == 0
-    assert "vocabulary" in capsys.readouterr().out
-
-
-def test_ops_that_are_not_safe_are_named_where_an_output_needs_them(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    called = pb.FunctionDef(signature={"name": "inner"}, node_def=[_packed(name="w", op="WriteFile")])
-    library = pb.FunctionLibrary(function=[called.SerializeToString()])
-    calling = pb.NodeDef(name="y", op="PartitionedCall", input=["x"])
-    calling.attr["f"].func.name = "inner"
-    nodes = [pb.NodeDef(name="x", op="Placeholder"), calling, pb.NodeDef(name="z", op="PyFunc", input=["x"])]
-    _write(tmp_path, nodes, library=library, output="y:0")
-    assert _json(["graph", "show", str(tmp_path / "graph.pb")], capsys)["unsafe"] == ["WriteFile"]
-    assert main(["graph", "show", str(tmp_path / "graph.pb")]) == 0
-    text = capsys.readouterr().out
-    assert "not on the list of safe ops: WriteFile" in text
-    assert sum("not safe" in line for line in text.splitlines()) == 1
-
-
-def test_names_that_mean_harm_to_a_terminal_are_shown_escaped(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    _write(tmp_path, [pb.NodeDef(name="\x1b[2J", op="Place\x07"), pb.NodeDef(name="a" * 10_000, op="[bold]")])
-    assert main(["graph", "show", str(tmp_path / "graph.pb")]) == 0
-    text = capsys.readouterr().out
-    assert r"Place\x07" in text
-    assert "[bold]" in text
-    assert all(line.isprintable() for line in text.splitlines())
-    assert len(text) < 5000
-
-
-@pytest.mark.parametrize("name", ["graph-0123.pb", "model.meta", "frozen.pb", "saved_model.pb"])
-@pytest.mark.parametrize("content", [b"", b"\x08", b"\xff" * 100, b"\x0a\x00" * 100, b"\x0a\x7f" * 9, b"\x12\x00"])
-def test_a_file_that_is_no_graph_is_one_line(
-    name: str, content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / name).write_bytes(content)
-    assert main(["graph", "show", str(tmp_path / name)]) == 1
-    assert _only_line(capsys.readouterr().err).startswith(f"paramsync graph: {tmp_path / name}: expected ")
 
 
 def test_files_that_were_damaged_are_shown_or_refused(
@@ -217,77 +162,18 @@ def test_files_that_were_damaged_are_shown_or_refused(
             capsys.readouterr()
 
 
-def test_more_nodes_than_can_be_served_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paramsync.cli.outline.NODES", 3)
-    content = pb.GraphDef(node=[_packed(name=f"n{at}", op="NoOp") for at in range(4)]).SerializeToString()
-    with pytest.raises(GraphError, match="expected at most 3"):
-        Outline(memoryview(content), "it")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "unit"),
-    [
-        ("a.pb", b"\x0a\x00"),  # nodes
-        ("b.pb", b"\x0a\x08\x0a\x01a\x12\x01b\x1a\x00"),  # nodes that are whole
-        ("c.meta", b"\x2a\x00"),  # signatures
-        ("d.pb", b"\x08\x01\x12\x00"),  # graphs of a SavedModel
-        ("e.pb", b"\x12\x00\x22\x01a"),  # parameters of a graph file
-    ],
-)
-def test_files_that_would_unfold_in_memory_are_refused(
-    name: str, unit: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / name).write_bytes(unit * ((24 << 20) // len(unit)))
-    code = f"""
-import resource
-from paramsync.cli.__main__ import main
-limit = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 + (2 << 30)
-resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-raise SystemExit(main(["graph", "show", {str(tmp_path / name)!r}]))
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert _only_line(done.stderr).startswith(f"paramsync graph: {tmp_path / name}: expected ")
-
-
-def test_loops_and_functions_that_call_themselves_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    again = pb.FunctionDef(signature={"name": "f"}, node_def=[_packed(name="f", op="f")])
-    library = pb.FunctionLibrary(function=[again.SerializeToString()])
-    nodes = [pb.NodeDef(name="x", op="Merge", input=["y"]), pb.NodeDef(name="y", op="f", input=["x", "^y"])]
-    _write(tmp_path, nodes, library=library, output="y:0")
-    assert _json(["graph", "show", str(tmp_path / "graph.pb")], capsys)["ops"] == {"Merge": 1}
-
-
-def test_nothing_there_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["graph", "show", str(tmp_path / "nosuch")]) == 1
-    line = _only_line(capsys.readouterr().err)
-    assert line == f"paramsync graph: {tmp_path / 'nosuch'}: cannot be read: No such file or directory"
-
-
-def test_a_directory_without_a_graph_says_what_would_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["graph", "show", str(tmp_path)]) == 1
-    assert "expected a store with a version or a graph, or a SavedModel" in _only_line(capsys.readouterr().err)
-
-
-def test_a_version_without_a_graph_says_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    tf.train.Checkpoint(x=tf.Variable(1.0)).save(str(tmp_path / "ckpt"))
-    assert main(["graph", "show", str(tmp_path)]) == 1
-    assert "version 1 came without a graph: expected ckpt-1.meta" in _only_line(capsys.readouterr().err)
-
-
 @pytest.mark.parametrize("name", ["store", "saved", "saved1", "v1", "frozen.pb"])
 def test_tensorboard_gets_a_graph_that_tensorflow_reads(
     name: str, sources: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     logs = tmp_path / "deep" / "logs"
-    found = _json(["graph", "tensorboard", str(sources / name), str(logs)], capsys)
+    found = json_of(["graph", "tensorboard", str(sources / name), str(logs)], capsys)
     assert list(logs.iterdir()) == [Path(found["file"])]
     first, second = v1.train.summary_iterator(found["file"])
     assert first.file_version == "brain.Event:2"
     graph = v1.GraphDef.FromString(second.graph_def)
     ops = {node.op for nodes in (graph.node, *(one.node_def for one in graph.library.function)) for node in nodes}
-    assert ops >= _json(["graph", "show", str(sources / name)], capsys)["ops"].keys()
+    assert ops >= json_of(["graph", "show", str(sources / name)], capsys)["ops"].keys()
     assert len(list(tf.data.TFRecordDataset(found["file"]))) == 2
 
 
@@ -301,7 +187,7 @@ def test_a_place_that_cannot_be_written_is_one_line(
 ) -> None:
     (tmp_path / "file").touch()
     assert main(["graph", "tensorboard", str(sources / "store"), str(tmp_path / "file")]) == 1
-    assert "cannot be written: File exists" in _only_line(capsys.readouterr().err)
+    assert "cannot be written: File exists" in only_line(capsys.readouterr().err)
 
 
 def test_graphs_are_shown_without_tensorflow(sources: Path) -> None:
@@ -312,41 +198,3 @@ assert main(["graph", "show", {str(sources / "store")!r}]) == 0
 assert "tensorflow" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
-
-
-def _version(number: int, graph: str) -> Version:
-    return Version(
-        number=number, step=number, prefix=f"ckpt-{number}", graph=graph, step_done_at=1.0, snapshot_at=1.0
-    )  # fmt: skip
-
-
-def _packed(*, name: str, op: str) -> bytes:
-    return pb.NodeDef(name=name, op=op).SerializeToString()
-
-
-def _write(
-    folder: Path,
-    nodes: list[pb.NodeDef],
-    *,
-    library: pb.FunctionLibrary | None = None,
-    output: str = "x:0",
-    tables: list[graph_pb2.Table] | None = None,
-) -> None:
-    """A graph file, graph.pb, that nobody has checked."""
-    graph_def = pb.GraphDef(
-        node=[one.SerializeToString() for one in nodes], library=b"" if library is None else library.SerializeToString()
-    )
-    message = graph_pb2.Graph(graph_def=graph_def.SerializeToString(), digest="0" * 32, tables=tables or [])
-    message.signatures["serving_default"].outputs.add(name="y", tensor=output, dtype=1)
-    (folder / "graph.pb").write_bytes(message.SerializeToString())
-
-
-def _json(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
-    assert main([*arguments, "--json"]) == 0
-    found: dict[str, Any] = json.loads(_only_line(capsys.readouterr().out))
-    return found
-
-
-def _only_line(text: str) -> str:
-    (line,) = text.splitlines()
-    return line

@@ -1,12 +1,9 @@
-"""Publisher over real stores, read back by a follower and by TensorFlow."""
+"""What a Publisher publishes, and when: values of one step each, read back by a follower and by TensorFlow."""
 
 from __future__ import annotations
 
-import contextlib
-import shutil
 import threading
 from pathlib import Path
-from typing import Any
 
 import keras
 import numpy as np
@@ -14,44 +11,13 @@ import pytest
 import tensorflow as tf
 
 from inferencer.replica import Replica
-from paramsync.errors import (
-    GraphError,
-    NotFiniteError,
-    PublishError,
-    RequestError,
-    SettingsError,
-    StoreLockedError,
-)
+from paramsync.errors import SettingsError
 from paramsync.graphs.capture import capture
 from paramsync.store import Store
 from paramsync.version import Version
-from paramsync.writer import StoreWriter
+from tests.training import EVERY_STEP, ON_REQUEST, TIMEOUT, Counters
 from trainer.publisher import Publisher
 from trainer.schedule import PublishSchedule
-
-TIMEOUT = 60
-EVERY_STEP = PublishSchedule(every_steps=1)
-ON_REQUEST = PublishSchedule(at_start=False, at_end=False)
-
-
-class Counters(tf.Module):
-    """Variables that all equal the number of steps taken."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.many = [tf.Variable(tf.zeros([size, 257])) for size in (1, 2, 64, 512)]
-        self.step = tf.Variable(0, dtype=tf.int64)
-        self.more: list[tf.Variable] = []
-
-    @tf.function(input_signature=[tf.TensorSpec([], name="x")])
-    def __call__(self, x: tf.Tensor) -> tf.Tensor:
-        return x + tf.add_n([tf.reduce_sum(one) for one in self.many]) + tf.cast(self.step, tf.float32)
-
-    @tf.function
-    def train(self) -> None:
-        for one in self.many:
-            one.assign_add(tf.ones_like(one))
-        self.step.assign_add(1)
 
 
 def network() -> keras.Model:
@@ -171,73 +137,6 @@ def test_a_request_from_another_thread_is_answered_with_the_next_step(tmp_path: 
     assert Store(tmp_path).latest() == answers[0]
 
 
-def test_finish_publishes_the_last_step_once(tmp_path: Path) -> None:
-    with Publisher(tmp_path, Counters(), schedule=PublishSchedule(every_steps=10)) as publisher:
-        publisher.publish_if_due(0)
-        last = publisher.finish(5)
-        assert last is not None
-        assert last.step == 5
-        assert publisher.finish(5) == last
-        assert publisher.status().publishes == 2
-
-
-def test_leaving_the_block_publishes_the_last_step(tmp_path: Path) -> None:
-    model = Counters()
-    with Publisher(tmp_path, model, schedule=PublishSchedule(every_seconds=3600)) as publisher:
-        for step in range(1, 6):
-            model.train()
-            publisher.publish_if_due(step, {"loss": step / 2})
-    latest = Store(tmp_path).latest()
-    assert latest is not None
-    assert (latest.step, latest.metrics) == (5, {"loss": 2.5})
-    assert tf.train.load_checkpoint(str(tmp_path)).get_tensor("step/.ATTRIBUTES/VARIABLE_VALUE") == 5
-    assert publications(publisher) == 2
-
-
-def publications(publisher: Publisher) -> int:
-    """All that were begun: one may be overtaken by the next."""
-    return publisher.status().publishes + publisher.status().skipped
-
-
-def test_leaving_the_block_publishes_nothing_twice(tmp_path: Path) -> None:
-    with Publisher(tmp_path, Counters(), schedule=EVERY_STEP) as publisher:
-        publisher.publish_if_due(1)
-    assert publisher.status().publishes == 1
-    with Publisher(tmp_path, Counters(), schedule=PublishSchedule(every_steps=10)) as publisher:
-        publisher.publish_if_due(3)
-        publisher.publish(4)
-    assert (publications(publisher), step_of_latest(tmp_path)) == (2, 4)
-    with Publisher(tmp_path, Counters(), schedule=PublishSchedule(every_steps=10, at_start=False)) as publisher:
-        publisher.publish_if_due(5)
-        publisher.finish(6)
-    assert (publisher.status().publishes, step_of_latest(tmp_path)) == (1, 6)
-
-
-def test_leaving_the_block_publishes_nothing_that_was_not_asked_for(tmp_path: Path) -> None:
-    with Publisher(tmp_path, Counters(), schedule=ON_REQUEST) as publisher:
-        publisher.publish_if_due(1)
-    with Publisher(tmp_path, Counters(), schedule=EVERY_STEP):
-        pass
-    assert step_of_latest(tmp_path) is None
-
-
-def test_an_error_in_the_block_publishes_nothing_more(tmp_path: Path) -> None:
-    def train(publisher: Publisher) -> None:
-        with publisher:
-            publisher.publish_if_due(1)
-            publisher.publish_if_due(2)
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        train(Publisher(tmp_path, Counters(), schedule=PublishSchedule(every_steps=10)))
-    assert step_of_latest(tmp_path) == 1
-
-
-def step_of_latest(store: Path) -> int | None:
-    latest = Store(store).latest()
-    return None if latest is None else latest.step
-
-
 def test_a_metric_that_is_no_number_costs_no_version(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with Publisher(tmp_path, Counters(), schedule=EVERY_STEP) as publisher:
         for step in (1, 2):
@@ -247,212 +146,6 @@ def test_a_metric_that_is_no_number_costs_no_version(tmp_path: Path, caplog: pyt
     assert publisher.status().last_error is None
     warned = [record.getMessage() for record in caplog.records]
     assert [text.partition(" is left out")[0] for text in warned] == ["metric 'confusion'", "metric 'name'"]
-
-
-def test_finish_answers_who_asked_and_then_refuses(tmp_path: Path) -> None:
-    with Publisher(tmp_path, Counters(), schedule=ON_REQUEST) as publisher:
-        future = publisher.request()
-        publisher.finish(5)
-        assert future.result(0).step == 5
-        with pytest.raises(RequestError, match="training has stopped"):
-            publisher.request()
-
-
-def test_close_publishes_nothing_and_answers_who_asked(tmp_path: Path) -> None:
-    publisher = Publisher(tmp_path, Counters(), schedule=EVERY_STEP)
-    future = publisher.request()
-    publisher.close()
-    publisher.close()
-    with pytest.raises(RequestError, match="training has stopped"):
-        future.result(0)
-    assert Store(tmp_path).latest() is None
-
-
-def test_training_survives_a_store_that_goes_away_and_publishes_when_it_is_back(tmp_path: Path) -> None:
-    store = tmp_path / "store"
-    with Publisher(store, Counters(), schedule=EVERY_STEP) as publisher:
-        publisher.publish(1, wait=True)
-        shutil.rmtree(store)
-        store.touch()
-        publisher.publish_if_due(2)
-        assert publisher.flush(TIMEOUT)
-        error = publisher.status().last_error
-        assert error is not None
-        assert str(store) in error
-        store.unlink()
-        store.mkdir()
-        publisher.publish(3, wait=True)
-        assert publisher.status().last_error is None
-    latest = Store(store).latest()
-    assert latest is not None
-    assert latest.step == 3
-
-
-def test_an_error_is_raised_at_the_next_call_where_that_is_wanted(tmp_path: Path) -> None:
-    store = tmp_path / "store"
-    schedule = PublishSchedule(every_steps=1, at_end=False)
-    with Publisher(store, Counters(), schedule=schedule, on_error="raise") as publisher:
-        shutil.rmtree(store)
-        store.touch()
-        publisher.publish_if_due(1)
-        with pytest.raises(PublishError, match="an earlier publication failed"):
-            publisher.flush(TIMEOUT)
-        assert publisher.flush(TIMEOUT)
-
-
-def test_leaving_the_block_raises_where_the_last_step_cannot_be_published(tmp_path: Path) -> None:
-    store = tmp_path / "store"
-    schedule = PublishSchedule(at_start=False)
-    with contextlib.ExitStack() as block:
-        publisher = block.enter_context(Publisher(store, Counters(), schedule=schedule, on_error="raise"))
-        publisher.publish_if_due(1)
-        shutil.rmtree(store)
-        store.touch()
-        with pytest.raises(PublishError, match="an earlier publication failed"):
-            block.close()
-    store.unlink()
-    Publisher(store, Counters(), schedule=schedule).close()  # it was given up all the same
-
-
-def test_who_waits_for_a_publication_is_told_that_it_failed(tmp_path: Path) -> None:
-    store = tmp_path / "store"
-    with Publisher(store, Counters(), schedule=EVERY_STEP) as publisher:
-        shutil.rmtree(store)
-        store.touch()
-        with pytest.raises(PublishError, match="store"):
-            publisher.publish(1, wait=True)
-
-
-def test_an_error_that_was_waited_for_is_not_raised_again(tmp_path: Path) -> None:
-    store = tmp_path / "store"
-    with Publisher(store, Counters(), schedule=EVERY_STEP, on_error="raise") as publisher:
-        shutil.rmtree(store)
-        store.touch()
-        with pytest.raises(PublishError, match="store"):
-            publisher.publish(1, wait=True)
-        store.unlink()
-        publisher.publish_if_due(2)
-
-
-def test_a_second_publisher_is_refused(tmp_path: Path) -> None:
-    with Publisher(tmp_path, Counters(), schedule=EVERY_STEP), pytest.raises(StoreLockedError):
-        Publisher(tmp_path, Counters(), schedule=EVERY_STEP)
-
-
-def test_an_unknown_way_with_errors_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match='on_error: expected "log" or "raise"'):
-        Publisher(tmp_path, Counters(), schedule=EVERY_STEP, on_error="ignore")  # type: ignore[arg-type]
-
-
-def test_a_model_that_is_not_built_is_refused_and_leaves_the_store_free(tmp_path: Path) -> None:
-    with pytest.raises(GraphError, match="build it"):
-        Publisher(tmp_path, keras.Sequential([keras.layers.Dense(1)]), schedule=EVERY_STEP)
-    Publisher(tmp_path, Counters(), schedule=EVERY_STEP).close()
-
-
-class Precise(tf.Module):
-    """One parameter of every kind of number, and strings."""
-
-    FLOATS = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.numbers = {name: tf.Variable(tf.ones([5], name), name=name) for name in self.FLOATS}
-        self.whole = tf.Variable([np.iinfo(np.int64).max, -1])
-        self.words = tf.Variable(["nan", "inf"])
-
-    @tf.function(input_signature=[tf.TensorSpec([], name="x")])
-    def __call__(self, x: tf.Tensor) -> tf.Tensor:
-        parts = [tf.reduce_sum(tf.cast(tf.math.real(one), tf.float32)) for one in self.numbers.values()]
-        lengths = tf.cast(tf.strings.length(self.words), tf.float32)
-        return x + tf.add_n(parts) + tf.cast(self.whole[0], tf.float32) + lengths[0]
-
-
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("name", Precise.FLOATS)
-def test_a_parameter_that_is_not_finite_is_refused_and_the_version_before_stays(
-    tmp_path: Path, name: str, bad: float
-) -> None:
-    model = Precise()
-    with Publisher(tmp_path, model, schedule=PublishSchedule(at_end=False)) as publisher:
-        good = publisher.publish(1, wait=True)
-        values = np.ones(5, model.numbers[name].dtype.as_numpy_dtype)
-        values[3] = bad
-        model.numbers[name].assign(values)
-        with pytest.raises(NotFiniteError, match=rf"in numbers/{name}/\.ATTRIBUTES/VARIABLE_VALUE: not pub") as told:
-            publisher.publish(2, wait=True)
-        assert told.value.names == (f"numbers/{name}/.ATTRIBUTES/VARIABLE_VALUE",)
-        status = publisher.status()
-        assert (status.refused, status.publishes, status.published, good.finite) == (1, 1, good, True)
-        assert "allow_nan=True" in (status.last_error or "")
-        assert Store(tmp_path).latest() == good
-        assert {one.name for one in tmp_path.iterdir() if one.name.startswith("ckpt-2")} == set()
-        model.numbers[name].assign(np.ones(5))
-        assert publisher.publish(3, wait=True).number == 3
-        assert publisher.status().last_error is None
-
-
-def test_training_that_diverged_is_told_of_once_with_the_names_of_a_few(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    model = Counters()
-    model.more = [tf.Variable([np.nan]) for _ in range(5)]
-    with Publisher(tmp_path, capture(model, signatures={"all": both(model)}), schedule=EVERY_STEP) as publisher:
-        for step in range(3):
-            for one in model.many:
-                one.assign(one * np.nan)
-            publisher.publish_if_due(step)
-            publisher.flush(TIMEOUT)
-        assert publisher.status().refused == 3
-    (said,) = [record.getMessage() for record in caplog.records]
-    assert "NaN or infinity in many/0/.ATTRIBUTES/VARIABLE_VALUE, many/1/" in said
-    assert " and 4 more: not published" in said
-
-
-def both(model: Counters) -> Any:
-    @tf.function(input_signature=[tf.TensorSpec([], name="x")])
-    def call(x: tf.Tensor) -> tf.Tensor:
-        return model(x) + tf.add_n(model.more)
-
-    return call
-
-
-def test_not_finite_is_raised_at_the_next_call_where_that_is_wanted(tmp_path: Path) -> None:
-    model = Counters()
-    schedule = PublishSchedule(every_steps=1, at_end=False)
-    with Publisher(tmp_path, model, schedule=schedule, on_error="raise") as publisher:
-        model.many[1].assign(model.many[1] * np.inf)
-        publisher.publish_if_due(1)
-        with pytest.raises(PublishError, match="an earlier publication failed: NaN or infinity in many/1/"):
-            publisher.flush(TIMEOUT)
-
-
-def test_not_finite_is_published_where_that_is_allowed(tmp_path: Path) -> None:
-    model = Counters()
-    model.many[0].assign(model.many[0] * np.nan)
-    with Publisher(tmp_path, model, schedule=EVERY_STEP, allow_nan=True) as publisher:
-        published = publisher.publish(1, wait=True)
-        assert (published.number, published.finite) == (1, False)
-    assert publisher.status().refused == 0
-
-
-def test_what_was_published_unseen_is_not_taken_over_by_who_looks(tmp_path: Path) -> None:
-    frozen = np.full(1 << 19, np.nan, np.float32)
-    with StoreWriter(tmp_path) as writer:
-        for number, finite in ((1, False), (2, False), (3, True)):
-            version = Version(number=number, step=0, prefix="", step_done_at=0.0, snapshot_at=0.0)
-            tensors = {"frozen": frozen, "step": np.array(number)}
-            if finite:
-                with pytest.raises(NotFiniteError, match="in frozen: not published"):
-                    writer.commit(version, tensors, unchanged=["frozen"], finite=True)
-            else:
-                writer.commit(version, tensors)
-        assert number_of_latest(tmp_path) == 2
-
-
-def number_of_latest(store: Path) -> int | None:
-    latest = Store(store).latest()
-    return None if latest is None else latest.number
 
 
 def test_a_step_lower_than_the_one_before_gets_a_number_above_and_one_warning(

@@ -2,87 +2,23 @@
 
 from __future__ import annotations
 
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from inferencer.replica import Replica
-from paramsync.dtypes import Array
-from paramsync.errors import GraphError, NotFiniteError, PublishError, SettingsError, StoreLockedError
 from paramsync.store import Store
 from paramsync.version import Version
 from tests.checkpoints import assert_same
+from tests.sessions import Counting, Net, assert_computes, kinds
+from tests.training import EVERY_STEP, latest
+from tests.written import read
 from trainer.schedule import PublishSchedule
-from trainer.session import PublishHook, SessionPublisher
+from trainer.session import SessionPublisher
 from trainer.session_values import SessionValues
 
 v1 = tf.compat.v1
-
-EVERY_STEP = PublishSchedule(every_steps=1)
-ONES = np.ones((3, 4), np.float32)
-
-kinds = pytest.mark.parametrize("use_resource", [True, False], ids=["resource", "reference"])
-
-
-class Net:
-    """A small network and its training step, in the default graph."""
-
-    def __init__(self, *, use_resource: bool = True, partitioner: Any = None) -> None:
-        self.step = v1.train.get_or_create_global_step()
-        self.x = v1.placeholder_with_default(ONES, [None, 4], name="x")
-        with v1.variable_scope("net", use_resource=use_resource, partitioner=partitioner):
-            self.kernel = v1.get_variable("kernel", [4, 6])
-            self.bias = v1.get_variable("bias", [6], initializer=v1.zeros_initializer())
-        self.y = tf.identity(tf.nn.tanh(tf.matmul(self.x, self.kernel) + self.bias), name="y")
-        self.loss = tf.reduce_mean(tf.square(self.y - 0.5), name="loss")
-        self.train = v1.train.AdamOptimizer(0.05).minimize(self.loss, self.step)
-
-
-class Counting:
-    """Variables that all hold the number of steps taken."""
-
-    def __init__(self, *, use_resource: bool, sparse: bool = False, size: int = 20_000, count: int = 8) -> None:
-        self.step = v1.train.get_or_create_global_step()
-        self.x = v1.placeholder(tf.float32, [], name="x")
-        with v1.variable_scope("counting", use_resource=use_resource, initializer=v1.zeros_initializer()):
-            self.many = [v1.get_variable(f"v{at}", [size]) for at in range(count)]
-        self.y = self.x + tf.add_n([tf.reduce_sum(one) for one in self.many])
-        every = tf.IndexedSlices(tf.ones([size]), tf.range(size))
-        added = [one.scatter_add(every) if sparse else one.assign_add(every.values) for one in self.many]
-        self.train = tf.group(*added, self.step.assign_add(1))
-
-
-def latest(store: Path) -> Version:
-    found = Store(store).latest()
-    assert found is not None
-    return found
-
-
-def values(store: Path, version: Version) -> dict[str, Array]:
-    bundle = Store(store).open(version)
-    bundle.verify(bundle.entries)
-    return {name: bundle.array(name) for name in bundle.entries}
-
-
-def answer(store: Path, inputs: Any = ONES) -> Any:
-    """What a follower of the store computes."""
-
-    def follow() -> Array:
-        (output,) = Replica("net", Store(store)).restore(latest(store)).predict({"x": inputs}).values()
-        return np.asarray(output)
-
-    with ThreadPoolExecutor() as elsewhere:  # a thread has its own default graph: none
-        return elsewhere.submit(follow).result(60)
-
-
-def assert_computes(store: Path, expected: Any) -> None:
-    """A follower's answer is the session's, but for what a session does to a graph to make it faster."""
-    np.testing.assert_allclose(answer(store), expected, rtol=1e-6)
 
 
 @pytest.mark.slow
@@ -95,7 +31,7 @@ def test_a_session_at_full_speed_publishes_nothing_but_whole_steps(
     seen: list[tuple[int, set[float]]] = []
 
     def look(version: Version) -> None:
-        found = values(tmp_path, version)
+        found = read(Store(tmp_path), version)
         assert len(found) == 8
         seen.append((version.step, {float(one) for array in found.values() for one in np.unique(array)}))
 
@@ -133,7 +69,7 @@ def test_a_version_is_what_the_session_computes_and_what_a_saver_restores(
             version = publisher.publish_session(session, 3, wait=True)
             expected, weights = session.run([net.y, v1.trainable_variables()])
             session.run(net.train)
-            assert set(values(tmp_path, version)) == {"net/kernel", "net/bias"}
+            assert set(read(Store(tmp_path), version)) == {"net/kernel", "net/bias"}
             assert_computes(tmp_path, expected)
             saver.restore(session, str(tmp_path / version.prefix))
             for found, wanted in zip(session.run(v1.trainable_variables()), weights, strict=True):
@@ -168,7 +104,7 @@ def test_a_saver_says_what_parameters_are_called(tmp_path: Path) -> None:
         with v1.Session() as session, publisher:
             session.run(v1.global_variables_initializer())
             version = publisher.publish_session(session, 0, wait=True)
-            assert set(values(tmp_path, version)) == {"w", "b"}
+            assert set(read(Store(tmp_path), version)) == {"w", "b"}
             saver.restore(session, str(tmp_path / version.prefix))
             assert_computes(tmp_path, session.run(net.y))
 
@@ -186,7 +122,7 @@ def test_averages_are_published_in_place_of_their_variables(tmp_path: Path, use_
             session.run(v1.global_variables_initializer())
             for _ in range(3):
                 session.run(train)
-            found = values(tmp_path, publisher.publish_session(session, 3, wait=True))
+            found = read(Store(tmp_path), publisher.publish_session(session, 3, wait=True))
             kernel, smooth, bias = session.run([net.kernel, average.average(net.kernel), net.bias])
     assert_same(found["net/kernel"], smooth)
     assert_same(found["net/bias"], bias)
@@ -207,7 +143,7 @@ def test_values_of_any_dtype_and_shape_are_published(tmp_path: Path) -> None:
         publisher = SessionPublisher(tmp_path, {"x": x}, outputs | {"x_too": x + 1}, schedule=EVERY_STEP)
         with v1.Session() as session, publisher:
             session.run(v1.global_variables_initializer())
-            found = values(tmp_path, publisher.publish_session(session, 0, wait=True))
+            found = read(Store(tmp_path), publisher.publish_session(session, 0, wait=True))
     for at, one in enumerate(given):
         assert_same(found[f"v{at}"], one)
 
@@ -260,222 +196,3 @@ def test_metrics_and_requests_and_the_last_step_go_as_with_any_publisher(tmp_pat
             assert wanted.result(60).metrics == {"loss": 0.5}
             publisher.publish_session_if_due(session, 3)
     assert latest(tmp_path).step == 3
-
-
-# What cannot be -------------------------------------------------------------------------------------------------------
-
-
-def test_a_graph_that_is_finalised_is_refused(tmp_path: Path) -> None:
-    with tf.Graph().as_default() as graph:
-        net = Net()
-        graph.finalize()
-        with pytest.raises(GraphError, match="finalised"):
-            SessionPublisher(tmp_path, net.x, net.y, schedule=EVERY_STEP)
-
-
-def test_names_that_are_no_tensors_are_refused(tmp_path: Path) -> None:
-    with tf.Graph().as_default():
-        Net()
-        with pytest.raises(GraphError, match=r"expected the name of a tensor .* found 'z'"):
-            SessionPublisher(tmp_path, "x", ["z"], schedule=EVERY_STEP)
-
-
-def test_variables_without_a_value_are_an_error_of_the_publication(tmp_path: Path) -> None:
-    with tf.Graph().as_default():
-        net = Net()
-        publisher = SessionPublisher(tmp_path, "x", "y", schedule=EVERY_STEP)
-        with v1.Session() as session, publisher:
-            with pytest.raises(PublishError, match=r"no value to be published yet.*net/"):
-                publisher.publish_session(session, 0)
-            session.run(v1.global_variables_initializer())
-            publisher.publish_session(session, 0, wait=True)
-            assert_computes(tmp_path, session.run(net.y))
-
-
-def test_parameters_that_are_nan_are_refused_by_name(tmp_path: Path) -> None:
-    with tf.Graph().as_default():
-        net = Net()
-        spoil = net.bias.assign_add([np.nan] * 6)
-        publisher = SessionPublisher(tmp_path, net.x, net.y, schedule=PublishSchedule())
-        with v1.Session() as session, publisher:
-            session.run(v1.global_variables_initializer())
-            publisher.publish_session(session, 1, wait=True)
-            session.run(spoil)
-            with pytest.raises(NotFiniteError, match="net/bias"):
-                publisher.publish_session(session, 2, wait=True)
-            assert publisher.status().refused == 1
-            assert latest(tmp_path).step == 1
-            session.run(net.bias.initializer)
-
-
-def test_a_session_of_another_graph_is_refused(tmp_path: Path) -> None:
-    with tf.Graph().as_default():
-        net = Net()
-        publisher = SessionPublisher(tmp_path, net.x, net.y, schedule=EVERY_STEP)
-    with v1.Session(graph=tf.Graph()) as other, pytest.raises(SettingsError, match="Session of the graph"):
-        publisher.publish_session(other, 0)
-    publisher.close()
-
-
-def test_a_session_that_ended_is_named_as_the_reason(tmp_path: Path) -> None:
-    with tf.Graph().as_default():
-        net = Net()
-        publisher = SessionPublisher(tmp_path, net.x, net.y, schedule=EVERY_STEP)
-        with v1.Session() as session:
-            session.run(v1.global_variables_initializer())
-            gate = threading.Event()
-
-            def wait(version: Version) -> None:
-                gate.wait(60)
-
-            publisher.subscribe(wait)
-            publisher.publish_session(session, 0)
-            publisher.publish_session(session, 1)
-            publisher.publish_session(session, 2)
-        gate.set()
-        publisher.flush(60)
-        error = publisher.status().last_error
-        assert error is None or "the session ended before" in error
-        with pytest.raises(PublishError, match="the session is closed"):
-            publisher.publish_session(session, 3)
-        publisher.close()
-
-
-def test_a_partial_use_of_a_partitioned_variable_needs_a_saver_of_the_whole(tmp_path: Path) -> None:
-    with tf.Graph().as_default():
-        x = v1.placeholder(tf.float32, [2], name="x")
-        with v1.variable_scope("net", partitioner=v1.fixed_size_partitioner(2)):
-            table = v1.get_variable("table", [4])
-        y = x + next(iter(table))
-        with pytest.raises(GraphError, match="only some parts of 'net/table', 2 of 4 values"):
-            SessionPublisher(tmp_path, x, y, schedule=EVERY_STEP)
-
-
-# PublishHook ----------------------------------------------------------------------------------------------------------
-
-
-def monitored(hook: PublishHook, train: tf.Operation, steps: int, **arguments: Any) -> None:
-    stop = v1.train.StopAtStepHook(last_step=steps)
-    arguments = {"log_step_count_steps": None, "save_summaries_steps": None, "save_summaries_secs": None} | arguments
-    with v1.train.MonitoredTrainingSession(chief_only_hooks=[hook], hooks=[stop], **arguments) as session:
-        while not session.should_stop():
-            session.run(train)
-
-
-def published(store: Path) -> list[int]:
-    return [version.step for version in Store(store).versions()]
-
-
-class Unhurried(PublishHook):
-    """Waits for each publication, so that none is overtaken by the next."""
-
-    def after_create_session(self, session: Any, coord: Any) -> None:
-        super().after_create_session(session, coord)
-        assert self._made.flush(60)
-
-    def after_run(self, run_context: Any, run_values: Any) -> None:
-        super().after_run(run_context, run_values)
-        assert self._made.flush(60)
-
-
-@kinds
-def test_a_monitored_session_publishes_its_start_its_schedule_and_its_end(tmp_path: Path, use_resource: bool) -> None:
-    with tf.Graph().as_default():
-        net = Net(use_resource=use_resource)
-        hook = Unhurried(
-            tmp_path, inputs=net.x, outputs=net.y, every_steps=4, keep=100, metrics={"loss": "loss:0"}, on_error="raise"
-        )
-        monitored(hook, net.train, 10)
-    assert published(tmp_path) == [0, 4, 8, 10]
-    metrics = [version.metrics for version in Store(tmp_path).versions()]
-    assert [set(one) for one in metrics] == [set(), {"loss"}, {"loss"}, set()]
-    assert 0 < metrics[2]["loss"] < 1
-
-
-@kinds
-def test_a_monitored_session_at_full_speed_publishes_nothing_but_whole_steps(
-    tmp_path: Path, use_resource: bool
-) -> None:
-    with tf.Graph().as_default():
-        net = Counting(use_resource=use_resource)
-        hook = PublishHook(tmp_path, inputs=net.x, outputs=net.y, every_steps=1, keep=1000, on_error="raise")
-        monitored(hook, net.train, 400)
-    assert len(published(tmp_path)) > 10
-    for version in Store(tmp_path).versions():
-        found = {float(one) for array in values(tmp_path, version).values() for one in np.unique(array)}
-        assert found == {float(version.step)}
-    assert published(tmp_path)[-1] == 400
-
-
-def test_a_monitored_session_goes_on_where_its_checkpoint_is(tmp_path: Path) -> None:
-    store, checkpoints = tmp_path / "store", str(tmp_path / "checkpoints")
-    for steps in (5, 12):
-        with tf.Graph().as_default():
-            net = Net()
-            hook = PublishHook(store, inputs="x", outputs="y", every_steps=3, on_error="raise")
-            monitored(hook, net.train, steps, checkpoint_dir=checkpoints, save_checkpoint_secs=600)
-        assert published(store)[-1] == steps
-    with tf.Graph().as_default(), v1.Session() as session:
-        net = Net()
-        v1.train.Saver().restore(session, tf.train.latest_checkpoint(checkpoints))
-        assert_computes(store, session.run(net.y))
-
-
-def test_a_session_that_is_lost_and_made_again_goes_on_publishing(tmp_path: Path) -> None:
-    class Lost(v1.train.SessionRunHook):  # type: ignore[name-defined]
-        """Takes the session away once, as a preempted worker does."""
-
-        def __init__(self) -> None:
-            self.at = 0
-
-        def before_run(self, run_context: Any) -> None:
-            self.at += 1
-            if self.at == 7:
-                raise tf.errors.AbortedError(None, None, "preempted")
-
-    store = tmp_path / "store"
-    with tf.Graph().as_default():
-        net = Net()
-        hook = Unhurried(store, inputs=net.x, outputs=net.y, every_steps=2, keep=100, on_error="raise")
-        arguments = {"checkpoint_dir": str(tmp_path / "checkpoints"), "save_checkpoint_steps": 1}
-        with v1.train.MonitoredTrainingSession(
-            chief_only_hooks=[hook, Lost()], log_step_count_steps=None, **arguments
-        ) as session:
-            for _ in range(12):
-                session.run(net.train)
-    assert published(store) == [0, 2, 4, 6, 8, 10, 12]
-
-
-def test_training_that_failed_leaves_the_store_to_the_same_hook(tmp_path: Path) -> None:
-    class Failing(v1.train.SessionRunHook):  # type: ignore[name-defined]
-        def after_run(self, run_context: Any, run_values: Any) -> None:
-            raise ZeroDivisionError
-
-    def train(hook: PublishHook, *others: Any) -> None:
-        with tf.Graph().as_default():
-            net = Net()
-            with v1.train.MonitoredTrainingSession(
-                chief_only_hooks=[hook, *others], log_step_count_steps=None
-            ) as session:
-                session.run(net.train)
-
-    hook = PublishHook(tmp_path, inputs="x", outputs="y")
-    with pytest.raises(ZeroDivisionError):
-        train(hook, Failing())
-    with pytest.raises(StoreLockedError):
-        train(PublishHook(tmp_path, inputs="x", outputs="y"))
-    train(hook)
-    assert latest(tmp_path).step == 1
-
-
-def test_a_graph_without_a_global_step_is_refused(tmp_path: Path) -> None:
-    with tf.Graph().as_default():
-        x = v1.placeholder(tf.float32, [2])
-        hook = PublishHook(tmp_path, inputs=x, outputs=x * v1.get_variable("v", [2]))
-        with pytest.raises(SettingsError, match="no global step"):
-            v1.train.MonitoredTrainingSession(chief_only_hooks=[hook])
-
-
-def test_a_schedule_of_zero_is_refused_when_the_hook_is_made(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match="every_seconds"):
-        PublishHook(tmp_path, inputs="x", outputs="y", every_seconds=0)

@@ -1,4 +1,4 @@
-"""Written checkpoints: TensorFlow reads them, tensors lie where they can be used, what did not change is shared."""
+"""Written checkpoints: TensorFlow reads them, tensors lie where they can be used, what fails leaves nothing."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ import array as arrays
 import errno
 import resource
 import weakref
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -20,61 +19,10 @@ from paramsync.bundle import Bundle
 from paramsync.contents import Tensor
 from paramsync.dtypes import Array
 from paramsync.errors import ParameterError
-from paramsync.plan import LINKED
-from paramsync.shards import ShardWriter, Written, write
+from paramsync.shards import ShardWriter, write
 from paramsync.spares import Spares
-from tests.checkpoints import assert_same
-
-LARGE = 3 << 20  # elements of float32: several threads, several portions
-
-
-def any_bits(name: str, shape: tuple[int, ...]) -> Array:
-    """Every bit pattern may occur, those of NaNs too."""
-    dtype = np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
-    size = int(np.prod(shape)) * dtype.itemsize
-    content = np.random.default_rng(size).integers(0, 2 if name == "bool" else 256, size, np.uint8)
-    return content.view(dtype).reshape(shape)
-
-
-def strings(*values: bytes) -> Array:
-    return np.array([*values, None], object)[:-1]  # without None numpy would guess at a dtype for some
-
-
-class Checkpoints:
-    """One checkpoint after another in a directory, each of which is read again."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.spares = Spares(path)
-        self.writer = ShardWriter(self.spares)
-        self.count = 0
-
-    def write(self, tensors: Mapping[str, Tensor], unchanged: Collection[str] = ()) -> Written:
-        self.count += 1
-        prefix = self.path / f"ckpt-{self.count}"
-        written = self.writer.write(prefix, tensors, unchanged)
-        self.writer.remember(written)
-        bundle = Bundle.open(prefix)
-        bundle.verify(bundle.entries)
-        reader = tf.train.load_checkpoint(str(prefix))
-        assert set(bundle.entries) == set(tensors)
-        for name, tensor in tensors.items():
-            assert_same(bundle.array(name), np.asarray(tensor))
-            assert_same(reader.get_tensor(name), np.asarray(tensor))
-        return written
-
-    def files(self, number: int) -> list[str]:
-        return sorted(file.name for file in self.path.glob(f"ckpt-{number}.data-*"))
-
-
-@pytest.fixture
-def checkpoints(tmp_path: Path) -> Iterator[Checkpoints]:
-    one = Checkpoints(tmp_path)
-    yield one
-    one.spares.close()
-
-
-# What is written ------------------------------------------------------------------------------------------------------
+from tests.arrays import any_bits, strings
+from tests.rewritten import LARGE, Checkpoints
 
 
 @pytest.mark.parametrize("name", ["float32", "float64", "bfloat16", "float16", "bool", "uint8", "int64", "complex128"])
@@ -274,122 +222,3 @@ def test_writing_makes_no_copy_of_the_tensors(tmp_path: Path) -> None:
     assert anonymous_memory() - before < 16 << 20
     spares.close()
     assert write_twice[0].bytes == 128 << 20
-
-
-# What is shared -------------------------------------------------------------------------------------------------------
-
-
-def frozen_and_trained(value: float) -> dict[str, Array]:
-    return {
-        "frozen": any_bits("float64", (3000,)),
-        "more": any_bits("float32", (10, 10)),
-        "trained": np.full(700, value),
-        "step": np.array(value),
-    }
-
-
-TRAINED = 701 * 8
-
-
-@pytest.mark.parametrize("told", [True, False])
-def test_what_did_not_change_is_not_written_again(checkpoints: Checkpoints, told: bool) -> None:
-    unchanged = {"frozen", "more"} if told else set()
-    first = checkpoints.write(frozen_and_trained(1), unchanged)  # what is told of no checkpoint is not believed
-    assert first.bytes_written == first.bytes
-    assert not first.unchanged
-    for value in (2, 3, 4):
-        written = checkpoints.write(frozen_and_trained(value), unchanged)
-        assert (written.bytes, written.bytes_written) == (first.bytes, TRAINED)
-        assert written.unchanged == {"frozen", "more"}
-    inodes = [(checkpoints.path / checkpoints.files(number)[0]).stat().st_ino for number in (1, 2, 3, 4)]
-    assert len(set(inodes)) == 1
-    assert [len(checkpoints.files(number)) for number in (1, 2, 3, 4)] == [1, 2, 2, 2]
-
-
-def test_a_checkpoint_of_which_nothing_changed_takes_no_space(checkpoints: Checkpoints) -> None:
-    first = checkpoints.write(frozen_and_trained(1))
-    second = checkpoints.write(frozen_and_trained(1))
-    assert (second.bytes, second.bytes_written) == (first.bytes, 0)
-    assert first.checksum() == second.checksum()
-    assert checkpoints.files(2) == ["ckpt-2.data-00000-of-00001"]
-
-
-def test_the_digest_is_that_of_the_values_wherever_they_lie(checkpoints: Checkpoints) -> None:
-    digests = [checkpoints.write(frozen_and_trained(value)).checksum() for value in (1, 2, 1)]
-    assert digests[0] == digests[2] != digests[1]
-    assert len(digests[0]) == 32
-    assert (
-        checkpoints.write({"a": np.zeros((2, 3))}).checksum() != checkpoints.write({"a": np.zeros((3, 2))}).checksum()
-    )
-
-
-def test_layers_may_be_frozen_and_trained_again_on_the_way(checkpoints: Checkpoints) -> None:
-    layers = [f"layer_{at}" for at in range(6)]
-    values = dict.fromkeys(layers, 0.0)
-    for at, training in enumerate(
-        [range(6), range(3, 6), range(5, 6), range(2), range(6), range(1, 6), range(0, 6, 2)]
-    ):
-        for layer in training:
-            values[layers[layer]] += 1
-        tensors = {layer: np.full(2000 + 500 * number, values[layer]) for number, layer in enumerate(layers)}
-        written = checkpoints.write(tensors)
-        trained = sum(tensors[layers[layer]].nbytes for layer in training)
-        assert at == 0 or trained <= written.bytes_written
-        assert at == 0 or written.unchanged == {*layers} - {layers[layer] for layer in training}
-
-
-def test_a_model_frozen_layer_by_layer_shares_few_files_and_writes_little(checkpoints: Checkpoints) -> None:
-    layers = [f"layer_{at:02d}" for at in range(30)]
-    written = 0
-    for at in range(30):
-        tensors = {layer: np.full(1000, min(at, number)) for number, layer in enumerate(layers)}
-        written += checkpoints.write(tensors).bytes_written
-        assert len(checkpoints.files(at + 1)) <= LINKED + 2
-    assert written < 0.7 * 30 * 30 * 8000
-
-
-@pytest.mark.parametrize(
-    "tensor", [np.zeros(3000, np.float32), np.zeros((2, 3000)), np.zeros(2999), np.zeros(3000, np.int64)]
-)
-def test_what_has_another_shape_or_dtype_did_change_whatever_the_caller_says(
-    checkpoints: Checkpoints, tensor: Array
-) -> None:
-    checkpoints.write({"a": np.zeros(3000), "b": np.zeros(1)})
-    assert checkpoints.write({"a": tensor, "b": np.zeros(1)}, {"a", "b", "c"}).unchanged == {"b"}
-
-
-@pytest.mark.parametrize("at", [0, 511, 512, 100_000, LARGE - 1])
-def test_a_change_anywhere_is_found(checkpoints: Checkpoints, at: int) -> None:
-    tensors = {"a": np.zeros(LARGE, np.float32), "b": np.zeros(LARGE, np.float32)}
-    checkpoints.write(tensors)
-    tensors["b"][at] = -0.0  # equal as a number, not as bytes
-    assert checkpoints.write(tensors).unchanged == {"a"}
-
-
-def test_a_checkpoint_that_fails_changes_nothing_for_the_next(checkpoints: Checkpoints) -> None:
-    checkpoints.write(frozen_and_trained(1))
-    (checkpoints.path / ".tmp-ckpt-2.index").mkdir()
-    with pytest.raises(IsADirectoryError):
-        checkpoints.write(frozen_and_trained(2))
-    assert checkpoints.files(2) == []
-    (checkpoints.path / ".tmp-ckpt-2.index").rmdir()
-    assert checkpoints.write(frozen_and_trained(3)).bytes_written == TRAINED
-
-
-@pytest.mark.parametrize("told", [True, False])
-def test_a_file_that_a_stranger_removed_is_written_again(checkpoints: Checkpoints, told: bool) -> None:
-    unchanged = {"frozen", "more"} if told else set()
-    checkpoints.write(frozen_and_trained(1))
-    checkpoints.write(frozen_and_trained(2), unchanged)
-    for file in checkpoints.path.iterdir():
-        file.unlink()
-    checkpoints.spares.trim()
-    written = checkpoints.write(frozen_and_trained(3), unchanged)
-    assert written.bytes_written == written.bytes
-    assert checkpoints.write(frozen_and_trained(4), unchanged).bytes_written == TRAINED
-
-
-def test_what_a_stranger_left_under_the_name_of_a_shared_file_gives_way(checkpoints: Checkpoints) -> None:
-    checkpoints.write(frozen_and_trained(1))
-    (checkpoints.path / "ckpt-2.data-00000-of-00002").write_bytes(b"rubbish")
-    assert checkpoints.write(frozen_and_trained(2)).bytes_written == TRAINED

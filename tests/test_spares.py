@@ -1,51 +1,16 @@
-"""Spare files: overwritten in place when nobody holds them, and left alone when somebody does."""
+"""Spare files: overwritten in place when nobody holds them, few, and mapped from use to use."""
 
 from __future__ import annotations
 
-import fcntl
 import os
-import signal
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from paramsync.spares import MAPPED, SPARES, Spares, is_memory
-
-SIZE = 100_000
-ROOT = Path(__file__).parents[1]
-
-
-@pytest.fixture
-def spares(tmp_path: Path) -> Iterator[Spares]:
-    one = Spares(tmp_path)
-    yield one
-    one.close()
-
-
-def write(spares: Spares, path: Path, value: int, size: int = SIZE) -> int:
-    """Returns the inode."""
-    with spares.writing(path, size) as file:
-        file.content[:] = value
-    assert path.read_bytes()[:size] == bytes([value]) * size
-    return path.stat().st_ino
-
-
-def names(path: Path) -> list[str]:
-    return sorted(file.name for file in path.iterdir())
-
-
-@contextmanager
-def held(path: Path) -> Iterator[None]:
-    """As a follower holds it."""
-    with path.open("rb") as file:
-        fcntl.flock(file, fcntl.LOCK_SH)
-        yield
-
+from tests.disks import run_on_small_disk
+from tests.spare_files import SIZE, listing, write
 
 # What is used again ---------------------------------------------------------------------------------------------------
 
@@ -54,18 +19,18 @@ def test_a_retired_file_is_overwritten_in_place(spares: Spares, tmp_path: Path) 
     first = write(spares, tmp_path / "ckpt-1.data", 1)
     for number in range(2, 6):
         spares.retire(tmp_path / f"ckpt-{number - 1}.data")
-        assert names(tmp_path) == [f".spare-ckpt-{number - 1}.data"]
+        assert listing(tmp_path) == [f".spare-ckpt-{number - 1}.data"]
         assert write(spares, tmp_path / f"ckpt-{number}.data", number) == first
-        assert names(tmp_path) == [f"ckpt-{number}.data"]
+        assert listing(tmp_path) == [f"ckpt-{number}.data"]
 
 
 def test_a_file_with_another_name_only_loses_one(spares: Spares, tmp_path: Path) -> None:
     write(spares, tmp_path / "ckpt-1.data", 1)
     os.link(tmp_path / "ckpt-1.data", tmp_path / "ckpt-2.data")
     spares.retire(tmp_path / "ckpt-1.data")
-    assert names(tmp_path) == ["ckpt-2.data"]
+    assert listing(tmp_path) == ["ckpt-2.data"]
     spares.retire(tmp_path / "ckpt-2.data")
-    assert names(tmp_path) == [".spare-ckpt-2.data"]
+    assert listing(tmp_path) == [".spare-ckpt-2.data"]
     spares.retire(tmp_path / "ckpt-3.data")  # which is not there
 
 
@@ -86,7 +51,7 @@ def test_a_spare_of_no_use_goes_after_a_while(spares: Spares, tmp_path: Path) ->
         write(spares, tmp_path / f"ckpt-{number}.data", number)
         spares.retire(tmp_path / f"ckpt-{number}.data")
         spares.trim()
-    assert names(tmp_path) == [".spare-ckpt-9.data"]
+    assert listing(tmp_path) == [".spare-ckpt-9.data"]
 
 
 def test_there_are_few_spares_and_the_oldest_go_first(spares: Spares, tmp_path: Path) -> None:
@@ -95,7 +60,7 @@ def test_there_are_few_spares_and_the_oldest_go_first(spares: Spares, tmp_path: 
     for number in range(10):
         spares.retire(tmp_path / f"ckpt-{number}.data")
         spares.trim()
-    assert names(tmp_path) == [f".spare-ckpt-{number}.data" for number in range(10 - SPARES, 10)]
+    assert listing(tmp_path) == [f".spare-ckpt-{number}.data" for number in range(10 - SPARES, 10)]
 
 
 def test_the_next_publisher_takes_the_spares_over(tmp_path: Path) -> None:
@@ -133,105 +98,14 @@ def test_what_only_looks_like_a_spare_is_left_alone(tmp_path: Path) -> None:
     spares.trim()
     spares.close()
     assert outside.read_bytes() == bytes(SIZE)
-    assert names(store) == [".spare-directory", ".spare-fifo", ".spare-link", "ckpt-1.data"]
+    assert listing(store) == [".spare-directory", ".spare-fifo", ".spare-link", "ckpt-1.data"]
 
 
 def test_an_empty_file_is_no_spare(spares: Spares, tmp_path: Path) -> None:
     with spares.writing(tmp_path / "ckpt-1.data", 0) as file:
         assert not file.content.size
     spares.retire(tmp_path / "ckpt-1.data")
-    assert names(tmp_path) == []
-
-
-# What is left alone ---------------------------------------------------------------------------------------------------
-
-
-def test_a_file_that_is_held_is_not_overwritten(spares: Spares, tmp_path: Path) -> None:
-    first = write(spares, tmp_path / "ckpt-1.data", 1)
-    with held(tmp_path / "ckpt-1.data"):
-        spares.retire(tmp_path / "ckpt-1.data")
-        second = write(spares, tmp_path / "ckpt-2.data", 2)
-        assert second != first
-        assert (tmp_path / ".spare-ckpt-1.data").read_bytes() == bytes([1]) * SIZE
-    assert write(spares, tmp_path / "ckpt-3.data", 3) == first
-
-
-def test_a_spare_that_is_held_does_not_hide_another(spares: Spares, tmp_path: Path) -> None:
-    inodes = [write(spares, tmp_path / f"ckpt-{number}.data", number) for number in (1, 2)]
-    with held(tmp_path / "ckpt-1.data"):
-        for number in (1, 2):
-            spares.retire(tmp_path / f"ckpt-{number}.data")
-        assert write(spares, tmp_path / "ckpt-3.data", 3) == inodes[1]
-
-
-def test_whoever_opened_a_file_before_it_was_retired_cannot_lock_it_while_it_is_written(
-    spares: Spares, tmp_path: Path
-) -> None:
-    write(spares, tmp_path / "ckpt-1.data", 1)
-    with (tmp_path / "ckpt-1.data").open("rb") as late:
-        spares.retire(tmp_path / "ckpt-1.data")
-        with spares.writing(tmp_path / "ckpt-2.data", SIZE), pytest.raises(BlockingIOError):
-            fcntl.flock(late, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        fcntl.flock(late, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        assert not (tmp_path / "ckpt-1.data").exists()  # so that it knows
-
-
-def test_a_file_somebody_made_a_link_to_is_never_overwritten(spares: Spares, tmp_path: Path) -> None:
-    write(spares, tmp_path / "ckpt-1.data", 1)
-    spares.retire(tmp_path / "ckpt-1.data")
-    os.link(tmp_path / ".spare-ckpt-1.data", tmp_path / "backup")
-    write(spares, tmp_path / "ckpt-2.data", 2)
-    spares.trim()
-    assert names(tmp_path) == ["backup", "ckpt-2.data"]
-    assert (tmp_path / "backup").read_bytes() == bytes([1]) * SIZE
-
-
-def test_a_spare_that_a_stranger_removed_or_replaced_is_forgotten(spares: Spares, tmp_path: Path) -> None:
-    for number in (1, 2):
-        write(spares, tmp_path / f"ckpt-{number}.data", number)
-        spares.retire(tmp_path / f"ckpt-{number}.data")
-        (tmp_path / f".spare-ckpt-{number}.data").unlink()
-    (tmp_path / ".spare-ckpt-2.data").write_bytes(bytes(SIZE))
-    write(spares, tmp_path / "ckpt-3.data", 3)
-    spares.trim()
-    write(spares, tmp_path / "ckpt-4.data", 4)
-
-
-def test_a_file_that_got_the_number_of_a_removed_spare_is_not_taken_for_it(tmp_path: Path) -> None:
-    first = Spares(tmp_path)
-    write(first, tmp_path / "ckpt-1.data", 1)
-    first.retire(tmp_path / "ckpt-1.data")
-    first.close()
-    spares = Spares(tmp_path)  # knows of the spare, has not opened it
-    (tmp_path / ".spare-ckpt-1.data").unlink()
-    for number in range(2, 12):  # file systems give numbers of removed files to new ones
-        write(spares, tmp_path / f"ckpt-{number}.data", number)
-    for number in range(2, 12):
-        assert (tmp_path / f"ckpt-{number}.data").read_bytes() == bytes([number]) * SIZE
-    spares.close()
-
-
-HOLD = """
-import fcntl, signal, sys
-file = open(sys.argv[1], "rb")
-fcntl.flock(file, fcntl.LOCK_SH)
-print("held", flush=True)
-signal.pause()
-"""
-
-
-@pytest.mark.slow
-def test_a_killed_follower_holds_nothing(spares: Spares, tmp_path: Path) -> None:
-    first = write(spares, tmp_path / "ckpt-1.data", 1)
-    command = [sys.executable, "-c", HOLD, str(tmp_path / "ckpt-1.data")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as follower:
-        assert follower.stdout is not None
-        assert follower.stdout.readline() == b"held\n"
-        spares.retire(tmp_path / "ckpt-1.data")
-        assert write(spares, tmp_path / "ckpt-2.data", 2) != first
-        follower.send_signal(signal.SIGKILL)
-        follower.wait()
-        assert write(spares, tmp_path / "ckpt-3.data", 3) == first
+    assert listing(tmp_path) == []
 
 
 # What fails -----------------------------------------------------------------------------------------------------------
@@ -240,7 +114,7 @@ def test_a_killed_follower_holds_nothing(spares: Spares, tmp_path: Path) -> None
 def test_a_new_file_that_fails_is_gone(spares: Spares, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="broadcast"), spares.writing(tmp_path / "ckpt-1.data", SIZE) as file:
         file.content[:10] = (1, 2)
-    assert names(tmp_path) == []
+    assert listing(tmp_path) == []
 
 
 def test_a_spare_that_fails_is_still_one(spares: Spares, tmp_path: Path) -> None:
@@ -249,7 +123,7 @@ def test_a_spare_that_fails_is_still_one(spares: Spares, tmp_path: Path) -> None
     for _ in range(3):
         with pytest.raises(ValueError, match="broadcast"), spares.writing(tmp_path / "ckpt-2.data", SIZE) as file:
             file.content[:10] = (1, 2)
-        assert names(tmp_path) == [".spare-ckpt-1.data"]
+        assert listing(tmp_path) == [".spare-ckpt-1.data"]
     assert write(spares, tmp_path / "ckpt-2.data", 2) == first
 
 
@@ -292,11 +166,7 @@ assert [file.name for file in path.iterdir()] == ["ckpt-4.data"]
 
 @pytest.mark.slow
 def test_where_there_is_no_room_that_is_an_error_and_spares_make_room(tmp_path: Path) -> None:
-    inside = f"mount -t tmpfs -o size=8m none {tmp_path} && exec {sys.executable} -c '{FULL}' {tmp_path}"
-    alone = ["unshare", "--user", "--map-root-user", "--mount"]
-    if subprocess.run([*alone, "mount", "-t", "tmpfs", "none", tmp_path], capture_output=True, check=False).returncode:
-        pytest.skip("this machine lets no test mount a file system of its own")
-    subprocess.run([*alone, "sh", "-c", inside], check=True, cwd=ROOT)
+    run_on_small_disk(FULL, tmp_path)
 
 
 def test_an_error_that_is_not_about_room_leaves_the_spares(spares: Spares, tmp_path: Path) -> None:
@@ -304,7 +174,7 @@ def test_an_error_that_is_not_about_room_leaves_the_spares(spares: Spares, tmp_p
     spares.retire(tmp_path / "ckpt-1.data")
     with pytest.raises(FileNotFoundError), spares.writing(tmp_path / "missing" / "ckpt-2.data", SIZE):
         pass
-    assert names(tmp_path) == [".spare-ckpt-1.data"]
+    assert listing(tmp_path) == [".spare-ckpt-1.data"]
 
 
 # What stays mapped ----------------------------------------------------------------------------------------------------

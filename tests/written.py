@@ -1,11 +1,20 @@
-"""What tests publish: parameters that are the version, and some that never change. Imports no TensorFlow."""
+"""What tests publish, and what they find of it in a store. Imports no TensorFlow.
+
+The parameters are the version; `tensors` has some that never change beside them, `changing` has none.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
 import numpy as np
 
+from paramsync import dtypes
 from paramsync.dtypes import Array
+from paramsync.store import Store
 from paramsync.version import Version
+from paramsync.writer import StoreWriter
 
 FROZEN = np.arange(5000, dtype=np.float64)
 
@@ -16,3 +25,43 @@ def version(number: int, *, graph: str = "") -> Version:
 
 def tensors(value: float) -> dict[str, Array]:
     return {"frozen": FROZEN, "kernel": np.full((40, 50), value, np.float32), "bias": np.full(50, value)}
+
+
+def changing(value: float) -> dict[str, Array]:
+    return {"kernel": np.full((4, 5), value, np.float32), "bias": np.full(5, value, np.float64)}
+
+
+def publish(
+    path: Path, *numbers: int, keep: int = 5, graph: str = "", of: Callable[[float], dict[str, Array]] = tensors
+) -> list[Version]:
+    with StoreWriter(path, keep=keep) as writer:
+        if graph:
+            writer.add_graph(graph, b"graph")
+        return [writer.commit(version(number, graph=graph), of(number)) for number in numbers]
+
+
+def publish_changing(path: Path, *numbers: int, keep: int = 5, graph: str = "") -> list[Version]:
+    return publish(path, *numbers, keep=keep, graph=graph, of=changing)
+
+
+def read(store: Store, version: Version) -> dict[str, Array]:
+    """As a follower does it: open, verify, then use. Without what NumPy has no arrays for."""
+    opened = store.open(version)
+    opened.verify(opened.entries)
+    return {name: opened.array(name) for name, entry in opened.entries.items() if entry.dtype != dtypes.VARIANT}
+
+
+def names(path: Path, *, spares: bool = True) -> set[str]:
+    """The files of a store, but for those that are there once: the lock and the state file."""
+    found = {file.name for file in path.iterdir()} - {"publisher.lock", "checkpoint"}
+    return found if spares else {name for name in found if not is_spare(name)}
+
+
+def is_spare(name: str) -> bool:
+    return name.startswith(".spare-")
+
+
+def files_of(*numbers: int, data: int = 2) -> set[str]:
+    """Those of versions that have as many data files."""
+    suffixes = ["index", "json", *(f"data-{at:05d}-of-{data:05d}" for at in range(data))]
+    return {f"ckpt-{number}.{suffix}" for number in numbers for suffix in suffixes}
