@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from paramsync.store import Store
-from tests.test_writer import assert_whole, names
+from tests.whole import assert_whole
+from tests.written import names
 
 pytestmark = pytest.mark.slow
 
@@ -28,8 +29,8 @@ import numpy as np
 from paramsync.errors import StoreError
 from paramsync.store import Store
 from paramsync.writer import StoreWriter
-from tests.test_writer import assert_whole, names
-from tests.written import tensors, version
+from tests.whole import assert_whole
+from tests.written import names, tensors, version
 path = Path(sys.argv[1]) / "store"
 
 def run(*command):
@@ -191,7 +192,6 @@ import os, sys
 from pathlib import Path
 from paramsync.errors import StoreError
 from paramsync.writer import StoreWriter
-from tests.written import tensors, version
 if os.geteuid() == 0:
     os.setgroups([])
     os.setgid(int(sys.argv[2]))

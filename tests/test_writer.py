@@ -12,9 +12,8 @@ import pytest
 from paramsync.errors import StoreError
 from paramsync.store import Store
 from paramsync.writer import StoreWriter
-from tests.whole import assert_whole as assert_whole  # which test_mounts.py takes from here, as it does names
-from tests.written import FROZEN, is_spare, publish, tensors, version
-from tests.written import names as names
+from tests.whole import assert_whole
+from tests.written import FROZEN, is_spare, names, publish, tensors, version
 
 
 @pytest.mark.parametrize("keep", [1, 2, 3])
