@@ -60,7 +60,7 @@ class Batching:
         self._coming = 0
         self._gathering: dict[Lane, None] = {}
         self._lanes: dict[Hashable, Lane] = {}  # with something that waits or runs; whose turn it is first
-        self._paces: WeakKeyDictionary[Graph, dict[str, Pace]] = WeakKeyDictionary()
+        self._paces: WeakKeyDictionary[Graph, dict[tuple[str, str], Pace]] = WeakKeyDictionary()
 
     def check(self) -> None:
         """Raise BusyError where no question more is taken now."""
@@ -124,11 +124,12 @@ class Batching:
         paces = self._paces.get(graph)
         if paces is None:
             paces = self._paces[graph] = {}
-        pace = paces.get(question.signature)
+        key = (question.model, question.signature)  # models may share a graph
+        pace = paces.get(key)
         if pace is None:
             found = traits.of(graph, question.signature)
             together = found.together and self._rows > 1 and self._together(question.model)
-            pace = paces[question.signature] = Pace(together, found.prompt)
+            pace = paces[key] = Pace(together, found.prompt)
         return pace
 
     def _asked(self, question: Question, pace: Pace, size: int, deadline: float | None) -> Asked:

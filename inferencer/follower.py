@@ -53,10 +53,10 @@ class Follower:
         keep: Path | None = None,
         labels: Mapping[str, int] | None = None,
     ) -> None:
-        """In the directory `keep` pins and labels survive a restart; of `labels` those count that it does not name."""
-        kept = Kept(keep, replica.model, replica.source.path)
+        """In the directory `keep` pins and labels survive a restart; then of `labels` those count that were not given
+        before, or were others."""
+        kept = Kept(keep, replica.model, replica.source.path, given=labels)
         choices = kept.read()
-        choices = replace(choices, labels={**(labels or {}), **choices.labels})
         self.replica = replica
         self.model = replica.model
         self._poll_seconds = poll_seconds

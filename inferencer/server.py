@@ -36,6 +36,7 @@ _log = logging.getLogger("paramsync.inferencer")
 _GRACE_SECONDS = 20.0  # docs/guarantees.md names it; less than the composition gives
 _GRACE_OF_CONTROL = 1.0  # its calls have been answered by then, and its streams have ended, but for slow readers
 _MOST_CALLS = 1024  # of all kinds, streams among them, for each port
+_MOST_PENDING = 1 << 14  # that have come and were not looked at, for each port
 _MOST_STREAMS = 512  # which their callers keep open for as long as they please, for each port
 
 
@@ -146,6 +147,10 @@ def _options(message_bytes: int) -> tuple[tuple[str, int], ...]:
         ("grpc.so_reuseport", 0),  # else a second server could take the same port, and each would get some of the calls
         ("grpc.max_receive_message_length", message_bytes),
         ("grpc.max_send_message_length", message_bytes),
+        # where more than 1000 calls came that nobody has looked at, gRPC ends some with CANCELLED by chance: an event
+        # loop that was kept from running for a moment loses calls. So they wait, and are answered or refused by name
+        ("grpc.server.max_pending_requests", _MOST_PENDING),
+        ("grpc.server.max_pending_requests_hard_limit", _MOST_PENDING),
     )
 
 

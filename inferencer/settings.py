@@ -108,15 +108,19 @@ def ports(settings: Settings) -> dict[str, int]:
     return {"--port": settings.port, "--rest-port": settings.rest_port, "--control-port": settings.control_port}
 
 
-def check_models(models: Collection[AnySettings]) -> None:
-    """Whether one server could serve these together. Raises SettingsError, or StoreError for what never is a store."""
+def check_models(models: Collection[AnySettings], *, known: Collection[AnySettings] = ()) -> None:
+    """Whether one server could serve these together. Raises SettingsError, or StoreError for what never is a store.
+
+    The stores of those that are `known` are not looked at: one may be on a file system that answers no more.
+    """
     stores = {one.name: one for one in models if isinstance(one, ModelSettings)}
     names = [one.name for one in models]
     for one in models:
         if names.count(one.name) > 1:
             raise SettingsError(f"model {one.name}: expected each name once, found it {names.count(one.name)} times")
         if isinstance(one, ModelSettings):
-            _check_model(one)
+            if one not in known:
+                _check_model(one)
         elif one.first == one.second or not {one.first, one.second} <= {*stores}:
             raise SettingsError(
                 f"model {one.name}: expected two models that have a store to connect, of {', '.join(stores) or 'none'},"

@@ -13,7 +13,6 @@ publisher.lock          locked while there is a publisher; says which
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -32,6 +31,7 @@ _MARK = ".unlisted-"
 _TEXT_LIMIT = 1 << 20  # bytes of a state file or a record
 _NAME_LIMIT = 200  # bytes of 255, so that `.data-00000-of-00001` fits behind and `.tmp-` in front
 _INT64 = 1 << 63
+_YEAR_10000 = 253_402_300_800.0  # seconds since the epoch
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,7 @@ def problem(record: Version) -> tuple[str, str] | None:
     if not (0 <= record.step < _INT64 and 0 <= record.bytes < _INT64):
         return "step and bytes of 63 bits", files.shown((record.step, record.bytes))
     times = [record.step_done_at, record.snapshot_at, record.committed_at or 0.0]
-    if not all(map(math.isfinite, times)):
+    if not all(abs(time) < _YEAR_10000 for time in times):  # nor is NaN
         return "times in seconds since the epoch", files.shown(times)
     if not all(isinstance(name, str) and name.isprintable() for name in record.metrics):
         return "metrics with names that can be shown", files.shown(dict(record.metrics))

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from paramsync import dtypes
 from paramsync.errors import InputError
@@ -48,6 +49,7 @@ _PLAIN = {
     if (dtype := dtypes.to_numpy(number)) is not None and dtype.isbuiltin == 1 and dtype.kind in "fiuc"
 }
 _PARTS = {"complex64": np.float32, "complex128": np.float64}
+_SOME = 1 << 16  # values that are made Python's at once
 _MOST_DIMENSIONS = 32  # what a numpy array may have at least
 _ADDRESSABLE = 1 << 63  # bytes; numpy refuses sizes that go beyond, even where another one is 0
 
@@ -121,14 +123,15 @@ def to_arrays(tensors: Mapping[str, Tensor], side: str) -> dict[str, np.ndarray]
 
 def check_shape(shape: Sequence[int], what: str, itemsize: int) -> None:
     """Raise InputError, which begins with `what`, where no array has that shape and elements of that size."""
-    _check_rank(len(shape), what)
+    check_rank(len(shape), what)
     if min(shape, default=0) < 0:
         raise InputError(f"{what}, shape", expected="dimensions of 0 or more", found=list(shape))
     if math.prod(size for size in shape if size) * itemsize >= _ADDRESSABLE:
         raise InputError(f"{what}, shape", expected="fewer elements", found=list(shape))
 
 
-def _check_rank(rank: int, what: str) -> None:
+def check_rank(rank: int, what: str) -> None:
+    """Raise InputError for more dimensions than any array has."""
     if rank > _MOST_DIMENSIONS:
         raise InputError(f"{what}, shape", expected=f"at most {_MOST_DIMENSIONS} dimensions", found=rank)
 
@@ -156,6 +159,21 @@ def plain(tensor: Tensor, dtype: str, shape: Sequence[int | None]) -> np.ndarray
     return np.frombuffer(content, known[1]).reshape(found) if len(content) == size else None
 
 
+def collected(values: Any, dtype: npt.DTypeLike) -> np.ndarray:
+    """The values of a repeated field; some at a time, so that other threads have their turn."""
+    array = np.empty(len(values), dtype)
+    for at in range(0, len(values), _SOME):
+        array[at : at + _SOME] = values[at : at + _SOME]
+    return array
+
+
+def extend(values: Any, array: np.ndarray) -> None:
+    """Put an array's values into a repeated field, in the same way."""
+    flat = array.reshape(-1)
+    for at in range(0, flat.size, _SOME):
+        values.extend(flat[at : at + _SOME].tolist())
+
+
 def packed(number: int, content: bytes) -> bytes:
     """A packed repeated field of fixed-size values as it is on the wire: far cheaper than one Python number each."""
     length = len(content)
@@ -177,7 +195,7 @@ def _fixed(tensor: Tensor, number: int, size: int) -> bytes:
 def _shape(tensor: Tensor, what: str, itemsize: int) -> tuple[int, ...]:
     if tensor.tensor_shape.unknown_rank:
         raise InputError(f"{what}, shape", expected="dimensions of 0 or more", found="an unknown rank")
-    _check_rank(len(tensor.tensor_shape.dim), what)  # before a stranger's millions are looked at
+    check_rank(len(tensor.tensor_shape.dim), what)  # before a stranger's millions are looked at
     shape = tuple(dim.size for dim in tensor.tensor_shape.dim)
     check_shape(shape, what, itemsize)
     return shape
@@ -202,17 +220,13 @@ def _of_values(head: Outline, tensor: Tensor) -> np.ndarray:
         raise InputError(str(head), expected=f"{head.count} values", found=found)
     if not found:
         return np.empty(0, head.dtype)
-    if kind == "string":
-        array = np.empty(found, object)
-        array[:] = values
-        return array
     if kind in _PARTS:
-        return np.fromiter(values, _PARTS[kind], len(values)).view(head.dtype)
+        return collected(values, _PARTS[kind]).view(head.dtype)
     if VALUE_FIELDS[kind] in ("int_val", "half_val"):
-        return _narrowed(head, np.fromiter(values, np.int32, found), bits=VALUE_FIELDS[kind] == "half_val")
+        return _narrowed(head, collected(values, np.int32), bits=VALUE_FIELDS[kind] == "half_val")
     if kind in _FIXED and (content := _fixed(tensor, _FIXED[kind], found * head.dtype.itemsize)):
         return np.frombuffer(content, head.dtype)
-    return np.fromiter(values, head.dtype, found)
+    return collected(values, head.dtype)
 
 
 def _narrowed(head: Outline, wide: np.ndarray, *, bits: bool) -> np.ndarray:

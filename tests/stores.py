@@ -105,5 +105,25 @@ def exported(directory: Path, number: float) -> None:
     model.export(str(directory), verbose=False)
 
 
+def saved_with_words(directory: Path, words: Path) -> None:
+    """Its table is filled from a file among its assets."""
+    line = tf.lookup.TextFileIndex
+
+    class Ids(tf.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = tf.lookup.StaticVocabularyTable(
+                tf.lookup.TextFileInitializer(str(words), tf.string, line.WHOLE_LINE, tf.int64, line.LINE_NUMBER),
+                1,
+            )
+
+        @tf.function(input_signature=[tf.TensorSpec([None], tf.string, name="word")])
+        def __call__(self, word: tf.Tensor) -> dict[str, tf.Tensor]:
+            return {"id": self.table.lookup(word)}
+
+    module = Ids()
+    tf.saved_model.save(module, str(directory), signatures=module.__call__)
+
+
 WRITERS: list[Callable[[Path, float], None]] = [saved_by_v1, saved_by_v2, exported]
 """Of SavedModels that multiply by a number."""

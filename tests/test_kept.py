@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from inferencer.following.kept import Choices, Kept
 from inferencer.following.wishes import Action
 from inferencer.replica import Replica
 from paramsync.errors import SyncError
-from tests.followers import serving
+from tests.followers import LONG, serving
 from tests.published import Publisher, ask, proven
 
 
@@ -100,13 +101,32 @@ def test_what_is_pinned_and_cannot_be_used_is_quarantined_and_the_newest_is_serv
 def test_labels_given_at_the_start_are_wanted_as_soon_as_their_versions_are_there(
     publisher: Publisher, tmp_path: Path
 ) -> None:
-    Kept(tmp_path, "m", tmp_path / "m").write(Choices(labels={"canary": 2}))
+    Kept(tmp_path, "m", tmp_path / "m", given={"canary": 1}).write(Choices(labels={"canary": 2}))
     follower = restarted(publisher, tmp_path, labels={"canary": 1, "stable": 1})
     assert follower.status().labels == {}
     for step in (1, 2, 3):
         publisher.publish(step)
     follower.run_once()
     assert follower.status().labels == {"canary": 2, "stable": 1}  # what was chosen since counts
+
+
+def test_a_label_of_the_settings_that_was_taken_away_stays_away_until_they_say_another_one(
+    publisher: Publisher, tmp_path: Path
+) -> None:
+    for step in (1, 2, 3):
+        publisher.publish(step)
+
+    def after_restart(**labels: int) -> Follower:
+        return restarted(publisher, tmp_path / "state", labels=labels)
+
+    first = after_restart(stable=1, canary=2)
+    done(first, Action.UNLABEL, label="stable")
+    done(first, Action.LABEL, 3, "canary")
+    for _ in range(2):
+        assert after_restart(stable=1, canary=2).status().labels == {"canary": 3}
+    assert after_restart(stable=2, canary=2).status().labels == {"stable": 2, "canary": 3}
+    assert after_restart(stable=1, canary=1).status().labels == {"stable": 1, "canary": 1}
+    assert after_restart(stable=1).status().labels == {"stable": 1}
 
 
 DAMAGED = {
@@ -121,6 +141,8 @@ DAMAGED = {
     "a version below 0": b'{"pinned": -1, "labels": {}}',
     "a version beyond all": b'{"pinned": 1e400, "labels": {}}',
     "a label of a fraction": b'{"pinned": null, "labels": {"stable": 1.5}}',
+    "labels that are a list": b'{"pinned": null, "labels": [1]}',
+    "a given label that is none": b'{"pinned": null, "labels": {}, "given": {"stable": null}}',
     "far too deep": b"[" * 100_000,
     "far too long": b" " * (2 << 20),
 }
@@ -167,7 +189,7 @@ def test_names_of_models_are_no_paths(tmp_path: Path) -> None:
     assert len(list((tmp_path / "state").iterdir())) == 5
     assert [one.name for one in tmp_path.iterdir()] == ["state"]
     content = json.loads((tmp_path / "state" / "a%20b.json").read_text())
-    assert content == {"model": "a b", "store": str(tmp_path / "m"), "pinned": 1, "labels": {}}
+    assert content == {"model": "a b", "store": str(tmp_path / "m"), "pinned": 1, "labels": {}, "given": {}}
 
 
 def test_what_was_kept_of_another_store_does_not_count(publisher: Publisher, tmp_path: Path) -> None:
@@ -177,6 +199,38 @@ def test_what_was_kept_of_another_store_does_not_count(publisher: Publisher, tmp
     follower = restarted(publisher, tmp_path)
     status = follower.status()
     assert (serving(follower), status.pinned, status.labels, status.last_error) == (2, None, {}, None)
+
+
+def test_what_two_processes_choose_for_one_model_is_all_kept(tmp_path: Path) -> None:
+    one, other = (Kept(tmp_path, "m", tmp_path / "m") for _ in range(2))
+    one.write(Choices(pinned=3))
+    other.write(Choices(labels={"stable": 2}))
+    one.write(Choices(pinned=3, labels={"canary": 4}))
+    after = Choices(pinned=3, labels={"stable": 2, "canary": 4})
+    assert Kept(tmp_path, "m", tmp_path / "m").read() == after
+    other.write(Choices(pinned=5, labels={"stable": 2}))
+    one.write(Choices(pinned=3))  # the label is taken away, the pin is not spoken of
+    assert Kept(tmp_path, "m", tmp_path / "m").read() == Choices(pinned=5, labels={"stable": 2})
+
+
+def test_of_what_two_processes_write_at_once_one_is_there_as_a_whole(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    began = threading.Barrier(3)
+
+    def write(number: int) -> None:
+        kept = Kept(tmp_path, "m", tmp_path / "m")
+        began.wait(LONG)
+        for at in range(150):
+            kept.write(Choices(pinned=number + at, labels={f"{number}-{one}": at for one in range(40)}))
+
+    writers = [threading.Thread(target=write, args=(number,)) for number in (1000, 2000)]
+    for one in writers:
+        one.start()
+    began.wait(LONG)
+    while any(one.is_alive() for one in writers):
+        Kept(tmp_path, "m", tmp_path / "m").read()
+    assert (caplog.text, [one.name for one in tmp_path.iterdir()]) == ("", ["m.json"])
 
 
 def test_without_a_directory_nothing_is_kept(tmp_path: Path) -> None:

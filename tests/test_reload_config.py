@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import pytest
 from tensorflow_serving.apis import get_model_status_pb2, model_management_pb2
 from tensorflow_serving.config import model_server_config_pb2
 
+from tests.programs import eventually
 from tests.published import PARAMETERS, Publisher, proven
 from tests.running import LONG, SERVING, Running, refused, request, seen, synced
 
@@ -97,8 +100,52 @@ def test_what_is_not_named_any_more_is_not_served_any_more(three: Running, tmp_p
     assert (code, text) == (Code.NOT_FOUND, "model 'm' is not served here; served: new")
     apply(three, model(tmp_path / "m"))
     assert answers(three) == 9
+
+
+def test_an_empty_list_ends_every_model_and_the_server_goes_on(three: Running, tmp_path: Path) -> None:
     apply(three)
-    assert refused(three.prediction_service.Predict, request("m"))[0] is Code.NOT_FOUND
+    code, text = refused(three.prediction_service.Predict, request("m"))
+    assert (code, text) == (Code.NOT_FOUND, "model 'm' is not served here; served: none")
+    assert (three.health(), list(told(three))) == (SERVING, [])
+    apply(three, model(tmp_path / "m"))
+    assert (answers(three), three.health("m")) == (9, SERVING)
+
+
+@pytest.mark.slow
+def test_models_may_come_and_go_for_ever_under_requests_for_another(
+    three: Running, tmp_path: Path, other: Path
+) -> None:
+    def open_files() -> int:
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    apply(three, model(tmp_path / "m"), model(other, name="new"))
+    graph = three.server.models.find("new").take().graph
+    apply(three, model(tmp_path / "m"))
+    began = threading.active_count(), open_files()
+    over, failed = threading.Event(), list[grpc.RpcError]()
+
+    def ask() -> None:
+        while not over.is_set():
+            try:
+                answers(three)
+            except grpc.RpcError as error:
+                failed.append(error)
+
+    asks = threading.Thread(target=ask)
+    asks.start()
+    for _ in range(40):
+        apply(three, model(tmp_path / "m"), model(other, name="new"))
+        assert answers(three, name="new") == 21
+        assert three.server.models.find("new").take().graph is graph  # TensorFlow never lets go of what it made of it
+        apply(three, model(tmp_path / "m"))
+    over.set()
+    asks.join(LONG)
+    assert failed == []
+    few = 8
+    eventually(
+        lambda: threading.active_count() <= began[0] + few and open_files() <= began[1] + few,
+        lambda: f"{began} threads and files, found {threading.active_count()} and {open_files()}",
+    )
 
 
 def test_the_same_again_changes_nothing(three: Running, tmp_path: Path) -> None:
@@ -166,6 +213,19 @@ def test_a_model_may_be_added_whose_store_is_empty_as_yet(three: Running, tmp_pa
     three.server.models.follower("later").sync(timeout=LONG)
     assert answers(three, name="later") == 1
     late.close()
+
+
+def test_a_store_that_is_lost_keeps_no_other_model_from_coming_or_going(
+    three: Running, tmp_path: Path, other: Path
+) -> None:
+    (tmp_path / "m").rename(tmp_path / "away")
+    os.mkfifo(tmp_path / "m")
+    apply(three, model(tmp_path / "m"), model(other, name="new"))
+    assert (answers(three), answers(three, name="new")) == (9, 21)
+    apply(three, model(tmp_path / "m"))
+    assert list(told(three)) == ["m"]
+    (tmp_path / "m").unlink()
+    (tmp_path / "away").rename(tmp_path / "m")
 
 
 EMPTY = model_management_pb2.ReloadConfigRequest()

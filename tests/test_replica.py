@@ -150,6 +150,8 @@ def test_a_graph_that_does_more_than_compute_is_refused_by_the_name_of_its_op(pu
     with pytest.raises(UnsafeGraphError, match=r"^((?!WriteFile).)*$"):
         Replica("m", Store(publisher.path), allowed=["WriteFile"]).restore(version)
     assert Replica("m", Store(publisher.path), allowed=GATED_OPS).restore(version).version == version
+    with pytest.raises(UnsafeGraphError):  # allowed there, and nowhere else
+        Replica("m", Store(publisher.path)).restore(version)
 
 
 class Noted(Witness):

@@ -39,7 +39,7 @@ BODIES: list[tuple[Any, str]] = [
     (b'{"instances": [[1, 2]]} and more', "body: expected JSON, found extra data at byte 23"),
     (b'{"instances" [[1, 2]]}', "body: expected JSON, found no colon after a key at byte 13"),
     (b'{"instances": [[1, 2],, [1, 2]]}', "body: expected JSON, found expecting value at byte 22"),
-    (b'{"instances": [[1, 2], [3 4]]}', "body: expected JSON, found expecting ',' delimiter at byte 26"),
+    (b'{"instances": [[1, 2], [3 4]]}', "body: expected JSON, found no comma at byte 26"),
     (b'{"instances": ' + b"[" * 100_000, "body: expected JSON, found more levels of it than anybody needs"),
     (b'{"instances": ' + b'{"a":' * 100_000, "body: expected JSON, found more levels of it than anybody needs"),
     (b'{"instances": [[' + b"9" * 10_000 + b", 1]]}", "body: expected JSON, found a number of too many digits"),

@@ -140,3 +140,15 @@ def test_a_connection_that_is_asked_nothing_more_is_closed(web: Web) -> None:
         assert one.recv(1 << 16).startswith(b"HTTP/1.1 200")
         while one.recv(1 << 16):
             pass
+
+
+def test_a_client_that_leaves_in_the_middle_of_a_body_is_no_line_of_the_log(
+    web: Web, caplog: pytest.LogCaptureFixture
+) -> None:
+    came = web.rest._came
+    for _ in range(5):
+        with socket.create_connection(("127.0.0.1", web.rest_port), LONG) as one:
+            one.sendall(HEAD + b'Content-Length: 999\r\n\r\n{"ins')
+    eventually(lambda: web.rest._came >= came + 5, lambda: "all to have come")
+    web.check_unharmed()
+    assert not caplog.records

@@ -16,7 +16,7 @@ from inferencer.following.wishes import Action
 from inferencer.replica import Replica
 from paramsync.errors import SyncError
 from tests.followers import LONG, SILENT, quarantined, serving
-from tests.published import Publisher, ask, proven
+from tests.published import Publisher, ask, follower_of, proven
 
 
 def followed(publisher: Publisher, *steps: int, resident: int = 2) -> Follower:
@@ -95,6 +95,37 @@ def test_a_store_that_started_over_can_be_gone_back_from(publisher: Publisher) -
     assert serving(follower) == 1
     assert rolled_back(follower).pinned == 7
     again.close()
+
+
+def test_after_a_restart_a_rollback_goes_to_the_next_lower_version_that_can_be_used(publisher: Publisher) -> None:
+    for step in (1, 2, 3):
+        publisher.publish(step)
+    bad = publisher.publish_corrupt(4)
+    publisher.publish(5)
+    follower = follower_of(publisher.path)
+    follower.run_once()
+    with pytest.raises(SyncError, match="version 4 of model 'm' is quarantined"):
+        rolled_back(follower)  # which nobody knew
+    assert (serving(follower), quarantined(follower), follower.status().pinned) == (5, [bad.number], None)
+    assert [rolled_back(follower).pinned for _ in range(3)] == [3, 2, 1]
+    assert proven(*ask(follower))
+    with pytest.raises(SyncError, match=r"nor in store .* or a lower one that can be used: publish"):
+        rolled_back(follower)
+
+
+def test_after_a_restart_a_rollback_waits_for_a_store_that_cannot_be_read(publisher: Publisher) -> None:
+    for step in (1, 2):
+        publisher.publish(step)
+    follower = follower_of(publisher.path)
+    follower.run_once()
+    said = (publisher.path / "checkpoint").read_bytes()
+    (publisher.path / "checkpoint").write_text("garbage {{{")
+    answer = follower.ask(Action.ROLLBACK)
+    follower.run_once()
+    assert not answer.done()
+    (publisher.path / "checkpoint").write_bytes(said)
+    follower.run_once()
+    assert answer.result(0).pinned == 1
 
 
 def test_a_rollback_needs_no_store(publisher: Publisher) -> None:

@@ -138,6 +138,14 @@ def test_a_variable_of_another_shape_is_refused_with_both_sides(tmp_path: Path) 
         restored(tmp_path / "other", tmp_path / "graph")
 
 
+def test_a_variable_of_another_dtype_is_refused_with_both_sides(tmp_path: Path) -> None:
+    saved(tmp_path / "store", tmp_path / "graph", net=Scaled())
+    other = tf.train.Checkpoint(net=tf.train.Checkpoint(weight=tf.Variable(tf.zeros(6, tf.float64))))
+    tf.train.CheckpointManager(other, str(tmp_path / "other"), None).save(1)
+    with pytest.raises(ParameterError, match=r"expected weight/.* float32 \[6\], found float64 \[6\]"):
+        restored(tmp_path / "other", tmp_path / "graph")
+
+
 def test_it_is_told_how_far_a_version_is(tmp_path: Path) -> None:
     saved(tmp_path / "store", tmp_path / "graph", net=Scaled())
     source = open_source(tmp_path / "store", graph=tmp_path / "graph")

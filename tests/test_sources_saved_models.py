@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,7 +18,18 @@ from inferencer.resident import Resident
 from inferencer.sources import Source, open_source
 from paramsync.errors import UnfinishedError, UnsafeGraphError
 from paramsync.version import Version
-from tests.stores import WRITERS, Scaled, X, answer, following, quarantined, saved_by_v1, saved_by_v2, serves
+from tests.stores import (
+    WRITERS,
+    Scaled,
+    X,
+    answer,
+    following,
+    quarantined,
+    saved_by_v1,
+    saved_by_v2,
+    saved_with_words,
+    serves,
+)
 
 
 @pytest.fixture
@@ -166,11 +178,19 @@ def test_one_that_does_more_than_compute_is_refused_unless_that_is_allowed(base:
     reads_a_file(base / "1")
     with pytest.raises(UnsafeGraphError, match="ReadFile"):
         restored(open_source(base))
+    saved_by_v1(base / "0", 3.0)
+    follower = Follower(Replica("m", base))
+    follower.run_once()
+    assert np.array_equal(answer(follower), 3 * X)
+    assert "'ReadFile' (node 'ReadFile')" in follower.status().quarantined[0].reason
+    shutil.rmtree(base / "0")
     (tmp_path / "secret").write_text("s")
     found = restored(open_source(base, allowed=["ReadFile"])).predict(
         {"path": np.array(str(tmp_path / "secret"), object)}
     )
     assert found["content"].numpy() == b"s"
+    with pytest.raises(UnsafeGraphError, match="ReadFile"):  # allowed there, and nowhere else
+        restored(open_source(base))
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -189,6 +209,21 @@ def version_of(base: Path, number: int) -> Version | None:
     return next((one.version for one in look.published or [] if one.number == number), None)
 
 
+def test_of_ten_thousand_numbers_the_highest_whole_one_serves_whatever_the_others_are(base: Path) -> None:
+    saved_by_v1(base / "9000", 1.0)
+    for number in range(10_000):
+        (base / str(number)).mkdir(exist_ok=True)
+        if number % 100 == 7:
+            (base / str(number) / "saved_model.pb").write_bytes(b"")
+    threads = threading.active_count()
+    with following(base) as follower:
+        serves(follower, 9000)
+        saved_by_v1(base / "10001", 2.0)
+        serves(follower, 10_001)
+        assert threading.active_count() - threads < 20
+        assert len(follower.status().in_store) == 102
+
+
 def test_one_as_text_is_said_not_to_be_readable(base: Path) -> None:
     saved_by_v1(base / "1", 1.0)
     (base / "1" / "saved_model.pb").rename(base / "1" / "saved_model.pbtxt")
@@ -204,25 +239,6 @@ def test_tables_and_their_files_come_with_each_version(base: Path, tmp_path: Pat
     found = [source.restore(one.version, lambda _: None) for one in source.look().published or []]
     asked = {"word": np.array([b"a", b"b"], object)}
     assert [one.predict(asked)["id"].numpy().tolist() for one in found] == [[0, 1], [1, 0]]
-
-
-def saved_with_words(directory: Path, words: Path) -> None:
-    line = tf.lookup.TextFileIndex
-
-    class Ids(tf.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.table = tf.lookup.StaticVocabularyTable(
-                tf.lookup.TextFileInitializer(str(words), tf.string, line.WHOLE_LINE, tf.int64, line.LINE_NUMBER),
-                1,
-            )
-
-        @tf.function(input_signature=[tf.TensorSpec([None], tf.string, name="word")])
-        def __call__(self, word: tf.Tensor) -> dict[str, tf.Tensor]:
-            return {"id": self.table.lookup(word)}
-
-    module = Ids()
-    tf.saved_model.save(module, str(directory), signatures=module.__call__)
 
 
 def test_a_directory_that_becomes_a_store_of_checkpoints_is_followed_on(base: Path, tmp_path: Path) -> None:

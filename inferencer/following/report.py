@@ -30,12 +30,13 @@ class Report:
         self._status = Status(model=model, store=store, pinned=pinned)
         self._progress: Progress | None = None
         self._told_at = 0.0
+        self._found_at = time.monotonic()
 
     def status(self) -> Status:
         """How the model is doing now."""
         status = self._status
         progress = self._progress if status.restoring is not None else None
-        return replace(status, restoring_progress=progress).at(self._clock())
+        return replace(status, restoring_progress=progress).at(self._clock(), time.monotonic() - self._found_at)
 
     def now(self) -> Status:
         """The same without what depends on the time."""
@@ -49,8 +50,11 @@ class Report:
 
     def found(self, latest: Version | None, numbers: Sequence[int]) -> None:
         known = self._status.published
+        news = latest is not None and (known is None or known.number != latest.number)
+        if news:
+            self._found_at = time.monotonic()
         self._set(published=latest, in_store=tuple(numbers))
-        if latest is not None and (known is None or known.number != latest.number):
+        if latest is not None and news:
             self._tell(EventKind.FOUND, latest)
 
     def pinned(self, number: int | None) -> None:

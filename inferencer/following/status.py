@@ -73,13 +73,17 @@ class Status:
     lag_steps: int | None = None
     lag_versions: int | None = None
 
-    def at(self, now: float) -> Status:
-        """This status with its lag at a time in seconds since the epoch."""
+    def at(self, now: float, known_for: float = 0.0) -> Status:
+        """This status with its lag at a time in seconds since the epoch.
+
+        What is published has been known here for so many seconds, whatever clocks were set to since it was recorded.
+        """
         if self.published is None:
             return self
+        age = _age(self.published, now, known_for)
         if self.serving is None:
-            return replace(self, lag_seconds=_age(self.published, now), lag_versions=len(self.in_store))
-        seconds = 0.0 if self.serving.number == self.published.number else _age(self.published, now)
+            return replace(self, lag_seconds=age, lag_versions=len(self.in_store))
+        seconds = 0.0 if self.serving.number == self.published.number else age
         newer = sum(number > self.serving.number for number in self.in_store)
         steps = self.published.step - self.serving.step
         return replace(self, lag_seconds=seconds, lag_steps=steps, lag_versions=newer)
@@ -113,5 +117,5 @@ class Status:
         return tuple(found[number] for number in sorted(found, reverse=True))
 
 
-def _age(version: Version, now: float) -> float | None:
-    return None if version.committed_at is None else max(0.0, now - version.committed_at)
+def _age(version: Version, now: float, known_for: float) -> float | None:
+    return None if version.committed_at is None else max(known_for, now - version.committed_at)

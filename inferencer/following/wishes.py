@@ -109,7 +109,7 @@ class Wishes:
     def _try(self, wish: Wish, status: Status, known: Known) -> None:
         there = {*status.resident, *(known.published or ())}
         if wish.action is Action.ROLLBACK:
-            wish.number = next((number for number in known.before if number in there), None)
+            wish.number = _before(status, known, there)
             if wish.number is None and known.published is not None:
                 wish.failure = _nothing_before(status, known.before)
         is_there = wish.number is not None and wish.number in there
@@ -192,10 +192,21 @@ def _sync_admitted(wish: Wish, status: Status, known: Known) -> bool:
     return wish.number is not None
 
 
+def _before(status: Status, known: Known, there: Collection[int]) -> int | None:
+    """The version that served before what serves. Where that is not known, as after a restart, or is gone, the next
+    lower one that is not in quarantine: the store says whether there is one."""
+    found = next((number for number in known.before if number in there), None)
+    if found is not None or known.published is None or status.serving is None:
+        return found
+    lower = [number for number in there if number < status.serving.number and status.quarantine_of(number) is None]
+    return max(lower, default=None)
+
+
 def _nothing_before(status: Status, before: Sequence[int]) -> SyncError:
     serving = "none" if status.serving is None else f"version {status.serving.number}"
     gone = f"; gone are: {', '.join(map(str, before))}" if before else ""
     return SyncError(
-        f"model {status.model!r} has no version to go back to: {serving} serves, and what served before it is neither"
-        f" in memory nor in store {status.store}{gone}"
+        f"model {status.model!r} has no version to go back to: {serving} serves, and neither in memory nor in store"
+        f" {status.store} is one that served before it, or a lower one that can be used{gone}: publish what is wanted,"
+        " or pin a newer version"
     )

@@ -20,6 +20,7 @@ Array = np.ndarray[Any, Any]
 B64 = "b64"
 _BYTES = "_bytes"  # ends the names of outputs whose strings are not text
 _ROWS = 256  # read at a time, so that other threads have their turn
+_VALUES = 1 << 16  # and of these
 _RANK = 32
 
 
@@ -33,7 +34,8 @@ def read(name: str, value: Any, spec: TensorSpec, body: Body) -> Array:
     what = f"input {name!r}"
     if not isinstance(value, list) or len(value) <= _ROWS:
         return _array(what, value, spec, body)
-    parts = [_array(what, value[at : at + _ROWS], spec, body) for at in range(0, len(value), _ROWS)]
+    some = _ROWS if isinstance(value[0], list) else _VALUES
+    parts = [_array(what, value[at : at + some], spec, body) for at in range(0, len(value), some)]
     shapes = sorted({one.shape[1:] for one in parts})
     if len(shapes) > 1:
         found = " and ".join(str(list(one)) for one in shapes)
@@ -47,7 +49,8 @@ def _array(what: str, value: Any, spec: TensorSpec, body: Body) -> Array:
         array = np.empty(len(leaves), object)
         array[:] = [string(what, one) for one in leaves]
     else:
-        array = _numbers(what, leaves, spec, body)
+        some = range(0, max(1, len(leaves)), _VALUES)
+        array = np.concatenate([_numbers(what, leaves[at : at + _VALUES], spec, body) for at in some])
     return array.reshape(shape)
 
 
@@ -55,15 +58,22 @@ def _flat(what: str, value: Any) -> tuple[tuple[int, ...], list[Any]]:
     """The shape that lists in lists have, and what is in the innermost. Raises InputError where they have none."""
     shape: list[int] = []
     level = [value]
-    while list in (kinds := set(map(type, level))):
+    while list in (kinds := _kinds(level)):
         lengths = {len(one) for one in level if isinstance(one, list)}
         if len(kinds) > 1 or len(lengths) > 1:
             raise InputError(what, expected="lists of one shape", found=f"ragged lists at level {len(shape) + 1}")
         if len(shape) == _RANK:
             raise InputError(what, expected=f"at most {_RANK} dimensions", found="more")
         shape += lengths
-        level = list(chain.from_iterable(level))
+        level = level[0] if len(level) == 1 else list(chain.from_iterable(level))
     return tuple(shape), level
+
+
+def _kinds(values: Sequence[Any]) -> set[type]:
+    found: set[type] = set()
+    for at in range(0, len(values), _VALUES):
+        found.update(map(type, values[at : at + _VALUES]))
+    return found
 
 
 def _numbers(what: str, leaves: Sequence[Any], spec: TensorSpec, body: Body) -> Array:

@@ -11,7 +11,11 @@ from typing import Any
 from paramsync.errors import InputError, RequestError
 
 _SPACE = re.compile(r"[ \t\n\r]*")
-_DEEPEST = 2  # an object in the object that a body is; what is below is read as a whole
+_WINDOW = 1 << 17  # characters, which take milliseconds to read
+_DEEPEST = 32  # values in values that are larger than that
+_MOST_KEYS = 4096  # of an object that is
+_OPENED = re.compile(r'\[*[{"]?')
+_CLOSED = str.maketrans("[{", "]}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +70,13 @@ def kind(value: Any) -> str:
 
 def _wrong(error: ValueError) -> str:
     if isinstance(error, JSONDecodeError):
-        return f"{error.msg.lower()} at byte {error.pos} or near it"
+        found = "no comma" if "','" in error.msg else error.msg.lower()
+        return f"{found} at byte {error.pos} or near it"
     return "bytes that are no UTF-8" if isinstance(error, UnicodeDecodeError) else "a number of too many digits"
 
 
 class _Reader:
-    """Walks the objects and lists near the top of a body, so that no single step takes long; rows are read whole."""
+    """Walks what is larger than a window, so that no single step takes long; all else is read whole."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -96,31 +101,73 @@ class _Reader:
                 raise JSONDecodeError("No colon after a key", self._text, at)
             value, at = self._value(self.skip(at + 1), depth + 1)
             pairs.append((key, value))
+            if len(pairs) > _MOST_KEYS:
+                raise InputError("body", expected=f"at most {_MOST_KEYS} keys in a large object", found="more")
             at = self.skip(at)
             if self._is("}", at):
                 return _once(pairs), at + 1
             at = self._comma(at)
 
     def _value(self, at: int, depth: int) -> tuple[Any, int]:
-        if self._is("{", at) and depth < _DEEPEST:
-            return self.object(at, depth)
-        if self._is("[", at) and self._text[(first := self.skip(at + 1)) : first + 1] in ("[", "{"):
-            return self._rows(first)
-        return self._read(self._text, at)
+        if len(self._text) - at <= _WINDOW or self._text[at] not in "[{":
+            return self._read(self._text, at)
+        for size in (_WINDOW >> 7, _WINDOW):
+            try:
+                value, end = self._read(self._text[at : at + size], 0)
+            except JSONDecodeError:  # it goes on beyond that, or is none
+                continue
+            return value, at + end
+        if depth > _DEEPEST:
+            raise RecursionError
+        return self.object(at, depth) if self._is("{", at) else self._list(at, depth)
 
-    def _rows(self, at: int) -> tuple[list[Any], int]:
-        rows = []
+    def _list(self, at: int, depth: int) -> tuple[list[Any], int]:
+        """As many elements at a time as end in a window; where it does not show which do, one by one."""
+        values: list[Any] = []
+        at = self.skip(at + 1)
+        if self._is("]", at):
+            return values, at + 1
+        alone = 0  # until there they are read one by one
         while True:
-            row, at = self._read(self._text, at)
-            rows.append(row)
+            if self._is("]", at):
+                raise JSONDecodeError("No value after a comma", self._text, at)
+            if at >= alone:
+                alone = self._cut(at)
+                part, end = self._many(at, alone)
+                values += part
+                if end is not None:
+                    return values, end
+                if part:
+                    at = self.skip(alone + 1)
+                    continue
+            value, at = self._value(at, depth + 1)
+            values.append(value)
             at = self.skip(at)
             if self._is("]", at):
-                return rows, at + 1
+                return values, at + 1
             at = self._comma(at)
+
+    def _cut(self, at: int) -> int:
+        """The last comma in the window that seems to follow an element; the window's end, where none does."""
+        opened = _OPENED.match(self._text, at)
+        closed = opened[0].translate(_CLOSED)[::-1] if opened else ""
+        found = self._text.rfind(f"{closed},", at, at + _WINDOW)
+        return at + _WINDOW if found < 0 else found + len(closed)
+
+    def _many(self, at: int, cut: int) -> tuple[list[Any], int | None]:
+        """The elements before the cut, none where it is in one of them; where the list ends before it, its end too."""
+        text = f"[{self._text[at:cut]}]"
+        try:
+            values, end = self._read(text, 0)
+        except JSONDecodeError:
+            return [], None
+        if end < len(text):
+            return values, at + end - 1
+        return (values if self._is(",", cut) else []), None
 
     def _comma(self, at: int) -> int:
         if not self._is(",", at):
-            raise JSONDecodeError("No comma", self._text, at)
+            raise JSONDecodeError("Expecting ','", self._text, at)
         return self.skip(at + 1)
 
     def _is(self, one: str, at: int) -> bool:

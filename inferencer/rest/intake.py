@@ -52,6 +52,8 @@ class Intake:
                 raise SlowError(self._patience, sum(map(len, parts))) from error
             if isinstance(error, web.RequestPayloadError):
                 raise RequestError("body: expected what its headers say, found what cannot be unpacked") from error
+            if isinstance(error, ConnectionError):  # nobody reads this
+                raise RequestError("body: expected all of it, found that the caller left") from error
             raise
         return b"".join(parts)
 

@@ -12,6 +12,7 @@ from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message import DecodeError, Message
 
 from inferencer.services.errors import abort
+from inferencer.services.pieces import parse
 from inferencer.services.predictions import Prediction, Predictions
 from inferencer.services.streams import Streams, each
 from paramsync.errors import BusyError, RequestError, TooLargeError
@@ -108,7 +109,7 @@ def _parser(described: MethodDescriptor, *, most: int | None = None) -> Callable
         if most is not None and len(content) > most:
             raise TooLargeError(f"request, a {described.input_type.full_name}", limit=most, found=len(content))
         try:
-            return kind.FromString(content)
+            return parse(kind, content)
         except DecodeError as error:
             found = f"{len(content)} bytes that are none"
             raise RequestError(f"request: expected a {described.input_type.full_name}, found {found}") from error

@@ -8,6 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from tensorflow_serving.config import model_server_config_pb2
 
 from inferencer.following.kept import Choices
 from inferencer.following.wishes import Action
+from inferencer.services.aside import aside
 from inferencer.services.models import Models
 from inferencer.services.specs import check_label
 from inferencer.settings import AnySettings, ConnectionSettings, ModelSettings
@@ -64,7 +66,7 @@ class Configuring:
             before = Wanted(
                 tuple(one.settings for one in self._models), {one.name: _choices(one) for one in self._models}
             )
-            wanted = await asyncio.to_thread(read, config, before.models)
+            wanted = await aside(partial(read, config, before.models), "a look at base paths")
             try:
                 await asyncio.wait_for(self._become(wanted), _SECONDS)
             except asyncio.TimeoutError:

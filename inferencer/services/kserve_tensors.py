@@ -17,7 +17,7 @@ from paramsync import dtypes
 from paramsync.errors import InputError
 from paramsync.graphs.graph import TensorSpec
 from paramsync.kserve import open_inference_pb2 as pb
-from paramsync.wire import Outline, check_shape
+from paramsync.wire import Outline, check_rank, check_shape, collected, extend
 
 Array = npt.NDArray[Any]
 
@@ -70,6 +70,7 @@ def outlines(tensors: Sequence[pb.ModelInferRequest.InferInputTensor]) -> dict[s
         dtype = _DTYPES.get(one.datatype)
         if dtype is None:
             raise InputError(f"{what}, datatype", expected=f"one of {', '.join(_DTYPES)}", found=repr(one.datatype))
+        check_rank(len(one.shape), what)  # before a stranger's millions are looked at
         shape = tuple(one.shape)
         check_shape(shape, what, dtype.itemsize)
         found[one.name] = Outline(what, dtype, shape)
@@ -133,13 +134,9 @@ def _of_contents(head: Outline, tensor: pb.ModelInferRequest.InferInputTensor) -
     values = getattr(tensor.contents, field)
     if len(values) != head.count:
         raise InputError(str(head), expected=f"{head.count} values in {field}", found=len(values))
-    if head.dtype == object:
-        array = np.empty(head.count, object)
-        array[:] = values
-        return array
     if head.dtype.itemsize < 4 and head.dtype.kind in "iu":
-        return _narrowed(head, np.fromiter(values, np.int64, head.count))
-    return np.fromiter(values, head.dtype, head.count)
+        return _narrowed(head, collected(values, np.int64))
+    return collected(values, head.dtype)
 
 
 def _narrowed(head: Outline, wide: Array) -> Array:
@@ -162,7 +159,7 @@ def fill(response: pb.ModelInferResponse, outputs: Mapping[str, Array], *, raw: 
         if raw:
             response.raw_output_contents.append(_raw(array))
         else:
-            getattr(tensor.contents, _FIELDS[names[name]]).extend(array.reshape(-1).tolist())
+            extend(getattr(tensor.contents, _FIELDS[names[name]]), array)
 
 
 def _raw(array: Array) -> bytes:

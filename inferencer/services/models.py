@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 
 from inferencer.follower import Follower
 from inferencer.following.status import State
 from inferencer.served import Maker, Served, followers_of
+from inferencer.services.aside import aside
 from inferencer.settings import AnySettings, check_models
 from paramsync.errors import NotServingError, RequestError, SyncError, UnknownModelError
 
@@ -94,8 +96,9 @@ class Models:
     async def _apply(self, models: Sequence[AnySettings]) -> None:
         async with self._changing:
             before = self._served
-            await asyncio.to_thread(check_models, models)
-            served = await asyncio.to_thread(self._maker.make, models, before)
+            known = [one.settings for one in before.values()]
+            await aside(partial(check_models, models, known=known), "a look at the stores of new models")
+            served = await aside(partial(self._maker.make, models, before), "what was kept of new models")
             added = [one for one in followers_of(served.values()) if one not in followers_of(before.values())]
             late = await _begun(added)
             if self._draining:

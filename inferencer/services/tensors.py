@@ -10,7 +10,7 @@ import numpy.typing as npt
 from tensorflow.core.framework import tensor_pb2
 
 from paramsync import dtypes
-from paramsync.wire import VALUE_FIELDS, packed
+from paramsync.wire import VALUE_FIELDS, extend, packed
 
 _PACKED = {1: (5, "<f4"), 2: (6, "<f8")}  # by dtype: number in TensorProto, what its values are on the wire
 
@@ -28,11 +28,11 @@ def encode(array: npt.NDArray[Any], proto: tensor_pb2.TensorProto | None = None)
         return proto
     proto.MergeFromString(content)
     if field == "string_val":
-        proto.string_val.extend(np.asarray(array, object).reshape(-1).tolist())
+        extend(proto.string_val, np.asarray(array, object))
     elif field is None or field in ("half_val", "scomplex_val", "dcomplex_val"):
         proto.tensor_content = np.asarray(array).tobytes()
     else:
-        getattr(proto, field).extend(np.asarray(array).reshape(-1).tolist())
+        extend(getattr(proto, field), np.asarray(array))
     return proto
 
 

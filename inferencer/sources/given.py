@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Hashable, Sequence
 from pathlib import Path
 
 from inferencer.sources import identity
+from inferencer.sources.recent import RECENT
 from paramsync import files
 from paramsync.errors import GraphError, UnfinishedMetaError
 from paramsync.graphs.capture import capture
@@ -81,15 +82,21 @@ class GivenGraphs:
             content = files.content(meta, limit=files.MAX_MESSAGE)
         except FileNotFoundError as error:
             raise UnfinishedMetaError(_needs(version, meta)) from error
+        key = (hashlib.sha256(content).digest(), self._inputs, self._outputs, self._allowed)
         return self._graphs.known(
-            hashlib.sha256(content).hexdigest(),
-            lambda: capture_meta(content, path=meta, inputs=self._inputs, outputs=self._outputs, allowed=self._allowed),
+            key,
+            lambda: RECENT.built(
+                key,
+                lambda: capture_meta(
+                    content, path=meta, inputs=self._inputs, outputs=self._outputs, allowed=self._allowed
+                ),
+            ),
         )
 
     def _published(self, version: Version) -> Graph:
         path = self._store.graph_file(version.graph)
         try:
-            graph = Graph.load(path, allowed=self._allowed)
+            graph = _of_file(path, self._allowed)
         except FileNotFoundError as error:
             raise GraphError(_needs(version, path)) from error
         if graph.digest != version.graph:
@@ -104,8 +111,21 @@ class GivenGraphs:
         return self._graphs.known((path, key), lambda: _captured(path, self._allowed))
 
 
-def _captured(path: Path, allowed: Collection[str]) -> Graph:
-    return capture(path, allowed=allowed).graph if path.is_dir() else Graph.load(path, allowed=allowed)
+def _captured(path: Path, allowed: frozenset[str]) -> Graph:
+    return capture(path, allowed=allowed).graph if path.is_dir() else _of_file(path, allowed)
+
+
+def _of_file(path: Path, allowed: frozenset[str]) -> Graph:
+    """Raises as Graph.load does."""
+    content = files.content(path, limit=files.MAX_MESSAGE)
+
+    def build() -> Graph:
+        try:
+            return Graph.from_bytes(content, allowed=allowed)
+        except GraphError as error:
+            raise type(error)(f"{path}: {error}") from error
+
+    return RECENT.built((hashlib.sha256(content).digest(), allowed), build)
 
 
 def _needs(version: Version, path: Path) -> str:

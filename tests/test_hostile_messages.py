@@ -1,0 +1,215 @@
+"""Large messages made to be slow to read: nobody else waits for them, and what they hold is what it would be anyway."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+from google.protobuf.message import DecodeError, Message
+from tensorflow_serving.apis import classification_pb2, inference_pb2, predict_pb2
+
+from inferencer.rest import bodies
+from inferencer.rest.undisturbed import Undisturbed
+from inferencer.services import pieces
+from paramsync.errors import InputError, ParamsyncError, RequestError
+from paramsync.kserve import open_inference_pb2 as kserve_pb2
+from paramsync.wire import collected, from_array, packed
+
+MB = 1 << 20
+MOST_SECONDS = 0.3  # that others wait; in one step all of these took one to five times as much and more
+
+
+@contextmanager
+def others_have_their_turn() -> Iterator[None]:
+    """Fails where another thread had to wait for too long at once."""
+    longest, over = 0.0, threading.Event()
+
+    def look() -> None:
+        nonlocal longest
+        last = time.perf_counter()
+        while not over.wait(0.001):
+            now = time.perf_counter()
+            longest, last = max(longest, now - last), now
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+    assert longest < MOST_SECONDS
+
+
+def sized(number: int, content: bytes) -> bytes:
+    return packed(number, content)
+
+
+def tensor(content: bytes) -> bytes:
+    return sized(2, sized(1, b"x") + sized(2, content))
+
+
+HOSTILE: dict[str, tuple[type[Message], Callable[[int], bytes]]] = {
+    "an output filter": (predict_pb2.PredictRequest, lambda size: b"\x1a\x00" * (size // 2)),
+    "inputs": (predict_pb2.PredictRequest, lambda size: b"\x12\x05\x0a\x03abc" * (size // 7)),
+    "what nobody knows": (predict_pb2.PredictRequest, lambda size: b"\xf8\x01\x00" * (size // 3)),
+    "dimensions": (predict_pb2.PredictRequest, lambda size: tensor(sized(2, b"\x12\x00" * (size // 2)))),
+    "strings": (predict_pb2.PredictRequest, lambda size: tensor(b"\x42\x00" * (size // 2))),
+    "numbers": (predict_pb2.PredictRequest, lambda size: tensor(b"\x2d\0\0\0\0" * (size // 5))),
+    "tasks": (inference_pb2.MultiInferenceRequest, lambda size: b"\x0a\x00" * (size // 2)),
+    "examples": (
+        classification_pb2.ClassificationRequest,
+        lambda size: sized(2, sized(1, b"\x0a\x00" * (size // 2))),
+    ),
+    "kserve's inputs": (kserve_pb2.ModelInferRequest, lambda size: b"\x2a\x00" * (size // 2)),
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_a_large_message_of_tiny_fields_is_refused_and_holds_up_nobody(what: str) -> None:
+    kind, made = HOSTILE[what]
+    content = made(24 * MB)
+    with others_have_their_turn(), pytest.raises(InputError, match="at most 1048576 fields in a message above 131072"):
+        pieces.parse(kind, content)
+
+
+def test_a_large_message_of_packed_numbers_is_read_and_holds_up_nobody() -> None:
+    content = tensor(b"\x08\x03" + sized(7, b"\x05" * (8 * MB)))
+    with others_have_their_turn():
+        request = pieces.parse(predict_pb2.PredictRequest, content)
+        values = collected(request.inputs["x"].int_val, np.int32)
+    assert (values.size, values.min(), values.max()) == (8 * MB, 5, 5)
+
+
+def large_request() -> predict_pb2.PredictRequest:
+    request = predict_pb2.PredictRequest(output_filter=["a", "b"])
+    request.model_spec.name = "m"
+    request.model_spec.version.value = 1 << 40
+    rng = np.random.default_rng(5)
+    for name, array in {
+        "content": rng.random([300, 1000], np.float32),
+        "strings": np.array([b"s" * size for size in range(1500)], object),
+        "none": np.zeros([0], np.float32),
+    }.items():
+        request.inputs[name].ParseFromString(from_array(array).SerializeToString())
+    request.inputs["floats"].float_val.extend(rng.random(100_000).tolist())
+    request.inputs["ints"].int64_val.extend(rng.integers(-(1 << 62), 1 << 62, 50_000).tolist())
+    return request
+
+
+def large_examples() -> classification_pb2.ClassificationRequest:
+    request = classification_pb2.ClassificationRequest()
+    listed = request.input.example_list_with_context
+    listed.context.features.feature["long"].bytes_list.value.extend([b"c" * 200_000, b"d" * 10])
+    listed.context.features.feature["many"].int64_list.value.extend(range(100_000))
+    for number in range(5000):
+        listed.examples.add().features.feature["x"].float_list.value.extend([number] * 10)
+    return request
+
+
+def large_inference() -> kserve_pb2.ModelInferRequest:
+    request = kserve_pb2.ModelInferRequest(model_name="m", raw_input_contents=[b"r" * 300_000, b"", b"s" * 100])
+    request.parameters["signature"].string_param = "t" * 200_000
+    request.inputs.add(name="a", shape=[1] * 30).contents.bytes_contents.extend([b"x" * 100] * 4000)
+    request.inputs.add(name="b").contents.int_contents.extend(range(-100_000, 100_000))
+    return request
+
+
+@pytest.mark.parametrize("made", [large_request, large_examples, large_inference])
+def test_a_large_message_is_what_it_is_when_it_is_read_at_once(made: Callable[[], Message]) -> None:
+    message = made()
+    content = message.SerializeToString()
+    assert len(content) > 4 * pieces.PIECE
+    assert pieces.parse(type(message), content) == message
+    again = pieces.parse(type(message), content + content)  # the same field twice means the same in pieces
+    assert again == type(message).FromString(content + content)
+
+
+@pytest.mark.parametrize("made", [large_request, large_examples, large_inference])
+def test_a_large_message_that_is_damaged_is_what_it_is_when_it_is_read_at_once(made: Callable[[], Message]) -> None:
+    kind, content = type(made()), made().SerializeToString()
+    source = random.Random(3)
+    for _ in range(40):
+        damaged = bytearray(content)
+        for _ in range(3):
+            damaged[source.randrange(len(damaged))] = source.randrange(256)
+        whole = bytes(damaged[: source.choice([len(damaged), source.randrange(len(damaged))])])
+        try:
+            expected: Message | None = kind.FromString(whole)
+        except DecodeError:
+            expected = None
+        try:
+            found: Message | None = pieces.parse(kind, whole)
+        except (DecodeError, InputError):
+            found = None
+        if found is not None:  # else it has a group, the one thing that protobuf reads and we do not
+            assert expected is not None
+            assert found.SerializeToString(deterministic=True) == expected.SerializeToString(deterministic=True)
+
+
+JSON = {
+    "numbers": lambda size: b'{"inputs": [' + b"0," * (size // 2) + b"0]}",
+    "numbers in one row": lambda size: b'{"instances": [[' + b"0," * (size // 2) + b"0]]}",
+    "lists": lambda size: b'{"inputs": [[' + b"[]," * (size // 3) + b"[]]]}",
+    "objects": lambda size: b'{"instances": [[' + b"{}," * (size // 3) + b"{}]]}",
+    "strings": lambda size: b'{"inputs": [' + b'"],",' * (size // 5) + b'""]}',
+}
+
+
+@pytest.mark.parametrize("what", JSON)
+def test_a_large_body_holds_up_nobody_while_it_is_read(what: str) -> None:
+    content = JSON[what](8 * MB)
+    with others_have_their_turn():
+        fields = Undisturbed().run(lambda: bodies.parsed(content).fields)
+    assert fields == json.loads(content)
+
+
+def test_a_large_object_of_many_keys_is_refused_before_they_are_read() -> None:
+    keys = b",".join(b'"%x": 0' % number for number in range(300_000))
+    for content in (b"{" + keys + b"}", b'{"instances": [{' + keys + b"}]}"):
+        with pytest.raises(InputError, match="at most 4096 keys in a large object"):
+            bodies.parsed(content)
+
+
+@pytest.mark.parametrize("content", [b'{"inputs": ' + b"[" * MB, b'{"inputs": ' + b'{"a":' * MB])
+def test_levels_without_end_are_refused(content: bytes) -> None:
+    with pytest.raises(RequestError, match="more levels of it than anybody needs"):
+        bodies.parsed(content)
+
+
+def made_up(source: random.Random, depth: int = 0) -> Any:
+    if depth > 4 or source.random() < 0.35:
+        return source.choice([0, -12345, 0.5, 1e300, True, None, "a,b", "],", '"', "}]", "\\", "x" * 40, "é€𝄞"])
+    if source.random() < 0.25:
+        return {f"k{at}": made_up(source, depth + 1) for at in range(source.randint(0, 5))}
+    if source.random() < 0.5:
+        return [source.randint(0, 99999)] * source.randint(0, 60)
+    return [made_up(source, depth + 1) for _ in range(source.randint(0, 7))]
+
+
+def test_a_body_that_is_read_in_pieces_is_what_it_is_when_it_is_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = random.Random(7)
+    for _ in range(600):
+        monkeypatch.setattr(bodies, "_WINDOW", source.choice([128, 256, 300, 1000]))
+        fields = {"a": made_up(source), "c": [made_up(source, 1) for _ in range(source.randint(0, 40))]}
+        separators = source.choice([(",", ":"), (", ", ": "), (" ,  ", " : ")])
+        text = json.dumps(fields, ensure_ascii=source.random() < 0.5, separators=separators)
+        assert bodies.parsed(text.encode()).fields == fields
+        place, damage = source.randrange(len(text)), source.choice(["", ",", "[", "]", "{", "}", '"', ":", "1"])
+        damaged = text[:place] + damage + text[place + source.randint(0, 1) :]
+        try:
+            expected = json.loads(damaged)
+        except ValueError:
+            expected = None
+        try:
+            found = bodies.parsed(damaged.encode()).fields
+        except ParamsyncError:
+            found = None
+        assert found == expected
