@@ -20,7 +20,7 @@ OF_MODELS = {
 }
 """What is said of every model of the command line, by the name it has in ModelSettings."""
 
-VERIFICATIONS = ("checksums", "sizes")
+VERIFICATIONS = ("auto", "checksums", "sizes")
 read_resident = whole(1, 1000)
 read_poll = seconds(below=86400)
 read_queue = whole(1, 1_000_000)
@@ -77,8 +77,9 @@ def _add_models(parser: argparse.ArgumentParser) -> None:
         "--verify",
         choices=VERIFICATIONS,
         help="what is checked of a version before it serves: every byte, and every value at which the publisher did not"
-        " look, or only names, shapes, dtypes and sizes, which takes no time; what TensorFlow itself wrote is always"
-        " checked in full (default: checksums)",
+        " look (checksums); or that as well, unless its files are in this machine's memory as our publisher left them"
+        " (auto, the default); or only names, shapes, dtypes and sizes; what TensorFlow itself wrote is always checked"
+        " in full",
     )
     add(
         "--resident",

@@ -200,7 +200,9 @@ _CONNECTED: dict[str, tuple[str, Read]] = {
 
 def _verification(text: str) -> str:
     if text not in flags.VERIFICATIONS:
-        raise ArgumentTypeError(f"expected {' or '.join(flags.VERIFICATIONS)}, found {text!r}")
+        raise ArgumentTypeError(
+            f"expected {', '.join(flags.VERIFICATIONS[:-1])} or {flags.VERIFICATIONS[-1]}, found {text!r}"
+        )
     return text
 
 

@@ -74,7 +74,7 @@ class Replica:
         inputs: Sequence[str] = (),
         outputs: Sequence[str] = (),
         graph: Path | str | None = None,
-        verification: Verification = "checksums",
+        verification: Verification = "auto",
         allowed: Collection[str] = (),
     ) -> None:
         """`resident` versions that served last stay in memory; what is labelled is kept beside them.

@@ -30,7 +30,7 @@ class ModelSettings:
     inputs: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
     graph: Path | None = None
-    verify: Literal["checksums", "sizes"] = "checksums"
+    verify: Literal["auto", "checksums", "sizes"] = "auto"
     resident: int = 2
     allowed: tuple[str, ...] = ()
     trainer: str | None = None

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
 
-from paramsync import dtypes, files, held, index, slices, strings
+from paramsync import dtypes, files, held, index, slices, strings, untouched
 from paramsync.checksums import crc32c, mask
 from paramsync.dtypes import Array
 from paramsync.errors import CorruptCheckpointError, ParameterError
@@ -19,10 +19,12 @@ from paramsync.index import Entry, data_file, index_file
 from paramsync.parallel import THREADS, each
 
 _Place = tuple[int, int, int, int]  # shard, offset, size, dtype
+_Stretch = tuple[int, int, int]  # shard, start, stop
 
 _BOOL = 10  # as TensorFlow counts dtypes
 _CHUNK = 4 << 20  # bytes that are read at once where nothing is kept
 _OBJECTS = 1 << 30  # bytes of strings in one tensor that are worth looking at: their lengths have to be known together
+_GAP = 1 << 12  # bytes between two tensors side by side: both have to begin where memory is aligned
 _LOOKS = 5  # how often a checkpoint that changes while it is opened is looked at again
 
 
@@ -146,14 +148,21 @@ class Bundle:
         each(look, places.values())
         return wrong
 
+    @property
+    def seal(self) -> str:
+        """Of its data files as they were when they were held, see `paramsync.untouched`."""
+        return untouched.seal([self._shards[number].trace for number in sorted(self._shards)])
+
     def prefault(self, names: Iterable[str]) -> None:
         """Bring the tensors into memory and into the page table, so that nobody has to wait for them later.
 
         On this thread, which does not keep the interpreter. Raises CorruptCheckpointError where a file was cut.
         """
-        for piece in {_place(piece): piece for name in names for piece in self.entries[name].pieces}.values():
+        pieces = {_place(piece): piece for name in names for piece in self.entries[name].pieces}
+        for piece in pieces.values():
             self._memory(piece)
-            self._shards[piece.shard].prefault(piece.offset, piece.size)
+        for shard, start, stop in _stretches(sorted(pieces)):
+            self._shards[shard].prefault(start, stop - start)
 
     def let_pages_go(self) -> None:
         """Take what is mapped out of this process's page table, until somebody reads it; what is copied stays.
@@ -247,6 +256,20 @@ class Bundle:
 
 def _place(piece: Entry) -> _Place:
     return piece.shard, piece.offset, piece.size, piece.dtype
+
+
+def _stretches(places: Iterable[_Place]) -> Iterator[_Stretch]:
+    """Parts of files with all these places, which ascend; those side by side are in one."""
+    stretch: _Stretch | None = None
+    for shard, offset, size, _ in places:
+        if stretch is None or shard != stretch[0] or offset > stretch[2] + _GAP:
+            if stretch is not None:
+                yield stretch
+            stretch = shard, offset, offset + size
+        else:
+            stretch = shard, stretch[1], max(stretch[2], offset + size)
+    if stretch is not None:
+        yield stretch
 
 
 def _check_bounds(entries: Mapping[str, Entry], shards: Mapping[int, Held]) -> None:

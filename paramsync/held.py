@@ -23,9 +23,10 @@ from paramsync import files
 from paramsync.checksums import crc32c
 from paramsync.errors import CorruptCheckpointError
 from paramsync.plan import ALIGNMENT
+from paramsync.untouched import Trace
 
 _POPULATE_READ = 22  # MADV_POPULATE_READ, which Python has no name for; Linux 5.14
-_POPULATED = 2 << 20  # bytes at once: other threads that allocate memory wait no longer than this takes
+_POPULATED = 16 << 20  # bytes at once: other threads that allocate memory wait no longer than this takes
 _LET_GO = 32 << 20  # bytes at once, likewise
 _MADVISE = ctypes.CDLL(None, use_errno=True).madvise  # mmap.madvise would keep the interpreter while the disk is read
 _MADVISE.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
@@ -38,7 +39,7 @@ class Held(ABC):
         found = os.fstat(descriptor)
         self.path = path
         self.size = found.st_size
-        self._identity = (found.st_dev, found.st_ino)
+        self.trace = Trace.of(found)
 
     def has_its_name(self) -> bool:
         """Whether the path still leads to this file."""
@@ -46,7 +47,7 @@ class Held(ABC):
             found = self.path.lstat()
         except OSError:
             return False
-        return (found.st_dev, found.st_ino) == self._identity
+        return (found.st_dev, found.st_ino) == (self.trace.device, self.trace.inode)
 
     @abstractmethod
     def memory(self, offset: int, size: int) -> memoryview:

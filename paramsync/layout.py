@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path, PurePosixPath
 
 from google.protobuf import text_format
@@ -32,6 +33,7 @@ _TEXT_LIMIT = 1 << 20  # bytes of a state file or a record
 _NAME_LIMIT = 200  # bytes of 255, so that `.data-00000-of-00001` fits behind and `.tmp-` in front
 _INT64 = 1 << 63
 _YEAR_10000 = 253_402_300_800.0  # seconds since the epoch
+_REMEMBERED = 32  # texts, and what they say
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +92,12 @@ def read_state(directory: Path) -> State | None:
     """
     path = state_file(directory)
     text = read_text(path)
-    if text is None:
-        return None
+    return None if text is None else _state(path, text)
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def _state(path: Path, text: str) -> State | None:
+    """Of what was read before, at no cost: followers look again and again."""
     try:
         message = text_format.Parse(text, bundle_pb2.CheckpointState(), allow_unknown_field=True)
     except (text_format.ParseError, RecursionError) as error:
@@ -113,8 +119,11 @@ def read_record(directory: Path, name: str) -> Version | None:
     """The record of the version of that name, None where it has none. Raises as `read_state` does."""
     path = record_file(directory, name)
     text = read_text(path)
-    if text is None:
-        return None
+    return None if text is None else _record(path, name, text)
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def _record(path: Path, name: str, text: str) -> Version:
     try:
         record = Version.from_json(text)
     except (ValueError, RecursionError) as error:

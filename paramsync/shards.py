@@ -9,12 +9,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from paramsync import files, index, pieces, plan
+from paramsync import files, index, pieces, plan, untouched
 from paramsync.contents import Source, Tensor, key_of
 from paramsync.dtypes import Array
 from paramsync.errors import NotFiniteError
 from paramsync.index import Entry, Index, data_file, index_file
 from paramsync.spares import DataFile, Spares
+from paramsync.untouched import Trace
 
 _NO_LINK = {errno.EPERM, errno.EMLINK, errno.ENOENT, errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS}
 
@@ -29,6 +30,7 @@ class Written:
     unchanged: frozenset[str] = frozenset()
     shards: tuple[Shard, ...] = ()
     finite: bool = True  # all values were looked at
+    seal: str = ""  # where the files are in memory
 
     def checksum(self) -> str:
         """The digest of what the tensors are, wherever they lie."""
@@ -37,17 +39,17 @@ class Written:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shard:
-    """A data file of a checkpoint: how many bytes its tensors had when it was written, and what identifies it since."""
+    """A data file of a checkpoint: how many bytes its tensors had when it was written, and what tells it since."""
 
     path: Path
     file: DataFile
     bytes: int
-    identity: tuple[int, int, int]
+    trace: Trace
 
     def is_sound(self) -> bool:
         """Whether it is there, and nobody has cut it or written into it by a system call."""
         with suppress(OSError):
-            return _identity(self.path) == self.identity
+            return Trace.of(self.path.lstat()) == self.trace
         return False
 
 
@@ -142,7 +144,8 @@ class ShardWriter:
             raise
         bytes_written = sum(entries[name].size for names in fresh for name in names)
         total = sum(entry.size for entry in entries.values())
-        return Written(entries, total, bytes_written, frozenset(same), tuple(shards), finite)
+        seal = untouched.seal([one.trace for one in shards]) if self._spares.in_memory else ""
+        return Written(entries, total, bytes_written, frozenset(same), tuple(shards), finite, seal)
 
     def _link(self, shard: Shard, path: Path) -> Shard:
         """Raises _NoLinkError where this file system, or this file, has no more names to give."""
@@ -181,7 +184,7 @@ class ShardWriter:
                 raise NotFiniteError(wrong)
         for name, offset, one in zip(names, layout.offsets, found, strict=True):
             entries[name] = sources[name].entry(shard, offset, one.checksum)
-        return Shard(path, file, sum(one.size for one in written), _identity(path))
+        return Shard(path, file, sum(one.size for one in written), Trace.of(path.lstat()))
 
     def _same(self, sources: Mapping[str, Source], told: Collection[str], sound: Sequence[bool]) -> set[str]:
         """The names whose values are those of the last checkpoint, of whose data files some are sound."""
@@ -208,11 +211,6 @@ class ShardWriter:
 
     def _content(self, entry: Entry) -> Array:
         return self._last.shards[entry.shard].file.content[entry.offset : entry.offset + entry.size]
-
-
-def _identity(path: Path) -> tuple[int, int, int]:
-    found = path.lstat()
-    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _moved(entries: Mapping[str, Entry], names: Iterable[str], shard: int) -> dict[str, Entry]:

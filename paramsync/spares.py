@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from paramsync import files, memory
+from paramsync import files, memory, untouched
 from paramsync.dtypes import Array
 
 SPARE = ".spare-"
@@ -114,7 +114,8 @@ class Spares:
         """Spares of an earlier publisher are taken over. Raises OSError."""
         self._directory = directory
         self._durable = durable
-        self._stays = is_memory(directory)
+        self.in_memory = is_memory(directory)
+        """Whether all these files are."""
         self._files: dict[int, DataFile] = {}  # by inode, those written last at the end
         names = [name for name in files.names(directory) if name.startswith(SPARE)]
         found = [(directory / name).lstat() for name in sorted(names, key=lambda name: (len(name), name))]
@@ -136,6 +137,7 @@ class Spares:
         try:
             yield file
             file.written(size)
+            untouched.stamp(file.descriptor)
             if self._durable:
                 os.fsync(file.descriptor)
             fcntl.flock(file.descriptor, fcntl.LOCK_UN)
@@ -243,7 +245,7 @@ class Spares:
 
     def _mapped(self, file: FileIO) -> DataFile:
         try:
-            return DataFile(file, stays=self._stays)
+            return DataFile(file, stays=self.in_memory)
         except BaseException:
             file.close()
             raise

@@ -18,7 +18,8 @@ class Version:
     graph its parameters belong to (one that TensorFlow itself wrote). `bytes` counts the tensors, `bytes_written` those
     that the version before did not have already, in files that the two share. `checksum` is the digest of the
     checksums of all tensors: two versions with the same one have the same parameters. `finite` says that the publisher
-    looked at all values with these checksums, and none was NaN or infinite.
+    looked at all values with these checksums, and none was NaN or infinite. `seal` is of its data files as they were
+    then, see `paramsync.untouched`; "" where they are not in memory.
     """
 
     number: int
@@ -32,6 +33,7 @@ class Version:
     bytes_written: int = 0
     checksum: str = ""
     finite: bool = False
+    seal: str = ""
     metrics: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -110,5 +112,6 @@ _READ: Mapping[str, Callable[[Any], Any]] = {
     "bytes_written": _whole,
     "checksum": _text,
     "finite": _truth,
+    "seal": _text,
     "metrics": lambda value: {_text(name): _number(one) for name, one in value.items()},
 }

@@ -101,7 +101,7 @@ class StoreWriter:
     ) -> Version:
         """Publish, then prune. Returns the version as followers see it.
 
-        Sets prefix, committed_at, bytes, bytes_written, checksum and finite. `unchanged` are names that the caller
+        Sets prefix, committed_at, bytes, bytes_written, checksum, finite, seal. `unchanged` are names that the caller
         knows to have the same values as in the last commit of this writer that did not raise; others are compared.
         `copied` is called, on any thread, with the name of each that changed, once nothing here refers to it any more.
         Raises StoreError, CorruptCheckpointError where `checkpoint` was broken meanwhile, ParameterError for a tensor
@@ -127,6 +127,7 @@ class StoreWriter:
                     bytes_written=written.bytes_written,
                     checksum=written.checksum(),
                     finite=written.finite,
+                    seal=written.seal,
                     committed_at=time.time(),
                 )
                 self._put_text(layout.record_file(self._path, name), version.to_json())

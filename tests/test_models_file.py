@@ -125,7 +125,10 @@ def test_the_example_can_be_read() -> None:
         ("[models.a]\nstore = '/s'\nconnect = ['b', 'c']\n", "[models.a] expected store, or connect ="),
         ("[models.a]\nstore = ['/s']\n", "[models.a] store: expected text, found ['/s']"),
         ("[models.a]\nstore = ''\n", "[models.a] store: expected a path, found ''"),
-        ("[models.a]\nstore = '/s'\nverify = 'all'\n", "[models.a] verify: expected checksums or sizes, found 'all'"),
+        (
+            "[models.a]\nstore = '/s'\nverify = 'all'\n",
+            "[models.a] verify: expected auto, checksums or sizes, found 'all'",
+        ),
         ("[models.a]\nstore = '/s'\nresident = 0\n", "resident: expected a whole number of at least 1, found '0'"),
         ("[models.a]\nstore = '/s'\ntrainer = 'here'\n", "[models.a] trainer: address 'here': expected HOST:PORT"),
         ("[models.a]\nstore = '/s'\nallow_op = 'ReadFile'\n", "allow_op: expected a list of texts, found 'ReadFile'"),

@@ -49,7 +49,7 @@ class CheckpointSource:
         inputs: Sequence[str] = (),
         outputs: Sequence[str] = (),
         graph: Path | None = None,
-        verification: Verification = "checksums",
+        verification: Verification = "auto",
         allowed: Collection[str] = (),
     ) -> None:
         """`inputs` and `outputs` name tensors ("x:0"): needed where a Saver wrote the store, unless `graph` is given.
@@ -98,7 +98,8 @@ class CheckpointSource:
         """With "sizes" the parameters are not touched: what the index says of them is checked against the graph and
         the files, and it takes as long for a large model as for a small one. Only our own publisher is believed so far:
         what has no record of it is always checked by its checksums. Where the record says that the publisher looked at
-        all values, the checksums show that these are they, and the values are not looked at again.
+        all values, the checksums show that these are they, and the values are not looked at again; and where its seal
+        shows that nobody has written to the files since, with "auto", the bytes are not.
         """
         graph = self._graphs.of(version)
         tell(Progress("mapping"))
@@ -106,7 +107,10 @@ class CheckpointSource:
         keys = located(graph, bundle, where=f"version {version.number}")
         trusted = self._verification == "sizes" and bool(version.checksum)
         if not trusted:  # its pages are there, then, before the first request needs them
-            verify(bundle, keys, tell, finite=not (version.finite and version.checksum))
+            if self._verification == "auto" and _is_untouched(version, bundle):
+                _bring_in(bundle, keys, tell)
+            else:
+                verify(bundle, keys, tell, finite=not (version.finite and version.checksum))
         resident = Resident(version, graph, shared(bundle, keys))
         if version.checksum:  # else all of it is copied, and nothing but its tensors is to keep the copies
             self._mapped.append(_Mapped(weakref.ref(resident), bundle, keys, there=not trusted))
@@ -142,13 +146,27 @@ class CheckpointSource:
 
 def verify(bundle: Bundle, keys: Collection[str], tell: Tell, *, finite: bool = True) -> None:
     """Checksums and, with `finite`, values of these tensors. Raises CorruptCheckpointError, ParameterError."""
+    _each("verifying", bundle, keys, tell, lambda names: bundle.verify(names, finite=finite, threads=_THREADS))
+
+
+def _is_untouched(version: Version, bundle: Bundle) -> bool:
+    """Whether these are the bytes, and the values, that our publisher looked at."""
+    return bool(version.checksum and version.finite and version.seal) and version.seal == bundle.seal
+
+
+def _bring_in(bundle: Bundle, keys: Collection[str], tell: Tell) -> None:
+    _each("mapping", bundle, keys, tell, bundle.prefault)
+
+
+def _each(phase: str, bundle: Bundle, keys: Collection[str], tell: Tell, work: Callable[[list[str]], None]) -> None:
+    """Do that with the tensors, a portion at a time, and tell how far it is."""
     sizes = {key: bundle.entries[key].size for key in keys}
-    done = Progress("verifying", bytes_total=sum(sizes.values()), variables_total=len(sizes))
+    done = Progress(phase, bytes_total=sum(sizes.values()), variables_total=len(sizes))
     tell(done)
     for names in _portions(sizes):
-        bundle.verify(names, finite=finite, threads=_THREADS)
+        work(names)
         done = Progress(
-            "verifying",
+            phase,
             bytes_done=done.bytes_done + sum(sizes[name] for name in names),
             bytes_total=done.bytes_total,
             variables_done=done.variables_done + len(names),

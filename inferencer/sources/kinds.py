@@ -25,7 +25,7 @@ def open_source(
     inputs: Sequence[str] = (),
     outputs: Sequence[str] = (),
     graph: Path | str | None = None,
-    verification: Verification = "checksums",
+    verification: Verification = "auto",
     allowed: Collection[str] = (),
 ) -> Source:
     """The source in this directory, which need not be there yet, nor show yet of which kind it is.
@@ -35,7 +35,7 @@ def open_source(
     - SavedModels in directories whose names are numbers, as TensorFlow Serving follows them.
 
     `allowed` names ops that a graph may use although they are not known to be safe, and
-    `verification` is "checksums", or "sizes" to believe our own publisher. Raises SettingsError.
+    `verification` is "auto", "checksums", or "sizes" to believe our own publisher. Raises SettingsError.
     """
     with tf.init_scope():
         if not tf.executing_eagerly():

@@ -12,8 +12,11 @@ from inferencer.policy import Candidate
 from inferencer.resident import Resident
 from paramsync.version import Version
 
-Verification = Literal["checksums", "sizes"]
-"""What is checked of parameters before they serve: all their bytes, or only what the index says of them."""
+Verification = Literal["auto", "checksums", "sizes"]
+"""What is checked of parameters before they serve: all their bytes, or only what the index says of them.
+
+With "auto" all bytes, unless they are in files in this machine's memory that are as our publisher left them.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,50 @@
+"""Whether data files are as their publisher left them: in this machine's memory, and not written to since.
+
+Then their bytes are those whose checksums the publisher computed, and to compute them once more shows nothing new. A
+disk may give back other bytes than it was given, and another machine may have copied half of them: neither has a seal.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+
+
+class Trace(NamedTuple):
+    """What tells a file from all others of this machine since it was started, and from itself once it is written to."""
+
+    device: int
+    inode: int
+    size: int
+    written_at: int  # nanoseconds
+
+    @classmethod
+    def of(cls, found: os.stat_result) -> Trace:
+        return cls(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+
+
+def stamp(descriptor: int) -> None:
+    """Note in the file that it was written now: what is written through a mapping leaves no such trace by itself."""
+    now = time.time_ns()
+    os.utime(descriptor, ns=(now, now))
+
+
+def seal(traces: Sequence[Trace]) -> str:
+    """Of the data files of a version, in their order; "" where this machine does not say when it was started."""
+    boot = _boot()
+    return hashlib.sha256(repr((boot, *map(tuple, traces))).encode()).hexdigest() if boot else ""
+
+
+@lru_cache(maxsize=1)
+def _boot() -> str:
+    with suppress(OSError):
+        return _BOOT.read_text().strip()
+    return ""

@@ -1,0 +1,146 @@
+"""Files in memory that are as their publisher left them are not read again; all others are."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from inferencer.following.progress import Progress
+from inferencer.replica import Replica
+from inferencer.sources.source import Verification
+from paramsync import untouched
+from paramsync.errors import CorruptCheckpointError, ParameterError
+from paramsync.spares import is_memory
+from paramsync.store import Store
+from paramsync.version import Version
+from tests.published import Publisher, captured, values
+
+X = {"x": np.ones([3, 2], np.float32)}
+
+
+@pytest.fixture
+def memory() -> Iterator[Path]:
+    shared = Path("/dev/shm")
+    if not (shared.is_dir() and is_memory(shared)):
+        pytest.skip("this machine has no /dev/shm in memory")
+    with tempfile.TemporaryDirectory(dir=shared) as found:
+        yield Path(found)
+
+
+@pytest.fixture
+def publisher(memory: Path) -> Iterator[Publisher]:
+    publisher = Publisher(memory / "store", keep=1)
+    yield publisher
+    publisher.close()
+
+
+def restored(path: Path, version: Version, verification: Verification = "auto") -> set[str]:
+    """The phases of bringing a version in that then answers."""
+    told: list[Progress] = []
+    replica = Replica("m", path, verification=verification)
+    replica.swap(replica.restore(version, told.append))
+    assert replica.predict(X)[0]["seen"].numpy()[0] == version.number
+    return {one.phase for one in told if one.bytes_total}
+
+
+def data(publisher: Publisher, version: Version) -> Path:
+    return publisher.path / f"{version.prefix}.data-00000-of-00001"
+
+
+def test_what_nobody_wrote_to_is_not_read_again(publisher: Publisher) -> None:
+    version = publisher.publish(1, finite=True)
+    assert version.seal
+    assert Store(publisher.path).latest() == version
+    assert restored(publisher.path, version) == {"mapping"}
+
+
+def test_nor_is_it_where_the_file_is_one_that_was_used_before(publisher: Publisher) -> None:
+    made = [publisher.publish(number, finite=True) for number in range(1, 9)]
+    assert len({one.seal for one in made}) == len(made)
+    assert restored(publisher.path, made[-1]) == {"mapping"}
+
+
+def test_nor_where_the_version_before_has_the_same_file(publisher: Publisher) -> None:
+    tensors = values(2, captured())
+    publisher.publish(1, tensors=tensors, finite=True)
+    version = publisher.publish(2, tensors=tensors, finite=True)
+    assert version.bytes_written == 0
+    assert restored(publisher.path, version) == {"mapping"}
+
+
+def test_told_to_it_reads_all_in_any_case(publisher: Publisher) -> None:
+    assert restored(publisher.path, publisher.publish(1, finite=True), "checksums") == {"verifying"}
+
+
+def test_values_at_which_nobody_looked_are_looked_at(publisher: Publisher) -> None:
+    assert restored(publisher.path, publisher.publish(1)) == {"verifying"}
+    bad = publisher.publish_bad(2)
+    with pytest.raises(ParameterError, match="found NaN or infinity"):
+        restored(publisher.path, bad)
+
+
+def test_files_on_a_disk_have_no_seal(tmp_path: Path) -> None:
+    if is_memory(tmp_path):
+        pytest.skip("temporary files are in memory here")
+    publisher = Publisher(tmp_path / "store")
+    version = publisher.publish(1, finite=True)
+    assert not version.seal
+    assert restored(publisher.path, version) == {"verifying"}
+    publisher.close()
+
+
+def overwritten(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        last = file.read(1)
+        file.seek(-1, os.SEEK_END)
+        file.write(bytes([last[0] ^ 0xFF]))
+
+
+def cut_and_filled(path: Path) -> None:
+    size = path.stat().st_size
+    os.truncate(path, size - 4096)
+    os.truncate(path, size)
+
+
+def replaced(path: Path) -> None:
+    aside = path.with_name("aside")
+    shutil.copy2(path, aside)  # with its times
+    overwritten(aside)
+    os.utime(aside, ns=(path.stat().st_atime_ns, path.stat().st_mtime_ns))
+    aside.replace(path)
+
+
+@pytest.mark.parametrize("harm", [overwritten, cut_and_filled, replaced])
+def test_damage_is_found(publisher: Publisher, harm: Callable[[Path], None]) -> None:
+    version = publisher.publish(1, finite=True)
+    harm(data(publisher, version))
+    with pytest.raises(CorruptCheckpointError, match="expected checksum"):
+        restored(publisher.path, version)
+
+
+def test_a_copy_of_the_store_is_read(publisher: Publisher, memory: Path) -> None:
+    version = publisher.publish(1, finite=True)
+    shutil.copytree(publisher.path, memory / "copy")
+    assert restored(memory / "copy", version) == {"verifying"}
+
+
+def test_no_seal_is_that_of_another_boot(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    trace = untouched.Trace.of(tmp_path.stat())
+    boot = tmp_path / "boot"
+    monkeypatch.setattr(untouched, "_BOOT", boot)
+    found = []
+    for text in (None, "one", "another"):
+        if text:
+            boot.write_text(text)
+        untouched._boot.cache_clear()
+        found.append(untouched.seal([trace]))
+    untouched._boot.cache_clear()
+    assert found[0] == ""
+    assert len(set(found)) == 3
