@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ _LOAD = 0.7  # of what a server can answer
 _CALLERS = 64
 _CAPACITY_SECONDS = 3.0
 _FIRST = 5  # versions before a server starts
+_SEVERAL = 4  # processors of which a publisher gets one
 _LATER = 60.0  # seconds: a publisher goes on for longer than anybody looks
 
 
@@ -118,13 +121,25 @@ class _Case:
         first = self._next
         self._next += count
         options = {"first": first, "bytes": self._settings.bytes, "pause": _PAUSE, "count": count}
-        return Served(
-            "bench.publishing",
-            [str(self._folder), self._way.how, self._kind, *(f"--{name}={one}" for name, one in options.items())],
-            log=self._folder.with_name(f"{self._folder.name}-{first}.log"),
-        )
+        with _on_one_processor():
+            return Served(
+                "bench.publishing",
+                [str(self._folder), self._way.how, self._kind, *(f"--{name}={one}" for name, one in options.items())],
+                log=self._folder.with_name(f"{self._folder.name}-{first}.log"),
+            )
 
     def _call(self, address: str, *arguments: object) -> dict[str, Any]:
         command = [sys.executable, "-m", "bench.traffic", address, str(self._request), *map(str, arguments)]
         found: dict[str, Any] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
         return found
+
+
+@contextmanager
+def _on_one_processor() -> Iterator[None]:
+    """What is started here has the last of several, as a trainer has that is not to take a server's."""
+    here = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {max(here)} if len(here) >= _SEVERAL else here)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, here)

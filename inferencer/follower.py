@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("paramsync.follower")
 _JOIN_SECONDS = 10.0
 _WAITING_SECONDS = 1.0  # between two looks as long as nothing serves: what is made just then may escape the watch
+_LONG_SECONDS = 0.5  # a round after which one more is made, for what came where the file system does not tell
 _TEND_SECONDS = 0.05  # between two looks whether a request still holds what is to be freed
 
 
@@ -190,16 +191,33 @@ class Follower:
             self._rung.clear()
             try:
                 bell.arm()
-                while self.run_once() is not None:
-                    self._has_looked()
+                self._follow()
             except Exception as error:  # noqa: BLE001, an end of this thread would be the end of following
                 _log.exception("%s: the follower goes on after an error of its own", self.model)
                 self._report.problem(told(error))
             self._has_looked()
             look_again = self._following.look_again
             pause = self._poll_seconds if self.replica.residents else min(self._poll_seconds, _WAITING_SECONDS)
-            self._rung.wait(pause if look_again is None else look_again)
+            self._rest(pause if look_again is None else look_again)
         bell.close()
+
+    def _follow(self) -> None:
+        """Round after round, until nothing is new. What comes during a short one has rung."""
+        swapped: Version | None = None
+        began = 0.0
+        while began == 0.0 or (swapped is not None and time.monotonic() - began > _LONG_SECONDS):
+            began = time.monotonic()
+            swapped = self.run_once()
+            self._has_looked()
+
+    def _rest(self, seconds: float) -> None:
+        """Until somebody rings, or for so long; meanwhile what requests held is freed once they are answered."""
+        end = time.monotonic() + seconds
+        while self.replica.leaving and time.monotonic() < end:
+            if self._rung.wait(_TEND_SECONDS):
+                return
+            self._following.tend()
+        self._rung.wait(max(0.0, end - time.monotonic()))
 
     def _has_looked(self) -> None:
         if not self.looked.done():

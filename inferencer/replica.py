@@ -167,7 +167,8 @@ class Replica:
         Raises CorruptCheckpointError, ParameterError, UnsafeGraphError, GraphError, StoreError, OSError, and what
         `tell` raises.
         """
-        self._let_pages_go()
+        view = self._view
+        self.source.let_pages_go([one for one in view.recent[1:] if one not in view.labels.values()])
         restored = self.source.restore(version, tell)
         self._warm(restored, tell)
         return restored
@@ -207,14 +208,8 @@ class Replica:
         Resident is left.
         """
         self._leaving = [one for one in self._leaving if one.resident() is not None]
-        self._let_pages_go()
         view = self._view
         self.source.tend([*view.recent[:1], *view.labels.values()])
-
-    def _let_pages_go(self) -> None:
-        """Of what nobody asks: memory that what is restored next takes. It costs time only where there are some."""
-        view = self._view
-        self.source.let_pages_go([one for one in view.recent[1:] if one not in view.labels.values()])
 
     def _show(self, view: _View) -> None:
         before, self._view = self._view, view

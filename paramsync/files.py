@@ -63,16 +63,15 @@ def sync_directory(path: Path) -> None:
 
 
 @contextmanager
-def regular(path: Path) -> Iterator[BinaryIO]:
-    """A file to read, which must be a regular one: a link could lead out of the directory, a FIFO could block.
+def regular(path: Path) -> Iterator[int]:
+    """The descriptor of a file to read, which must be a regular one: a link could lead elsewhere, a FIFO could block.
 
     Raises OSError where it cannot be opened, CorruptCheckpointError where it is something else.
     """
     descriptor = _open(path)
     try:
         _regular_size(descriptor, path)
-        with os.fdopen(descriptor, "rb", closefd=False) as file:
-            yield file
+        yield descriptor
     finally:
         os.close(descriptor)
 

@@ -26,8 +26,10 @@ from paramsync.plan import ALIGNMENT
 from paramsync.untouched import Trace
 
 _POPULATE_READ = 22  # MADV_POPULATE_READ, which Python has no name for; Linux 5.14
-_POPULATED = 16 << 20  # bytes at once: other threads that allocate memory wait no longer than this takes
-_LET_GO = 32 << 20  # bytes at once, likewise
+# Bytes at once: other threads that allocate memory wait no longer than this takes, and between two of them this thread
+# waits for the interpreter, and others for it.
+_POPULATED = 32 << 20
+_LET_GO = 64 << 20
 _MADVISE = ctypes.CDLL(None, use_errno=True).madvise  # mmap.madvise would keep the interpreter while the disk is read
 _MADVISE.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
@@ -91,12 +93,12 @@ def hold(path: Path, *, mapped: bool) -> Held | None:
     mapped, they are copied when they are asked for, and what happens to the file afterwards does not matter.
     """
     try:
-        with files.regular(path) as file:
+        with files.regular(path) as descriptor:
             try:
-                fcntl.flock(file.fileno(), fcntl.LOCK_SH | fcntl.LOCK_NB)
+                fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
                 return None
-            return _Mapped(path, file.fileno()) if mapped else _Copied(path, file.fileno())
+            return _Mapped(path, descriptor) if mapped else _Copied(path, descriptor)
     except OSError as error:
         raise CorruptCheckpointError(path, expected="a data file", found=error.strerror) from error
     except ValueError as error:  # of mmap, where the file was cut after its size was read

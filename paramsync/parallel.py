@@ -10,7 +10,9 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
-THREADS = min(4, max(1, (os.cpu_count() or 1) - 1))
+PROCESSORS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+"""That this process may use: of a container, or of `taskset`, not always all there are."""
+THREADS = min(4, max(1, PROCESSORS - 1))
 """More do not read memory any faster, and one processor of few is left to whoever serves or trains."""
 
 

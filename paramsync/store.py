@@ -45,16 +45,18 @@ class Store:
         One whose record or index is broken or cannot be read is left out, so that it hides no other. Raises as `latest`
         does where `checkpoint` itself cannot be used.
         """
+        return self._listed(layout.read_state(self.path))
+
+    def published(self) -> tuple[Version | None, list[Version]]:
+        """What `latest` and `versions` say, from one look at each file where nothing changes meanwhile.
+
+        Raises as `versions` does; the latest is None too where it is `latest` that would raise.
+        """
         state = layout.read_state(self.path)
-        found = {}
-        for name in state.names if state else ():
-            try:
-                version = self._version(name)
-            except (CorruptCheckpointError, StoreError):
-                continue
-            if version is not None:
-                found[version.number] = version
-        return [found[number] for number in sorted(found)]
+        versions = self._listed(state)
+        if state is None:
+            return None, versions
+        return next((one for one in versions if one.prefix == state.latest), None), versions
 
     def find(self, number: int) -> Version:
         """The version of that number. Raises UnknownVersionError, which lists those that are there."""
@@ -96,6 +98,17 @@ class Store:
             raise StoreError(self.path, f"expected the hexadecimal digest of a graph, found {files.shown(digest)}")
         return layout.graph_file(self.path, digest)
 
+    def _listed(self, state: layout.State | None) -> list[Version]:
+        found = {}
+        for name in state.names if state else ():
+            try:
+                version = self._version(name)
+            except (CorruptCheckpointError, StoreError):
+                continue
+            if version is not None:
+                found[version.number] = version
+        return [found[number] for number in sorted(found)]
+
     def _version(self, name: str) -> Version | None:
         """The version of that name, None when its files are not there."""
         # The record is read first: pruning takes the index away first, so that a record missing beside an index that
@@ -103,8 +116,8 @@ class Store:
         record = layout.read_record(self.path, name)
         listing = index_file(self.path / name)
         try:
-            with files.regular(listing) as file:
-                written = os.fstat(file.fileno()).st_mtime
+            with files.regular(listing) as descriptor:
+                written = 0.0 if record else os.fstat(descriptor).st_mtime
         except FileNotFoundError:
             return None
         except OSError as error:

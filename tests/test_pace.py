@@ -28,8 +28,13 @@ def test_what_was_fast_may_be_twice_as_large_and_what_was_not_quite_as_large_as_
 
 
 def test_a_call_that_was_too_large_is_not_made_again_but_smaller_ones_are() -> None:
-    pace = seen(*[(100, FAST)] * 8, (200, PROMPT_SECONDS * 2))
+    pace = seen(*[(100, FAST)] * 8, *[(200, PROMPT_SECONDS * 2)] * 3)
     assert (pace.is_prompt(100), pace.is_prompt(101)) == (True, False)
+
+
+def test_one_call_that_took_longer_is_put_down_to_the_machine() -> None:
+    pace = seen(*[(100, FAST)] * 8, (200, PROMPT_SECONDS * 20), (200, FAST), (200, PROMPT_SECONDS * 20))
+    assert pace.is_prompt(200)
 
 
 def test_after_a_slow_call_all_begins_anew() -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-PROMPT_SECONDS = 0.001  # what may be computed on the event loop takes less
+PROMPT_SECONDS = 0.002  # what may be computed on the event loop takes less
 _SLOW_SECONDS = 0.02  # one that takes longer is not made there again, until as many were fast once more
+_STUCK_SECONDS = 0.2  # one that takes longer is not put down to the machine
 _FAST = 8  # calls on threads that were that fast, before the first on the event loop
+_DOUBTS = 3  # calls one after the other that took longer: fewer can be the machine's fault, which was busy elsewhere
 _EACH_SECONDS = 0.00025
 _MOST_SECONDS = 0.008
 _LATELY = 0.05  # seconds
@@ -27,6 +29,7 @@ class Pace:
     _size: int = 0
     _met: int = 0
     _ended: float = 0.0
+    _doubts: int = 0
 
     @property
     def patience(self) -> float:
@@ -49,12 +52,16 @@ class Pace:
         if not self.prompt:
             return
         if seconds < PROMPT_SECONDS:
+            self._doubts = 0
             self._fast += 1
             self._size = max(self._size, size if seconds > PROMPT_SECONDS / 2 else 2 * size)
-        else:
+            return
+        self._doubts += 1
+        if self._doubts >= _DOUBTS or seconds > _STUCK_SECONDS:
+            self._doubts = 0
             self._size = min(self._size, size // 2)
-        if seconds > _SLOW_SECONDS:
-            self._fast = 0
+            if seconds > _SLOW_SECONDS:
+                self._fast = 0
 
     def met(self, count: int) -> None:
         """So many came, as many as were expected or more."""

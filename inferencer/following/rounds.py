@@ -69,9 +69,13 @@ class Following:
             steered = self._round(urgent, Look())
         fresh = self._wishes.fresh()
         swapped = self._round(fresh, self._look())
+        self.tend()
+        return swapped or steered
+
+    def tend(self) -> None:
+        """Let go of what nobody needs any more."""
         self._replica.tend()
         self._report.memory(self._replica)
-        return swapped or steered
 
     def _look(self) -> Look:
         found = self._replica.source.look()

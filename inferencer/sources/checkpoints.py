@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import weakref
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from paramsync.version import Version
 
 _log = logging.getLogger("paramsync.sources")
 _TOLD = 64 << 20  # bytes that are checked at once; between them it is told how far that is, and may be given up
-_THREADS = max(1, min(parallel.THREADS, (os.cpu_count() or 1) // 2))
+_THREADS = max(1, min(parallel.THREADS, parallel.PROCESSORS // 2))
 """What checks a version takes processors and the interpreter from what answers: `docs/performance.md` has figures."""
 
 
@@ -37,6 +36,10 @@ class _Mapped:
     bundle: Bundle
     keys: tuple[str, ...]
     there: bool
+
+    def let_pages_go(self) -> None:
+        self.bundle.let_pages_go()
+        self.there = False
 
 
 class CheckpointSource:
@@ -66,13 +69,14 @@ class CheckpointSource:
 
     def look(self) -> Look:
         problem: Exception | None = None
-        latest = None
         try:
-            try:
-                latest = self._store.latest()
-            except CorruptCheckpointError as error:  # older versions may be sound
-                problem = error
-            versions = self._store.versions()
+            latest, versions = self._store.published()
+            if latest is None:
+                try:
+                    latest = self._store.latest()
+                except CorruptCheckpointError as error:  # older versions may be sound
+                    problem = error
+                versions = self._store.versions()
             found = self._identities(versions)
         except (ParamsyncError, OSError) as error:
             return Look(problem=error)
@@ -120,15 +124,19 @@ class CheckpointSource:
         """Of mapped versions, whose bytes are in the store's files, which nobody changes while they are held."""
         for one in self._mapped:
             if one.resident() in idle:
-                one.bundle.let_pages_go()
-                one.there = False
+                one.let_pages_go()
 
     def tend(self, used: Sequence[Resident]) -> None:
-        """Brings what serves into memory, where it was swapped in untouched or its pages were let go."""
+        """Brings what serves into memory, where it was swapped in untouched or its pages were let go.
+
+        Those of what serves no more are let go now, which leaves less to do before the next restore.
+        """
         self._mapped = [one for one in self._mapped if one.resident() is not None]
         for one in self._mapped:
             resident = one.resident()
-            if resident is not None and resident in used and not one.there:
+            if one.there and resident not in used:
+                one.let_pages_go()
+            elif resident is not None and resident in used and not one.there:
                 one.there = True
                 try:
                     one.bundle.prefault(one.keys)
