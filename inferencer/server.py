@@ -15,6 +15,7 @@ from tensorflow_serving.apis import model_service_pb2, prediction_service_pb2
 from inferencer.batching import Batching
 from inferencer.metrics import Metrics
 from inferencer.served import Maker
+from inferencer.services.arrivals import Arrivals
 from inferencer.services.calls import Calls
 from inferencer.services.door import QUIET_SECONDS, Door
 from inferencer.services.health import Health
@@ -24,7 +25,7 @@ from inferencer.services.models import Models
 from inferencer.services.predict import PredictionService
 from inferencer.services.predictions import Predictions
 from inferencer.services.reflection import add_reflection
-from inferencer.services.streams import Streams
+from inferencer.services.streams import Places
 from inferencer.services.sync import SyncService
 from inferencer.services.threads import Threads
 from inferencer.settings import Settings
@@ -35,7 +36,9 @@ from paramsync.v1 import sync_pb2
 _log = logging.getLogger("paramsync.inferencer")
 _GRACE_SECONDS = 20.0  # docs/guarantees.md names it; less than the composition gives
 _GRACE_OF_CONTROL = 1.0  # its calls have been answered by then, and its streams have ended, but for slow readers
-_MOST_CALLS = 1024  # of all kinds, streams among them, for each port
+_MOST_CALLS = 1 << 13  # of all kinds, for each port: only answers that nobody reads can be so many
+_MOST_CALLS_OF_ONE = 1 << 10  # on one connection, whose caller waits with more
+_MOST_SILENT = 1 << 10  # whose messages did not come, for each port
 _MOST_PENDING = 1 << 14  # that have come and were not looked at, for each port
 _MOST_STREAMS = 512  # which their callers keep open for as long as they please, for each port
 
@@ -61,6 +64,7 @@ class Server:
         self._answering = Predictions(self._batching, message_bytes=settings.message_bytes)
         self._draining = asyncio.Event()
         self._door = Door()
+        self._arrivals: list[Arrivals] = []
         of_predictions = {
             prediction_service_pb2.DESCRIPTOR.services_by_name["PredictionService"]: PredictionService(models),
             model_service_pb2.DESCRIPTOR.services_by_name["ModelService"]: ModelService(models),
@@ -108,6 +112,8 @@ class Server:
         self._following_health.cancel()
         self.models.drain()
         self._draining.set()
+        for one in self._arrivals:
+            one.drain()
         followers = asyncio.ensure_future(self.models.close())
         await asyncio.gather(
             self._door.close(self._predictions, grace=_GRACE_SECONDS, quiet_seconds=quiet_seconds),
@@ -122,10 +128,11 @@ class Server:
         self, servicers: dict[ServiceDescriptor, Any], *first: grpc.GenericRpcHandler[Any, Any]
     ) -> grpc.aio.Server:
         part = grpc.aio.server(handlers=first, options=self._options, maximum_concurrent_rpcs=_MOST_CALLS)
-        streams = Streams(_MOST_STREAMS)
+        streams, arrivals = Places(_MOST_STREAMS, "streams"), Arrivals(_MOST_SILENT)
+        self._arrivals.append(arrivals)
         servicers = {**servicers, health_pb2.DESCRIPTOR.services_by_name["Health"]: self._health}
         for service, servicer in servicers.items():
-            part.add_generic_rpc_handlers((Calls(servicer, service, self._answering, streams),))
+            part.add_generic_rpc_handlers((Calls(servicer, service, self._answering, streams, arrivals),))
         add_reflection([one.full_name for one in servicers], part, self._draining, streams)
         return part
 
@@ -147,6 +154,7 @@ def _options(message_bytes: int) -> tuple[tuple[str, int], ...]:
         ("grpc.so_reuseport", 0),  # else a second server could take the same port, and each would get some of the calls
         ("grpc.max_receive_message_length", message_bytes),
         ("grpc.max_send_message_length", message_bytes),
+        ("grpc.max_concurrent_streams", _MOST_CALLS_OF_ONE),
         # where more than 1000 calls came that nobody has looked at, gRPC ends some with CANCELLED by chance: an event
         # loop that was kept from running for a moment loses calls. So they wait, and are answered or refused by name
         ("grpc.server.max_pending_requests", _MOST_PENDING),

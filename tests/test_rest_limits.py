@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import resource
 import socket
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -82,6 +84,35 @@ def test_a_body_that_does_not_come_is_given_up(web: Web) -> None:
 
 def test_a_client_that_says_nothing_is_left(web: Web) -> None:
     assert exchange(web, b"POST /v1/mod").status == 0
+
+
+@pytest.mark.parametrize(
+    ("begins", "status"),
+    [(b"POST /v1/models/plain:predict HTTP/1.1\r\nX: ", 0), (HEAD + b"Content-Length: 9999\r\n\r\n", 408)],
+)
+def test_a_client_that_sends_byte_by_byte_is_left(web: Web, begins: bytes, status: int) -> None:
+    pause = threading.Event()
+    with socket.create_connection(("127.0.0.1", web.rest_port), LONG) as one:
+        one.sendall(begins)
+        one.settimeout(0.1)
+        found = b""
+        for _ in range(300):
+            with contextlib.suppress(OSError):
+                one.sendall(b" ")
+            pause.wait(0.02)
+            try:
+                part = one.recv(1 << 16)
+            except TimeoutError:
+                continue
+            except ConnectionResetError:
+                part = b""
+            found += part
+            if not part:
+                break
+        else:
+            raise AssertionError(found)
+    assert found.startswith(f"HTTP/1.1 {status}".encode() if status else b"")
+    assert bool(found) == bool(status)
 
 
 def test_a_client_that_never_reads_is_left(web: Web) -> None:

@@ -43,7 +43,9 @@ def test_calls_that_come_while_the_event_loop_is_held_up_are_answered_or_refused
     running._loop.call_soon_threadsafe(hold)
     assert held.wait(LONG)
     message = request()
-    calls = [stubs[at % 4].future(message, timeout=LONG) for at in range(4000)]
+    calls = [
+        stubs[at % 4].future(message, timeout=LONG) for at in range(2400)
+    ]  # of which gRPC alone would end some beyond 1000
     release.set()
     codes = Counter(one.code() for one in calls)
     assert set(codes) <= {Code.OK, Code.RESOURCE_EXHAUSTED}, codes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Any, TypeGuard
 
@@ -11,13 +11,15 @@ from google.protobuf import message_factory
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message import DecodeError, Message
 
+from inferencer.services.arrivals import Arrivals
 from inferencer.services.errors import abort
 from inferencer.services.pieces import parse
 from inferencer.services.predictions import Prediction, Predictions
-from inferencer.services.streams import Streams, each
+from inferencer.services.streams import Places, each
 from paramsync.errors import BusyError, RequestError, TooLargeError
 
 _MOST = 1 << 18  # bytes of a request that does not predict: it is read on the event loop
+_MOST_WAITING = 256  # of each method that does not predict: some of them wait for a version to serve
 
 
 class Calls(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # it takes none when it runs
@@ -28,9 +30,17 @@ class Calls(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # it takes none 
     calls unimplemented.
     """
 
-    def __init__(self, servicer: Any, service: ServiceDescriptor, predictions: Predictions, streams: Streams) -> None:
+    def __init__(
+        self,
+        servicer: Any,
+        service: ServiceDescriptor,
+        predictions: Predictions,
+        streams: Places,
+        arrivals: Arrivals,
+    ) -> None:
         self._predictions = predictions
         self._streams = streams
+        self._arrivals = arrivals
         self._handlers: dict[str, Any] = {}
         self._predicting: set[str] = set()
         for described in service.methods:
@@ -49,13 +59,31 @@ class Calls(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # it takes none 
     def _handler(self, method: Any, described: MethodDescriptor) -> Any:
         # without a deserializer gRPC hands over the bytes; its own answer to what cannot be parsed is an INTERNAL error
         if _is_prediction(method):
-            return grpc.unary_unary_rpc_method_handler(self._predictions.answering(method, _parser(described)))
+            return self._unary(self._predictions.answering(method, _parser(described)))
         if described.client_streaming:
             answer = self._predictions.answering(method.prediction, _parser(described))
             return grpc.stream_stream_rpc_method_handler(_limited(each(method, answer), self._streams))
         if described.server_streaming:
-            return grpc.unary_stream_rpc_method_handler(_limited(_streamed(method, described), self._streams))
-        return grpc.unary_unary_rpc_method_handler(_answered(method, described))
+            return self._streaming(_limited(_streamed(method, described), self._streams))
+        return self._unary(_answered(method, described))
+
+    def _unary(self, answer: Callable[[bytes, Any], Awaitable[bytes]]) -> Any:
+        message = self._arrivals.message
+
+        async def call(_: Any, context: Any) -> bytes:
+            return await answer(await message(context), context)  # and the message is not kept here
+
+        return grpc.stream_unary_rpc_method_handler(call)  # for gRPC, so that the message is ours to wait for
+
+    def _streaming(self, answers: Callable[[bytes, Any], AsyncGenerator[bytes, None]]) -> Any:
+        message = self._arrivals.message
+
+        async def call(_: Any, context: Any) -> AsyncIterator[bytes]:
+            async with aclosing(answers(await message(context), context)) as responses:
+                async for response in responses:
+                    yield response
+
+        return grpc.stream_stream_rpc_method_handler(call)
 
 
 def _is_prediction(method: Any) -> TypeGuard[Prediction]:
@@ -64,10 +92,12 @@ def _is_prediction(method: Any) -> TypeGuard[Prediction]:
 
 def _answered(method: Callable[..., Awaitable[Message]], described: MethodDescriptor) -> Callable[..., Any]:
     parsed = _parser(described, most=_MOST)
+    waiting = Places(_MOST_WAITING, f"calls of {described.name}")
 
     async def call(content: bytes, context: Any) -> bytes:
         try:
-            return (await method(parsed(content), context)).SerializeToString()
+            with waiting.one():
+                return (await method(parsed(content), context)).SerializeToString()
         except Exception as error:  # noqa: BLE001, the edge
             await abort(error, context)
 
@@ -88,8 +118,8 @@ def _streamed(method: Callable[..., Any], described: MethodDescriptor) -> Callab
     return call
 
 
-def _limited(method: Callable[..., Any], streams: Streams) -> Callable[..., Any]:
-    async def call(asked: Any, context: Any) -> AsyncIterator[bytes]:
+def _limited(method: Callable[..., Any], streams: Places) -> Callable[..., AsyncGenerator[bytes, None]]:
+    async def call(asked: Any, context: Any) -> AsyncGenerator[bytes, None]:
         try:
             async with aclosing(method(asked, context)) as responses:
                 with streams.one():

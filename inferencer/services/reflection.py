@@ -10,18 +10,18 @@ import grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
 from inferencer.services.errors import abort
-from inferencer.services.streams import Streams, until
+from inferencer.services.streams import Places, until
 from paramsync.errors import BusyError
 
 
-def add_reflection(services: Iterable[str], server: grpc.aio.Server, draining: asyncio.Event, streams: Streams) -> None:
+def add_reflection(services: Iterable[str], server: grpc.aio.Server, draining: asyncio.Event, streams: Places) -> None:
     """Tell which services there are, itself among them."""
     servicer = _Reflection([*services, reflection.SERVICE_NAME], draining, streams)
     reflection_pb2_grpc.add_ServerReflectionServicer_to_server(servicer, server)
 
 
 class _Reflection(reflection.aio.ReflectionServicer):  # type: ignore[name-defined]  # its stubs lack it
-    def __init__(self, services: Iterable[str], draining: asyncio.Event, streams: Streams) -> None:
+    def __init__(self, services: Iterable[str], draining: asyncio.Event, streams: Places) -> None:
         super().__init__(services)
         self._draining = draining
         self._streams = streams

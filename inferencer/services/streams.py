@@ -14,26 +14,28 @@ from paramsync.errors import BusyError
 T = TypeVar("T")
 
 
-class Streams:
-    """How many streams there are on one port: less than calls, for whoever holds them open takes no room from others.
+class Places:
+    """For what callers hold for as long as they please, so that whoever holds many takes no room from other calls.
 
     Lives on one event loop.
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, what: str) -> None:
+        """`what` is what there is one of in each place: "streams"."""
         self._most = most
-        self._open = 0
+        self._what = what
+        self._taken = 0
 
     @contextmanager
     def one(self) -> Iterator[None]:
-        """For as long as a stream is open. Raises BusyError where no more may be."""
-        if self._open >= self._most:
-            raise BusyError(f"{self._most} streams are open already; try again once one was closed")
-        self._open += 1
+        """For as long as it is held. Raises BusyError where there is none left."""
+        if self._taken >= self._most:
+            raise BusyError(f"{self._most} {self._what} are open already; try again once one was closed")
+        self._taken += 1
         try:
             yield
         finally:
-            self._open -= 1
+            self._taken -= 1
 
 
 class PredictionStream(Protocol):

@@ -1,0 +1,159 @@
+"""Calls whose messages do not come: they take no room from others, and are given up."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from typing import Any
+
+import grpc
+import pytest
+
+from inferencer.services.streams import Places
+from paramsync.errors import BusyError
+from tests.frames import PREDICT, connected, headers, message
+from tests.programs import eventually
+from tests.published import Publisher, proven
+from tests.running import LONG, Running, request, seen, synced
+
+Code = grpc.StatusCode
+WATCH = "/grpc.health.v1.Health/Watch"
+CONNECTIONS, EACH = 5, 500
+
+
+@pytest.fixture
+def served(running: Running, publisher: Publisher) -> Running:
+    publisher.publish(7)
+    synced(running)
+    return running
+
+
+def answered(running: Running) -> bool:
+    return proven(seen(running.prediction_service.Predict(request(), timeout=LONG)), 7)
+
+
+def silent(running: Running) -> int:
+    return sum(len(one._silent) for one in running.server._arrivals)
+
+
+async def opened(channel: grpc.aio.Channel, path: str = PREDICT) -> Any:
+    """A call that was sent, and no message of it."""
+    call = channel.stream_unary(path, bytes, bytes)()  # type: ignore[call-arg]  # written to later
+    await call.wait_for_connection()
+    return call
+
+
+def test_any_number_of_silent_calls_takes_no_room_from_others(served: Running) -> None:
+    sockets = [connected(served.port) for _ in range(CONNECTIONS)]
+    for one in sockets:
+        one.sendall(b"".join(headers(2 * at + 1) for at in range(EACH)))
+    eventually(lambda: silent(served) == 1024, lambda: f"as many as may be: {silent(served)}")
+    for _ in range(20):
+        assert answered(served)
+    assert silent(served) <= 1024
+    for one in sockets:
+        one.close()
+    eventually(lambda: silent(served) == 0, lambda: f"all to be gone: {silent(served)}")
+    assert answered(served)
+
+
+def test_the_call_that_was_given_most_time_is_given_up_for_a_new_one(served: Running) -> None:
+    for one in served.server._arrivals:
+        one._most = 4
+
+    async def open_six() -> list[Any]:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{served.port}") as channel:
+            calls = []
+            for number in range(6):
+                calls.append(await opened(channel))
+                while silent(served) < min(4, number + 1):
+                    await asyncio.sleep(0.001)
+            found = [(await one.code(), await one.details()) for one in calls[:2]]
+            for one in calls[2:]:
+                assert not one.done()
+                await one.write(request().SerializeToString())
+            return [*found, *[await one for one in calls[2:]]]
+
+    first, second, *others = asyncio.run(open_six())
+    text = "4 calls are open whose messages did not come yet; try again in a moment"
+    assert first == second == (Code.RESOURCE_EXHAUSTED, text)
+    assert len(others) == 4
+
+
+@pytest.mark.parametrize("path", [PREDICT, "/tensorflow.serving.ModelService/GetModelStatus", WATCH])
+def test_a_message_that_does_not_come_in_time_is_given_up(served: Running, path: str) -> None:
+    for one in served.server._arrivals:
+        one._patience = 0.2
+
+    async def wait() -> tuple[Code, str]:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{served.port}") as channel:
+            call = await opened(channel, path)
+            return await call.code(), await call.details()
+
+    said = "request: expected its message within 0.2 s, found that it did not come"
+    assert asyncio.run(wait()) == (Code.DEADLINE_EXCEEDED, said)
+    assert answered(served)
+
+
+def test_the_beginning_of_a_message_is_none(served: Running) -> None:
+    for one in served.server._arrivals:
+        one._patience = 0.2
+    client = connected(served.port)
+    content = request().SerializeToString()
+    client.sendall(headers(1) + message(1, content, most=3) + headers(3) + message(3, content, most=20))
+    eventually(lambda: silent(served) == 2, lambda: "both calls")
+    eventually(lambda: silent(served) == 0, lambda: "the end of both")
+    client.close()
+    assert answered(served)
+
+
+@pytest.mark.parametrize("path", [PREDICT, "/paramsync.v1.Sync/GetStatus", "/paramsync.v1.Sync/Watch"])
+def test_a_call_that_ends_without_a_message_is_refused(served: Running, path: str) -> None:
+    channel = served.control if "Sync" in path else served.predictions
+    with pytest.raises(grpc.RpcError, match="request: expected one message, found none") as raised:
+        channel.stream_unary(path, bytes, bytes)(iter(()), timeout=LONG)
+    assert raised.value.code() is Code.INVALID_ARGUMENT
+
+
+def test_callers_that_leave_before_their_messages_are_no_line_of_the_log(
+    served: Running, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def leave() -> None:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{served.port}") as channel:
+            for path in (PREDICT, WATCH):
+                calls = [await opened(channel, path) for _ in range(50)]
+                for one in calls:
+                    one.cancel()
+
+    asyncio.run(leave())
+    eventually(lambda: silent(served) == 0, lambda: "all to be gone")
+    assert answered(served)
+    assert not caplog.records
+
+
+def test_silent_calls_do_not_hold_up_the_end(served: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("inferencer.services.arrivals._PATIENCE_AT_THE_END", 0.2)
+
+    async def drain_meanwhile() -> Counter[Code]:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{served.port}") as channel:
+            calls = [await opened(channel, path) for path in (PREDICT, WATCH) for _ in range(10)]
+            while silent(served) < len(calls):
+                await asyncio.sleep(0.001)
+            await asyncio.to_thread(served.drain)
+            return Counter([await one.code() for one in calls])
+
+    began = time.monotonic()
+    assert asyncio.run(drain_meanwhile()) == {Code.UNAVAILABLE: 20}
+    assert time.monotonic() - began < 15  # and not the grace of 20
+
+
+def test_each_method_has_room_of_its_own_for_calls_that_wait() -> None:
+    places, others = Places(2, "calls of Pin"), Places(2, "calls of Unpin")
+    with places.one(), places.one():
+        with pytest.raises(BusyError, match="2 calls of Pin are open already"), places.one():
+            raise AssertionError
+        with others.one():
+            pass
+    with places.one():
+        pass
