@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
@@ -54,24 +54,17 @@ def test_calls_that_come_while_the_event_loop_is_held_up_are_answered_or_refused
         one.close()
 
 
-async def _call_until(over: threading.Event, port: int) -> tuple[int, set[int]]:
-    """So many callers at once; how many answers there were, and of which versions."""
+def _call_until(over: threading.Event, running: Running, number: int) -> tuple[int, set[int]]:
+    """One caller; how many answers there were, and of which versions."""
     answered, versions = 0, set()
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        predict = prediction_service_pb2_grpc.PredictionServiceStub(channel).Predict
-
-        async def again(number: int) -> None:
-            nonlocal answered
-            x = np.full([1 + number % 3, 2], 1 + number, np.float32)
-            message = request(x=x)
-            while not over.is_set():
-                answer = await predict(message, timeout=LONG)
-                version = answer.model_spec.version.value
-                assert answer.outputs["y"].float_val == (x * version).reshape(-1).tolist()
-                answered += 1
-                versions.add(version)
-
-        await asyncio.gather(*map(again, range(CALLERS)))
+    x = np.full([1 + number % 3, 2], 1 + number, np.float32)
+    message = request(x=x)
+    while not over.is_set():
+        answer = running.prediction_service.Predict(message, timeout=LONG)
+        version = answer.model_spec.version.value
+        assert answer.outputs["y"].float_val == (x * version).reshape(-1).tolist()
+        answered += 1
+        versions.add(version)
     return answered, versions
 
 
@@ -80,25 +73,23 @@ def test_rows_that_are_computed_together_come_from_the_version_that_each_answer_
 ) -> None:
     publisher.publish(1, kind=Plain)
     synced(running)
-    over, found = threading.Event(), []
-    thread = threading.Thread(target=lambda: found.append(asyncio.run(_call_until(over, running.port))))
-    thread.start()
-    pause = threading.Event()
-    for step in range(2, 42):
-        publisher.publish(step, kind=Plain)
-        pause.wait(0.05)
-    synced(running)
-    over.set()
-    thread.join(LONG)
-    [(answered, versions)] = found
-    assert len(versions) > 20
+    over, pause = threading.Event(), threading.Event()
+    with ThreadPoolExecutor(CALLERS) as callers:
+        calling = [callers.submit(_call_until, over, running, number) for number in range(CALLERS)]
+        for step in range(2, 42):
+            publisher.publish(step, kind=Plain)
+            pause.wait(0.05)
+        synced(running)
+        over.set()
+    answered = sum(one.result()[0] for one in calling)
+    assert len(set[int]().union(*(one.result()[1] for one in calling))) > 20
     families = text_string_to_metric_families(running.server._metrics.text().decode())
     [together] = [one for one in families if one.name == "paramsync_batch_requests"]
     counted = Counter[str]()
     for sample in together.samples:
         counted[sample.name.rpartition("_")[2]] += int(sample.value)
     assert counted["sum"] >= answered
-    assert counted["count"] < 0.8 * counted["sum"]  # many were computed together
+    assert counted["sum"] - counted["count"] > 50  # went with another
 
 
 def test_beyond_the_queue_both_protocols_refuse_at_once_and_others_are_answered(tmp_path: Path) -> None:

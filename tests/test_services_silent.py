@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
+import queue
 import time
 from collections import Counter
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import grpc
 import pytest
@@ -37,11 +38,37 @@ def silent(running: Running) -> int:
     return sum(len(one._silent) for one in running.server._arrivals)
 
 
-async def opened(channel: grpc.aio.Channel, path: str = PREDICT) -> Any:
+class Silent:
     """A call that was sent, and no message of it."""
-    call = channel.stream_unary(path, bytes, bytes)()  # type: ignore[call-arg]  # written to later
-    await call.wait_for_connection()
-    return call
+
+    def __init__(self, channel: grpc.Channel, path: str = PREDICT) -> None:
+        self._messages: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self.call = channel.stream_unary(path, bytes, bytes).future(iter(self._messages.get, None), timeout=LONG)
+
+    def write(self, content: bytes) -> None:
+        self._messages.put(content)
+        self._messages.put(None)
+
+    def end(self) -> None:
+        self.call.cancel()
+        self._messages.put(None)  # the thread that waits for one ends
+
+
+@contextmanager
+def opened(running: Running, *paths: str) -> Iterator[list[Silent]]:
+    """One after the other, each there before the next is sent."""
+    channel = running.control if "paramsync" in paths[0] else running.predictions
+    found: list[Silent] = []
+    room = min(one._most for one in running.server._arrivals)
+    try:
+        for path in paths:
+            found.append(Silent(channel, path))
+            wanted = min(room, len(found))
+            eventually(lambda wanted=wanted: silent(running) >= wanted, lambda: "the call to be there")  # type: ignore[misc]
+        yield found
+    finally:
+        for one in found:
+            one.end()
 
 
 def test_any_number_of_silent_calls_takes_no_room_from_others(served: Running) -> None:
@@ -62,23 +89,14 @@ def test_the_call_that_was_given_most_time_is_given_up_for_a_new_one(served: Run
     for one in served.server._arrivals:
         one._most = 4
 
-    async def open_six() -> list[Any]:
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{served.port}") as channel:
-            calls = []
-            for number in range(6):
-                calls.append(await opened(channel))
-                while silent(served) < min(4, number + 1):
-                    await asyncio.sleep(0.001)
-            found = [(await one.code(), await one.details()) for one in calls[:2]]
-            for one in calls[2:]:
-                assert not one.done()
-                await one.write(request().SerializeToString())
-            return [*found, *[await one for one in calls[2:]]]
-
-    first, second, *others = asyncio.run(open_six())
-    text = "4 calls are open whose messages did not come yet; try again in a moment"
-    assert first == second == (Code.RESOURCE_EXHAUSTED, text)
-    assert len(others) == 4
+    with opened(served, *[PREDICT] * 6) as (first, second, *others):
+        text = "4 calls are open whose messages did not come yet; try again in a moment"
+        for one in (first, second):
+            assert (one.call.code(), one.call.details()) == (Code.RESOURCE_EXHAUSTED, text)
+        for one in others:
+            assert not one.call.done()
+            one.write(request().SerializeToString())
+            assert one.call.code() is Code.OK
 
 
 @pytest.mark.parametrize("path", [PREDICT, "/tensorflow.serving.ModelService/GetModelStatus", WATCH])
@@ -86,13 +104,10 @@ def test_a_message_that_does_not_come_in_time_is_given_up(served: Running, path:
     for one in served.server._arrivals:
         one._patience = 0.2
 
-    async def wait() -> tuple[Code, str]:
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{served.port}") as channel:
-            call = await opened(channel, path)
-            return await call.code(), await call.details()
-
+    call = Silent(served.predictions, path)
     said = "request: expected its message within 0.2 s, found that it did not come"
-    assert asyncio.run(wait()) == (Code.DEADLINE_EXCEEDED, said)
+    assert (call.call.code(), call.call.details()) == (Code.DEADLINE_EXCEEDED, said)
+    call.end()
     assert answered(served)
 
 
@@ -119,14 +134,8 @@ def test_a_call_that_ends_without_a_message_is_refused(served: Running, path: st
 def test_callers_that_leave_before_their_messages_are_no_line_of_the_log(
     served: Running, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def leave() -> None:
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{served.port}") as channel:
-            for path in (PREDICT, WATCH):
-                calls = [await opened(channel, path) for _ in range(50)]
-                for one in calls:
-                    one.cancel()
-
-    asyncio.run(leave())
+    with opened(served, *[PREDICT, WATCH] * 50):
+        pass
     eventually(lambda: silent(served) == 0, lambda: "all to be gone")
     assert answered(served)
     assert not caplog.records
@@ -135,16 +144,10 @@ def test_callers_that_leave_before_their_messages_are_no_line_of_the_log(
 def test_silent_calls_do_not_hold_up_the_end(served: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("inferencer.services.arrivals._PATIENCE_AT_THE_END", 0.2)
 
-    async def drain_meanwhile() -> Counter[Code]:
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{served.port}") as channel:
-            calls = [await opened(channel, path) for path in (PREDICT, WATCH) for _ in range(10)]
-            while silent(served) < len(calls):
-                await asyncio.sleep(0.001)
-            await asyncio.to_thread(served.drain)
-            return Counter([await one.code() for one in calls])
-
-    began = time.monotonic()
-    assert asyncio.run(drain_meanwhile()) == {Code.UNAVAILABLE: 20}
+    with opened(served, *[PREDICT, WATCH] * 10) as calls:
+        began = time.monotonic()
+        served.drain()
+        assert Counter(one.call.code() for one in calls) == {Code.UNAVAILABLE: 20}
     assert time.monotonic() - began < 15  # and not the grace of 20
 
 
