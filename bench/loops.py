@@ -87,7 +87,8 @@ class SavedModelLoop(Loop):
 
     def __init__(self, folder: Path, size: int, tensors: int) -> None:
         self._folder = folder
-        self._serving: Any = Model([np.zeros((1, 1), np.float32)])
+        self._serving: Any = Model([np.zeros((1, 1), np.float32)])  # until there is one
+        self.look()
 
     def look(self) -> None:
         numbers = [int(one.name) for one in self._folder.iterdir() if one.name.isdecimal()]
