@@ -21,7 +21,6 @@ from paramsync.parallel import THREADS, each
 _Place = tuple[int, int, int, int]  # shard, offset, size, dtype
 _Stretch = tuple[int, int, int]  # shard, start, stop
 
-_BOOL = 10  # as TensorFlow counts dtypes
 _CHUNK = 4 << 20  # bytes that are read at once where nothing is kept
 _OBJECTS = 1 << 30  # bytes of strings in one tensor that are worth looking at: their lengths have to be known together
 _GAP = 1 << 12  # bytes between two tensors side by side: both have to begin where memory is aligned
@@ -120,7 +119,7 @@ class Bundle:
             if error := self._mismatch(name, piece, finding.checksum):
                 raise error
             if not finding.sound:
-                wrong = "bytes other than 0 and 1" if piece.dtype == _BOOL else "NaN or infinity"
+                wrong = "bytes other than 0 and 1" if piece.dtype == dtypes.BOOL else "NaN or infinity"
                 path = self._shards[piece.shard].path
                 raise ParameterError(str(path), expected=f"finite values in {files.shown(name)}", found=wrong)
 
@@ -151,7 +150,7 @@ class Bundle:
     @property
     def seal(self) -> str:
         """Of its data files as they were when they were held, see `paramsync.untouched`."""
-        return untouched.seal([self._shards[number].trace for number in sorted(self._shards)])
+        return untouched.seal([self._shards[number].trace for number in sorted(self._shards)], self.prefix.parent)
 
     def prefault(self, names: Iterable[str]) -> None:
         """Bring the tensors into memory and into the page table, so that nobody has to wait for them later.
@@ -196,7 +195,7 @@ class Bundle:
         def check(start: int, size: int) -> None:
             shard.check(piece.offset + start, size)
 
-        looked_at = finite or piece.dtype == _BOOL
+        looked_at = finite or piece.dtype == dtypes.BOOL
         return Region(self._memory(piece), dtypes.to_numpy(piece.dtype) if looked_at else None, check)
 
     def _checksum(self, name: str, piece: Entry, advance: Callable[[int], None]) -> int:

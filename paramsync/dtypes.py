@@ -12,6 +12,7 @@ import numpy as np
 Array = np.ndarray[tuple[int, ...], np.dtype[np.generic]]
 """Values of a tensor, of any shape and dtype; strings are objects."""
 
+BOOL = 10
 STRING = 7
 VARIANT = 21
 
@@ -25,7 +26,7 @@ _NAMES = {
     STRING: "string",
     8: "complex64",
     9: "int64",
-    10: "bool",
+    BOOL: "bool",
     11: "qint8",
     12: "quint8",
     13: "qint32",

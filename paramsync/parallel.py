@@ -6,6 +6,7 @@ import _thread
 import os
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -30,7 +31,9 @@ def each(work: Callable[[T], None], items: Iterable[T], *, threads: int = THREAD
         crew.wait()
     except BaseException as error:  # noqa: BLE001, an interrupt, too: nobody works on when this has returned
         crew.errors.insert(0, error)
-        crew.wait()
+        while not crew.is_over:
+            with suppress(BaseException):  # further interrupts: all threads end with what they are at
+                crew.wait()
     if crew.errors:
         try:
             raise crew.errors[0]
@@ -66,6 +69,11 @@ class _Crew(Generic[T]):
                 work(item)
             except BaseException as error:  # noqa: BLE001, raised again by the caller's thread
                 self.errors.append(error)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether `wait` has returned."""
+        return self._work is None
 
     def wait(self) -> None:
         """Until all threads have ended, but for their last words, which refer to no work any more."""

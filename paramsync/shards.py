@@ -144,7 +144,7 @@ class ShardWriter:
             raise
         bytes_written = sum(entries[name].size for names in fresh for name in names)
         total = sum(entry.size for entry in entries.values())
-        seal = untouched.seal([one.trace for one in shards]) if self._spares.in_memory else ""
+        seal = untouched.seal([one.trace for one in shards], prefix.parent) if self._spares.in_memory else ""
         return Written(entries, total, bytes_written, frozenset(same), tuple(shards), finite, seal)
 
     def _link(self, shard: Shard, path: Path) -> Shard:
@@ -184,7 +184,7 @@ class ShardWriter:
                 raise NotFiniteError(wrong)
         for name, offset, one in zip(names, layout.offsets, found, strict=True):
             entries[name] = sources[name].entry(shard, offset, one.checksum)
-        return Shard(path, file, sum(one.size for one in written), Trace.of(path.lstat()))
+        return Shard(path, file, sum(one.size for one in written), file.trace)
 
     def _same(self, sources: Mapping[str, Source], told: Collection[str], sound: Sequence[bool]) -> set[str]:
         """The names whose values are those of the last checkpoint, of whose data files some are sound."""

@@ -38,6 +38,8 @@ class DataFile:
         self.inode = found.st_ino
         self.size = found.st_size
         self.content: Array = np.empty(0, np.uint8)
+        self.trace = untouched.Trace.of(found)
+        """When it was last written as a whole: of this very file, whatever its name leads to."""
         self._stays = stays
         self._touched = 0
         self._mapping = mmap.mmap(self.descriptor, self.size) if self.size else None
@@ -137,7 +139,7 @@ class Spares:
         try:
             yield file
             file.written(size)
-            untouched.stamp(file.descriptor)
+            file.trace = untouched.stamp(file.descriptor)
             if self._durable:
                 os.fsync(file.descriptor)
             fcntl.flock(file.descriptor, fcntl.LOCK_UN)

@@ -19,7 +19,7 @@ _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Trace(NamedTuple):
-    """What tells a file from all others of this machine since it was started, and from itself once it is written to."""
+    """What tells a file from all others of its file system, and from itself once it is written to."""
 
     device: int
     inode: int
@@ -31,16 +31,27 @@ class Trace(NamedTuple):
         return cls(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
 
 
-def stamp(descriptor: int) -> None:
+def stamp(descriptor: int) -> Trace:
     """Note in the file that it was written now: what is written through a mapping leaves no such trace by itself."""
     now = time.time_ns()
-    os.utime(descriptor, ns=(now, now))
+    try:
+        os.utime(descriptor, ns=(now, now))
+    except PermissionError:  # somebody else's file, which we may write: its time is the kernel's then
+        os.utime(descriptor)
+    return Trace.of(os.fstat(descriptor))
 
 
-def seal(traces: Sequence[Trace]) -> str:
-    """Of the data files of a version, in their order; "" where this machine does not say when it was started."""
+def seal(traces: Sequence[Trace], directory: Path) -> str:
+    """Of the data files of a version, in their order, in this directory; "" where this machine says not enough.
+
+    The file system has an identity of its own since it was mounted: another one counts inodes from one, too.
+    """
     boot = _boot()
-    return hashlib.sha256(repr((boot, *map(tuple, traces))).encode()).hexdigest() if boot else ""
+    try:
+        mounted = os.statvfs(directory).f_fsid
+    except OSError:
+        return ""
+    return hashlib.sha256(repr((boot, mounted, *map(tuple, traces))).encode()).hexdigest() if boot else ""
 
 
 @lru_cache(maxsize=1)

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from inferencer.following.progress import Progress
 from inferencer.replica import Replica
 from inferencer.sources.source import Verification
 from paramsync import untouched
 from paramsync.errors import CorruptCheckpointError, ParameterError
-from paramsync.spares import is_memory
+from paramsync.graphs.capture import capture
+from paramsync.spares import Spares, is_memory
 from paramsync.store import Store
 from paramsync.version import Version
+from paramsync.writer import StoreWriter
 from tests.published import Publisher, captured, values
 
 X = {"x": np.ones([3, 2], np.float32)}
@@ -140,7 +145,61 @@ def test_no_seal_is_that_of_another_boot(monkeypatch: pytest.MonkeyPatch, tmp_pa
         if text:
             boot.write_text(text)
         untouched._boot.cache_clear()
-        found.append(untouched.seal([trace]))
+        found.append(untouched.seal([trace], tmp_path))
     untouched._boot.cache_clear()
     assert found[0] == ""
     assert len(set(found)) == 3
+
+
+def test_bools_are_looked_at_all_the_same(memory: Path) -> None:
+    class Flagged(tf.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.flags = tf.Variable([True, False])
+
+        @tf.function(input_signature=[tf.TensorSpec([], tf.float32, name="x")])
+        def __call__(self, x: tf.Tensor) -> tf.Tensor:
+            return x + tf.cast(self.flags, tf.float32)
+
+    found = capture(Flagged())
+    writer = StoreWriter(memory / "flags")
+    writer.add_graph(found.graph.digest, found.graph.to_bytes())
+    made = Version(number=1, step=1, prefix="ckpt-1", graph=found.graph.digest, step_done_at=1.0, snapshot_at=1.0)
+    wrong = {found.graph.parameters[0].name: np.array([2, 0], np.uint8).view(np.bool_)}
+    version = writer.commit(made, wrong, finite=True)
+    writer.close()
+    assert version.seal
+    with pytest.raises(ParameterError, match="bytes other than 0 and 1"):
+        Replica("m", memory / "flags").restore(version)
+
+
+def test_a_spare_of_somebody_else_is_stamped_with_the_kernels_time(tmp_path: Path) -> None:
+    if os.geteuid():
+        pytest.skip("only root can give a file away")
+    path = tmp_path / "spare"
+    path.write_bytes(b"x")
+    path.chmod(0o666)
+    tmp_path.chmod(0o777)
+    script = (
+        "import os, sys; from paramsync.untouched import stamp; os.setuid(65534); print(stamp(int(sys.argv[1])).size)"
+    )
+    with path.open("r+b") as file:
+        command = [sys.executable, "-c", script, str(file.fileno())]
+        said = subprocess.run(command, check=True, capture_output=True, text=True, pass_fds=[file.fileno()]).stdout
+    assert said.strip() == "1"
+
+
+def test_the_seal_is_of_the_file_that_was_written_whatever_has_its_name(memory: Path) -> None:
+    spares = Spares(memory)
+    with spares.writing(memory / "data", 4096) as file:
+        file.touch(0, 4096)
+        file.put(0, np.zeros(4096, np.uint8))
+    (memory / "other").write_bytes(b"\1" * 4096)
+    (memory / "other").replace(memory / "data")
+    assert file.trace != untouched.Trace.of((memory / "data").stat())
+    spares.close()
+
+
+def test_another_mount_is_another_file_system(memory: Path, tmp_path: Path) -> None:
+    trace = untouched.Trace.of(memory.stat())
+    assert untouched.seal([trace], memory) != untouched.seal([trace], tmp_path)

@@ -15,7 +15,7 @@ from inferencer.sources import identity, places
 from inferencer.sources.given import GivenGraphs
 from inferencer.sources.source import Bell, Look, Verification
 from inferencer.watch import Place, Watch
-from paramsync import parallel
+from paramsync import dtypes, parallel
 from paramsync.bundle import Bundle
 from paramsync.errors import CorruptCheckpointError, ParamsyncError
 from paramsync.graphs.parameters import located, shared
@@ -23,6 +23,7 @@ from paramsync.store import Store
 from paramsync.version import Version
 
 _log = logging.getLogger("paramsync.sources")
+_NO_NUMBERS = {dtypes.BOOL, dtypes.STRING, dtypes.VARIANT}
 _TOLD = 64 << 20  # bytes that are checked at once; between them it is told how far that is, and may be given up
 _THREADS = max(1, min(parallel.THREADS, parallel.PROCESSORS // 2))
 """What checks a version takes processors and the interpreter from what answers: `docs/performance.md` has figures."""
@@ -163,6 +164,9 @@ def _is_untouched(version: Version, bundle: Bundle) -> bool:
 
 
 def _bring_in(bundle: Bundle, keys: Collection[str], tell: Tell) -> None:
+    """What is no number is looked at all the same: a publisher does not."""
+    others = [key for key in keys if any(piece.dtype in _NO_NUMBERS for piece in bundle.entries[key].pieces)]
+    bundle.verify(others, threads=_THREADS)
     _each("mapping", bundle, keys, tell, bundle.prefault)
 
 
