@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import statistics
 from typing import Any
 
 import pytest
@@ -43,7 +42,7 @@ def test_memory_reports_what_a_server_takes(capsys: pytest.CaptureFixture[str]) 
     found = _measured(capsys, "memory", "--swaps", "15")
     assert found["swaps"] == len(found["samples_mb"]) == 15
     assert found["resident_mb"]["peak"] >= max(found["samples_mb"])
-    assert found["resident_mb"]["late"] == statistics.median(found["samples_mb"])
+    assert found["resident_mb"]["late"] == max(found["samples_mb"])
     assert found["own_mb"] > 100
     assert {"growth_pct", "peak_over_model", "second_pct"} <= found.keys()
 

@@ -192,6 +192,7 @@ import os, sys
 from pathlib import Path
 from paramsync.errors import StoreError
 from paramsync.writer import StoreWriter
+from tests.written import tensors, version
 if os.geteuid() == 0:
     os.setgroups([])
     os.setgid(int(sys.argv[2]))
