@@ -203,12 +203,12 @@ class Follower:
 
     def _follow(self) -> None:
         """Round after round, until nothing is new. What comes during a short one has rung."""
-        swapped: Version | None = None
-        began = 0.0
-        while began == 0.0 or (swapped is not None and time.monotonic() - began > _LONG_SECONDS):
+        while True:
             began = time.monotonic()
             swapped = self.run_once()
             self._has_looked()
+            if swapped is None or time.monotonic() - began <= _LONG_SECONDS:
+                return
 
     def _rest(self, seconds: float) -> None:
         """Until somebody rings, or for so long; meanwhile what requests held is freed once they are answered."""

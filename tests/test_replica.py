@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -25,13 +24,6 @@ from paramsync.store import Store
 from tests.published import GATED_OPS, PARAMETERS, Doubled, Gated, Publisher, Witness, captured, saver_store, values
 
 X = {"x": np.ones([3, 2], np.float32)}
-
-
-@pytest.fixture
-def publisher(tmp_path: Path) -> Iterator[Publisher]:
-    publisher = Publisher(tmp_path / "store")
-    yield publisher
-    publisher.close()
 
 
 @pytest.fixture

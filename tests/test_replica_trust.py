@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,13 +21,6 @@ from tests.checkpoints import resident
 from tests.published import GATED_OPS, PARAMETERS, Publisher, captured, saver_store, values
 
 X = {"x": np.ones([3, 2], np.float32)}
-
-
-@pytest.fixture
-def publisher(tmp_path: Path) -> Iterator[Publisher]:
-    publisher = Publisher(tmp_path / "store")
-    yield publisher
-    publisher.close()
 
 
 @pytest.fixture
