@@ -29,7 +29,7 @@ _POPULATE_READ = 22  # MADV_POPULATE_READ, which Python has no name for; Linux 5
 # Bytes at once: other threads that allocate memory wait no longer than this takes, and between two of them this thread
 # waits for the interpreter, and others for it.
 _POPULATED = 32 << 20
-_LET_GO = 64 << 20
+_LET_GO = 256 << 20
 _MADVISE = ctypes.CDLL(None, use_errno=True).madvise  # mmap.madvise would keep the interpreter while the disk is read
 _MADVISE.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from paramsync import files, index, layout
@@ -47,13 +48,16 @@ class Store:
         """
         return self._listed(layout.read_state(self.path))
 
-    def published(self) -> tuple[Version | None, list[Version]]:
+    def published(
+        self, known: Callable[[Collection[str]], Mapping[str, Version]]
+    ) -> tuple[Version | None, list[Version]]:
         """What `latest` and `versions` say, from one look at each file where nothing changes meanwhile.
 
-        Raises as `versions` does; the latest is None too where it is `latest` that would raise.
+        Given the names that are listed, `known` says of which of them the caller knows the version already: their files
+        are not read. Raises as `versions` does; the latest is None too where it is `latest` that would raise.
         """
         state = layout.read_state(self.path)
-        versions = self._listed(state)
+        versions = self._listed(state, known(state.names) if state else {})
         if state is None:
             return None, versions
         return next((one for one in versions if one.prefix == state.latest), None), versions
@@ -98,11 +102,11 @@ class Store:
             raise StoreError(self.path, f"expected the hexadecimal digest of a graph, found {files.shown(digest)}")
         return layout.graph_file(self.path, digest)
 
-    def _listed(self, state: layout.State | None) -> list[Version]:
+    def _listed(self, state: layout.State | None, known: Mapping[str, Version] | None = None) -> list[Version]:
         found = {}
         for name in state.names if state else ():
             try:
-                version = self._version(name)
+                version = (known or {}).get(name) or self._version(name)
             except (CorruptCheckpointError, StoreError):
                 continue
             if version is not None:

@@ -5,6 +5,7 @@ Campaigns are short where they run with all other tests, and whole with `make ca
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,6 +34,18 @@ def whole(request: pytest.FixtureRequest) -> bool:
 def eighty_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     """What commands print is meant for a terminal of that width."""
     monkeypatch.setenv("COLUMNS", "80")
+
+
+@pytest.fixture
+def memory() -> Iterator[Path]:
+    """A folder in this machine's memory."""
+    from paramsync.spares import is_memory
+
+    shared = Path("/dev/shm")
+    if not (shared.is_dir() and is_memory(shared)):
+        pytest.skip("this machine has no /dev/shm in memory")
+    with tempfile.TemporaryDirectory(dir=shared) as found:
+        yield Path(found)
 
 
 @pytest.fixture

@@ -168,7 +168,7 @@ def test_what_followers_do_is_told(metrics: Metrics, served: Running, publisher:
     }.items():
         assert found[f"paramsync_{name}"] == {_M: value}, name
     assert 0 < found["paramsync_swap_seconds_sum"][_M] < 1
-    assert found["paramsync_restore_seconds_sum"][_M] > found["paramsync_swap_seconds_sum"][_M]
+    assert 0 < found["paramsync_restore_seconds_sum"][_M] < LONG
     assert 0 < found["paramsync_lag_seconds"][_M] < LONG
     assert found["paramsync_label_version"] == {(("label", "stable"), *_M): 7}
     assert found["paramsync_queue_depth"] == {(): 3}

@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -27,15 +26,6 @@ from paramsync.writer import StoreWriter
 from tests.published import Publisher, captured, values
 
 X = {"x": np.ones([3, 2], np.float32)}
-
-
-@pytest.fixture
-def memory() -> Iterator[Path]:
-    shared = Path("/dev/shm")
-    if not (shared.is_dir() and is_memory(shared)):
-        pytest.skip("this machine has no /dev/shm in memory")
-    with tempfile.TemporaryDirectory(dir=shared) as found:
-        yield Path(found)
 
 
 @pytest.fixture

@@ -114,7 +114,8 @@ class Report:
         )
 
     def _set(self, **changes: Any) -> None:
-        self._status = replace(self._status, **changes)
+        if any(getattr(self._status, name) != value for name, value in changes.items()):  # mostly nothing is new
+            self._status = replace(self._status, **changes)
 
     def _tell(self, kind: EventKind, version: Version, **more: Any) -> None:
         self.subscribers.tell(

@@ -36,10 +36,11 @@ class Health:
     async def follow(self) -> None:
         """Keep it true, whatever the models are, until cancelled."""
         while True:
-            others = self._models.changed
-            with Feed(self._models.followers()) as feed:
+            others, followers = self._models.changed, [*self._models.followers()]
+            with Feed(followers) as feed:
                 while not others.is_set():
                     self._update()
+                    feed.follow([one for one in followers if one.status().state is not State.SERVING])  # others go on
                     await _first(feed.changed(), others.wait())
 
     def drain(self) -> None:

@@ -13,17 +13,20 @@ from inferencer.policy import Candidate
 from inferencer.resident import Resident
 from inferencer.sources import identity, places
 from inferencer.sources.given import GivenGraphs
+from inferencer.sources.records import Records
 from inferencer.sources.source import Bell, Look, Verification
 from inferencer.watch import Place, Watch
 from paramsync import dtypes, parallel
 from paramsync.bundle import Bundle
 from paramsync.errors import CorruptCheckpointError, ParamsyncError
+from paramsync.graphs.graph import Graph
 from paramsync.graphs.parameters import located, shared
 from paramsync.store import Store
 from paramsync.version import Version
 
 _log = logging.getLogger("paramsync.sources")
 _NO_NUMBERS = {dtypes.BOOL, dtypes.STRING, dtypes.VARIANT}
+_LARGE = 4 << 20  # bytes of an embedding: a smaller one is brought in with what lies beside it
 _TOLD = 64 << 20  # bytes that are checked at once; between them it is told how far that is, and may be given up
 _THREADS = max(1, min(parallel.THREADS, parallel.PROCESSORS // 2))
 """What checks a version takes processors and the interpreter from what answers: `docs/performance.md` has figures."""
@@ -31,7 +34,8 @@ _THREADS = max(1, min(parallel.THREADS, parallel.PROCESSORS // 2))
 
 @dataclass(eq=False)
 class _Mapped:
-    """The files of a version in memory. `there` is whether all of it has been brought into memory."""
+    """The files of a version in memory. `keys` name what requests are not to wait for, `there` says whether that has
+    been brought in."""
 
     resident: weakref.ref[Resident]
     bundle: Bundle
@@ -63,41 +67,33 @@ class CheckpointSource:
         """
         self.path = path
         self._store = Store(path)
+        self._records = Records(self._store)
         self._verification = verification
         self._graph = graph
         self._graphs = GivenGraphs(self._store, inputs=inputs, outputs=outputs, graph=graph, allowed=allowed)
         self._mapped: list[_Mapped] = []
 
     def look(self) -> Look:
-        problem: Exception | None = None
         try:
-            latest, versions = self._store.published()
-            if latest is None:
-                try:
-                    latest = self._store.latest()
-                except CorruptCheckpointError as error:  # older versions may be sound
-                    problem = error
-                versions = self._store.versions()
-            found = self._identities(versions)
+            found = self._records.look()
         except (ParamsyncError, OSError) as error:
             return Look(problem=error)
-        if latest is None and problem is not None and versions:
+        latest, versions = found.latest, found.versions
+        if latest is None and found.problem is not None and versions:
             latest = versions[-1]
         published = [
-            Candidate(one, found[one.number]) for one in versions if latest is not None and one.number <= latest.number
+            Candidate(one, self._with_graph(one, found.files[one.number]))
+            for one in versions
+            if latest is not None and one.number <= latest.number
         ]
-        return Look(latest=latest, published=published, problem=problem)
+        return Look(latest=latest, published=published, problem=found.problem)
 
     def identity(self, version: Version) -> Hashable:
-        return self._identities([version])[version.number]
+        return self._with_graph(version, self._records.files(version))
 
-    def _identities(self, versions: list[Version]) -> dict[int, Hashable]:
-        """Of the graph that was given too, for the versions that need it."""
-        found = identity.of_checkpoints(self._store, versions)
-        if self._graph is None or all(one.graph for one in versions):
-            return found
-        given = identity.of_graph(self._graph)
-        return {one.number: found[one.number] if one.graph else (found[one.number], given) for one in versions}
+    def _with_graph(self, version: Version, files: Hashable) -> Hashable:
+        """Of the graph that was given too, where the version needs it."""
+        return files if self._graph is None or version.graph else (files, identity.of_graph(self._graph))
 
     def restore(self, version: Version, tell: Tell) -> Resident:
         """With "sizes" the parameters are not touched: what the index says of them is checked against the graph and
@@ -110,15 +106,17 @@ class CheckpointSource:
         tell(Progress("mapping"))
         bundle = self._store.open(version)
         keys = located(graph, bundle, where=f"version {version.number}")
+        untouched = self._verification != "checksums" and _is_untouched(version, bundle)
+        needed = _without_embeddings(graph, bundle, keys) if untouched else keys
         trusted = self._verification == "sizes" and bool(version.checksum)
         if not trusted:  # its pages are there, then, before the first request needs them
-            if self._verification == "auto" and _is_untouched(version, bundle):
-                _bring_in(bundle, keys, tell)
+            if untouched:
+                _bring_in(bundle, keys, needed, tell)
             else:
                 verify(bundle, keys, tell, finite=not (version.finite and version.checksum))
         resident = Resident(version, graph, shared(bundle, keys))
         if version.checksum:  # else all of it is copied, and nothing but its tensors is to keep the copies
-            self._mapped.append(_Mapped(weakref.ref(resident), bundle, keys, there=not trusted))
+            self._mapped.append(_Mapped(weakref.ref(resident), bundle, needed, there=not trusted))
         return resident
 
     def let_pages_go(self, idle: Sequence[Resident]) -> None:
@@ -163,11 +161,21 @@ def _is_untouched(version: Version, bundle: Bundle) -> bool:
     return bool(version.checksum and version.finite and version.seal) and version.seal == bundle.seal
 
 
-def _bring_in(bundle: Bundle, keys: Collection[str], tell: Tell) -> None:
+def _without_embeddings(graph: Graph, bundle: Bundle, keys: Sequence[str]) -> tuple[str, ...]:
+    """Those of which requests read more than a few rows, which come as they are read: the files are in memory."""
+    large = {
+        key
+        for spec, key in zip(graph.parameters, keys, strict=True)
+        if spec.name in graph.embeddings and bundle.entries[key].size >= _LARGE
+    }
+    return tuple(key for key in keys if key not in large)
+
+
+def _bring_in(bundle: Bundle, keys: Collection[str], needed: Collection[str], tell: Tell) -> None:
     """What is no number is looked at all the same: a publisher does not."""
     others = [key for key in keys if any(piece.dtype in _NO_NUMBERS for piece in bundle.entries[key].pieces)]
     bundle.verify(others, threads=_THREADS)
-    _each("mapping", bundle, keys, tell, bundle.prefault)
+    _each("mapping", bundle, needed, tell, bundle.prefault)
 
 
 def _each(phase: str, bundle: Bundle, keys: Collection[str], tell: Tell, work: Callable[[list[str]], None]) -> None:

@@ -5,30 +5,32 @@ from __future__ import annotations
 import os
 import re
 from collections import defaultdict
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable
 from pathlib import Path
-
-from paramsync.store import Store
-from paramsync.version import Version
 
 _OF_A_CHECKPOINT = re.compile(r"(?P<prefix>.+)\.(?:index|json|meta|data-\d+-of-\d+)")
 _OF_A_SAVED_MODEL = ("", "variables", "assets")
 _UNREAD = frozenset({"fingerprint.pb", "keras_metadata.pb"})  # in a SavedModel; the first is written after the commit
 
 
-def of_checkpoints(store: Store, versions: Iterable[Version]) -> dict[int, Hashable]:
-    """For each version's number a value that is another one once any of its files, or its graph, was replaced."""
-    wanted = {store.prefix(one).name: one for one in versions}
-    graphs = {store.graph_file(one.graph).name: one.graph for one in wanted.values() if one.graph}
-    of_prefix: defaultdict[str, set[Hashable]] = defaultdict(set)
-    of_graph: dict[str, Hashable] = {}
-    for entry in _entries(store.path):
-        match = _OF_A_CHECKPOINT.fullmatch(entry.name)
-        if match and match["prefix"] in wanted:
-            of_prefix[match["prefix"]].add(_identity(entry))
-        elif entry.name in graphs:
-            of_graph[graphs[entry.name]] = _identity(entry)
-    return {one.number: (frozenset(of_prefix[prefix]), of_graph.get(one.graph)) for prefix, one in wanted.items()}
+class Listing:
+    """The files of a store, as they are now. What it says of some is another value once one of them was replaced."""
+
+    def __init__(self, directory: Path) -> None:
+        self._files: dict[str, os.DirEntry[str]] = {}
+        self._of_checkpoints: defaultdict[str, list[os.DirEntry[str]]] = defaultdict(list)
+        for entry in _entries(directory):
+            self._files[entry.name] = entry
+            if match := _OF_A_CHECKPOINT.fullmatch(entry.name):
+                self._of_checkpoints[match["prefix"]].append(entry)
+
+    def of_checkpoint(self, prefix: str) -> Hashable:
+        return frozenset(map(_identity, self._of_checkpoints[prefix]))
+
+    def of_file(self, name: str) -> Hashable | None:
+        """None where it is not there."""
+        entry = self._files.get(name)
+        return None if entry is None else _identity(entry)
 
 
 def of_saved_model(directory: Path) -> Hashable:

@@ -16,6 +16,7 @@ from paramsync import dtypes, files
 from paramsync.errors import GraphError, InputError, UnknownSignatureError
 from paramsync.graphs.calls import Call, check_placeholders
 from paramsync.graphs.digest import digest
+from paramsync.graphs.embeddings import embeddings
 from paramsync.graphs.safety import checks as safety
 from paramsync.graphs.safety.weight import GRAPH_FILE, check_weight
 from paramsync.graphs.tables import MAX_BYTES as TABLE_BYTES
@@ -98,6 +99,8 @@ class Graph:
             self._functions = {
                 name: Call(graph_def, signature, message, handles) for name, signature in message.signatures.items()
             }
+            self.embeddings = embeddings(graph_def, message)
+            """Names of parameters of which it only looks up rows."""
         except (ValueError, TypeError, KeyError, tf.errors.OpError) as error:
             raise GraphError(f"the graph cannot be built: {error}") from error
 

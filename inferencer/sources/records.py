@@ -1,0 +1,61 @@
+"""Records: the versions that a store lists and what identifies their files, read again only where these changed."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from inferencer.sources.identity import Listing
+from paramsync.errors import CorruptCheckpointError
+from paramsync.store import Store
+from paramsync.version import Version
+
+
+@dataclass(frozen=True)
+class Found:
+    """What one look found: the versions, ascending, and by number what `Records.files` says of them."""
+
+    latest: Version | None
+    versions: Sequence[Version]
+    files: Mapping[int, Hashable] = field(repr=False)
+    problem: Exception | None
+    """Why there is no latest version, where there should be one."""
+
+
+class Records:
+    """Of one store. For one thread."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._seen: dict[str, tuple[Hashable, Version]] = {}
+
+    def look(self) -> Found:
+        """Raises as `Store.versions` does."""
+        listing: Listing | None = None
+
+        def known(names: Collection[str]) -> dict[str, Version]:
+            """Of the versions of these names those whose files are as they were at the last look."""
+            nonlocal listing
+            listing = Listing(self._store.path)
+            seen = {name: self._seen[name] for name in names if name in self._seen}
+            return {name: version for name, (files, version) in seen.items() if files == listing.of_checkpoint(name)}
+
+        problem: Exception | None = None
+        latest, versions = self._store.published(known)
+        if latest is None:
+            try:
+                latest = self._store.latest()
+            except CorruptCheckpointError as error:  # older versions may be sound
+                problem = error
+            versions, listing = self._store.versions(), None
+        listing = listing or Listing(self._store.path)
+        self._seen = {one.prefix: (listing.of_checkpoint(one.prefix), one) for one in versions}
+        return Found(latest, versions, {one.number: self._files(one, listing) for one in versions}, problem)
+
+    def files(self, version: Version) -> Hashable:
+        """A value that is another one once any file of the version, or its graph, was replaced."""
+        return self._files(version, Listing(self._store.path))
+
+    def _files(self, version: Version, listing: Listing) -> Hashable:
+        graph = listing.of_file(self._store.graph_file(version.graph).name) if version.graph else None
+        return listing.of_checkpoint(version.prefix), graph
