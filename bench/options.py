@@ -31,12 +31,14 @@ them.
 
 @dataclass(frozen=True, slots=True)
 class Benchmark:
-    """`runs` is how many rounds count unless something else is said; `options` are names of `_OPTIONS`."""
+    """`runs` is how many rounds count unless something else is said, `seconds` how long what is timed goes on in each;
+    `options` are names of `_OPTIONS`."""
 
     does: str
     options: tuple[str, ...]
     peers: tuple[str, ...] = ()
     runs: int = 9
+    seconds: float = 4
 
 
 BENCHMARKS = {
@@ -48,7 +50,7 @@ BENCHMARKS = {
         "train, and publish meanwhile", ("tensors", "sizes", "seconds", "device", "runs"), SAVINGS, runs=5
     ),
     "freshness": Benchmark("from a step to the first answer with it", ("tensors", "runs"), LOOPS),
-    "swap": Benchmark("answers while versions are swapped in", ("seconds", "runs"), SWAPPING, runs=3),
+    "swap": Benchmark("answers while versions are swapped in", ("seconds", "runs"), SWAPPING, runs=15, seconds=2),
     "memory": Benchmark("what a server takes, over many swaps", ("tensors", "swaps"), runs=1),
     "serve": Benchmark("answers a second, beside gRPC that only answers", ("seconds", "runs"), runs=5),
     "start": Benchmark("until a server's first answer", ("tensors", "runs"), runs=5),
@@ -71,6 +73,8 @@ def parser() -> argparse.ArgumentParser:
         for option in ("mb", *benchmark.options):
             command.add_argument(f"--{option}", **_OPTIONS[option])
         command.set_defaults(runs=benchmark.runs, only=None, no_peers=False)
+        if "seconds" in benchmark.options:
+            command.set_defaults(seconds=benchmark.seconds)
         if benchmark.peers:
             which = command.add_mutually_exclusive_group()
             which.add_argument(
@@ -176,7 +180,6 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     },
     "seconds": {
         "type": _seconds,
-        "default": "4",
         "metavar": "T",
         "help": "how long to train, or to call, at a time (default %(default)s)",
     },
