@@ -174,7 +174,8 @@ def _without_embeddings(graph: Graph, bundle: Bundle, keys: Sequence[str]) -> tu
 def _bring_in(bundle: Bundle, keys: Collection[str], needed: Collection[str], tell: Tell) -> None:
     """What is no number is looked at all the same: a publisher does not."""
     others = [key for key in keys if any(piece.dtype in _NO_NUMBERS for piece in bundle.entries[key].pieces)]
-    bundle.verify(others, threads=_THREADS)
+    if others:
+        bundle.verify(others, threads=_THREADS)
     _each("mapping", bundle, needed, tell, bundle.prefault)
 
 

@@ -67,6 +67,8 @@ class _Either:
         self._now: CheckpointSource | SavedModelsSource = checkpoints
 
     def look(self) -> Look:
+        if self._now is self._checkpoints and (found := self._checkpoints.look()).latest is not None:
+            return found  # it has the file that makes it one of checkpoints
         self._now = self._shown() or self._now
         if self._told and self._now is self._saved_models:
             wrong = f"expected checkpoints, found numbered SavedModels, which say themselves what {self._told} would"
