@@ -42,8 +42,8 @@ generated: $(READY)  ## paramsync/v1 and paramsync/kserve are what proto/ says
 fast: $(READY)  ## tests that stay under a minute
 	$(BIN)/pytest -m "not slow and not docker" -n logical $(ARGS)
 
-slow: $(READY)  ## tests with real processes; those with a Docker engine run where one can be had
-	$(BIN)/pytest -m "slow or docker" $(ARGS)
+slow: $(READY)  ## tests with real processes, two modules at a time; those with a Docker engine run where one can be had
+	$(BIN)/pytest -m "slow or docker" -n 2 --dist loadfile $(ARGS)
 
 compose-test: $(READY)  ## the Docker tests, after installing what they need from Debian; COMPOSE_TEST_LOG=FILE keeps the log
 	deploy/compose-deps

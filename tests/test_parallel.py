@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 
 import pytest
 
 from paramsync import parallel
+from tests.programs import eventually
+
+_LONG = 10.0
 
 
 @pytest.mark.parametrize("threads", [1, 2, 8])
@@ -33,3 +37,40 @@ def test_an_error_is_raised_and_the_threads_are_gone() -> None:
     with pytest.raises(ZeroDivisionError):
         parallel.each(divide, range(-5, 5), threads=4)
     assert threading.active_count() == before
+
+
+def test_interrupts_again_and_again_leave_no_thread_at_work() -> None:
+    at_work, going_on = threading.Semaphore(0), threading.Event()
+    done: list[int] = []
+    interrupts: list[int] = []
+
+    def work(item: int) -> None:
+        at_work.release()
+        assert going_on.wait(_LONG)
+        done.append(item)
+
+    def interrupt(number: int, frame: object) -> None:
+        interrupts.append(number)
+        raise KeyboardInterrupt
+
+    def interrupt_thrice() -> None:
+        for _ in range(3):
+            assert at_work.acquire(timeout=_LONG)
+        for count in range(1, 4):
+            signal.pthread_kill(main, signal.SIGINT)
+            eventually(lambda count=count: len(interrupts) >= count, lambda: "the interrupt to be seen")
+        going_on.set()
+
+    main = threading.get_ident()
+    before = signal.signal(signal.SIGINT, interrupt)
+    other = threading.Thread(target=interrupt_thrice)
+    other.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            parallel.each(work, range(1, 100), threads=3)
+        found = len(done)
+        other.join(_LONG)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert len(interrupts) == 3
+    assert found == len(done) == 2  # what the other two were at
