@@ -6,7 +6,7 @@ import concurrent.futures
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from inferencer.following import priority
-from inferencer.following.events import Subscription
+from inferencer.following.events import EVERY_KIND, EventKind, Subscription
 from inferencer.following.faults import told
 from inferencer.following.kept import Kept
 from inferencer.following.report import Report
@@ -83,9 +83,9 @@ class Follower:
         status = self._report.status()
         return replace(status, state=State.DRAINING) if self._draining.is_set() else status
 
-    def subscribe(self, wake: Callable[[], None]) -> Subscription:
-        """Every event from now on, until the listener falls too far behind. `wake` must return at once."""
-        return self._report.subscribers.add(wake)
+    def subscribe(self, wake: Callable[[], None], kinds: Collection[EventKind] = EVERY_KIND) -> Subscription:
+        """Every event of these kinds, until the listener falls too far behind. `wake` must return at once."""
+        return self._report.subscribers.add(wake, kinds)
 
     def ask(self, action: Action, number: int | None = None, label: str = "") -> Future[Status]:
         """What `sync`, `pin` and the like ask, without waiting. The future may be cancelled."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
@@ -98,6 +99,51 @@ def test_the_embedding_of_a_keras_model_and_not_one_whose_weights_make_the_outpu
     tied = keras.layers.ReversibleEmbedding(100, 16)
     model = keras.Model(inputs, tied(tied(inputs), reverse=True))
     assert not capture(model).graph.embeddings
+
+
+# Files that somebody else made ---------------------------------------------------------------------------------------
+
+AXES: dict[str, Any] = {
+    "none": None,
+    "infinite": np.float32("inf"),
+    "NaN": np.float32("nan"),
+    "text": "0",
+    "of two": np.zeros(2, np.int32),
+    "empty": np.zeros(0, np.int32),
+    "complex": np.complex64(0),
+}
+
+
+def changed(change: Callable[[Any], None]) -> Graph:
+    """The graph of a table that rows are looked up in, with some more nodes that lead nowhere."""
+    message = capture(Table(LOOKUPS["gather"])).graph.message()
+    graph_def = tf.compat.v1.GraphDef.FromString(message.graph_def)
+    change(graph_def.node)
+    message.graph_def = graph_def.SerializeToString()
+    message.ClearField("digest")
+    return Graph.from_bytes(message.SerializeToString())
+
+
+@pytest.mark.parametrize("axis", AXES)
+@pytest.mark.parametrize("inputs", [1, 2, 3])
+def test_what_leads_nowhere_is_not_looked_at_however_odd_it_is(axis: str, inputs: int) -> None:
+    def add(nodes: Any) -> None:
+        node = nodes.add(name="odd axis", op="Const")
+        if AXES[axis] is not None:
+            proto = tf.make_tensor_proto(AXES[axis])
+            node.attr["dtype"].type = proto.dtype
+            node.attr["value"].tensor.CopyFrom(proto)
+        nodes.add(name="odd", op="GatherV2", input=[nodes[0].name, nodes[0].name, "odd axis"][:inputs])
+
+    assert found(changed(add)) == {"table"}
+
+
+def test_nodes_that_lead_to_each_other_are_looked_at_once() -> None:
+    def add(nodes: Any) -> None:
+        nodes.add(name="one", op="Identity", input=[nodes[0].name, "other"])
+        nodes.add(name="other", op="Identity", input=["one"])
+
+    assert found(changed(add)) == {"table"}
 
 
 # Brought in, or not ---------------------------------------------------------------------------------------------------

@@ -6,13 +6,20 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
+import tensorflow as tf
 from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
+from inferencer.settings import ConnectionSettings, ModelSettings
 from paramsync.errors import SettingsError
+from paramsync.graphs.capture import capture
 from paramsync.v1 import sync_pb2 as pb
+from paramsync.version import Version
+from paramsync.writer import StoreWriter
+from tests.programs import eventually
 from tests.published import Publisher
 from tests.running import LONG, NOT_SERVING, SERVING, Running, refused
 
@@ -47,6 +54,51 @@ def test_health_follows_what_serves(tmp_path: Path) -> None:
 
 def test_health_is_not_serving_before_a_version_serves(running: Running) -> None:
     assert [running.health(name) for name in ("", "m")] == [NOT_SERVING, NOT_SERVING]
+
+
+class Wide(tf.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.scale = tf.Variable(tf.ones([width]))
+
+    @tf.function
+    def __call__(self, x: tf.Tensor) -> dict[str, tf.Tensor]:
+        return {"y": x * self.scale}
+
+
+def publish_wide(store: Path, number: int, width: int) -> None:
+    module = Wide(width)
+    found = capture(module.__call__.get_concrete_function(tf.TensorSpec([None, width], tf.float32, name="x")))
+    writer = StoreWriter(store)
+    writer.add_graph(found.graph.digest, found.graph.to_bytes())
+    version = Version(
+        number=number,
+        step=number,
+        prefix=f"ckpt-{number}",
+        graph=found.graph.digest,
+        step_done_at=1.0,
+        snapshot_at=1.0,
+    )
+    writer.commit(version, {one.name: np.ones([width], np.float32) for one in found.graph.parameters})
+    writer.close()
+
+
+def test_a_joined_model_serves_once_its_parts_fit_though_both_served_before(tmp_path: Path) -> None:
+    parts = [tmp_path / "encoder", tmp_path / "head"]
+    for store, width in zip(parts, (6, 7), strict=True):
+        publish_wide(store, 1, width)
+    joined = ConnectionSettings(name="joined", first="encoder", second="head", inputs={"x": "y"})
+    models = (*(ModelSettings(name=store.name, store=store) for store in parts), joined)
+    running = Running(models=models)
+    for store in parts:
+        list(running.sync.Sync(pb.SyncRequest(model=store.name), timeout=LONG))
+    eventually(lambda: running.health("head") == SERVING, lambda: "the parts to serve")
+    assert [running.health(name) for name in ("encoder", "joined", "")] == [SERVING, NOT_SERVING, NOT_SERVING]
+    publish_wide(parts[1], 2, 6)
+    eventually(lambda: running.health("") == SERVING, lambda: "all models to serve")
+    assert running.health("joined") == SERVING
+    running.drain()
+    running.close()
 
 
 def test_reflection_names_and_describes_the_services_of_each_port(running: Running) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+from functools import partial
 
 import pytest
 
@@ -53,12 +54,16 @@ def test_interrupts_again_and_again_leave_no_thread_at_work() -> None:
         interrupts.append(number)
         raise KeyboardInterrupt
 
+    def later_than(seen: int) -> bool:
+        return len(interrupts) > seen
+
     def interrupt_thrice() -> None:
         for _ in range(3):
             assert at_work.acquire(timeout=_LONG)
-        for count in range(1, 4):
+        while len(interrupts) < 3:
+            seen = len(interrupts)
             signal.pthread_kill(main, signal.SIGINT)
-            eventually(lambda count=count: len(interrupts) >= count, lambda: "the interrupt to be seen")
+            eventually(partial(later_than, seen), lambda: "the interrupt to be seen")
         going_on.set()
 
     main = threading.get_ident()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from enum import Enum
 
@@ -23,6 +23,9 @@ class EventKind(Enum):
     QUARANTINED = "quarantined"  # it cannot be used, see reason
 
 
+EVERY_KIND = frozenset(EventKind)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
     """One thing that happened. `at` is in seconds since the epoch."""
@@ -37,19 +40,24 @@ class Event:
 
 
 class Subscription:
-    """The events of one follower from now on, for one listener. Any thread may use it.
+    """The events of one follower from now on, of these kinds, for one listener. Any thread may use it.
 
     `wake` is called on the follower's thread after each event: it must return at once and must not raise. Where the
     listener leaves too many unread it has fallen behind, and nothing comes after those. Progress is left out before.
     """
 
-    def __init__(self, wake: Callable[[], None], leave: Callable[[Subscription], None]) -> None:
+    def __init__(
+        self, wake: Callable[[], None], leave: Callable[[Subscription], None], kinds: Collection[EventKind]
+    ) -> None:
         self._events: deque[Event] = deque()
+        self._kinds = kinds
         self._wake = wake
         self._leave = leave
         self.fell_behind = False
 
     def put(self, event: Event) -> None:
+        if event.kind not in self._kinds:
+            return
         if event.kind is EventKind.RESTORING and event.progress is not None and len(self._events) >= _MOST_PROGRESS:
             return
         self.fell_behind = self.fell_behind or len(self._events) >= MOST_UNREAD
@@ -77,8 +85,8 @@ class Subscribers:
         self._lock = threading.Lock()
         self._members: tuple[Subscription, ...] = ()
 
-    def add(self, wake: Callable[[], None]) -> Subscription:
-        member = Subscription(wake, self._remove)
+    def add(self, wake: Callable[[], None], kinds: Collection[EventKind] = EVERY_KIND) -> Subscription:
+        member = Subscription(wake, self._remove, kinds)
         with self._lock:
             self._members = (*self._members, member)
         return member

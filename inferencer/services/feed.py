@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from inferencer.follower import Follower
-from inferencer.following.events import MOST_UNREAD, Event, Subscription
+from inferencer.following.events import EVERY_KIND, MOST_UNREAD, Event, EventKind, Subscription
 from paramsync.errors import BusyError
 
 if TYPE_CHECKING:
@@ -16,9 +16,10 @@ if TYPE_CHECKING:
 
 
 class Feed:
-    """Every event of some followers from now on, in a `with` block on an event loop."""
+    """Every event of some followers from now on, of these kinds, in a `with` block on an event loop."""
 
-    def __init__(self, followers: Iterable[Follower]) -> None:
+    def __init__(self, followers: Iterable[Follower], kinds: Collection[EventKind] = EVERY_KIND) -> None:
+        self._kinds = kinds
         self._loop = asyncio.get_running_loop()
         self._ready = asyncio.Event()
         self._subscriptions: dict[Follower, Subscription] = {}
@@ -31,7 +32,7 @@ class Feed:
             self._subscriptions.pop(one).close()
         for one in wanted:
             if one not in self._subscriptions:
-                self._subscriptions[one] = one.subscribe(self._wake)
+                self._subscriptions[one] = one.subscribe(self._wake, self._kinds)
 
     async def changed(self) -> None:
         """Returns once something happened since the last call."""

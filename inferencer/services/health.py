@@ -8,6 +8,7 @@ from typing import Any
 
 from grpc_health.v1 import health_pb2
 
+from inferencer.following.events import EventKind
 from inferencer.following.status import State
 from inferencer.services.feed import Feed
 from inferencer.services.models import Models
@@ -15,6 +16,7 @@ from paramsync.errors import UnknownModelError
 
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+_CHANGING = (EventKind.SWAPPED,)  # nothing else begins to serve; to hear of each other event would cost all requests
 _UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
 
 
@@ -36,11 +38,10 @@ class Health:
     async def follow(self) -> None:
         """Keep it true, whatever the models are, until cancelled."""
         while True:
-            others, followers = self._models.changed, [*self._models.followers()]
-            with Feed(followers) as feed:
+            others = self._models.changed
+            with Feed(self._models.followers(), _CHANGING) as feed:
                 while not others.is_set():
                     self._update()
-                    feed.follow([one for one in followers if one.status().state is not State.SERVING])  # others go on
                     await _first(feed.changed(), others.wait())
 
     def drain(self) -> None:

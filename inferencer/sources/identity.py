@@ -27,6 +27,10 @@ class Listing:
     def of_checkpoint(self, prefix: str) -> Hashable:
         return frozenset(map(_identity, self._of_checkpoints[prefix]))
 
+    def trace(self, prefix: str) -> Hashable:
+        """What changes with a checkpoint's files even where their times were put back. Links to them change it too."""
+        return frozenset((_identity(one), _changed_at(one)) for one in self._of_checkpoints[prefix])
+
     def of_file(self, name: str) -> Hashable | None:
         """None where it is not there."""
         entry = self._files.get(name)
@@ -70,3 +74,10 @@ def _identity(entry: os.DirEntry[str]) -> Hashable:
     except OSError as error:
         return entry.name, error.errno
     return entry.name, found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _changed_at(entry: os.DirEntry[str]) -> int:
+    try:
+        return entry.stat(follow_symlinks=False).st_ctime_ns
+    except OSError:
+        return 0

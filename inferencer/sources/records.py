@@ -27,18 +27,20 @@ class Records:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._seen: dict[str, tuple[Hashable, Version]] = {}
+        self._seen: dict[str, tuple[Hashable, Version]] = {}  # by prefix: the trace of the files, and what they say
 
     def look(self) -> Found:
         """Raises as `Store.versions` does."""
         listing: Listing | None = None
+        traces: dict[str, Hashable] = {}
 
         def known(names: Collection[str]) -> dict[str, Version]:
             """Of the versions of these names those whose files are as they were at the last look."""
             nonlocal listing
             listing = Listing(self._store.path)
+            traces.update((name, listing.trace(name)) for name in names)  # before anything is read that may change then
             seen = {name: self._seen[name] for name in names if name in self._seen}
-            return {name: version for name, (files, version) in seen.items() if files == listing.of_checkpoint(name)}
+            return {name: version for name, (trace, version) in seen.items() if trace == traces[name]}
 
         problem: Exception | None = None
         latest, versions = self._store.published(known)
@@ -48,8 +50,9 @@ class Records:
             except CorruptCheckpointError as error:  # older versions may be sound
                 problem = error
             versions, listing = self._store.versions(), None
+            traces.clear()
         listing = listing or Listing(self._store.path)
-        self._seen = {one.prefix: (listing.of_checkpoint(one.prefix), one) for one in versions}
+        self._seen = {one.prefix: (traces[one.prefix], one) for one in versions if one.prefix in traces}
         return Found(latest, versions, {one.number: self._files(one, listing) for one in versions}, problem)
 
     def files(self, version: Version) -> Hashable:
