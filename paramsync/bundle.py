@@ -163,6 +163,11 @@ class Bundle:
         for shard, start, stop in _stretches(sorted(pieces)):
             self._shards[shard].prefault(start, stop - start)
 
+    def check(self, names: Iterable[str]) -> None:
+        """Raise CorruptCheckpointError where a file was cut, so that reading these tensors would end the process."""
+        for piece in (piece for name in names for piece in self.entries[name].pieces):
+            self._shards[piece.shard].check(piece.offset, piece.size)
+
     def let_pages_go(self) -> None:
         """Take what is mapped out of this process's page table, until somebody reads it; what is copied stays.
 

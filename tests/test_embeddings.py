@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import tensorflow as tf
 from inferencer.following.progress import Progress
 from inferencer.replica import Replica
 from inferencer.sources.source import Verification
+from paramsync.errors import CorruptCheckpointError
 from paramsync.graphs.capture import capture
 from paramsync.graphs.graph import Graph
 from paramsync.version import Version
@@ -192,3 +194,14 @@ def test_all_else_is_brought_in_and_an_embedding_whose_checksum_is_computed(
     replica.swap(replica.restore(version))
     replica.tend()
     assert resident(memory) >= ROWS * COLUMNS * 4
+
+
+def test_an_embedding_whose_file_is_cut_while_it_is_brought_in_does_not_serve(memory: Path) -> None:
+    version = published(memory, LOOKUPS["gather"])
+
+    def cut(progress: Progress) -> None:
+        if progress.bytes_total:
+            os.truncate(memory / f"{version.prefix}.data-00000-of-00001", 1 << 16)
+
+    with pytest.raises(CorruptCheckpointError, match="a file that was cut"):
+        Replica("m", memory).restore(version, cut)

@@ -177,6 +177,7 @@ def _bring_in(bundle: Bundle, keys: Collection[str], needed: Collection[str], te
     if others:
         bundle.verify(others, threads=_THREADS)
     _each("mapping", bundle, needed, tell, bundle.prefault)
+    bundle.check(set(keys).difference(needed))
 
 
 def _each(phase: str, bundle: Bundle, keys: Collection[str], tell: Tell, work: Callable[[list[str]], None]) -> None:
