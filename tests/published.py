@@ -15,6 +15,7 @@ from inferencer.follower import Follower
 from inferencer.replica import Replica
 from paramsync import keys, layout
 from paramsync.graphs.capture import Capture, capture
+from paramsync.graphs.graph import Graph
 from paramsync.version import Version
 from paramsync.writer import StoreWriter
 
@@ -89,6 +90,18 @@ def values(number: float, found: Capture) -> dict[str, np.ndarray[Any, Any]]:
         for spec, variable in zip(found.graph.parameters, found.variables, strict=True)
     }
     return tensors | {keys.OBJECT_GRAPH: np.array(found.object_graph, object)}
+
+
+def publish_graph(store: Path, graph: Graph, number: int, values: Mapping[str, np.ndarray[Any, Any]]) -> Version:
+    """One version of that graph, as a publisher that looked at all values commits it."""
+    writer = StoreWriter(store)
+    writer.add_graph(graph.digest, graph.to_bytes())
+    version = Version(
+        number=number, step=number, prefix=f"ckpt-{number}", graph=graph.digest, step_done_at=1.0, snapshot_at=1.0
+    )
+    committed = writer.commit(version, values, finite=True)
+    writer.close()
+    return committed
 
 
 class Publisher:

@@ -19,8 +19,8 @@ from paramsync.errors import CorruptCheckpointError
 from paramsync.graphs.capture import capture
 from paramsync.graphs.graph import Graph
 from paramsync.version import Version
-from paramsync.writer import StoreWriter
 from tests.checkpoints import resident
+from tests.published import publish_graph
 
 ROWS, COLUMNS = 1 << 14, 128  # 8 MB
 _SPEC = tf.TensorSpec([None], tf.int64, name="x")
@@ -154,16 +154,11 @@ def test_nodes_that_lead_to_each_other_are_looked_at_once() -> None:
 def published(store: Path, read: Callable[[tf.Variable, tf.Tensor], tf.Tensor]) -> Version:
     """Each row of the table is its number."""
     made = capture(Table(read, ROWS))
-    writer = StoreWriter(store)
-    writer.add_graph(made.graph.digest, made.graph.to_bytes())
     table = np.repeat(np.arange(ROWS, dtype=np.float32)[:, None], COLUMNS, axis=1)
     values = {
         one.name: table if "table" in one.name else np.zeros(COLUMNS, np.float32) for one in made.graph.parameters
     }
-    version = Version(number=1, step=1, prefix="ckpt-1", graph=made.graph.digest, step_done_at=1.0, snapshot_at=1.0)
-    committed = writer.commit(version, values, finite=True)
-    writer.close()
-    return committed
+    return publish_graph(store, made.graph, 1, values)
 
 
 @pytest.mark.parametrize("verification", ["auto", "sizes"])

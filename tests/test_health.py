@@ -17,10 +17,8 @@ from inferencer.settings import ConnectionSettings, ModelSettings
 from paramsync.errors import SettingsError
 from paramsync.graphs.capture import capture
 from paramsync.v1 import sync_pb2 as pb
-from paramsync.version import Version
-from paramsync.writer import StoreWriter
 from tests.programs import eventually
-from tests.published import Publisher
+from tests.published import Publisher, publish_graph
 from tests.running import LONG, NOT_SERVING, SERVING, Running, refused
 
 Code = grpc.StatusCode
@@ -69,18 +67,8 @@ class Wide(tf.Module):
 def publish_wide(store: Path, number: int, width: int) -> None:
     module = Wide(width)
     found = capture(module.__call__.get_concrete_function(tf.TensorSpec([None, width], tf.float32, name="x")))
-    writer = StoreWriter(store)
-    writer.add_graph(found.graph.digest, found.graph.to_bytes())
-    version = Version(
-        number=number,
-        step=number,
-        prefix=f"ckpt-{number}",
-        graph=found.graph.digest,
-        step_done_at=1.0,
-        snapshot_at=1.0,
-    )
-    writer.commit(version, {one.name: np.ones([width], np.float32) for one in found.graph.parameters})
-    writer.close()
+    values = {one.name: np.ones([width], np.float32) for one in found.graph.parameters}
+    publish_graph(store, found.graph, number, values)
 
 
 def test_a_joined_model_serves_once_its_parts_fit_though_both_served_before(tmp_path: Path) -> None:

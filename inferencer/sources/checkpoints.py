@@ -81,19 +81,21 @@ class CheckpointSource:
         latest, versions = found.latest, found.versions
         if latest is None and found.problem is not None and versions:
             latest = versions[-1]
+        given = self._given()
         published = [
-            Candidate(one, self._with_graph(one, found.files[one.number]))
+            Candidate(one, found.files[one.number] if one.graph else (found.files[one.number], given))
             for one in versions
             if latest is not None and one.number <= latest.number
         ]
         return Look(latest=latest, published=published, problem=found.problem)
 
     def identity(self, version: Version) -> Hashable:
-        return self._with_graph(version, self._records.files(version))
+        files = self._records.files(version)
+        return files if version.graph else (files, self._given())
 
-    def _with_graph(self, version: Version, files: Hashable) -> Hashable:
-        """Of the graph that was given too, where the version needs it."""
-        return files if self._graph is None or version.graph else (files, identity.of_graph(self._graph))
+    def _given(self) -> Hashable:
+        """What identifies the graph that was given, for versions that have none of their own."""
+        return None if self._graph is None else identity.of_graph(self._graph)
 
     def restore(self, version: Version, tell: Tell) -> Resident:
         """With "sizes" the parameters are not touched: what the index says of them is checked against the graph and
