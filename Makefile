@@ -7,6 +7,9 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 FUZZ := $(VENV)/fuzz
 TO ?= build/bench
+STORES := bad_store_table bad_stores bundle bundle_hostile embeddings follower follower_savers foreign held hostile_stores kept \
+	labels letting_go letting_pages_go pin reads records replica replica_trust rollback sources sources_served store \
+	store_of_tensorflow store_pruning
 
 PROTOC := $(BIN)/python -m grpc_tools.protoc -I proto
 generate = $(PROTOC) --python_out=$(1) --pyi_out=$(1) proto/paramsync/*/*.proto && \
@@ -14,12 +17,12 @@ generate = $(PROTOC) --python_out=$(1) --pyi_out=$(1) proto/paramsync/*/*.proto 
 
 RESOLVE := $(BIN)/uv pip compile --quiet --universal --python-version 3.10 --generate-hashes --no-annotate --no-header
 
-.PHONY: up test check lint types imports generated fast slow compose-test campaign bench proto lock format clean
+.PHONY: up test check lint types imports generated fast memory slow compose-test campaign bench proto lock format clean
 
 up: $(READY)  ## trainer and inferencer over a fresh store, live; ARGS="--seconds 20 --json" are passed on
 	@$(BIN)/paramsync up $(ARGS)
 
-test: check fast slow  ## everything CI checks
+test: check fast memory slow  ## everything CI checks
 
 check: lint types imports generated  ## the static part, nothing is run
 
@@ -41,6 +44,10 @@ generated: $(READY)  ## paramsync/v1 and paramsync/kserve are what proto/ says
 
 fast: $(READY)  ## tests that stay under a minute
 	$(BIN)/pytest -m "not slow and not docker" -n logical $(ARGS)
+
+memory: $(READY)  ## those of stores and followers once more where files are in memory, which are asked about in another way
+	@folder=$$(mktemp -d -p /dev/shm) && trap 'rm -rf "$$folder"' EXIT && $(BIN)/pytest -m "not slow and not docker" -n logical \
+		--basetemp "$$folder/tests" -o tmp_path_retention_policy=failed $(STORES:%=tests/test_%.py) $(ARGS)
 
 slow: $(READY)  ## tests with real processes, two modules at a time; those with a Docker engine run where one can be had
 	$(BIN)/pytest -m "slow or docker" -n 2 --dist loadfile $(ARGS)

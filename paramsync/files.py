@@ -10,7 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+from paramsync import kernel
 from paramsync.errors import CorruptCheckpointError
+from paramsync.kernel import Facts, Kernel
 
 TEMPORARY = ".tmp-"
 MAX_MESSAGE = (1 << 31) - 1  # bytes; no message of protobuf is larger
@@ -49,8 +51,7 @@ def _fresh(path: Path) -> BinaryIO:
 
 def names(directory: Path) -> list[str]:
     """What is in a directory, by name."""
-    with os.scandir(directory) as found:
-        return [one.name for one in found]
+    return kernel.of(directory).names(directory)
 
 
 def sync_directory(path: Path) -> None:
@@ -68,27 +69,29 @@ def regular(path: Path) -> Iterator[int]:
 
     Raises OSError where it cannot be opened, CorruptCheckpointError where it is something else.
     """
-    descriptor = _open(path)
+    calls = kernel.of(path)
+    descriptor = _open(calls, path)
     try:
-        _regular_size(descriptor, path)
+        _regular_size(calls.of_descriptor(descriptor), path)
         yield descriptor
     finally:
-        os.close(descriptor)
+        calls.close(descriptor)
 
 
 def content(path: Path, *, limit: int) -> bytes:
     """All of a regular file, which may not be larger than `limit` bytes. Raises as `regular` does."""
-    descriptor = _open(path)
+    calls = kernel.of(path)
+    descriptor = _open(calls, path)
     try:
-        size = _regular_size(descriptor, path)
+        size = _regular_size(calls.of_descriptor(descriptor), path)
         if size > limit:
             raise CorruptCheckpointError(path, expected=f"at most {limit} bytes", found=size)
         read = b""
-        while len(read) < size and (more := os.read(descriptor, size - len(read))):
+        while len(read) < size and (more := calls.read(descriptor, size - len(read))):
             read += more
         return read  # a file that grows meanwhile is no concern of this reader
     finally:
-        os.close(descriptor)
+        calls.close(descriptor)
 
 
 def has(path: Path, expected: bytes) -> bool:
@@ -107,8 +110,7 @@ def shown(found: object) -> str:
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
-def _regular_size(descriptor: int, path: Path) -> int:
-    found = os.fstat(descriptor)
+def _regular_size(found: Facts, path: Path) -> int:
     if not stat.S_ISREG(found.st_mode):
         raise CorruptCheckpointError(
             path, expected="a regular file", found=f"one of mode {stat.filemode(found.st_mode)}"
@@ -116,10 +118,9 @@ def _regular_size(descriptor: int, path: Path) -> int:
     return found.st_size
 
 
-def _open(path: Path) -> int:
+def _open(calls: Kernel, path: Path) -> int:
     try:
-        # O_NONBLOCK: opening a FIFO that nobody writes would wait for a writer.
-        return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        return calls.open(path)
     except OSError as error:
         if error.errno in _IRREGULAR:
             raise CorruptCheckpointError(path, expected="a regular file", found=_IRREGULAR[error.errno]) from error

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import fcntl
 import mmap
 import os
 import sys
@@ -19,7 +18,7 @@ from typing import final
 
 import numpy as np
 
-from paramsync import files
+from paramsync import files, kernel
 from paramsync.checksums import crc32c
 from paramsync.errors import CorruptCheckpointError
 from paramsync.plan import ALIGNMENT
@@ -38,7 +37,7 @@ class Held(ABC):
     """A data file that nobody overwrites. Safe to use from any thread."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
-        found = os.fstat(descriptor)
+        found = kernel.of(path).of_descriptor(descriptor)
         self.path = path
         self.size = found.st_size
         self.trace = Trace.of(found)
@@ -46,7 +45,7 @@ class Held(ABC):
     def has_its_name(self) -> bool:
         """Whether the path still leads to this file."""
         try:
-            found = self.path.lstat()
+            found = kernel.of(self.path).of_name(self.path)
         except OSError:
             return False
         return (found.st_dev, found.st_ino) == (self.trace.device, self.trace.inode)
@@ -94,9 +93,7 @@ def hold(path: Path, *, mapped: bool) -> Held | None:
     """
     try:
         with files.regular(path) as descriptor:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
+            if not kernel.of(path).share(descriptor):
                 return None
             return _Mapped(path, descriptor) if mapped else _Copied(path, descriptor)
     except OSError as error:

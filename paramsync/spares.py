@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from paramsync import files, memory, untouched
+from paramsync import files, memory, mounts, untouched
 from paramsync.dtypes import Array
 
 SPARE = ".spare-"
@@ -116,7 +116,8 @@ class Spares:
         """Spares of an earlier publisher are taken over. Raises OSError."""
         self._directory = directory
         self._durable = durable
-        self.in_memory = is_memory(directory)
+        # There pages once touched stay writable; elsewhere one that was written back may have to find room again.
+        self.in_memory = mounts.is_memory(directory.stat())
         """Whether all these files are."""
         self._files: dict[int, DataFile] = {}  # by inode, those written last at the end
         names = [name for name in files.names(directory) if name.startswith(SPARE)]
@@ -266,18 +267,3 @@ class Spares:
 
 def _without_following(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
-
-
-def is_memory(directory: Path) -> bool:
-    """Whether the files of a directory are in memory, on tmpfs, where their pages once touched stay writable.
-
-    Elsewhere a page that was written back may have to find room again when it is written the next time.
-    """
-    device = directory.stat().st_dev
-    number = f"{os.major(device)}:{os.minor(device)}"
-    try:
-        mounts = Path("/proc/self/mountinfo").read_text(errors="replace").splitlines()
-    except OSError:
-        return False
-    fields = [line.split() for line in mounts]
-    return any(one[2] == number and one[one.index("-") + 1] == "tmpfs" for one in fields)

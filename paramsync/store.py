@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
-from paramsync import files, index, layout
+from paramsync import files, index, kernel, layout
 from paramsync.bundle import Bundle
 from paramsync.errors import CorruptCheckpointError, StoreError, UnknownVersionError
 from paramsync.index import index_file
@@ -121,7 +120,7 @@ class Store:
         listing = index_file(self.path / name)
         try:
             with files.regular(listing) as descriptor:
-                written = 0.0 if record else os.fstat(descriptor).st_mtime
+                written = 0.0 if record else kernel.of(listing).of_descriptor(descriptor).st_mtime
         except FileNotFoundError:
             return None
         except OSError as error:

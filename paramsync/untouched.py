@@ -15,6 +15,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
+from paramsync.kernel import Facts
+
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -27,7 +29,7 @@ class Trace(NamedTuple):
     written_at: int  # nanoseconds
 
     @classmethod
-    def of(cls, found: os.stat_result) -> Trace:
+    def of(cls, found: Facts) -> Trace:
         return cls(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
 
 

@@ -39,10 +39,10 @@ def eighty_columns(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def memory() -> Iterator[Path]:
     """A folder in this machine's memory."""
-    from paramsync.spares import is_memory
+    from paramsync.mounts import is_memory
 
     shared = Path("/dev/shm")
-    if not (shared.is_dir() and is_memory(shared)):
+    if not (shared.is_dir() and is_memory(shared.stat())):
         pytest.skip("this machine has no /dev/shm in memory")
     with tempfile.TemporaryDirectory(dir=shared) as found:
         yield Path(found)

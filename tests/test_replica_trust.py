@@ -90,7 +90,7 @@ def test_a_swap_back_to_a_version_that_is_in_memory_touches_nothing(publisher: P
     before = resident(publisher.path)
     trusting.swap(trusting.take(1))
     trusting.tend()
-    assert resident(publisher.path) == before
+    assert resident(publisher.path) <= before  # the kernel may take pages back meanwhile
 
 
 def test_a_store_of_savers_checkpoints_is_served_with_the_graph_of_its_meta_file(tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from paramsync.spares import MAPPED, SPARES, Spares, is_memory
+from paramsync.mounts import is_memory
+from paramsync.spares import MAPPED, SPARES, Spares
 from tests.disks import run_on_small_disk
 from tests.spare_files import SIZE, listing, write
 
@@ -224,5 +225,5 @@ def test_pages_can_be_touched_before_they_are_written(spares: Spares, tmp_path: 
 
 
 def test_tmpfs_is_known_from_other_file_systems(tmp_path: Path) -> None:
-    assert is_memory(Path("/dev/shm"))
-    assert not is_memory(Path("/proc"))
+    assert is_memory(Path("/dev/shm").stat())
+    assert not is_memory(Path("/proc").stat())

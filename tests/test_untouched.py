@@ -19,7 +19,8 @@ from inferencer.sources.source import Verification
 from paramsync import untouched
 from paramsync.errors import CorruptCheckpointError, ParameterError
 from paramsync.graphs.capture import capture
-from paramsync.spares import Spares, is_memory
+from paramsync.mounts import is_memory
+from paramsync.spares import Spares
 from paramsync.store import Store
 from paramsync.version import Version
 from paramsync.writer import StoreWriter
@@ -81,7 +82,7 @@ def test_values_at_which_nobody_looked_are_looked_at(publisher: Publisher) -> No
 
 
 def test_files_on_a_disk_have_no_seal(tmp_path: Path) -> None:
-    if is_memory(tmp_path):
+    if is_memory(tmp_path.stat()):
         pytest.skip("temporary files are in memory here")
     publisher = Publisher(tmp_path / "store")
     version = publisher.publish(1, finite=True)

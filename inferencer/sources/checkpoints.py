@@ -21,6 +21,7 @@ from paramsync.bundle import Bundle
 from paramsync.errors import CorruptCheckpointError, ParamsyncError
 from paramsync.graphs.graph import Graph
 from paramsync.graphs.parameters import located, shared
+from paramsync.prompt import Folder
 from paramsync.store import Store
 from paramsync.version import Version
 
@@ -67,6 +68,7 @@ class CheckpointSource:
         """
         self.path = path
         self._store = Store(path)
+        self._folder = Folder(path)
         self._records = Records(self._store)
         self._verification = verification
         self._graph = graph
@@ -75,7 +77,8 @@ class CheckpointSource:
 
     def look(self) -> Look:
         try:
-            found = self._records.look()
+            with self._folder.promptly():
+                found = self._records.look()
         except (ParamsyncError, OSError) as error:
             return Look(problem=error)
         latest, versions = found.latest, found.versions
@@ -90,7 +93,8 @@ class CheckpointSource:
         return Look(latest=latest, published=published, problem=found.problem)
 
     def identity(self, version: Version) -> Hashable:
-        files = self._records.files(version)
+        with self._folder.promptly():
+            files = self._records.files(version)
         return files if version.graph else (files, self._given())
 
     def _given(self) -> Hashable:
@@ -106,7 +110,8 @@ class CheckpointSource:
         """
         graph = self._graphs.of(version)
         tell(Progress("mapping"))
-        bundle = self._store.open(version)
+        with self._folder.promptly():
+            bundle = self._store.open(version)
         keys = located(graph, bundle, where=f"version {version.number}")
         untouched = self._verification != "checksums" and _is_untouched(version, bundle)
         needed = _without_embeddings(graph, bundle, keys) if untouched else keys

@@ -1,0 +1,171 @@
+"""Prompt: for a directory in memory, calls of the kernel over which a thread keeps the interpreter.
+
+Such a call takes a microsecond, for there is nothing to wait for. Each goes by an open descriptor of the directory, so
+that no link in a path leads it elsewhere, to a disk or over a network.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import NamedTuple
+
+from paramsync import kernel, mounts
+from paramsync.kernel import Facts, Kernel
+
+_SMALL = 1 << 16  # bytes that are read at once; while more are read, others may run
+_EMPTY_PATH, _NO_FOLLOW, _BASIC = 0x1000, 0x100, 0x7FF  # of statx
+_STATX = struct.Struct("=28xH2xQQ48xqI4xqI12xII")  # mode, inode, size, changed, written, device
+_LENGTH = struct.Struct("=16xH")  # of an entry of a directory
+_NAME = 19  # where its name begins
+
+_LIBC = ctypes.PyDLL(None, use_errno=True)  # in contrast to CDLL it keeps the interpreter
+_INT, _SIZE, _ADDRESS = ctypes.c_int, ctypes.c_ssize_t, ctypes.c_void_p
+_CALLS = {  # what each returns and takes
+    "statx": (_INT, (_INT, ctypes.c_char_p, _INT, ctypes.c_uint, _ADDRESS)),
+    "openat": (_INT, (_INT, ctypes.c_char_p, _INT)),
+    "read": (_SIZE, (_INT, _ADDRESS, _SIZE)),
+    "getdents64": (_SIZE, (_INT, _ADDRESS, _SIZE)),
+    "lseek": (_SIZE, (_INT, _SIZE, _INT)),
+    "flock": (_INT, (_INT, _INT)),
+    "close": (_INT, (_INT,)),
+}
+
+
+class Folder:
+    """A directory that is looked at again and again. For one thread at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._known: tuple[int, int] | None = None  # by device and inode the directory that was there last
+        self._prompt: _Prompt | None = None
+
+    def promptly(self) -> AbstractContextManager[None]:
+        """In this block the thread keeps the interpreter for what lies directly in the directory, if that is in memory.
+
+        Should another directory take its name meanwhile, the block goes on with the one that was there before.
+        """
+        known = _identity(self._path)
+        if known != self._known:
+            self._prompt = None if known is None else _of(self._path)
+            self._known = known
+        return nullcontext() if self._prompt is None else kernel.using(self._prompt, self._path)
+
+
+class _Prompt(Kernel):
+    """By names in a directory, whose descriptor is closed with this."""
+
+    def __init__(self, directory: int) -> None:
+        self._directory = directory
+        self._facts = ctypes.create_string_buffer(256)
+        self._content = ctypes.create_string_buffer(_SMALL)
+
+    def __del__(self) -> None:
+        os.close(self._directory)
+
+    def names(self, directory: Path) -> list[str]:
+        _call("lseek", self._directory, 0, os.SEEK_SET)
+        found = []
+        while size := _call("getdents64", self._directory, self._content, _SMALL, path=directory):
+            entries = ctypes.string_at(self._content, size)
+            at = 0
+            while at < size:
+                found.append(os.fsdecode(entries[at + _NAME : entries.index(b"\0", at + _NAME)]))
+                at += _LENGTH.unpack_from(entries, at)[0]
+        return [name for name in found if name not in (".", "..")]
+
+    def of_name(self, path: Path) -> Facts:
+        return self._asked(self._directory, os.fsencode(path.name), _NO_FOLLOW, path)
+
+    def open(self, path: Path) -> int:
+        return _call("openat", self._directory, os.fsencode(path.name), kernel.TO_READ, path=path)
+
+    def of_descriptor(self, descriptor: int) -> Facts:
+        return self._asked(descriptor, b"", _EMPTY_PATH)
+
+    def share(self, descriptor: int) -> bool:
+        try:
+            _call("flock", descriptor, kernel.SHARED)
+        except BlockingIOError:
+            return False
+        return True
+
+    def read(self, descriptor: int, size: int) -> bytes:
+        if size > _SMALL:
+            return super().read(descriptor, size)
+        return ctypes.string_at(self._content, _call("read", descriptor, self._content, size))
+
+    def close(self, descriptor: int) -> None:
+        _call("close", descriptor)
+
+    def _asked(self, descriptor: int, name: bytes, flags: int, path: Path | None = None) -> Facts:
+        _call("statx", descriptor, name, flags, _BASIC, self._facts, path=path)
+        mode, inode, size, changed, changed_ns, written, written_ns, major, minor = _STATX.unpack_from(self._facts)
+        device, seconds = os.makedev(major, minor), written + 1e-9 * written_ns  # as Python rounds them
+        changed_ns, written_ns = changed * 10**9 + changed_ns, written * 10**9 + written_ns
+        return _Facts(mode, device, inode, size, seconds, written_ns, changed_ns)
+
+
+class _Facts(NamedTuple):
+    st_mode: int
+    st_dev: int
+    st_ino: int
+    st_size: int
+    st_mtime: float
+    st_mtime_ns: int
+    st_ctime_ns: int
+
+
+def _of(path: Path) -> _Prompt | None:
+    """None where it is not in memory, or this system lets no such calls be made."""
+    if not _FUNCTIONS:
+        return None
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    prompt = _Prompt(descriptor)
+    found = os.fstat(descriptor)
+    try:
+        same = prompt.of_descriptor(descriptor)
+    except OSError:  # of a sandbox that lets not all calls be made
+        return None
+    works = (same.st_dev, same.st_ino) == (found.st_dev, found.st_ino)
+    return prompt if works and mounts.is_memory(found) else None
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _call(name: str, *arguments: object, path: Path | None = None) -> int:
+    result = _FUNCTIONS[name](*arguments)
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code), *([] if path is None else [str(path)]))
+    return result
+
+
+def _functions() -> dict[str, Callable[..., int]]:
+    """By name; none where the system does not have them all, or has others under these names."""
+    if sys.platform != "linux" or sys.maxsize < 1 << 32:
+        return {}
+    found: dict[str, Callable[..., int]] = {}
+    for name, (returned, taken) in _CALLS.items():
+        if (function := getattr(_LIBC, name, None)) is None:
+            return {}
+        function.restype, function.argtypes = returned, taken
+        found[name] = function
+    return found
+
+
+_FUNCTIONS = _functions()
