@@ -51,7 +51,7 @@ def _fresh(path: Path) -> BinaryIO:
 
 def names(directory: Path) -> list[str]:
     """What is in a directory, by name."""
-    return kernel.of(directory).names(directory)
+    return kernel.of_directory(directory).names(directory)
 
 
 def sync_directory(path: Path) -> None:

@@ -76,7 +76,7 @@ class _Here(threading.local):
 
     kernel: Kernel | None = None
     directory = ""
-    begin = ""  # of the paths of what lies in it
+    begin = ""  # of the paths of what lies in that
 
 
 _PLAIN = Kernel()
@@ -84,22 +84,27 @@ _here = _Here()
 
 
 def of(path: Path) -> Kernel:
-    """The calls for this file or directory."""
+    """The calls for this file."""
     kernel = _here.kernel
     if kernel is None:
         return _PLAIN
     text = str(path)
     name = text.removeprefix(_here.begin) if text.startswith(_here.begin) else ""
-    direct = name not in ("", "..") and "/" not in name and "\0" not in name
-    return kernel if direct or text == _here.directory else _PLAIN
+    return kernel if name not in ("", "..") and "/" not in name and "\0" not in name else _PLAIN
+
+
+def of_directory(path: Path) -> Kernel:
+    """The call for the names in it."""
+    kernel = _here.kernel
+    return kernel if kernel is not None and str(path) == _here.directory else _PLAIN
 
 
 @contextmanager
 def using(kernel: Kernel, directory: Path) -> Iterator[None]:
-    """In this block this thread uses these calls for the directory and for what lies directly in it."""
-    before = _here.kernel, _here.directory, _here.begin
-    _here.kernel, _here.directory, _here.begin = kernel, str(directory), str(directory / "x")[:-1]
+    """In this block, in which there may be no other, this thread uses these calls for what lies in the directory."""
+    _here.directory, _here.begin = str(directory), str(directory / "x")[:-1]
     try:
+        _here.kernel = kernel
         yield
     finally:
-        _here.kernel, _here.directory, _here.begin = before
+        _here.kernel = None

@@ -19,6 +19,7 @@ from paramsync import kernel, mounts
 from paramsync.kernel import Facts, Kernel
 
 _SMALL = 1 << 16  # bytes that are read at once; while more are read, others may run
+_LISTED = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _EMPTY_PATH, _NO_FOLLOW, _BASIC = 0x1000, 0x100, 0x7FF  # of statx
 _STATX = struct.Struct("=28xH2xQQ48xqI4xqI12xII")  # mode, inode, size, changed, written, device
 _LENGTH = struct.Struct("=16xH")  # of an entry of a directory
@@ -31,7 +32,6 @@ _CALLS = {  # what each returns and takes
     "openat": (_INT, (_INT, ctypes.c_char_p, _INT)),
     "read": (_SIZE, (_INT, _ADDRESS, _SIZE)),
     "getdents64": (_SIZE, (_INT, _ADDRESS, _SIZE)),
-    "lseek": (_SIZE, (_INT, _SIZE, _INT)),
     "flock": (_INT, (_INT, _INT)),
     "close": (_INT, (_INT,)),
 }
@@ -52,8 +52,7 @@ class Folder:
         """
         known = _identity(self._path)
         if known != self._known:
-            self._prompt = None if known is None else _of(self._path)
-            self._known = known
+            self._known, self._prompt = (None, None) if known is None else _opened(self._path)
         return nullcontext() if self._prompt is None else kernel.using(self._prompt, self._path)
 
 
@@ -69,14 +68,17 @@ class _Prompt(Kernel):
         os.close(self._directory)
 
     def names(self, directory: Path) -> list[str]:
-        _call("lseek", self._directory, 0, os.SEEK_SET)
         found = []
-        while size := _call("getdents64", self._directory, self._content, _SMALL, path=directory):
-            entries = ctypes.string_at(self._content, size)
-            at = 0
-            while at < size:
-                found.append(os.fsdecode(entries[at + _NAME : entries.index(b"\0", at + _NAME)]))
-                at += _LENGTH.unpack_from(entries, at)[0]
+        listed = _call("openat", self._directory, b".", _LISTED, path=directory)  # if that is still permitted
+        try:
+            while size := _call("getdents64", listed, self._content, _SMALL, path=directory):
+                entries = ctypes.string_at(self._content, size)
+                at = 0
+                while at < size:
+                    found.append(os.fsdecode(entries[at + _NAME : entries.index(b"\0", at + _NAME)]))
+                    at += _LENGTH.unpack_from(entries, at)[0]
+        finally:
+            _call("close", listed)
         return [name for name in found if name not in (".", "..")]
 
     def of_name(self, path: Path) -> Facts:
@@ -121,22 +123,27 @@ class _Facts(NamedTuple):
     st_ctime_ns: int
 
 
-def _of(path: Path) -> _Prompt | None:
-    """None where it is not in memory, or this system lets no such calls be made."""
-    if not _FUNCTIONS:
-        return None
+def _opened(path: Path) -> tuple[tuple[int, int] | None, _Prompt | None]:
+    """Which directory has this path, None where that cannot be opened now, and the calls for it, if it is in memory."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        descriptor = os.open(path, _LISTED)
     except OSError:
-        return None
+        return None, None
     prompt = _Prompt(descriptor)
     found = os.fstat(descriptor)
+    known = found.st_dev, found.st_ino
+    return known, prompt if _works(prompt, descriptor, known) and mounts.is_memory(found) else None
+
+
+def _works(prompt: _Prompt, descriptor: int, known: tuple[int, int]) -> bool:
+    """Whether this system has these calls, and lets them be made: a sandbox may not."""
+    if not _FUNCTIONS:
+        return False
     try:
-        same = prompt.of_descriptor(descriptor)
-    except OSError:  # of a sandbox that lets not all calls be made
-        return None
-    works = (same.st_dev, same.st_ino) == (found.st_dev, found.st_ino)
-    return prompt if works and mounts.is_memory(found) else None
+        found = prompt.of_descriptor(descriptor)
+    except OSError:
+        return False
+    return (found.st_dev, found.st_ino) == known
 
 
 def _identity(path: Path) -> tuple[int, int] | None:

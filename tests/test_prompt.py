@@ -13,14 +13,17 @@ from pathlib import Path
 
 import pytest
 
-from inferencer.sources.identity import Listing
 from paramsync import files, kernel
 from paramsync.kernel import Kernel
-from paramsync.mounts import is_memory
 from paramsync.prompt import Folder
 
 _PLAIN = Kernel()
-_ODD = "file empty link dangling fifo socket folder missing name-of-bytes-\udcff " + "x" * 255 + " " + "y" * 256
+_ODD = (
+    "file empty huge ancient link dangling fifo socket folder missing name-of-bytes-\udcff "
+    + "x" * 255
+    + " "
+    + "y" * 256
+)
 _LARGE = 200_000  # bytes: more than are read at once
 
 
@@ -31,6 +34,10 @@ def odd(memory: Path) -> Path:
     (memory / "large").write_bytes(bytes(range(250)) * (_LARGE // 250))
     for name in ("empty", "name-of-bytes-\udcff", "x" * 255):
         (memory / name).touch()
+    (memory / "ancient").touch()
+    os.utime(memory / "ancient", ns=(0, -123_456_789_012_345_678))
+    with (memory / "huge").open("wb") as file:
+        file.truncate((5 << 32) + 7)
     (memory / "link").symlink_to("file")
     (memory / "dangling").symlink_to("nowhere")
     os.mkfifo(memory / "fifo")
@@ -173,8 +180,10 @@ def test_other_threads_do_not_run_meanwhile(odd: Path) -> None:
 
 def test_it_is_for_what_lies_directly_in_the_directory_and_for_one_thread(odd: Path) -> None:
     with promptly(odd) as prompt:
-        assert kernel.of(odd) is prompt
+        assert kernel.of(odd / "file") is kernel.of_directory(odd) is prompt
+        assert type(kernel.of_directory(odd / "folder")) is Kernel
         for path in (
+            odd,
             odd / "folder" / "deeper",
             odd / "..",
             odd.parent,
@@ -189,70 +198,3 @@ def test_it_is_for_what_lies_directly_in_the_directory_and_for_one_thread(odd: P
         thread.join()
         assert type(seen[0]) is Kernel
     assert type(kernel.of(odd / "file")) is Kernel
-
-
-def test_paths_may_be_relative(odd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(odd)
-    with Folder(Path()).promptly():
-        assert type(kernel.of(Path("file"))) is not Kernel
-        assert files.content(Path("file"), limit=7) == b"content"
-        assert type(kernel.of(Path("folder/deeper"))) is Kernel
-        assert type(kernel.of(odd / "file")) is Kernel
-
-
-def test_a_directory_that_is_not_in_memory_or_not_there_is_asked_about_as_usual(tmp_path: Path, memory: Path) -> None:
-    assert not is_memory(Path("/proc").stat())
-    for path in (Path("/proc"), tmp_path / "nowhere", memory / "nowhere"):
-        with Folder(path).promptly():
-            assert type(kernel.of(path / "version")) is Kernel
-
-
-def test_a_directory_that_comes_goes_and_is_replaced_is_the_one_that_is_there(memory: Path) -> None:
-    path = memory / "store"
-    folder = Folder(path)
-    with folder.promptly():
-        assert Listing(path).of_file("one") is None
-    path.mkdir()
-    (path / "one").touch()
-    with folder.promptly():
-        assert Listing(path).of_file("one") is not None
-        path.rename(memory / "before")
-        path.mkdir()
-        assert Listing(path).of_file("one") is not None  # of the one that was there at first
-    with folder.promptly():
-        assert Listing(path).of_file("one") is None
-        path.rmdir()
-        assert Listing(path).of_file("one") is None
-
-
-def test_a_store_behind_a_link_is_followed_to_where_it_leads_now(memory: Path) -> None:
-    for name in ("a", "b"):
-        (memory / name).mkdir()
-        (memory / name / "of").write_text(name)
-    link = memory / "link"
-    folder = Folder(link)
-    for name in ("a", "b", "a"):
-        link.unlink(missing_ok=True)
-        link.symlink_to(name)
-        with folder.promptly():
-            assert type(kernel.of(link / "of")) is not Kernel
-            assert files.content(link / "of", limit=1) == name.encode()
-
-
-def test_no_descriptor_is_left_open(memory: Path) -> None:
-    def descriptors() -> int:
-        return len(list(Path("/proc/self/fd").iterdir()))
-
-    before = descriptors()
-    for _ in range(20):
-        folder = Folder(memory / "store")
-        for _ in range(3):
-            (memory / "store").mkdir()
-            (memory / "store" / "file").touch()
-            with folder.promptly():
-                for name in ("file", "missing", ".."):
-                    files.has(memory / "store" / name, b"")
-            (memory / "store" / "file").unlink()
-            (memory / "store").rmdir()
-    del folder
-    assert descriptors() == before
