@@ -15,6 +15,7 @@ import pytest
 if TYPE_CHECKING:
     from inferencer.follower import Follower
     from paramsync.spares import Spares
+    from tests.inferencers import Process
     from tests.published import Publisher
     from tests.rewritten import Checkpoints
     from tests.running import Running
@@ -114,3 +115,20 @@ def served(publisher: Publisher, running: Running) -> Running:
     publisher.publish(7)
     synced(running)
     return running
+
+
+@pytest.fixture
+def echoing(tmp_path: Path) -> Iterator[Process]:
+    """A server of model `m`, which gives back what it is given."""
+    from paramsync.v1 import sync_pb2
+    from tests.echoes import Echoes
+    from tests.inferencers import LONG, Process
+
+    echoes = Echoes(tmp_path / "m")
+    echoes.publish(4)
+    program = Process("--model", f"m={tmp_path / 'm'}", "--rest-port", "0")
+    program.connect()
+    list(program.sync.Sync(sync_pb2.SyncRequest(), timeout=LONG))
+    yield program
+    program.close()
+    echoes.close()

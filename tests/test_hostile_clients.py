@@ -4,34 +4,19 @@ from __future__ import annotations
 
 import random
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import grpc
 import pytest
 from tensorflow_serving.apis import predict_pb2
 
-from paramsync.v1 import sync_pb2 as pb
-from tests.echoes import Echoes
 from tests.frames import PREDICT, connected, headers, message
 from tests.inferencers import LONG, Process
 from tests.programs import eventually
 
 MB = 1 << 20
 SLACK = 200 * MB  # which allocators keep
-
-
-@pytest.fixture
-def program(tmp_path: Path) -> Iterator[Process]:
-    """A server of model `m`, which gives back what it is given."""
-    echoes = Echoes(tmp_path / "m")
-    echoes.publish(4)
-    program = Process("--model", f"m={tmp_path / 'm'}", "--rest-port", "0")
-    program.connect()
-    list(program.sync.Sync(pb.SyncRequest(), timeout=LONG))
-    yield program
-    program.close()
-    echoes.close()
 
 
 def repeated(count: int) -> predict_pb2.PredictRequest:
@@ -50,37 +35,37 @@ def memory(program: Process, what: str = "VmRSS") -> int:
     return int(next(one for one in lines if one.startswith(what)).split()[1]) * 1024
 
 
-def check_answered(program: Process) -> None:
+def check_answered(echoing: Process) -> None:
     for count in range(1, 50):
-        answer = program.predict(repeated(count), timeout=LONG)
+        answer = echoing.predict(repeated(count), timeout=LONG)
         assert list(answer.outputs["x"].float_val) == [1.0] * count
 
 
 @pytest.mark.slow
-def test_a_hundred_clients_that_never_read_large_answers_hold_up_nobody(program: Process) -> None:
-    check_answered(program)
-    before = memory(program)
-    port = int(program.address.rpartition(":")[2])
+def test_a_hundred_clients_that_never_read_large_answers_hold_up_nobody(echoing: Process) -> None:
+    check_answered(echoing)
+    before = memory(echoing)
+    port = int(echoing.address.rpartition(":")[2])
     content = repeated(2 * MB).SerializeToString()  # 8 MB back
     clients = [connected(port, window=1000) for _ in range(100)]
     for one in clients:
         one.sendall(headers(1) + message(1, content))
-    eventually(lambda: memory(program) > before + 100 * MB, lambda: "answers that wait to be read")
-    check_answered(program)
-    assert memory(program, "VmHWM") < before + 8 * 64 * MB * 3  # what waits, as numbers, as a message and as sent
+    eventually(lambda: memory(echoing) > before + 100 * MB, lambda: "answers that wait to be read")
+    check_answered(echoing)
+    assert memory(echoing, "VmHWM") < before + 8 * 64 * MB * 3  # what waits, as numbers, as a message and as sent
     for one in clients:
         one.close()
-    eventually(lambda: memory(program) < before + SLACK, lambda: f"{memory(program)} to be {before}")
-    check_answered(program)
+    eventually(lambda: memory(echoing) < before + SLACK, lambda: f"{memory(echoing)} to be {before}")
+    check_answered(echoing)
 
 
 BODIES = [b'{"instances":[[1]]}', b"{", b'{"x":1}', b"[1]"]
 
 
 @pytest.mark.slow
-def test_thousands_of_bad_requests_leave_memory_as_it_was(program: Process) -> None:
+def test_thousands_of_bad_requests_leave_memory_as_it_was(echoing: Process) -> None:
     source = random.Random(1)
-    port, http = (int(one.rpartition(":")[2]) for one in (program.address, program.http_address))
+    port, http = (int(one.rpartition(":")[2]) for one in (echoing.address, echoing.http_address))
     good = repeated(1).SerializeToString()
 
     def send(port: int, content: bytes, *, wait: bool) -> None:
@@ -91,7 +76,7 @@ def test_thousands_of_bad_requests_leave_memory_as_it_was(program: Process) -> N
 
     def call(path: str, content: bytes, timeout: float = LONG) -> None:
         with pytest.raises(grpc.RpcError):
-            program.predictions.unary_unary(path, bytes, bytes)(content, timeout=timeout)
+            echoing.predictions.unary_unary(path, bytes, bytes)(content, timeout=timeout)
 
     def named() -> None:
         unknown = repeated(1)
@@ -117,14 +102,14 @@ def test_thousands_of_bad_requests_leave_memory_as_it_was(program: Process) -> N
         lambda: call(PREDICT, good[:-3] + b"\xff"),
         lambda: send(http, head.format(999).encode() + b'{"ins', wait=False),
         lambda: send(port, source.randbytes(100), wait=False),
-        lambda: program.predict.future(repeated(MB)).cancel(),
+        lambda: echoing.predict.future(repeated(MB)).cancel(),
     ]
     for _ in range(500):
         source.choice(kinds)()
-    check_answered(program)
-    before = memory(program)
+    check_answered(echoing)
+    before = memory(echoing)
     for _ in range(2000):
         source.choice(kinds)()
-    check_answered(program)
-    eventually(lambda: memory(program) < before + 32 * MB, lambda: f"{memory(program)} to be {before}")
-    assert "Traceback" not in "".join(program.lines)
+    check_answered(echoing)
+    eventually(lambda: memory(echoing) < before + 32 * MB, lambda: f"{memory(echoing)} to be {before}")
+    assert "Traceback" not in "".join(echoing.lines)

@@ -9,7 +9,7 @@ import collections
 import http.client
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +28,8 @@ from tensorflow_serving.apis import (
 )
 
 from paramsync.kserve import open_inference_pb2 as kserve
-from tests.echoes import Echoes
 from tests.fuzz.requests import mutated, mutated_json
 from tests.inferencers import LONG, Process
-from tests.programs import eventually
 from tests.values import VALUES
 
 pytestmark = pytest.mark.slow
@@ -47,19 +45,6 @@ REFUSED = {
     grpc.StatusCode.OUT_OF_RANGE,
     grpc.StatusCode.RESOURCE_EXHAUSTED,
 }
-
-
-@pytest.fixture
-def program(tmp_path: Path) -> Iterator[Process]:
-    """A server of model `m`, which gives back what it is given."""
-    echoes = Echoes(tmp_path / "m")
-    echoes.publish(4)
-    program = Process("--model", f"m={tmp_path / 'm'}", "--rest-port", "0")
-    program.connect()
-    eventually(lambda: is_answered(program), lambda: "an answer")
-    yield program
-    program.close()
-    echoes.close()
 
 
 def predict(signature: str, **inputs: Any) -> Any:
@@ -129,10 +114,10 @@ BODIES = [
 PATHS = ["predict", "predict", "classify", "regress"]
 
 
-def is_answered(program: Process) -> bool:
+def is_answered(echoing: Process) -> bool:
     """Raises nothing while nothing serves yet."""
     try:
-        answer = program.predict(predict("negated", x=X), timeout=LONG)
+        answer = echoing.predict(predict("negated", x=X), timeout=LONG)
     except grpc.RpcError as error:
         if error.code() is grpc.StatusCode.UNAVAILABLE:
             return False
@@ -142,27 +127,27 @@ def is_answered(program: Process) -> bool:
     return True
 
 
-def memory(program: Process) -> int:
+def memory(echoing: Process) -> int:
     """In bytes."""
-    lines = Path(f"/proc/{program.process.pid}/status").read_text().splitlines()
+    lines = Path(f"/proc/{echoing.process.pid}/status").read_text().splitlines()
     return int(next(one for one in lines if one.startswith("VmRSS")).split()[1]) * 1024
 
 
-def test_whatever_is_asked_has_an_answer_or_a_status_and_harms_nobody(program: Process, whole: bool) -> None:
+def test_whatever_is_asked_has_an_answer_or_a_status_and_harms_nobody(echoing: Process, whole: bool) -> None:
     chance = random.Random(7)
     seen: collections.Counter[object] = collections.Counter()
 
     def call() -> None:
         path, message = chance.choice(CALLS)
         content = mutated(message, chance)
-        answer = program.predictions.unary_unary(path, bytes, bytes).future(content, timeout=LONG)
+        answer = echoing.predictions.unary_unary(path, bytes, bytes).future(content, timeout=LONG)
         code, said = answer.code(), answer.details()
         assert code is grpc.StatusCode.OK or (code in REFUSED and said), (path, content, code, said)
         seen[code] += 1
 
     def post() -> None:
         body, path = mutated_json(chance.choice(BODIES), chance), chance.choice(PATHS)
-        connection = http.client.HTTPConnection(program.http_address, timeout=LONG)
+        connection = http.client.HTTPConnection(echoing.http_address, timeout=LONG)
         connection.request("POST", f"/v1/models/m:{path}", body)
         answer = connection.getresponse()
         content = answer.read()
@@ -174,15 +159,15 @@ def test_whatever_is_asked_has_an_answer_or_a_status_and_harms_nobody(program: P
     kinds: list[Callable[[], None]] = [call, call, call, post]
     for _ in range(1000):
         chance.choice(kinds)()
-    assert is_answered(program)
-    before = memory(program)
+    assert is_answered(echoing)
+    before = memory(echoing)
     for number in range(50_000 if whole else 2000):
         chance.choice(kinds)()
         if number % 500 == 0:
-            assert is_answered(program)
-    assert is_answered(program)
-    grown = memory(program) - before
+            assert is_answered(echoing)
+    assert is_answered(echoing)
+    grown = memory(echoing) - before
     sys.stdout.write(f"\n{dict(seen.most_common())}, {grown / MB:.1f} MB more\n")
     assert min(seen[grpc.StatusCode.OK], seen[200], seen[grpc.StatusCode.INVALID_ARGUMENT], seen[400]) > 10
     assert grown < 32 * MB
-    assert "Traceback" not in "".join(program.lines)
+    assert "Traceback" not in "".join(echoing.lines)
