@@ -17,4 +17,4 @@ def is_memory(found: os.stat_result) -> bool:
         return False
     # Fields by place, then optional ones up to "-", then the type. In names the kernel escapes these two characters.
     lines = [line.split(b" ") for line in mounts.split(b"\n")]
-    return any(one[2:3] == [device] and one[one.index(b"-") + 1] == b"tmpfs" for one in lines if b"-" in one[6:-1])
+    return any(one[2:3] == [device] and one[one.index(b"-", 6) + 1] == b"tmpfs" for one in lines if b"-" in one[6:-1])

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from inferencer.sources.identity import Listing
-from paramsync import files, kernel
+from paramsync import files, kernel, prompt
 from paramsync.kernel import Kernel
 from paramsync.mounts import is_memory
 from paramsync.prompt import Folder
@@ -33,6 +33,18 @@ def test_a_directory_that_is_not_in_memory_or_not_there_is_asked_about_as_usual(
     for path in (Path("/proc"), tmp_path / "nowhere", memory / "nowhere"):
         with Folder(path).promptly():
             assert type(kernel.of(path / "version")) is Kernel
+
+
+def test_a_system_without_these_calls_or_that_forbids_them_is_asked_as_usual(
+    memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(*arguments: object) -> int:
+        return -1
+
+    for functions in ({}, dict.fromkeys(prompt._FUNCTIONS, refuses)):
+        monkeypatch.setattr(prompt, "_FUNCTIONS", functions)
+        with Folder(memory).promptly():
+            assert type(kernel.of(memory / "version")) is Kernel
 
 
 def test_a_directory_that_comes_goes_and_is_replaced_is_the_one_that_is_there(memory: Path) -> None:
