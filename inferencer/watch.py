@@ -3,34 +3,14 @@
 from __future__ import annotations
 
 import logging
-import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from watchdog.events import (
-    DirCreatedEvent,
-    DirDeletedEvent,
-    DirMovedEvent,
-    FileClosedEvent,
-    FileCreatedEvent,
-    FileMovedEvent,
-    FileSystemEvent,
-    FileSystemEventHandler,
-)
-from watchdog.observers import Observer
-from watchdog.observers.api import BaseObserver
+from inferencer.listeners import Listener, listen
 
 _log = logging.getLogger("paramsync.watch")
-_EVENTS: list[type[FileSystemEvent]] = [
-    FileMovedEvent,
-    FileCreatedEvent,  # of a link: of a file that is written it is too early, and does no harm
-    FileClosedEvent,
-    DirCreatedEvent,
-    DirMovedEvent,
-    DirDeletedEvent,
-]
 
 _Target = tuple[Path, int, int]  # a folder, and by device and inode which one of that name
 
@@ -77,7 +57,7 @@ class _Ear:
     def __init__(self, place: Place, ring: Callable[[], None]) -> None:
         self._place = place
         self._ring = ring
-        self._observer: BaseObserver | None = None
+        self._listener: Listener | None = None
         self._armed: _Target | None = None
         self._warned = False
 
@@ -90,13 +70,12 @@ class _Ear:
                 return
 
     def _alive(self) -> bool:
-        return self._observer is not None and all(one.is_alive() for one in self._observer.emitters)
+        return self._listener is not None and self._listener.is_alive()
 
     def close(self) -> None:
-        observer, self._observer, self._armed = self._observer, None, None
-        if observer is not None:
-            observer.stop()
-            observer.join()
+        listener, self._listener, self._armed = self._listener, None, None
+        if listener is not None:
+            listener.close()
 
     def _start(self, target: _Target) -> bool:
         path = target[0]
@@ -106,34 +85,20 @@ class _Ear:
         else:
             missing = self._place.folder.absolute().relative_to(path).parts[0]
             names = re.compile(re.escape(missing))
-        observer: BaseObserver | None = None
+
+        def hear(name: str) -> None:
+            if not name or names.fullmatch(name):
+                self._ring()
+
         try:
-            observer = Observer()
-            observer.schedule(_Bell(folder, names, self._ring), str(folder), event_filter=_EVENTS)
-            observer.start()
+            self._listener = listen(folder, hear)
         except Exception as error:  # noqa: BLE001, whatever it is, no folder or no inotify watches left: there is the poll
             if not self._warned:
                 self._warned = True
                 _log.warning("cannot watch %s, new versions are found by polling: %s", path, error)
-            if observer is not None:
-                observer.stop()
             return False
-        self._observer, self._armed, self._warned = observer, target, False
+        self._armed, self._warned = target, False
         return True
-
-
-class _Bell(FileSystemEventHandler):
-    """Runs under the observer's lock, where an exception would end its thread: it rings, and nothing else."""
-
-    def __init__(self, folder: Path, names: re.Pattern[str], ring: Callable[[], None]) -> None:
-        self._folder = str(folder)
-        self._names = names
-        self._ring = ring
-
-    def dispatch(self, event: FileSystemEvent) -> None:
-        path = os.fsdecode(event.dest_path or event.src_path)
-        if path == self._folder or self._names.fullmatch(path.removeprefix(f"{self._folder}/")):
-            self._ring()
 
 
 def _nearest(folder: Path) -> _Target | None:

@@ -14,6 +14,7 @@ import pytest
 
 if TYPE_CHECKING:
     from inferencer.follower import Follower
+    from inferencer.listeners import Inotify, Observed
     from paramsync.spares import Spares
     from tests.inferencers import Process
     from tests.published import Publisher
@@ -35,6 +36,18 @@ def whole(request: pytest.FixtureRequest) -> bool:
 def eighty_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     """What commands print is meant for a terminal of that width."""
     monkeypatch.setenv("COLUMNS", "80")
+
+
+@pytest.fixture(params=["Inotify", "Observed"])
+def listener(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> type[Inotify | Observed]:
+    """What a watch listens by: both ways, whichever this system would take."""
+    from inferencer import listeners
+
+    kind: type[Inotify | Observed] = getattr(listeners, request.param)
+    if kind is listeners.Inotify and listeners.listen is not kind:
+        pytest.skip("watchdog 7 is not there, or no Linux")
+    monkeypatch.setattr("inferencer.watch.listen", kind)
+    return kind
 
 
 @pytest.fixture

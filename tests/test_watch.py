@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import shutil
 import threading
 from collections.abc import Iterator
@@ -13,23 +12,9 @@ import pytest
 from inferencer.sources import places
 from inferencer.sources.saved_models import highest
 from inferencer.watch import Watch
+from tests.bells import Bell, commit, watch_on
 
-SOON = 10.0  # seconds; a test that waits this long has failed
-
-
-class Bell:
-    """Counts, and lets a test wait for the next ring."""
-
-    def __init__(self) -> None:
-        self.rings = 0
-        self._rung = threading.Semaphore(0)
-
-    def ring(self) -> None:
-        self.rings += 1
-        self._rung.release()
-
-    def rang(self, seconds: float = SOON) -> bool:
-        return self._rung.acquire(timeout=seconds)
+pytestmark = pytest.mark.usefixtures("listener")
 
 
 @pytest.fixture
@@ -47,16 +32,6 @@ def watch(store: Path, bell: Bell) -> Iterator[Watch]:
     watch = watch_on(store, bell)
     yield watch
     watch.close()
-
-
-def watch_on(store: Path, bell: Bell) -> Watch:
-    return Watch(lambda: places.of_store(store), bell.ring)
-
-
-def commit(store: Path, text: str = "x") -> None:
-    aside = store / ".tmp-checkpoint"
-    aside.write_text(text)
-    aside.replace(store / "checkpoint")
 
 
 def test_a_commit_rings(store: Path, watch: Watch, bell: Bell) -> None:
@@ -155,25 +130,13 @@ def test_a_link_to_a_store_is_watched(tmp_path: Path, store: Path, bell: Bell) -
 
 def test_arming_again_changes_nothing_while_the_store_is_the_same(store: Path, watch: Watch, bell: Bell) -> None:
     store.mkdir(parents=True)
-    before = threading.active_count()
     watch.arm()
     running = threading.active_count()
-    assert running > before
     watch.arm()
     assert threading.active_count() == running
     commit(store)
     assert bell.rang()
     assert bell.rings == 1
-
-
-def test_close_ends_the_threads_and_may_be_called_twice(store: Path, bell: Bell) -> None:
-    store.mkdir(parents=True)
-    before = set(threading.enumerate())
-    watch = watch_on(store, bell)
-    watch.arm()
-    watch.close()
-    watch.close()
-    assert {one for one in threading.enumerate() if one.is_alive()} <= before | {threading.current_thread()}
 
 
 def test_a_saved_model_rings_when_it_is_complete_however_deep_that_shows(store: Path, bell: Bell) -> None:
@@ -228,31 +191,14 @@ def test_places_that_are_wanted_no_more_are_left(tmp_path: Path, bell: Bell) -> 
     wanted = [tmp_path / "a", tmp_path / "b"]
     for one in wanted:
         one.mkdir()
-    before = threading.active_count()
     watch = Watch(lambda: [place for one in wanted for place in places.of_store(one)], bell.ring)
     watch.arm()
-    of_two = threading.active_count()
+    commit(tmp_path / "b")
+    assert bell.rang()
     wanted.pop()
     watch.arm()
-    assert before < threading.active_count() < of_two
+    commit(tmp_path / "b")
     commit(tmp_path / "a")
     assert bell.rang()
+    assert bell.rings == 2
     watch.close()
-
-
-def test_without_descriptors_it_warns_once_and_watches_once_there_are_some(
-    store: Path, watch: Watch, bell: Bell, caplog: pytest.LogCaptureFixture
-) -> None:
-    store.mkdir(parents=True)
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
-    try:
-        watch.arm()
-        watch.arm()
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    (warning,) = [one.getMessage() for one in caplog.records]
-    assert warning.startswith(f"cannot watch {store}, new versions are found by polling: ")
-    watch.arm()
-    commit(store)
-    assert bell.rang()

@@ -1,0 +1,130 @@
+"""What tells of news in one folder, by watchdog, which is known here alone."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from watchdog.events import (
+    DirCreatedEvent,
+    DirDeletedEvent,
+    DirMovedEvent,
+    FileClosedEvent,
+    FileCreatedEvent,
+    FileMovedEvent,
+    FileSystemEvent,
+    FileSystemEventHandler,
+)
+from watchdog.observers import Observer
+from watchdog.utils import UnsupportedLibcError
+
+try:
+    from watchdog.observers.inotify_c import (
+        CallbackId,
+        InotifyConstants,
+        InotifyEvent,
+        InotifyFD,
+        Mask,
+        WatchDescriptor,
+    )
+
+    _HAS_INOTIFY = True
+except (ImportError, UnsupportedLibcError):  # watchdog 6, which is what there is for Python 3.10, or no Linux
+    _HAS_INOTIFY = False
+
+Hear = Callable[[str], None]
+"""Takes the name of what came into a folder, "" where the folder itself went. It is called on a thread of watchdog's,
+which an exception would end, and under its locks."""
+
+
+class Listener(Protocol):
+    """Has heard, from when it is made, what comes into a folder, until it is closed or the folder is gone."""
+
+    def is_alive(self) -> bool: ...
+    def close(self) -> None: ...
+
+
+class Inotify:
+    """By watchdog's inotify, on its one thread for all folders.
+
+    An observer has three threads for each folder, which take the interpreter from what answers, and asks for more
+    events. Of a file that is moved away it waits half a second for the place where it went, and holds back all that
+    comes after it.
+    """
+
+    def __init__(self, folder: Path, hear: Hear) -> None:
+        """Raises OSError, and whatever else watchdog does."""
+        self._hear = hear
+        self._gone = False
+        self._id = CallbackId(id(self))
+        self._reader = InotifyFD.get_instance()
+        if not self._reader.is_alive():
+            raise RuntimeError("the thread that reads what happened has ended")
+        news = (
+            InotifyConstants.IN_CREATE  # of a link: of a file that is written it is too early, and does no harm
+            | InotifyConstants.IN_CLOSE_WRITE
+            | InotifyConstants.IN_MOVED_TO
+            | InotifyConstants.IN_MOVE_SELF
+            | InotifyConstants.IN_ONLYDIR
+        )
+        self._watch = self._reader.add_callback(os.fsencode(folder), Mask(news), self, self._id)
+        if self._watch < 0:  # the one error that watchdog does not raise
+            self.close()
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
+
+    def is_alive(self) -> bool:
+        return not self._gone and self._reader.is_alive()
+
+    def close(self) -> None:
+        self._reader.remove_callbacks([(self._watch, self._id)])
+
+    def on_event(self, event: InotifyEvent) -> None:
+        self._hear(os.fsdecode(event.name))
+
+    def on_watch_deleted(self, wd: WatchDescriptor) -> None:
+        self._gone = True
+        self._hear("")
+
+    def on_queue_overflow(self) -> None:
+        self._hear("")
+
+
+class Observed:
+    """By an observer of watchdog's, whichever this system has."""
+
+    _EVENTS: tuple[type[FileSystemEvent], ...] = (
+        FileMovedEvent,
+        FileCreatedEvent,
+        FileClosedEvent,
+        DirCreatedEvent,
+        DirMovedEvent,
+        DirDeletedEvent,
+    )
+
+    def __init__(self, folder: Path, hear: Hear) -> None:
+        """Raises OSError, and whatever else watchdog does."""
+        self._observer = Observer()
+        self._observer.schedule(_Told(folder, hear), str(folder), event_filter=list(self._EVENTS))
+        self._observer.start()
+
+    def is_alive(self) -> bool:
+        return all(one.is_alive() for one in self._observer.emitters)
+
+    def close(self) -> None:
+        self._observer.stop()
+        self._observer.join()
+
+
+class _Told(FileSystemEventHandler):
+    def __init__(self, folder: Path, hear: Hear) -> None:
+        self._folder = str(folder)
+        self._hear = hear
+
+    def dispatch(self, event: FileSystemEvent) -> None:
+        self._hear(os.fsdecode(event.dest_path or event.src_path).removeprefix(self._folder).removeprefix("/"))
+
+
+listen: Callable[[Path, Hear], Listener] = Inotify if _HAS_INOTIFY else Observed

@@ -1,0 +1,153 @@
+"""What a watch listens by: each way there is, with the real inotify."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from inferencer.listeners import Inotify, Observed
+from inferencer.sources import places
+from inferencer.watch import Watch
+from tests.bells import Bell, commit, watch_on
+from tests.programs import ROOT
+
+pytestmark = pytest.mark.usefixtures("listener")
+
+
+@pytest.fixture
+def bell() -> Bell:
+    return Bell()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    return tmp_path / "parent" / "store"
+
+
+@pytest.fixture
+def watch(store: Path, bell: Bell) -> Iterator[Watch]:
+    watch = watch_on(store, bell)
+    yield watch
+    watch.close()
+
+
+def test_close_ends_the_threads_and_may_be_called_twice(store: Path, bell: Bell) -> None:
+    store.mkdir(parents=True)
+    before = set(threading.enumerate())
+    watch = watch_on(store, bell)
+    watch.arm()
+    watch.close()
+    watch.close()
+    left = {one for one in threading.enumerate() if one.is_alive()} - before
+    assert {type(one).__name__ for one in left} <= {"InotifyFD"}  # which is the one for all folders
+
+
+def test_no_folder_has_a_thread_of_its_own(
+    tmp_path: Path, bell: Bell, listener: type[Inotify | Observed], watch: Watch
+) -> None:
+    if listener is Observed:
+        pytest.skip("each has three")
+    watch.arm()
+    running = threading.active_count()
+    stores = [tmp_path / str(one) for one in range(20)]
+    for one in stores:
+        one.mkdir()
+    many = Watch(lambda: [place for one in stores for place in places.of_store(one)], bell.ring)
+    many.arm()
+    assert threading.active_count() == running
+    commit(stores[7])
+    assert bell.rang()
+    many.close()
+
+
+def test_two_watches_on_one_folder_know_nothing_of_each_other(store: Path, watch: Watch, bell: Bell) -> None:
+    store.mkdir(parents=True)
+    watch.arm()
+    for _ in range(3):
+        other = Bell()
+        second = watch_on(store, other)
+        second.arm()
+        commit(store)
+        assert bell.rang()
+        assert other.rang()
+        second.close()
+        commit(store)
+        assert bell.rang()
+        assert other.rings == 1
+
+
+def test_a_folder_that_is_moved_away_rings_and_its_successor_is_watched(
+    store: Path, watch: Watch, bell: Bell, listener: type[Inotify | Observed]
+) -> None:
+    store.mkdir(parents=True)
+    watch.arm()
+    store.rename(store.with_name("former"))
+    store.mkdir()
+    assert listener is Observed or bell.rang()
+    watch.arm()
+    commit(store.with_name("former"))
+    commit(store)
+    assert bell.rang()
+    assert bell.rings == 1 + (listener is Inotify)
+
+
+def test_what_is_moved_away_holds_no_ring_back(
+    tmp_path: Path, store: Path, watch: Watch, bell: Bell, listener: type[Inotify | Observed]
+) -> None:
+    if listener is Observed:
+        pytest.skip("watchdog's observer waits for where it went")
+    store.mkdir(parents=True)
+    watch.arm()
+    waited = []
+    for number in range(5):
+        (store / f"ckpt-{number}.index").write_text("x")
+        (store / f"ckpt-{number}.index").rename(tmp_path / "archived")
+        began = time.monotonic()
+        commit(store)
+        assert bell.rang()
+        waited.append(time.monotonic() - began)
+    assert min(waited) < 0.25, waited  # where it went would be waited for for half a second, each time
+
+
+def test_without_descriptors_it_warns_once_and_watches_once_there_are_some(
+    tmp_path: Path, listener: type[Inotify | Observed]
+) -> None:
+    """In a process of its own: one that watches already may need no more of them."""
+    (tmp_path / "store").mkdir()
+    ran = subprocess.run(
+        [sys.executable, "-c", WITHOUT_DESCRIPTORS, tmp_path / "store", listener.__name__],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    (warning,) = [line for line in ran.stderr.splitlines() if line.startswith("cannot watch")]
+    assert warning.startswith(f"cannot watch {tmp_path / 'store'}, new versions are found by polling: ")
+    assert ran.stdout == "rang\n"
+
+
+WITHOUT_DESCRIPTORS = """
+import resource, sys
+from pathlib import Path
+from inferencer import listeners, watch as module
+from tests.bells import Bell, commit, watch_on
+
+module.listen = getattr(listeners, sys.argv[2])
+bell = Bell()
+watch = watch_on(Path(sys.argv[1]), bell)
+soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+watch.arm()
+watch.arm()
+resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+watch.arm()
+commit(Path(sys.argv[1]))
+print("rang" if bell.rang() else "did not ring")
+watch.close()
+"""
