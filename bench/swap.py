@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,6 +29,7 @@ _CAPACITY_SECONDS = 1.0
 _FIRST = 5  # versions before a server starts
 _SEVERAL = 4  # processors of which a publisher gets one
 _LATER = 60.0  # seconds: a publisher goes on for longer than anybody looks
+_SETTLING = 0.3  # seconds for which it goes on before anybody looks: the first version may be one it was halted in
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,17 +91,24 @@ class _Case:
             pass
         quiet: list[Mapping[str, Any]] = []
         swapping: list[Mapping[str, Any]] = []
-        with self._way.serve(self._folder, self._settings.bytes) as served:
+        seconds, runs = self._settings.seconds, self._settings.runs
+        with (
+            self._way.serve(self._folder, self._settings.bytes) as served,
+            self._publisher(int((runs * (_SETTLING + seconds) + _LATER) / _PAUSE)) as publisher,
+            _halting(publisher) as halted,
+        ):
             served.ask_until(self._request.read_bytes(), 1)
             address = served.addresses["predictions"]
             callers = ("--callers", _CALLERS, "--seconds", _CAPACITY_SECONDS)
             rates = [self._call(address, *callers)["per_second"] for _ in range(1 + _CAPACITY_ROUNDS)]
             capacity = statistics.median(rates[1:])  # the first calls are slow
-            load = ("--rate", capacity * _LOAD, "--seconds", self._settings.seconds)
-            for _ in track(range(self._settings.runs)):
+            load = ("--rate", capacity * _LOAD, "--seconds", seconds)
+            for _ in track(range(runs)):
                 quiet.append(self._call(address, *load))
-                with self._publisher(int((self._settings.seconds + _LATER) / _PAUSE)):
-                    swapping.append(self._call(address, *load))
+                halted(False)
+                threading.Event().wait(_SETTLING)
+                swapping.append(self._call(address, *load))
+                halted(True)
         return self._figures(capacity, quiet, swapping)
 
     def _figures(
@@ -134,6 +144,20 @@ class _Case:
         command = [sys.executable, "-m", "bench.traffic", address, str(self._request), *map(str, arguments)]
         found: dict[str, Any] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
         return found
+
+
+@contextmanager
+def _halting(publisher: Served) -> Iterator[Callable[[bool], None]]:
+    """Halts it, and lets it go on where it was and halts it again, as it is told."""
+
+    def halted(wanted: bool) -> None:
+        os.kill(publisher.pid, signal.SIGSTOP if wanted else signal.SIGCONT)
+
+    try:
+        halted(True)
+        yield halted
+    finally:
+        halted(False)
 
 
 @contextmanager
