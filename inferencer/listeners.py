@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from watchdog.events import (
     DirCreatedEvent,
@@ -37,7 +38,7 @@ except (ImportError, UnsupportedLibcError):  # watchdog 6, which is what there i
 
 Hear = Callable[[str], None]
 """Takes the name of what came into a folder, "" where the folder itself went. It is called on a thread of watchdog's,
-which an exception would end, and under its locks."""
+which an exception would end, and which others wait for: it returns at once."""
 
 
 class Listener(Protocol):
@@ -55,14 +56,15 @@ class Inotify:
     comes after it.
     """
 
+    _shared: ClassVar[InotifyFD | None] = None
+    _sharing = threading.Lock()
+
     def __init__(self, folder: Path, hear: Hear) -> None:
         """Raises OSError, and whatever else watchdog does."""
         self._hear = hear
         self._gone = False
         self._id = CallbackId(id(self))
-        self._reader = InotifyFD.get_instance()
-        if not self._reader.is_alive():
-            raise RuntimeError("the thread that reads what happened has ended")
+        self._reader = self._running()
         news = (
             InotifyConstants.IN_CREATE  # of a link: of a file that is written it is too early, and does no harm
             | InotifyConstants.IN_CLOSE_WRITE
@@ -82,6 +84,8 @@ class Inotify:
         self._reader.remove_callbacks([(self._watch, self._id)])
 
     def on_event(self, event: InotifyEvent) -> None:
+        if event.is_move_self:  # another may have its place by now, or may have had it for a moment
+            self._gone = True
         self._hear(os.fsdecode(event.name))
 
     def on_watch_deleted(self, wd: WatchDescriptor) -> None:
@@ -89,7 +93,18 @@ class Inotify:
         self._hear("")
 
     def on_queue_overflow(self) -> None:
+        self._gone = True  # for all that is known: that the folder was removed may be among what was lost
         self._hear("")
+
+    @classmethod
+    def _running(cls) -> InotifyFD:
+        """The reader of all folders: another one where that has ended, or could not begin."""
+        with cls._sharing:
+            if cls._shared is None or (cls._shared.ident is not None and not cls._shared.is_alive()):
+                cls._shared = InotifyFD()
+            if cls._shared.ident is None:
+                cls._shared.start()
+            return cls._shared
 
 
 class Observed:

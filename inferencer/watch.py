@@ -79,7 +79,6 @@ class _Ear:
 
     def _start(self, target: _Target) -> bool:
         path = target[0]
-        folder = path.resolve()  # a link would be watched in place of what it leads to
         if path == self._place.folder:
             names = self._place.names
         else:
@@ -91,7 +90,8 @@ class _Ear:
                 self._ring()
 
         try:
-            self._listener = listen(folder, hear)
+            # resolved, for a link would be watched in place of what it leads to
+            self._listener = listen(path.resolve(), hear)
         except Exception as error:  # noqa: BLE001, whatever it is, no folder or no inotify watches left: there is the poll
             if not self._warned:
                 self._warned = True

@@ -14,10 +14,11 @@ import pytest
 from inferencer.listeners import Inotify, Observed
 from inferencer.sources import places
 from inferencer.watch import Watch
-from tests.bells import Bell, commit, watch_on
+from tests.bells import SOON, Bell, commit, watch_on
 from tests.programs import ROOT
 
 pytestmark = pytest.mark.usefixtures("listener")
+only_inotify = pytest.mark.parametrize("listener", ["Inotify"], indirect=True)  # observers differ in that
 
 
 @pytest.fixture
@@ -48,11 +49,8 @@ def test_close_ends_the_threads_and_may_be_called_twice(store: Path, bell: Bell)
     assert {type(one).__name__ for one in left} <= {"InotifyFD"}  # which is the one for all folders
 
 
-def test_no_folder_has_a_thread_of_its_own(
-    tmp_path: Path, bell: Bell, listener: type[Inotify | Observed], watch: Watch
-) -> None:
-    if listener is Observed:
-        pytest.skip("each has three")
+@only_inotify
+def test_no_folder_has_a_thread_of_its_own(tmp_path: Path, bell: Bell, watch: Watch) -> None:
     watch.arm()
     running = threading.active_count()
     stores = [tmp_path / str(one) for one in range(20)]
@@ -97,11 +95,8 @@ def test_a_folder_that_is_moved_away_rings_and_its_successor_is_watched(
     assert bell.rings == 1 + (listener is Inotify)
 
 
-def test_what_is_moved_away_holds_no_ring_back(
-    tmp_path: Path, store: Path, watch: Watch, bell: Bell, listener: type[Inotify | Observed]
-) -> None:
-    if listener is Observed:
-        pytest.skip("watchdog's observer waits for where it went")
+@only_inotify
+def test_what_is_moved_away_holds_no_ring_back(tmp_path: Path, store: Path, watch: Watch, bell: Bell) -> None:
     store.mkdir(parents=True)
     watch.arm()
     waited = []
@@ -113,6 +108,93 @@ def test_what_is_moved_away_holds_no_ring_back(
         assert bell.rang()
         waited.append(time.monotonic() - began)
     assert min(waited) < 0.25, waited  # where it went would be waited for for half a second, each time
+
+
+@only_inotify
+def test_a_folder_that_was_moved_away_is_listened_to_no_more(tmp_path: Path) -> None:
+    """Though it may come back, and be the same."""
+    (tmp_path / "a").mkdir()
+    bell = Bell()
+    one = Inotify(tmp_path / "a", lambda name: bell.ring())
+    assert one.is_alive()
+    (tmp_path / "a").rename(tmp_path / "b")
+    assert bell.rang()
+    assert not one.is_alive()
+    one.close()
+
+
+@only_inotify
+def test_after_more_events_than_the_kernel_keeps_all_folders_are_listened_to_anew(tmp_path: Path) -> None:
+    """That a folder was removed is among what is lost, and the one made in its place may have its inode."""
+    quiet, busy = tmp_path / "quiet", tmp_path / "busy"
+    quiet.mkdir()
+    busy.mkdir()
+    held, going_on = Bell(), threading.Event()
+    most = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
+
+    def hold(name: str) -> None:
+        held.ring()
+        going_on.wait(SOON)
+
+    listener = Inotify(busy, hold)
+    bell = Bell()
+    watch = watch_on(quiet, bell)
+    watch.arm()
+    for number in range(most // 2 + 100):  # each is made, and closed
+        (busy / str(number)).touch()
+    assert held.rang()
+    quiet.rmdir()
+    quiet.mkdir()
+    going_on.set()
+    assert bell.rang()
+    watch.arm()
+    while bell.rang(0.2):
+        watch.arm()
+    commit(quiet)
+    assert bell.rang()
+    watch.close()
+    listener.close()
+
+
+@only_inotify
+def test_where_the_thread_could_not_begin_it_begins_with_the_next_arming(
+    store: Path, watch: Watch, bell: Bell, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    store.mkdir(parents=True)
+    monkeypatch.setattr(Inotify, "_shared", None)
+    with monkeypatch.context() as without_threads:
+        without_threads.setattr(threading.Thread, "start", no_thread)
+        watch.arm()
+    assert "new versions are found by polling: can't start new thread" in caplog.text
+    watch.arm()
+    commit(store)
+    assert bell.rang()
+
+
+def no_thread(_: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+def test_arming_never_raises_while_links_and_folders_take_turns(store: Path, watch: Watch) -> None:
+    store.parent.mkdir()
+    elsewhere = store.with_name("elsewhere")
+    elsewhere.mkdir()
+    ended = threading.Event()
+
+    def turn() -> None:
+        while not ended.is_set():
+            store.mkdir()
+            store.rmdir()
+            store.symlink_to(elsewhere)
+            store.unlink()
+
+    turning = threading.Thread(target=turn)
+    turning.start()
+    end = time.monotonic() + 1
+    while time.monotonic() < end:
+        watch.arm()
+    ended.set()
+    turning.join()
 
 
 def test_without_descriptors_it_warns_once_and_watches_once_there_are_some(
