@@ -228,8 +228,11 @@ resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
 watch.arm()
 watch.arm()
 resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-watch.arm()
-commit(Path(sys.argv[1]))
-print("rang" if bell.rang() else "did not ring")
+for _ in range(50):  # as a follower does with each of its looks
+    watch.arm()
+    commit(Path(sys.argv[1]))
+    if bell.rang(0.2):
+        break
+print("rang" if bell.rings else "did not ring")
 watch.close()
 """
