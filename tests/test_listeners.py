@@ -136,24 +136,16 @@ def test_after_more_events_than_the_kernel_keeps_all_folders_are_listened_to_ane
         held.ring()
         going_on.wait(SOON)
 
-    listener = Inotify(busy, hold)
     bell = Bell()
-    watch = watch_on(quiet, bell)
-    watch.arm()
+    listeners = [Inotify(busy, hold), Inotify(quiet, lambda name: bell.ring())]
     for number in range(most // 2 + 100):  # each is made, and closed
         (busy / str(number)).touch()
     assert held.rang()
-    quiet.rmdir()
-    quiet.mkdir()
     going_on.set()
     assert bell.rang()
-    watch.arm()
-    while bell.rang(0.2):
-        watch.arm()
-    commit(quiet)
-    assert bell.rang()
-    watch.close()
-    listener.close()
+    assert not any(one.is_alive() for one in listeners)
+    for one in listeners:
+        one.close()
 
 
 @only_inotify
@@ -215,14 +207,13 @@ def test_without_descriptors_it_warns_once_and_watches_once_there_are_some(
 
 
 WITHOUT_DESCRIPTORS = """
-import resource, sys
+import re, resource, sys, threading
 from pathlib import Path
 from inferencer import listeners, watch as module
-from tests.bells import Bell, commit, watch_on
 
+store, rung = Path(sys.argv[1]), threading.Event()
 module.listen = getattr(listeners, sys.argv[2])
-bell = Bell()
-watch = watch_on(Path(sys.argv[1]), bell)
+watch = module.Watch(lambda: [module.Place(store, re.compile("checkpoint"))], rung.set)
 soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
 watch.arm()
@@ -230,9 +221,9 @@ watch.arm()
 resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 for _ in range(50):  # as a follower does with each of its looks
     watch.arm()
-    commit(Path(sys.argv[1]))
-    if bell.rang(0.2):
+    (store / "checkpoint").write_text("x")
+    if rung.wait(0.2):
         break
-print("rang" if bell.rings else "did not ring")
+print("rang" if rung.is_set() else "did not ring")
 watch.close()
 """
