@@ -50,7 +50,7 @@ BENCHMARKS = {
         "train, and publish meanwhile", ("tensors", "sizes", "seconds", "device", "runs"), SAVINGS, runs=5
     ),
     "freshness": Benchmark("from a step to the first answer with it", ("tensors", "runs"), LOOPS),
-    "swap": Benchmark("answers while versions are swapped in", ("seconds", "runs"), SWAPPING, runs=15, seconds=2),
+    "swap": Benchmark("answers while versions are swapped in", ("seconds", "runs"), SWAPPING, runs=40, seconds=0.5),
     "memory": Benchmark("what a server takes, over many swaps", ("tensors", "swaps"), runs=1),
     "serve": Benchmark("answers a second, beside gRPC that only answers", ("seconds", "runs"), runs=5),
     "start": Benchmark("until a server's first answer", ("tensors", "runs"), runs=5),

@@ -20,6 +20,7 @@ from bench.progress import Progress
 from bench.publishing import INPUTS
 from bench.served import Served, request
 from bench.settings import NOT_ASKED_FOR, Settings
+from bench.traffic import Traffic
 
 _PAUSE = 0.1  # seconds from version to version
 _LOAD = 0.7  # of what a server can answer
@@ -29,7 +30,7 @@ _CAPACITY_SECONDS = 1.0
 _FIRST = 5  # versions before a server starts
 _SEVERAL = 4  # processors of which a publisher gets one
 _LATER = 60.0  # seconds: a publisher goes on for longer than anybody looks
-_SETTLING = 0.3  # seconds for which it goes on before anybody looks: the first version may be one it was halted in
+_SETTLING = 0.3  # seconds after it was halted, or goes on, before anybody looks: it may have been within a version
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,30 +87,30 @@ class _Case:
         self._request.write_bytes(request({"x": INPUTS[kind]}))
 
     def measure(self, track: Callable[[range], Any]) -> dict[str, Any]:
-        """In each round the same load once without and once with versions that are published and swapped in."""
+        """Under one load that never ends, in each round a while without and one with versions that are published and
+        swapped in, which of them first by turns."""
         with self._publisher(_FIRST):
             pass
-        quiet: list[Mapping[str, Any]] = []
-        swapping: list[Mapping[str, Any]] = []
+        seen: dict[str, list[Mapping[str, Any]]] = {"quiet": [], "swap": []}
         seconds, runs = self._settings.seconds, self._settings.runs
         with (
             self._way.serve(self._folder, self._settings.bytes) as served,
-            self._publisher(int((runs * (_SETTLING + seconds) + _LATER) / _PAUSE)) as publisher,
+            self._publisher(int((2 * runs * (_SETTLING + seconds) + _LATER) / _PAUSE)) as publisher,
             _halting(publisher) as halted,
         ):
             served.ask_until(self._request.read_bytes(), 1)
             address = served.addresses["predictions"]
-            callers = ("--callers", _CALLERS, "--seconds", _CAPACITY_SECONDS)
-            rates = [self._call(address, *callers)["per_second"] for _ in range(1 + _CAPACITY_ROUNDS)]
-            capacity = statistics.median(rates[1:])  # the first calls are slow
-            load = ("--rate", capacity * _LOAD, "--seconds", seconds)
-            for _ in track(range(runs)):
-                quiet.append(self._call(address, *load))
-                halted(False)
-                threading.Event().wait(_SETTLING)
-                swapping.append(self._call(address, *load))
-                halted(True)
-        return self._figures(capacity, quiet, swapping)
+            capacity = statistics.median([self._capacity(address) for _ in range(1 + _CAPACITY_ROUNDS)][1:])
+            with Traffic(address, self._request, capacity * _LOAD) as traffic:
+                traffic.forget()
+                for round_ in track(range(runs)):
+                    for name in ("quiet", "swap") if round_ % 2 == 0 else ("swap", "quiet"):
+                        halted(name == "quiet")
+                        _wait(_SETTLING)
+                        traffic.forget()
+                        _wait(seconds)
+                        seen[name].append(traffic.seen())
+        return self._figures(capacity, seen["quiet"], seen["swap"])
 
     def _figures(
         self, capacity: float, quiet: list[Mapping[str, Any]], swapping: list[Mapping[str, Any]]
@@ -122,7 +123,7 @@ class _Case:
         seen = [*quiet, *swapping]
         return figures | {
             "ratio_p99": figures["swap_p99_ms"] / figures["quiet_p99_ms"],
-            "versions_per_second": statistics.median(one["versions"] for one in swapping) / self._settings.seconds,
+            "versions_per_second": statistics.mean(one["versions"] - 1 for one in swapping) / self._settings.seconds,
             "requests": sum(one["answered"] + one["failed"] for one in seen),
             "failed": sum(one["failed"] for one in seen),
             "mixed": sum(one["mixed"] for one in seen),
@@ -140,10 +141,16 @@ class _Case:
                 log=self._folder.with_name(f"{self._folder.name}-{first}.log"),
             )
 
-    def _call(self, address: str, *arguments: object) -> dict[str, Any]:
-        command = [sys.executable, "-m", "bench.traffic", address, str(self._request), *map(str, arguments)]
-        found: dict[str, Any] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-        return found
+    def _capacity(self, address: str) -> float:
+        """Answers a second that so many callers get; in the first round they are fewer."""
+        command = [sys.executable, "-m", "bench.traffic", address, str(self._request)]
+        command += ["--callers", str(_CALLERS), "--seconds", str(_CAPACITY_SECONDS)]
+        found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+        return float(found["per_second"])
+
+
+def _wait(seconds: float) -> None:
+    threading.Event().wait(seconds)
 
 
 @contextmanager

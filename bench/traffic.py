@@ -1,4 +1,8 @@
-"""Callers of a server, as a process: `python -m bench.traffic ADDRESS REQUEST ...` prints what they saw."""
+"""Callers of a server, as a process: `python -m bench.traffic ADDRESS REQUEST ...` prints what they saw.
+
+With `--callers` that is once. With `--rate` calls go on for as long as there is standard input, and for each line of it
+comes what was seen of those that were due since the line before: all under one load, with no begin and no end in it.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +10,24 @@ import argparse
 import asyncio
 import contextlib
 import gc
+import itertools
 import json
+import math
+import subprocess
 import sys
 import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import TracebackType
+from typing import Any
 
 import grpc
 import numpy as np
 
 from bench.served import PREDICT
 from paramsync import wire
+from paramsync.errors import CallError
 from paramsync.v1 import serving_pb2
 
 _OPTIONS = (("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1))
@@ -26,10 +36,58 @@ _WARM_UPS = 20
 _PERCENTILES = (50, 99, 99.9)
 
 
+class Traffic:
+    """The process with `--rate`, for one thread."""
+
+    def __init__(self, address: str, request: Path, rate: float) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "bench.traffic", address, str(request), "--rate", str(rate)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            bufsize=1,
+        )
+
+    def forget(self) -> None:
+        """What it saw so far does not count. Returns once it calls. Raises CallError."""
+        self._ask()
+
+    def seen(self) -> dict[str, Any]:
+        """What it saw since it was asked before. Raises CallError, also where nothing was answered."""
+        found = self._ask()
+        if not found["answered"]:
+            raise CallError(f"no call was answered: {found['reasons']}", "UNKNOWN")
+        return found
+
+    def _ask(self) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write("\n")
+        if not (said := self._process.stdout.readline()):
+            raise CallError("nobody calls any more", "UNKNOWN")
+        found: dict[str, Any] = json.loads(said)
+        return found
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def __enter__(self) -> Traffic:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
 @dataclass(slots=True)
 class Seen:
     """What came back. Every output of a model that is measured with is the number of the version it comes from."""
 
+    since: float
+    open: set[asyncio.Task[None]] = field(default_factory=set)
     milliseconds: list[float] = field(default_factory=list)
     versions: Counter[int] = field(default_factory=Counter)
     failed: Counter[str] = field(default_factory=Counter)
@@ -43,6 +101,19 @@ class Seen:
         values = (wire.to_arrays(response.outputs, "output")).values()
         self.mixed += any((one != version).any() for one in values)
 
+    def told(self, until: float) -> str:
+        times = np.percentile(self.milliseconds, _PERCENTILES) if self.milliseconds else ()
+        figures = {
+            "answered": len(self.milliseconds),
+            "per_second": len(self.milliseconds) / (until - self.since),
+            "failed": self.failed.total(),
+            "reasons": dict(self.failed),
+            "mixed": self.mixed,
+            "versions": len(self.versions),
+        }
+        percentiles = zip(_PERCENTILES, times, strict=bool(len(times)))
+        return json.dumps(figures | {f"p{percentile:g}_ms": float(one) for percentile, one in percentiles})
+
 
 class Callers:
     """Those of one server, on one event loop."""
@@ -51,36 +122,36 @@ class Callers:
         channels = [grpc.aio.insecure_channel(address, options=_OPTIONS) for _ in range(_CHANNELS)]
         self._calls = [one.unary_unary(PREDICT, bytes, bytes) for one in channels]
         self._request = request
-        self.seen = Seen()
+        self._seen = Seen(time.perf_counter())
 
-    async def one(self, at: int, due: float) -> None:
+    async def _one(self, at: int, due: float, seen: Seen) -> None:
         """Its time counts from when it was due, however late it could be sent."""
         try:
             answer = await self._calls[at % _CHANNELS](self._request)
         except grpc.aio.AioRpcError as error:
-            self.seen.failed[error.code().name] += 1
+            seen.failed[error.code().name] += 1
             return
-        self.seen.note(answer, time.perf_counter() - due)
+        seen.note(answer, time.perf_counter() - due)
 
     async def warm_up(self) -> None:
         """Connections are made, and the first calls are slow: neither is what anybody asks about."""
         for at in range(_CHANNELS * _WARM_UPS):
             with contextlib.suppress(grpc.aio.AioRpcError):  # a server that is told anew what to serve may fail some
                 await self._calls[at % _CHANNELS](self._request)
+        self._seen = Seen(time.perf_counter())
 
-    async def at_rate(self, rate: float, seconds: float) -> None:
-        """Calls that come whether or not those before were answered."""
+    async def at_rate(self, rate: float) -> None:
+        """Calls that come whether or not those before were answered, and go on until this is cancelled."""
         started = time.perf_counter()
-        open_calls: set[asyncio.Task[None]] = set()
-        for at in range(int(rate * seconds)):
+        for at in itertools.count():
             due = started + at / rate
             while (early := due - time.perf_counter()) > 0:
                 await asyncio.sleep(early)
-            task = asyncio.ensure_future(self.one(at, due))
-            open_calls.add(task)
-            task.add_done_callback(open_calls.discard)
+            seen = self._seen
+            task = asyncio.ensure_future(self._one(at, due, seen))
+            seen.open.add(task)
+            task.add_done_callback(seen.open.discard)
             await asyncio.sleep(0)
-        await asyncio.gather(*open_calls)
 
     async def at_once(self, count: int, seconds: float) -> None:
         """So many callers, each of which calls again when it is answered."""
@@ -88,31 +159,37 @@ class Callers:
 
         async def again(at: int) -> None:
             while (now := time.perf_counter()) < end:
-                await self.one(at, now)
+                await self._one(at, now, self._seen)
 
         await asyncio.gather(*(again(at) for at in range(count)))
 
+    async def seen(self) -> str:
+        """What was seen since this was asked for before, when all of it is there."""
+        until = time.perf_counter()
+        seen, self._seen = self._seen, Seen(until)
+        await asyncio.gather(*seen.open)
+        return seen.told(until)
 
-async def _call(found: argparse.Namespace) -> dict[str, object]:
+
+async def _call(found: argparse.Namespace) -> None:
     callers = Callers(found.address, found.request.read_bytes())
     await callers.warm_up()
     gc.freeze()
-    started = time.perf_counter()
-    if found.rate:
-        await callers.at_rate(found.rate, found.seconds)
-    else:
+    if found.rate is None:
         await callers.at_once(found.callers, found.seconds)
-    seconds, seen = time.perf_counter() - started, callers.seen
-    times = np.percentile(seen.milliseconds, _PERCENTILES) if seen.milliseconds else ()
-    return {
-        "answered": len(seen.milliseconds),
-        "per_second": len(seen.milliseconds) / seconds,
-        "failed": seen.failed.total(),
-        "reasons": dict(seen.failed),
-        "mixed": seen.mixed,
-        "versions": len(seen.versions),
-        **{f"p{percentile:g}_ms": float(one) for percentile, one in zip(_PERCENTILES, times, strict=bool(len(times)))},
-    }
+        _say(await callers.seen())
+        return
+    calling = asyncio.ensure_future(callers.at_rate(found.rate))
+    lines = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
+    while await lines.readline():
+        _say(await callers.seen())
+    calling.cancel()
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
 
 
 def main() -> None:
@@ -122,9 +199,12 @@ def main() -> None:
     how = parser.add_mutually_exclusive_group(required=True)
     how.add_argument("--rate", type=float)
     how.add_argument("--callers", type=int)
-    parser.add_argument("--seconds", type=float, required=True)
+    parser.add_argument("--seconds", type=float, default=1.0, help="with --callers: for how long (default %(default)s)")
+    found = parser.parse_args()
+    if found.rate is not None and not 0 < found.rate < math.inf:
+        parser.error(f"--rate: expected a number above 0, found {found.rate}")
     with contextlib.suppress(KeyboardInterrupt):
-        sys.stdout.write(json.dumps(asyncio.run(_call(parser.parse_args()))) + "\n")
+        asyncio.run(_call(found))
 
 
 if __name__ == "__main__":
