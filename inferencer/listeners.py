@@ -5,9 +5,11 @@ from __future__ import annotations
 import errno
 import os
 import threading
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 from watchdog.events import (
     DirCreatedEvent,
@@ -101,7 +103,8 @@ class Inotify:
         """The reader of all folders: another one where that has ended, or could not begin."""
         with cls._sharing:
             if cls._shared is None or (cls._shared.ident is not None and not cls._shared.is_alive()):
-                cls._shared = InotifyFD()
+                with _nothing_left_open():
+                    cls._shared = InotifyFD()
             if cls._shared.ident is None:
                 cls._shared.start()
             return cls._shared
@@ -121,9 +124,17 @@ class Observed:
 
     def __init__(self, folder: Path, hear: Hear) -> None:
         """Raises OSError, and whatever else watchdog does."""
-        self._observer = Observer()
+        if folder.exists() and not os.access(folder, os.R_OK):  # the one error that watchdog does not raise
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
+        with _nothing_left_open():
+            self._observer = Observer()
         self._observer.schedule(_Told(folder, hear), str(folder), event_filter=list(self._EVENTS))
-        self._observer.start()
+        try:
+            with _nothing_left_open():
+                self._observer.start()
+        except Exception:
+            self._observer.stop()
+            raise
 
     def is_alive(self) -> bool:
         return all(one.is_alive() for one in self._observer.emitters)
@@ -140,6 +151,33 @@ class _Told(FileSystemEventHandler):
 
     def dispatch(self, event: FileSystemEvent) -> None:
         self._hear(os.fsdecode(event.dest_path or event.src_path).removeprefix(self._folder).removeprefix("/"))
+
+
+@contextmanager
+def _nothing_left_open() -> Iterator[None]:
+    """Where watchdog cannot begin it forgets the descriptors that it has by then.
+
+    Where the system has no watches, descriptors or threads left, each look of a follower would leave three.
+    """
+    try:
+        yield
+    except Exception as error:
+        for frame, _ in traceback.walk_tb(error.__traceback__):
+            if (forgotten := _not_begun(frame.f_locals.get("self"))) is not None:
+                for name in {"_inotify_fd", "_kill_r", "_kill_w"} & vars(forgotten).keys():
+                    os.close(getattr(forgotten, name))
+                break
+        raise
+
+
+def _not_begun(found: Any) -> Any:
+    """What has the descriptors, where that is part of this and no thread reads there yet."""
+    kind = type(found).__name__
+    if kind == "Inotify":  # of watchdog 6, which it has before its thread
+        return found
+    if kind == "InotifyBuffer" and found.ident is None:
+        return vars(found).get("_inotify")
+    return found if kind == "InotifyFD" and found.ident is None else None
 
 
 listen: Callable[[Path, Hear], Listener] = Inotify if _HAS_INOTIFY else Observed

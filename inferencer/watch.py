@@ -12,6 +12,7 @@ from inferencer.listeners import Listener, listen
 
 _log = logging.getLogger("paramsync.watch")
 
+_TRIES = 10  # what comes and goes faster than this is found by polling
 _Target = tuple[Path, int, int]  # a folder, and by device and inode which one of that name
 
 
@@ -62,9 +63,12 @@ class _Ear:
         self._warned = False
 
     def arm(self) -> None:
-        # In a loop, for the folder may have come while its parent was being armed. A folder made again can have the
-        # same inode as the one removed, so that only the end of what watched it tells.
-        while (target := _nearest(self._place.folder)) != self._armed or not self._alive():
+        # More than once, for the folder may have come while its parent was being armed. A folder made again can have
+        # the same inode as the one removed, so that only the end of what watched it tells.
+        for _ in range(_TRIES):
+            target = _nearest(self._place.folder)
+            if target == self._armed and self._alive():
+                return
             self.close()
             if target is None or not self._start(target):
                 return

@@ -6,16 +6,19 @@ Campaigns are short where they run with all other tests, and whole with `make ca
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
     from inferencer.follower import Follower
     from inferencer.listeners import Inotify, Observed
+    from inferencer.watch import Watch
     from paramsync.spares import Spares
+    from tests.bells import Bell
+    from tests.control_ports import Pair
     from tests.inferencers import Process
     from tests.published import Publisher
     from tests.rewritten import Checkpoints
@@ -38,6 +41,45 @@ def eighty_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
 
 
+@pytest.fixture
+def inferencer() -> Iterator[str]:
+    """The address of a server that speaks an inferencer's part of the contract."""
+    from tests.servers import add_sync, serving
+
+    with serving(add_sync) as address:
+        yield address
+
+
+@pytest.fixture
+def nobody() -> str:
+    """An address where no server is any more."""
+    from tests.servers import serving
+
+    with serving() as address:
+        pass
+    return address
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[Pair]:
+    """A trainer's control port and a client of it."""
+    from tests.control_ports import paired
+
+    with paired(tmp_path) as pair:
+        yield pair
+
+
+@pytest.fixture(params=[False, True], ids=["reference", "resource"])
+def variable(request: pytest.FixtureRequest) -> Callable[..., Any]:
+    """Makes variables of v1 graphs."""
+    import tensorflow as tf
+
+    def make(name: str, shape: tuple[int, ...]) -> Any:
+        return tf.compat.v1.get_variable(name, shape, use_resource=request.param)
+
+    return make
+
+
 @pytest.fixture(params=["Inotify", "Observed"])
 def listener(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> type[Inotify | Observed]:
     """What a watch listens by: both ways, whichever this system would take."""
@@ -48,6 +90,23 @@ def listener(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
         pytest.skip("watchdog 7 is not there, or no Linux")
     monkeypatch.setattr("inferencer.watch.listen", kind)
     return kind
+
+
+@pytest.fixture
+def bell() -> Bell:
+    from tests.bells import Bell
+
+    return Bell()
+
+
+@pytest.fixture
+def watch(store: Path, bell: Bell) -> Iterator[Watch]:
+    """On the store that a module has of its own, which need not be there yet."""
+    from tests.bells import watch_on
+
+    watch = watch_on(store, bell)
+    yield watch
+    watch.close()
 
 
 @pytest.fixture

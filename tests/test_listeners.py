@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import resource
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -22,20 +24,8 @@ only_inotify = pytest.mark.parametrize("listener", ["Inotify"], indirect=True)  
 
 
 @pytest.fixture
-def bell() -> Bell:
-    return Bell()
-
-
-@pytest.fixture
 def store(tmp_path: Path) -> Path:
     return tmp_path / "parent" / "store"
-
-
-@pytest.fixture
-def watch(store: Path, bell: Bell) -> Iterator[Watch]:
-    watch = watch_on(store, bell)
-    yield watch
-    watch.close()
 
 
 def test_close_ends_the_threads_and_may_be_called_twice(store: Path, bell: Bell) -> None:
@@ -134,13 +124,14 @@ def test_after_more_events_than_the_kernel_keeps_all_folders_are_listened_to_ane
 
     def hold(name: str) -> None:
         held.ring()
-        going_on.wait(SOON)
+        going_on.wait(10 * SOON)  # longer than it takes to make all the files, also where the machine is busy
 
     bell = Bell()
     listeners = [Inotify(busy, hold), Inotify(quiet, lambda name: bell.ring())]
+    (busy / "first").touch()
+    assert held.rang()  # what was read with it is out of the kernel's queue, and nothing of what follows
     for number in range(most // 2 + 100):  # each is made, and closed
         (busy / str(number)).touch()
-    assert held.rang()
     going_on.set()
     assert bell.rang()
     assert not any(one.is_alive() for one in listeners)
@@ -189,7 +180,65 @@ def test_arming_never_raises_while_links_and_folders_take_turns(store: Path, wat
     turning.join()
 
 
-def test_without_descriptors_it_warns_once(tmp_path: Path, listener: type[Inotify | Observed]) -> None:
+def test_one_that_cannot_begin_leaves_nothing_open(tmp_path: Path, listener: type[Inotify | Observed]) -> None:
+    def left() -> tuple[int, int]:
+        return len(list(Path("/proc/self/fd").iterdir())), threading.active_count()
+
+    listener(tmp_path, lambda name: None).close()  # what is kept for all folders is open from here on
+    before = left()
+    for _ in range(5):
+        with pytest.raises(FileNotFoundError):
+            listener(tmp_path / "missing", lambda name: None)
+    assert left() == before
+
+
+@pytest.mark.parametrize("spare", [1, 2])
+def test_one_that_has_too_few_descriptors_leaves_none_open(
+    spare: int, tmp_path: Path, listener: type[Inotify | Observed], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the three that it needs."""
+    if listener is Inotify:
+        monkeypatch.setattr(Inotify, "_shared", None)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    before = descriptors()
+    with ExitStack() as taken:
+        for _ in range(max(before) + 1 - len(before)):
+            taken.enter_context(Path(os.devnull).open())
+        all_before = descriptors()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(all_before) + 1 + spare, hard))
+        try:
+            for _ in range(5):
+                with pytest.raises(OSError, match=r"limit reached|Too many open files"):
+                    listener(tmp_path, lambda name: None)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert descriptors() == all_before
+
+
+def test_one_whose_thread_cannot_begin_leaves_nothing_open(
+    tmp_path: Path, listener: type[Inotify | Observed], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listener(tmp_path, lambda name: None).close()
+    if listener is Inotify:
+        monkeypatch.setattr(Inotify, "_shared", None)
+    before = descriptors()
+    with monkeypatch.context() as without_threads:
+        without_threads.setattr(threading.Thread, "start", no_thread)
+        for _ in range(5):
+            with pytest.raises(RuntimeError, match="can't start new thread"):
+                listener(tmp_path, lambda name: None)
+    assert len(descriptors() - before) == (3 if listener is Inotify else 0)  # which are there for its next beginning
+
+
+def descriptors() -> set[int]:
+    with os.scandir("/proc/self/fd") as found:
+        numbers = {int(one.name) for one in found}
+    return {number for number in numbers if Path(f"/proc/self/fd/{number}").exists()}
+
+
+def test_without_descriptors_it_warns_once_and_watches_once_there_are_some(
+    tmp_path: Path, listener: type[Inotify | Observed]
+) -> None:
     """In a process of its own: one that watches already may need no more of them."""
     (tmp_path / "store").mkdir()
     ran = subprocess.run(
@@ -201,6 +250,7 @@ def test_without_descriptors_it_warns_once(tmp_path: Path, listener: type[Inotif
     )
     (warning,) = [line for line in ran.stderr.splitlines() if line.startswith("cannot watch")]
     assert warning.startswith(f"cannot watch {tmp_path / 'store'}, new versions are found by polling: ")
+    assert ran.stdout == "rang\n"
 
 
 WITHOUT_DESCRIPTORS = """
@@ -216,5 +266,8 @@ resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
 watch.arm()
 watch.arm()
 resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+watch.arm()
+(store / "checkpoint").write_text("x")
+print("rang" if rung.wait(10) else "did not ring")
 watch.close()
 """

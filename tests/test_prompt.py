@@ -81,7 +81,7 @@ def test_every_call_says_what_the_usual_one_says(odd: Path, name: str) -> None:
     path = odd / name
 
     def by_name(calls: Kernel) -> object:
-        return outcome(lambda: facts(calls.of_name(path)))
+        return outcome(lambda: facts(calls.of_name(path.parent, path.name)))
 
     def opened(calls: Kernel) -> object:
         def look() -> object:
@@ -163,7 +163,7 @@ def looks(calls: Kernel, folder: Path, count: Callable[[], int]) -> int:
     before = count()
     for _ in range(50):
         calls.names(folder)
-        calls.of_name(folder / "file")
+        calls.of_name(folder, "file")
         descriptor = calls.open(folder / "file")
         calls.of_descriptor(descriptor)
         calls.share(descriptor)
@@ -174,7 +174,7 @@ def looks(calls: Kernel, folder: Path, count: Callable[[], int]) -> int:
 
 def test_other_threads_do_not_run_meanwhile(odd: Path) -> None:
     with promptly(odd) as prompt, counting() as count:
-        assert looks(_PLAIN, odd, count) > 0
+        assert any(looks(_PLAIN, odd, count) for _ in range(1000))  # where the machine is busy it may take a while
         assert looks(prompt, odd, count) == 0
 
 

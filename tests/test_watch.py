@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,20 +17,8 @@ pytestmark = pytest.mark.usefixtures("listener")
 
 
 @pytest.fixture
-def bell() -> Bell:
-    return Bell()
-
-
-@pytest.fixture
 def store(tmp_path: Path) -> Path:
     return tmp_path / "parent" / "store"
-
-
-@pytest.fixture
-def watch(store: Path, bell: Bell) -> Iterator[Watch]:
-    watch = watch_on(store, bell)
-    yield watch
-    watch.close()
 
 
 def test_a_commit_rings(store: Path, watch: Watch, bell: Bell) -> None:
