@@ -45,7 +45,7 @@ class Held(ABC):
     def has_its_name(self) -> bool:
         """Whether the path still leads to this file."""
         try:
-            found = kernel.of(self.path).of_name(self.path)
+            found = kernel.of(self.path).of_name(self.path.parent, self.path.name)
         except OSError:
             return False
         return (found.st_dev, found.st_ino) == (self.trace.device, self.trace.inode)

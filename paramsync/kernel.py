@@ -45,9 +45,9 @@ class Kernel:
         with os.scandir(directory) as found:
             return [one.name for one in found]
 
-    def of_name(self, path: Path) -> Facts:
-        """Of a link, not of what it leads to."""
-        return os.lstat(path)
+    def of_name(self, directory: Path, name: str) -> Facts:
+        """Of what has that name in a directory: of a link, not of what it leads to."""
+        return os.lstat(directory / name)
 
     def open(self, path: Path) -> int:
         """To read. Follows no link, and waits for nobody."""
@@ -94,7 +94,7 @@ def of(path: Path) -> Kernel:
 
 
 def of_directory(path: Path) -> Kernel:
-    """The call for the names in it."""
+    """The calls for the names in it."""
     kernel = _here.kernel
     return kernel if kernel is not None and str(path) == _here.directory else _PLAIN
 

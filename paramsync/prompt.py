@@ -81,8 +81,11 @@ class _Prompt(Kernel):
             _call("close", listed)
         return [name for name in found if name not in (".", "..")]
 
-    def of_name(self, path: Path) -> Facts:
-        return self._asked(self._directory, os.fsencode(path.name), _NO_FOLLOW, path)
+    def of_name(self, directory: Path, name: str) -> Facts:
+        try:
+            return self._asked(self._directory, os.fsencode(name), _NO_FOLLOW)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(directory / name)) from None
 
     def open(self, path: Path) -> int:
         return _call("openat", self._directory, os.fsencode(path.name), kernel.TO_READ, path=path)

@@ -113,7 +113,7 @@ class Following:
         except _OvertakenError:
             self._report.gave_up()
             self._notify()
-        self._wishes.settle(self._report.status(), found.numbers)
+        self._wishes.settle(self._report.status, found.numbers)
         if self._wishes.pinned != pinned:  # a pin that failed
             self._report.pinned(self._wishes.pinned)
             self._notify()

@@ -134,11 +134,15 @@ class Wishes:
         if before is not None:
             before.failure = SyncError(f"model {status.model!r}: {what} before version {before.number} had it")
 
-    def settle(self, status: Status, published: Collection[int] | None) -> None:
-        """Answer every wish that has come true in `status` or never will. `published` is None where nobody knows."""
+    def settle(self, status: Callable[[], Status], published: Collection[int] | None) -> None:
+        """Answer every wish that has come true in the status of now or never will. `published` is None where nobody
+        knows."""
         with self._lock:
             waiting = [wish for wish in self._open if wish.admitted]
-        outcomes = [(wish, wish.outcome(status, published)) for wish in waiting]
+        if not waiting:
+            return
+        now = status()
+        outcomes = [(wish, wish.outcome(now, published)) for wish in waiting]
         for wish, outcome in outcomes:
             if outcome is None or not self._take(wish) or not wish.answer.set_running_or_notify_cancel():
                 continue

@@ -22,6 +22,7 @@ class Listing:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
+        self._calls = kernel.of_directory(directory)
         self._names: set[str] = set()
         self._of_checkpoints: defaultdict[str, list[str]] = defaultdict(list)
         self._facts: dict[str, Facts | int] = {}  # of those that were asked for, or the number of the error
@@ -52,9 +53,8 @@ class Listing:
     def _found(self, name: str) -> Facts | int:
         """Of a link, wherever it leads: what counts is that it is one."""
         if name not in self._facts:
-            path = self._directory / name
             try:
-                self._facts[name] = kernel.of(path).of_name(path)
+                self._facts[name] = self._calls.of_name(self._directory, name)
             except OSError as error:
                 self._facts[name] = error.errno or errno.EIO
         return self._facts[name]
