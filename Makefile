@@ -7,9 +7,9 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 FUZZ := $(VENV)/fuzz
 TO ?= build/bench
-STORES := bad_store_table bad_stores bundle bundle_hostile embeddings follower follower_savers foreign held hostile_stores kept \
-	labels letting_go letting_pages_go pin reads records replica replica_trust rollback sources sources_served store \
-	store_of_tensorflow store_pruning
+STORES := bad_store_table bad_stores bundle bundle_hostile embeddings follower follower_savers foreign held held_changing \
+	hostile_stores kept labels letting_go letting_pages_go pin reads records replica replica_trust rollback sources \
+	sources_served store store_of_tensorflow store_pruning
 
 PROTOC := $(BIN)/python -m grpc_tools.protoc -I proto
 generate = $(PROTOC) --python_out=$(1) --pyi_out=$(1) proto/paramsync/*/*.proto && \

@@ -13,6 +13,9 @@ from paramsync.dtypes import Array
 from paramsync.index import Entry, Index, data_file, index_file
 from paramsync.plan import ALIGNMENT
 
+ONES: dict[str, Array] = {"a": np.ones(5000, np.float32), "b": np.ones(3, np.int64)}
+"""What a small checkpoint holds: more than a page, and less."""
+
 _PAGE = 4096
 
 

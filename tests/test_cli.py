@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import json
-import signal
-import statistics
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
-from pathlib import Path
-from typing import IO
 
-import grpc
 import pytest
 
 from paramsync.cli.__main__ import main
 from paramsync.cli.wording import duration, plain, to_json
 from paramsync.v1 import sync_pb2 as pb
-from paramsync.v1 import sync_pb2_grpc
-from tests.servers import CORRUPT, NEVER, SERVING, Sync, add_publisher, add_sync, serving
+from tests.commands import only_line
+from tests.servers import CORRUPT, NEVER, SERVING, add_publisher, serving
+
+pytestmark = pytest.mark.usefixtures("eighty_columns")
 
 WORDS = {
     "status": [],
@@ -31,32 +25,13 @@ WORDS = {
     "label": ["digits", "canary", "420"],
     "unlabel": ["digits", "stable"],
 }
-ADDRESSES = dict.fromkeys(WORDS, "--inferencer")
 CHANGING = ["sync", "pin", "unpin", "rollback", "label", "unlabel"]
-
-
-@pytest.fixture
-def inferencer() -> Iterator[str]:
-    with serving(add_sync) as address:
-        yield address
 
 
 @pytest.fixture
 def trainer() -> Iterator[str]:
     with serving(add_publisher) as address:
         yield address
-
-
-@pytest.fixture
-def nobody() -> str:
-    with serving() as address:
-        pass
-    return address
-
-
-@pytest.fixture(autouse=True)
-def _columns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
 
 
 def test_help_names_every_command_and_gives_an_example(capsys: pytest.CaptureFixture[str]) -> None:
@@ -100,7 +75,7 @@ def test_wrong_arguments_get_the_usage_and_exit_code_2(arguments: str, capsys: p
 
 def test_an_address_without_a_port_is_a_wrong_argument(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sync", "--inferencer", "localhost"]) == 2
-    assert _only_line(capsys.readouterr().err).startswith("paramsync sync: address 'localhost': expected HOST:PORT")
+    assert only_line(capsys.readouterr().err).startswith("paramsync sync: address 'localhost': expected HOST:PORT")
 
 
 @pytest.mark.parametrize("command", CHANGING)
@@ -108,7 +83,7 @@ def test_nobody_there_is_one_line_with_the_address(
     command: str, nobody: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([command, *WORDS[command], "--inferencer", nobody]) == 1
-    line = _only_line(capsys.readouterr().err)
+    line = only_line(capsys.readouterr().err)
     assert line.startswith(f"paramsync {command}: inferencer not reachable at {nobody} (Connection refused): start it")
 
 
@@ -117,7 +92,7 @@ def test_an_unknown_model_is_one_line_with_the_known_ones(
     command: str, inferencer: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([command, "cats", *WORDS[command][1:], "--inferencer", inferencer]) == 1
-    assert _only_line(capsys.readouterr().err).endswith("model 'cats' is not served here; served: digits")
+    assert only_line(capsys.readouterr().err).endswith("model 'cats' is not served here; served: digits")
 
 
 def test_status_shows_both_programs_in_80_columns(
@@ -148,7 +123,7 @@ def test_status_as_json_is_one_object_with_every_field(
     inferencer: str, trainer: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["status", "--inferencer", inferencer, "--trainer", trainer, "--json"]) == 0
-    found = json.loads(_only_line(capsys.readouterr().out))
+    found = json.loads(only_line(capsys.readouterr().out))
     assert found["trainer"]["status"]["step"] == 7
     assert found["trainer"]["status"]["loss"] is None
     (model,) = found["inferencer"]["models"]
@@ -176,12 +151,12 @@ def test_status_without_the_inferencer_shows_the_trainer_and_fails(
 
 def test_sync_says_which_version_serves(inferencer: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sync", "digits", "--inferencer", inferencer]) == 0
-    assert _only_line(capsys.readouterr().out).startswith("digits: version 420 (step 420) serves, ")
+    assert only_line(capsys.readouterr().out).startswith("digits: version 420 (step 420) serves, ")
 
 
 def test_sync_as_json_is_one_object(inferencer: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sync", "--inferencer", inferencer, "--json"]) == 0
-    found = json.loads(_only_line(capsys.readouterr().out))
+    found = json.loads(only_line(capsys.readouterr().out))
     assert (found["model"], found["status"]["serving"]["number"]) == ("digits", 420)
 
 
@@ -191,7 +166,7 @@ def test_sync_as_json_is_one_object(inferencer: str, capsys: pytest.CaptureFixtu
 def test_sync_says_why_not(version: int, why: str, inferencer: str, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--version", str(version), "--timeout", "0.2", "--inferencer", inferencer]
     assert main(["sync", "digits", *arguments]) == 1
-    assert _only_line(capsys.readouterr().err).endswith(why)
+    assert only_line(capsys.readouterr().err).endswith(why)
 
 
 def test_pin_and_unpin_say_what_holds_now(inferencer: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -205,12 +180,12 @@ def test_pin_and_unpin_say_what_holds_now(inferencer: str, capsys: pytest.Captur
 
 def test_a_fresh_sync_says_which_version_serves(inferencer: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sync", "digits", "--fresh", "--inferencer", inferencer]) == 0
-    assert _only_line(capsys.readouterr().out).startswith("digits: version 420 (step 420) serves, ")
+    assert only_line(capsys.readouterr().out).startswith("digits: version 420 (step 420) serves, ")
 
 
 def test_rollback_says_what_holds_now(inferencer: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["rollback", "digits", "--inferencer", inferencer]) == 0
-    assert _only_line(capsys.readouterr().out) == "digits: pinned to version 419; version 419 serves"
+    assert only_line(capsys.readouterr().out) == "digits: pinned to version 419; version 419 serves"
 
 
 def test_label_and_unlabel_say_what_holds_now(inferencer: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -236,92 +211,11 @@ def test_json_has_a_string_where_it_has_no_number() -> None:
     assert (found["loss"], found["published"]["metrics"], found["total_steps"]) == ("nan", {"loss": "inf"}, None)
 
 
-def test_no_module_of_the_commands_imports_tensorflow_or_the_programs() -> None:
-    code = """
-import importlib, pkgutil, sys
-import paramsync.cli, paramsync.client, paramsync.wire
-for found in pkgutil.iter_modules(paramsync.cli.__path__):
-    importlib.import_module(f"paramsync.cli.{found.name}")
-unwanted = {"tensorflow", "keras", "trainer", "inferencer"} & set(sys.modules)
-assert not unwanted, unwanted
-"""
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_help_costs_less_than_importing_grpc() -> None:
-    def median(*arguments: str) -> float:
-        return statistics.median(_seconds(arguments) for _ in range(5))
-
-    assert median("-m", "paramsync.cli", "--help") < median("-c", "import grpc")
-
-
-def test_ctrl_c_ends_a_command_quietly() -> None:
-    servicer = Sync()
-
-    def add(server: grpc.Server) -> None:
-        sync_pb2_grpc.add_SyncServicer_to_server(servicer, server)
-
-    with serving(add) as address:
-        command = [sys.executable, "-m", "paramsync.cli", "sync", "--version", str(NEVER), "--inferencer", address]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
-            assert servicer.restoring.wait(30)
-            process.send_signal(signal.SIGINT)
-            said, _ = process.communicate(timeout=30)
-    assert (process.returncode, said) == (130, "")
-
-
-def test_a_reader_that_leaves_is_no_reason_to_complain(inferencer: str, nobody: str) -> None:
-    command = [sys.executable, "-m", "paramsync.cli", "status", "--inferencer", inferencer, "--trainer", nobody]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        process.stdout.close()
-        assert process.stderr.read() == ""
-
-
-@pytest.mark.parametrize("command", ["status", "status --json"])
-def test_output_that_cannot_be_written_is_one_line(command: str, inferencer: str) -> None:
-    with Path("/dev/full").open("w") as full:
-        done = run(*command.split(), "--inferencer", inferencer, stdout=full)
-    assert (done.returncode, done.stderr) == (1, "paramsync: standard output: No space left on device\n")
-
-
-@pytest.mark.parametrize("redirections", [">&-", ">&- 2>&-", "<&- >&- 2>&-"])
-def test_closed_streams_do_not_matter(redirections: str, inferencer: str) -> None:
-    command = [sys.executable, "-m", "paramsync.cli", "status", "--inferencer", inferencer]
-    done = subprocess.run(
-        ["sh", "-c", f'"$@" {redirections}', "sh", *command], check=False, stderr=subprocess.PIPE, text=True
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-
-
 @pytest.mark.parametrize("command", CHANGING)
 def test_arguments_that_are_no_text_are_wrong(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([command, "\udcff", *WORDS[command][1:]]) == 2
-    assert _only_line(capsys.readouterr().err) == r"paramsync: expected arguments in UTF-8, found '\udcff'"
-
-
-def test_ctrl_c_within_an_import_is_quiet() -> None:
-    code = "import signal; from paramsync.cli.interrupts import importing\nwith importing(): signal.raise_signal(2)"
-    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+    assert only_line(capsys.readouterr().err) == r"paramsync: expected arguments in UTF-8, found '\udcff'"
 
 
 def test_the_status_shown_is_the_status_sent() -> None:
     assert pb.ModelStatus.State.Value(plain(SERVING)["state"].upper()) == SERVING.state
-
-
-def run(*arguments: str, stdout: IO[str]) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "paramsync.cli", *arguments]
-    return subprocess.run(command, check=False, stdout=stdout, stderr=subprocess.PIPE, text=True)
-
-
-def _only_line(text: str) -> str:
-    (line,) = text.splitlines()
-    return line
-
-
-def _seconds(arguments: tuple[str, ...]) -> float:
-    started = time.perf_counter()
-    subprocess.run([sys.executable, *arguments], check=True, stdout=subprocess.DEVNULL)
-    return time.perf_counter() - started

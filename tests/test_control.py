@@ -6,9 +6,7 @@ import queue
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,61 +20,17 @@ from paramsync.cli.__main__ import main
 from paramsync.client import Trainer
 from paramsync.errors import SettingsError
 from paramsync.store import Store
-from paramsync.v1 import sync_pb2, sync_pb2_grpc
+from paramsync.v1 import sync_pb2
 from paramsync.writer import StoreWriter
+from tests.control_ports import STATES, TIMEOUT, Doubling, Pair, status
 from tests.programs import eventually
 from tests.test_addresses import IPV6
-from tests.test_behind import version
 from trainer import watchers
 from trainer.control import MOST_PUBLISHING, Control, Training
 from trainer.job import Job
 from trainer.meter import Meter
 from trainer.publisher import Publisher
-from trainer.schedule import PublishSchedule
 from trainer.state import TrainingState
-
-TIMEOUT = 30
-STATES = sync_pb2.PublisherStatus
-
-
-class Doubling(tf.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.by = tf.Variable(2.0)
-
-    @tf.function(input_signature=[tf.TensorSpec([], name="x")])
-    def __call__(self, x: tf.Tensor) -> tf.Tensor:
-        return x * self.by
-
-
-@dataclass(frozen=True)
-class Pair:
-    """A control port and a client of it, over one store."""
-
-    store: Path
-    control: Control
-    channel: grpc.Channel
-    stub: Any
-
-    @contextmanager
-    def training(self) -> Iterator[Publisher]:
-        schedule = PublishSchedule(at_start=False, at_end=False)
-        with Publisher(self.store, Doubling(), schedule=schedule) as publisher:
-            meter = Meter(0, time.monotonic())
-            self.control.training_begins(
-                Training(publisher=publisher, meter=meter, device="CPU", total_steps=None, steps_per_epoch=10)
-            )
-            meter.advance(7, tf.constant(0.5), time.monotonic())
-            yield publisher
-
-
-@pytest.fixture
-def pair(tmp_path: Path) -> Iterator[Pair]:
-    with (
-        closing(Control("127.0.0.1", 0, store=tmp_path)) as control,
-        grpc.insecure_channel(control.address) as channel,
-    ):
-        yield Pair(tmp_path, control, channel, sync_pb2_grpc.PublisherStub(channel))
 
 
 @contextmanager
@@ -97,18 +51,6 @@ def stepping(publisher: Publisher) -> Iterator[None]:
     finally:
         over.set()
         thread.join(TIMEOUT)
-
-
-def watch(pair: Pair) -> Any:
-    call = pair.stub.Watch(sync_pb2.WatchPublisherRequest(), timeout=TIMEOUT)
-    call.initial_metadata()  # arrives when nothing is missed any more
-    return call
-
-
-def status(pair: Pair) -> sync_pb2.PublisherStatus:
-    answer = pair.stub.GetStatus(sync_pb2.GetPublisherStatusRequest(), timeout=TIMEOUT)
-    assert isinstance(answer, sync_pb2.PublisherStatus)
-    return answer
 
 
 def healthy(pair: Pair, service: str = "") -> bool:
@@ -239,61 +181,6 @@ def test_status_says_how_long_publishing_took_and_where_training_would_resume(
     assert "0.4 ms" in text
     assert "training state: last error: the disk is full" in text
     assert max(map(len, text.splitlines()[:2])) <= 80
-
-
-def test_watch_tells_of_every_version_from_now_on(pair: Pair) -> None:
-    with pair.training() as publisher:
-        publisher.publish(1, wait=True)
-        call = watch(pair)
-        numbers = [publisher.publish(step, wait=True).number for step in (2, 3, 4)]
-        assert [next(call).number for _ in numbers] == numbers
-
-
-def test_there_are_only_so_many_watchers_and_status_is_answered_beside_them(pair: Pair) -> None:
-    calls = [watch(pair) for _ in range(watchers.MOST)]
-    with pytest.raises(grpc.RpcError) as refused:
-        next(pair.stub.Watch(sync_pb2.WatchPublisherRequest(), timeout=TIMEOUT))
-    assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert status(pair).state == STATES.STARTING
-    calls[0].cancel()
-    deadline = time.monotonic() + TIMEOUT
-    while time.monotonic() < deadline:  # the server hears of it in its own time
-        if not is_refused(pair):
-            return
-    pytest.fail("a watcher left, and its place was not given to another")
-
-
-def is_refused(pair: Pair) -> bool:
-    call = pair.stub.Watch(sync_pb2.WatchPublisherRequest(), timeout=TIMEOUT)
-    call.initial_metadata()
-    if call.is_active():
-        call.cancel()
-        return False
-    return True
-
-
-def test_a_watcher_that_does_not_read_is_dropped_and_told_so() -> None:
-    all_of_them = watchers.Watchers()
-    slow = all_of_them.add()
-    assert slow is not None
-    for number in range(watchers.MOST_WAITING + 10):
-        all_of_them.tell(version(number))
-    read = []
-    while (one := slow.next()) is not None:
-        read.append(one.number)
-    assert read == list(range(watchers.MOST_WAITING))
-    assert slow.fell_behind
-
-
-def test_watches_end_when_the_port_is_closed(tmp_path: Path) -> None:
-    control = Control("127.0.0.1", 0, store=tmp_path)
-    with grpc.insecure_channel(control.address) as channel, ThreadPoolExecutor() as pool:
-        call = sync_pb2_grpc.PublisherStub(channel).Watch(sync_pb2.WatchPublisherRequest(), timeout=TIMEOUT)
-        call.initial_metadata()
-        heard = pool.submit(list, call)
-        control.close()
-        assert heard.result(TIMEOUT) == []
-        assert call.code() is grpc.StatusCode.OK
 
 
 def test_a_port_that_is_taken_is_refused(pair: Pair) -> None:

@@ -1,50 +1,22 @@
-"""Files in use are locked for exactly as long as they are, and what changes while it is opened is opened again."""
+"""Files in use are locked for exactly as long as they are; one that is cut meanwhile is an error and no signal."""
 
 from __future__ import annotations
 
-import fcntl
-import gc
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from paramsync import held
 from paramsync.bundle import Bundle
-from paramsync.dtypes import Array
 from paramsync.errors import CorruptCheckpointError
-from paramsync.held import Held
-from paramsync.index import data_file, index_file
-from tests.checkpoints import write
-
-ONES: dict[str, Array] = {"a": np.ones(5000, np.float32), "b": np.ones(3, np.int64)}
-TWOS: dict[str, Array] = {name: array * 2 for name, array in ONES.items()}
-
-
-def lock_exclusively(path: Path) -> int | None:
-    """What a publisher does before it overwrites a file: the descriptor, None where somebody holds it."""
-    descriptor = os.open(path, os.O_RDWR)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        return None
-    return descriptor
-
-
-def is_held(path: Path) -> bool:
-    gc.collect()
-    descriptor = lock_exclusively(path)
-    if descriptor is not None:
-        os.close(descriptor)
-    return descriptor is None
-
+from paramsync.index import data_file
+from tests.checkpoints import ONES, write
+from tests.locks import is_held
 
 # As long as it is in use ----------------------------------------------------------------------------------------------
 
@@ -169,131 +141,6 @@ def test_a_killed_process_holds_nothing(tmp_path: Path) -> None:
         process.send_signal(signal.SIGKILL)
         process.wait()
         assert not is_held(data)
-
-
-# What changes while it is opened --------------------------------------------------------------------------------------
-
-
-Step = Callable[[], None]
-
-
-@pytest.fixture
-def at_each_hold(monkeypatch: pytest.MonkeyPatch) -> Callable[[Step, Step], list[Path]]:
-    """Has a publisher take a step right before each file is opened and locked, and another one right after."""
-
-    def arm(before: Step, after: Step) -> list[Path]:
-        hold = held.hold
-        seen: list[Path] = []
-
-        def hold_among_others(path: Path, *, mapped: bool) -> Held | None:
-            seen.append(path)
-            before()
-            found = hold(path, mapped=mapped)
-            after()
-            return found
-
-        monkeypatch.setattr(held, "hold", hold_among_others)
-        return seen
-
-    return arm
-
-
-def nothing() -> None:
-    pass
-
-
-def once(step: Step) -> Step:
-    left = [step]
-    return lambda: left.pop()() if left else None
-
-
-@pytest.mark.parametrize("moment", ["before", "after"])
-def test_a_checkpoint_replaced_while_it_is_opened_is_read_as_it_is_now(
-    tmp_path: Path, at_each_hold: Callable[[Step, Step], list[Path]], moment: str
-) -> None:
-    write(tmp_path / "ckpt-1", ONES)
-    write(tmp_path / "new", TWOS)
-
-    def replace() -> None:
-        for of in (index_file, lambda prefix: data_file(prefix, 0, 1)):
-            of(tmp_path / "new").replace(of(tmp_path / "ckpt-1"))
-
-    seen = at_each_hold(once(replace), nothing) if moment == "before" else at_each_hold(nothing, once(replace))
-    read = Bundle.open(tmp_path / "ckpt-1")
-    read.verify(read.entries)
-    assert read.array("b").tolist() == [2, 2, 2]
-    assert len(seen) == 2
-
-
-def test_a_file_taken_to_be_overwritten_is_not_read(
-    tmp_path: Path, at_each_hold: Callable[[Step, Step], list[Path]]
-) -> None:
-    write(tmp_path / "ckpt-1", ONES)
-    data = data_file(tmp_path / "ckpt-1", 0, 1)
-    overwritten: list[int | None] = []
-
-    def recycle() -> None:
-        """The name goes first, then the lock decides, then it is overwritten, then it gets another name."""
-        index_file(tmp_path / "ckpt-1").unlink()
-        data.replace(tmp_path / ".spare")
-        descriptor = lock_exclusively(tmp_path / ".spare")
-        overwritten.append(descriptor)
-        if descriptor is not None:
-            os.pwrite(descriptor, b"\xff" * 20_000, 0)
-            os.close(descriptor)
-
-    for before, after in ((recycle, nothing), (nothing, recycle)):
-        at_each_hold(once(before), once(after))
-        with pytest.raises(CorruptCheckpointError, match="No such file"):
-            Bundle.open(tmp_path / "ckpt-1")
-        write(tmp_path / "ckpt-1", ONES)
-    assert [one is None for one in overwritten] == [False, True]  # it is left alone once it is held
-
-
-def test_a_name_taken_away_later_changes_nothing(tmp_path: Path) -> None:
-    write(tmp_path / "ckpt-1", ONES)
-    read = Bundle.open(tmp_path / "ckpt-1")
-    data_file(tmp_path / "ckpt-1", 0, 1).replace(tmp_path / ".spare")
-    index_file(tmp_path / "ckpt-1").unlink()
-    assert lock_exclusively(tmp_path / ".spare") is None
-    read.verify(read.entries)
-
-
-def test_a_file_that_is_locked_for_a_moment_is_tried_again(
-    tmp_path: Path, at_each_hold: Callable[[Step, Step], list[Path]]
-) -> None:
-    write(tmp_path / "ckpt-1", ONES)
-    descriptor = lock_exclusively(data_file(tmp_path / "ckpt-1", 0, 1))
-    assert descriptor is not None
-    seen = at_each_hold(nothing, once(lambda: os.close(descriptor)))
-    assert Bundle.open(tmp_path / "ckpt-1").array("b").tolist() == [1, 1, 1]
-    assert len(seen) == 2
-
-
-def test_a_file_that_stays_locked_is_refused_without_waiting(tmp_path: Path) -> None:
-    write(tmp_path / "ckpt-1", ONES)
-    descriptor = lock_exclusively(data_file(tmp_path / "ckpt-1", 0, 1))
-    assert descriptor is not None
-    with pytest.raises(CorruptCheckpointError, match=r"ckpt-1\.index: expected a checkpoint at rest"):
-        Bundle.open(tmp_path / "ckpt-1")
-    os.close(descriptor)
-
-
-def test_a_checkpoint_that_never_rests_is_refused_in_the_end(
-    tmp_path: Path, at_each_hold: Callable[[Step, Step], list[Path]]
-) -> None:
-    write(tmp_path / "ckpt-1", ONES)
-    data = data_file(tmp_path / "ckpt-1", 0, 1)
-
-    def replace() -> None:
-        (tmp_path / "new").write_bytes(data.read_bytes())
-        (tmp_path / "new").replace(data)
-
-    seen = at_each_hold(nothing, replace)
-    with pytest.raises(CorruptCheckpointError, match="expected a checkpoint at rest, found one that changed 5 times"):
-        Bundle.open(tmp_path / "ckpt-1")
-    assert len(seen) == 5
-    assert not is_held(data)
 
 
 # What is cut while it is held -----------------------------------------------------------------------------------------

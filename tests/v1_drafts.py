@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
-from paramsync.graphs.draft import Draft, Parameter, Part
-from paramsync.graphs.graph import DEFAULT_SIGNATURE
+from paramsync.graphs.draft import Draft, Parameter, Part, finish
+from paramsync.graphs.graph import DEFAULT_SIGNATURE, Graph
 from paramsync.v1 import bundle_pb2, graph_pb2
+
+v1 = tf.compat.v1
 
 VARIABLES = {"Variable", "VariableV2", "VarHandleOp"}
 
@@ -45,3 +48,27 @@ def parameters_of(graph_def: Any, parts: Sequence[Any] = ()) -> list[Parameter]:
 def draft_of(graph: tf.Graph, inputs: Mapping[str, tf.Tensor], outputs: Mapping[str, tf.Tensor]) -> Draft:
     graph_def = graph.as_graph_def()
     return Draft(graph_def, parameters_of(graph_def), {DEFAULT_SIGNATURE: signature(inputs, outputs)})
+
+
+def check(
+    build: Callable[[tf.Tensor], Any], *, dtype: tf.DType = tf.float32, low: float = -2, high: float = 2
+) -> Graph:
+    """Lift the v1 graph that `build` makes from its input; it must answer as a Session does, bit for bit."""
+    with tf.Graph().as_default() as graph:
+        v1.set_random_seed(1)
+        x = v1.placeholder(dtype, (None, 4), name="x")
+        y = build(x)
+        variables = {one.op.name: one for one in v1.global_variables()}
+        lifted = finish(draft_of(graph, {"x": x}, {"y": y}))
+        random = np.random.default_rng(0)
+        with v1.Session() as session:
+            session.run(v1.global_variables_initializer())
+            values = {name: session.run(one) for name, one in variables.items()}
+            given = [random.uniform(low, high, (rows, 4)).astype(dtype.as_numpy_dtype) for rows in (1, 7)]
+            expected = [session.run(y, {x: one}) for one in given]
+    lifted = Graph.from_bytes(lifted.to_bytes(), allowed=("TensorArrayV3",))
+    parameters = [tf.constant(values[spec.name]) for spec in lifted.parameters]
+    for one, wanted in zip(given, expected, strict=True):
+        found = lifted(parameters, {"x": tf.constant(one)})["y"]
+        np.testing.assert_array_equal(found.numpy(), wanted)
+    return lifted
