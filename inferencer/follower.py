@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -23,6 +24,7 @@ from inferencer.following.status import State, Status
 from inferencer.following.wish import waiting_for
 from inferencer.following.wishes import Action, Wishes
 from inferencer.replica import Replica
+from inferencer.rests import Rests
 from inferencer.sources import Bell
 from paramsync.errors import NotServingError
 from paramsync.version import Version
@@ -53,14 +55,16 @@ class Follower:
         clock: Callable[[], float] = time.time,
         keep: Path | None = None,
         labels: Mapping[str, int] | None = None,
+        rests: Rests | None = None,
     ) -> None:
         """In the directory `keep` pins and labels survive a restart; then of `labels` those count that were not given
-        before, or were others."""
+        before, or were others. To an event loop that has `rests` each round gives way."""
         kept = Kept(keep, replica.model, replica.source.path, given=labels)
         choices = kept.read()
         self.replica = replica
         self.model = replica.model
         self._poll_seconds = poll_seconds
+        self._rests = rests
         self._wishes = Wishes(choices, kept.write)
         self._report = Report(self.model, replica.source.path, pinned=choices.pinned, clock=clock)
         self._rung = threading.Event()
@@ -228,4 +232,5 @@ class Follower:
 
         A version that cannot be used is quarantined, and the next best one is taken in the same round.
         """
-        return self._following.run_once()
+        with nullcontext() if self._rests is None else self._rests.first():
+            return self._following.run_once()

@@ -7,6 +7,7 @@ import gc
 import logging
 import sys
 
+from inferencer.rests import Rests
 from inferencer.settings import Settings, ports, prepare_environment
 from inferencer.stop import Stop
 from paramsync import logs, noise
@@ -22,7 +23,9 @@ def run(settings: Settings, *, stop: Stop) -> None:
     logs.start()
     logging.getLogger("watchdog").setLevel(logging.CRITICAL)  # it calls its own end an error
     logging.getLogger("grpc._cython.cygrpc").addFilter(_is_no_leaving)
-    asyncio.run(_serve(settings, stop))
+    rests = Rests()
+    asyncio.set_event_loop_policy(_Policy(rests))
+    asyncio.run(_serve(settings, stop, rests))
 
 
 def _is_no_leaving(record: logging.LogRecord) -> bool:
@@ -30,7 +33,18 @@ def _is_no_leaving(record: logging.LogRecord) -> bool:
     return not record.getMessage().startswith("ExecuteBatchError raised in core")
 
 
-async def _serve(settings: Settings, stop: Stop) -> None:
+class _Policy(asyncio.DefaultEventLoopPolicy):
+    """Python 3.10 has no other way to say what `asyncio.run` is to run on."""
+
+    def __init__(self, rests: Rests) -> None:
+        super().__init__()
+        self._rests = rests
+
+    def new_event_loop(self) -> asyncio.AbstractEventLoop:
+        return asyncio.SelectorEventLoop(self._rests)
+
+
+async def _serve(settings: Settings, stop: Stop, rests: Rests) -> None:
     with noise.left_out():
         import tensorflow as tf  # after the arguments are known to be good: it takes seconds
 
@@ -43,4 +57,4 @@ async def _serve(settings: Settings, stop: Stop) -> None:
     loop = asyncio.get_running_loop()
     asked = asyncio.Event()
     stop.arm(lambda: loop.is_closed() or loop.call_soon_threadsafe(asked.set))
-    await serve(settings, asked)
+    await serve(settings, asked, rests)

@@ -18,6 +18,7 @@ from inferencer.following.status import State, Status
 from inferencer.following.wishes import Action
 from inferencer.replica import Replica
 from inferencer.resident import Resident
+from inferencer.rests import Rests
 from inferencer.settings import AnySettings, ConnectionSettings, ModelSettings
 
 _log = logging.getLogger("paramsync.inferencer")
@@ -88,9 +89,10 @@ def followers_of(served: Iterable[Served]) -> list[Follower]:
 class Maker:
     """Makes what settings name, and brings it to its end. Any thread, one at a time."""
 
-    def __init__(self, *, poll_seconds: float, state: Path | None) -> None:
+    def __init__(self, *, poll_seconds: float, state: Path | None, rests: Rests | None = None) -> None:
         self._poll_seconds = poll_seconds
         self._state = state
+        self._rests = rests
 
     def make(self, models: Sequence[AnySettings], before: Mapping[str, Served]) -> dict[str, Served]:
         """By name. What was there before with the same settings is there again. Raises ParamsyncError."""
@@ -138,7 +140,9 @@ class Maker:
             verification=settings.verify,
             allowed=settings.allowed,
         )
-        return Follower(replica, poll_seconds=self._poll_seconds, keep=self._state, labels=settings.labels)
+        return Follower(
+            replica, poll_seconds=self._poll_seconds, keep=self._state, labels=settings.labels, rests=self._rests
+        )
 
     def end(self, gone: Iterable[Served], *, kept: Collection[Served]) -> None:
         """What is gone and not kept is followed no more, and freed once no request holds it. Returns at once."""

@@ -14,7 +14,9 @@ from tensorflow_serving.apis import model_service_pb2, prediction_service_pb2
 
 from inferencer.batching import Batching
 from inferencer.metrics import Metrics
+from inferencer.rests import Rests
 from inferencer.served import Maker
+from inferencer.services import accepting
 from inferencer.services.arrivals import Arrivals
 from inferencer.services.calls import Calls
 from inferencer.services.door import QUIET_SECONDS, Door
@@ -52,11 +54,12 @@ class Ports(NamedTuple):
 class Server:
     """One inferencer. Made, started and drained on one event loop."""
 
-    def __init__(self, settings: Settings) -> None:
-        """Raises ParamsyncError where a model cannot be made."""
+    def __init__(self, settings: Settings, rests: Rests | None = None) -> None:
+        """`rests` are those of its event loop. Raises ParamsyncError where a model cannot be made."""
         self._settings = settings
         self._options = _options(settings.message_bytes)
-        self.models = models = Models(settings.models, Maker(poll_seconds=settings.poll_seconds, state=settings.state))
+        maker = Maker(poll_seconds=settings.poll_seconds, state=settings.state, rests=rests)
+        self.models = models = Models(settings.models, maker)
         self._metrics = metrics = Metrics(models)
         self._batching = Batching(
             Threads(_thread_count()), metrics, rows=settings.batch_rows, most=settings.queue, together=models.batched
@@ -127,7 +130,7 @@ class Server:
     def _part(
         self, servicers: dict[ServiceDescriptor, Any], *first: grpc.GenericRpcHandler[Any, Any]
     ) -> grpc.aio.Server:
-        part = grpc.aio.server(handlers=first, options=self._options, maximum_concurrent_rpcs=_MOST_CALLS)
+        part = accepting.server(first, options=self._options, most=_MOST_CALLS)
         streams, arrivals = Places(_MOST_STREAMS, "streams"), Arrivals(_MOST_SILENT)
         self._arrivals.append(arrivals)
         servicers = {**servicers, health_pb2.DESCRIPTOR.services_by_name["Health"]: self._health}
@@ -137,9 +140,9 @@ class Server:
         return part
 
 
-async def serve(settings: Settings, stop: asyncio.Event) -> None:
+async def serve(settings: Settings, stop: asyncio.Event, rests: Rests) -> None:
     """Serve until `stop` is set. Raises SettingsError where a port is taken."""
-    server = Server(settings)
+    server = Server(settings, rests)
     ports = await server.start()
     predictions, rest, control = (address(settings.host, port) for port in ports)
     _log.info("inferencer ready: predictions %s, control %s, HTTP %s", predictions, control, rest)

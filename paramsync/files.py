@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from paramsync import kernel
+from paramsync import kernel, way
 from paramsync.errors import CorruptCheckpointError
 from paramsync.kernel import Facts, Kernel
 
@@ -51,6 +51,7 @@ def _fresh(path: Path) -> BinaryIO:
 
 def names(directory: Path) -> list[str]:
     """What is in a directory, by name."""
+    way.give()
     return kernel.of_directory(directory).names(directory)
 
 
@@ -69,6 +70,7 @@ def regular(path: Path) -> Iterator[int]:
 
     Raises OSError where it cannot be opened, CorruptCheckpointError where it is something else.
     """
+    way.give()
     calls = kernel.of(path)
     descriptor = _open(calls, path)
     try:
@@ -80,6 +82,7 @@ def regular(path: Path) -> Iterator[int]:
 
 def content(path: Path, *, limit: int) -> bytes:
     """All of a regular file, which may not be larger than `limit` bytes. Raises as `regular` does."""
+    way.give()
     calls = kernel.of(path)
     descriptor = _open(calls, path)
     try:

@@ -5,7 +5,9 @@ Campaigns are short where they run with all other tests, and whole with `make ca
 
 from __future__ import annotations
 
+import asyncio
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +17,7 @@ import pytest
 if TYPE_CHECKING:
     from inferencer.follower import Follower
     from inferencer.listeners import Inotify, Observed
+    from inferencer.rests import Rests
     from inferencer.watch import Watch
     from paramsync.spares import Spares
     from tests.bells import Bell
@@ -204,3 +207,38 @@ def echoing(tmp_path: Path) -> Iterator[Process]:
     yield program
     program.close()
     echoes.close()
+
+
+@pytest.fixture
+def rests() -> Rests:
+    from inferencer.rests import Rests
+
+    return Rests()
+
+
+@pytest.fixture
+def loop(rests: Rests) -> Iterator[asyncio.AbstractEventLoop]:
+    """It runs in a thread of its own, and has nothing to do."""
+    loop = asyncio.SelectorEventLoop(rests)
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    yield loop
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join(30.0)
+    loop.close()
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who waits does so until the loop rests, however busy this machine is."""
+    from tests.resting import LONG
+
+    monkeypatch.setattr("inferencer.rests.PATIENCE", LONG)
+    monkeypatch.setattr("inferencer.rests._ONCE", LONG)
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.resting import FEW
+
+    monkeypatch.setattr("inferencer.rests.PATIENCE", FEW)

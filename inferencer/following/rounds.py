@@ -19,6 +19,7 @@ from inferencer.policy import Candidate, next_restore
 from inferencer.replica import Replica
 from inferencer.resident import Resident
 from inferencer.sources import Look
+from paramsync import way
 from paramsync.version import Version
 
 _log = logging.getLogger("paramsync.follower")
@@ -74,6 +75,7 @@ class Following:
 
     def tend(self) -> None:
         """Let go of what nobody needs any more."""
+        way.give()
         self._replica.tend()
         self._report.memory(self._replica)
 
@@ -99,6 +101,7 @@ class Following:
         return f"{', '.join(lost)}, which store {store} does not have" if lost else None
 
     def _round(self, fresh: Iterable[Wish], found: Look) -> Version | None:
+        way.give()
         latest = found.latest.number if found.latest is not None and found.problem is None else None
         known = Known(published=found.numbers, latest=latest, before=self._before)
         for number in self._wishes.admit(fresh, self._report.now(), known):
@@ -155,10 +158,12 @@ class Following:
         """That version, brought in aside; None where that cannot be done. Raises _OvertakenError."""
 
         def tell(progress: Progress) -> None:
+            way.give()
             self._report.progress(one.version, progress)
             if self._ended() or self._wishes.overtaking(self._report.now().resident, self._before):
                 raise _OvertakenError
 
+        way.give()
         self._report.restoring(one.version)
         began = time.monotonic()
         try:
@@ -176,6 +181,7 @@ class Following:
         return resident
 
     def _swap(self, one: Candidate[Version], resident: Resident, seconds: float) -> None:
+        way.give()
         self._replica.swap(resident)
         if self._wishes.going_back:
             while self._before and self._before.popleft() != one.number:
@@ -188,6 +194,7 @@ class Following:
 
     def _label(self, published: list[Candidate[Version]]) -> None:
         """Have every label lead to the version it should lead to, where that is there. Raises _OvertakenError."""
+        way.give()
         wanted, labelling = self._wishes.labels, self._wishes.labelling
         given = self._replica.labels
         for label in given.keys() - wanted.keys():

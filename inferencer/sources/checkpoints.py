@@ -16,7 +16,7 @@ from inferencer.sources.given import GivenGraphs
 from inferencer.sources.records import Records
 from inferencer.sources.source import Bell, Look, Verification
 from inferencer.watch import Place, Watch
-from paramsync import dtypes, parallel
+from paramsync import dtypes, parallel, way
 from paramsync.bundle import Bundle
 from paramsync.errors import CorruptCheckpointError, ParamsyncError
 from paramsync.graphs.graph import Graph
@@ -112,6 +112,7 @@ class CheckpointSource:
         tell(Progress("mapping"))
         with self._folder.promptly():
             bundle = self._store.open(version)
+        way.give()
         keys = located(graph, bundle, where=f"version {version.number}")
         untouched = self._verification != "checksums" and _is_untouched(version, bundle)
         needed = _without_embeddings(graph, bundle, keys) if untouched else keys
@@ -121,6 +122,7 @@ class CheckpointSource:
                 _bring_in(bundle, keys, needed, tell)
             else:
                 verify(bundle, keys, tell, finite=not (version.finite and version.checksum))
+        way.give()
         resident = Resident(version, graph, shared(bundle, keys))
         if version.checksum:  # else all of it is copied, and nothing but its tensors is to keep the copies
             self._mapped.append(_Mapped(weakref.ref(resident), bundle, needed, there=not trusted))

@@ -1,0 +1,133 @@
+"""Calls are taken several at a time, each once, and the end of a server leaves none of them without an answer."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import pytest
+
+from inferencer.services import accepting
+
+_CALL = "/a.Service/Call"
+_MANY = 48
+
+
+class _Echo(grpc.GenericRpcHandler[bytes, bytes]):
+    def __init__(self) -> None:
+        self.begun = 0
+        self.slow = 0.0
+
+    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[bytes, bytes] | None:
+        return grpc.unary_unary_rpc_method_handler(self._answer) if details.method == _CALL else None
+
+    async def _answer(self, request: bytes, context: Any) -> bytes:
+        self.begun += 1
+        await asyncio.sleep(self.slow)
+        return request
+
+
+Make = Callable[[_Echo], grpc.aio.Server]
+
+
+def ahead(echo: _Echo) -> grpc.aio.Server:
+    return accepting.server([echo], options=(), most=1000)
+
+
+def plain(echo: _Echo) -> grpc.aio.Server:
+    return grpc.aio.server(handlers=[echo], maximum_concurrent_rpcs=1000)
+
+
+async def turns(make: Make) -> int:
+    """Of the event loop, until calls that had come while it did something else have all begun."""
+    echo = _Echo()
+    server = make(echo)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    connected, busy = threading.Event(), threading.Event()
+    answers: list[bytes] = []
+
+    def call() -> None:
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+            ask = channel.unary_unary(_CALL, bytes, bytes)
+            assert ask(b"first", timeout=30) == b"first"
+            connected.set()
+            assert busy.wait(30)
+            waiting = [ask.future(str(one).encode(), timeout=30) for one in range(_MANY)]
+            answers.extend(one.result() for one in waiting)
+
+    caller = threading.Thread(target=call)
+    caller.start()
+    while not connected.is_set():
+        await asyncio.sleep(0.001)
+    busy.set()
+    time.sleep(0.7)
+    count, before = 0, echo.begun
+    while echo.begun < _MANY + 1:
+        count += 1
+        await asyncio.sleep(0)
+    assert before < _MANY // 2  # else there was nothing to see
+    await asyncio.to_thread(caller.join)
+    await server.stop(1)
+    assert answers == [str(one).encode() for one in range(_MANY)]
+    return count
+
+
+def test_calls_that_came_together_are_taken_in_fewer_turns() -> None:
+    ours, grpcs = (asyncio.run(turns(make)) for make in (ahead, plain))
+    assert ours < grpcs * 0.8, (ours, grpcs)
+
+
+def test_what_is_made_later_is_grpcs_own() -> None:
+    async def kinds() -> tuple[type, ...]:
+        first, second = ahead(_Echo()), plain(_Echo())
+        found = tuple(type(vars(one)["_server"]) for one in (first, second))
+        for one in (first, second):
+            await one.start()
+            await one.stop(None)
+        return found
+
+    ours, grpcs = asyncio.run(kinds())
+    assert ours is not grpcs
+    assert issubclass(ours, grpcs)
+
+
+@pytest.mark.parametrize("grace", [None, 5.0])
+def test_a_server_that_ends_while_calls_come_ends_them_all(grace: float | None) -> None:
+    faults: list[dict[str, Any]] = []
+
+    async def run() -> tuple[list[object], float]:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: faults.append(context))
+        echo = _Echo()
+        echo.slow = 0.05
+        server = ahead(echo)
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            ask = channel.unary_unary(_CALL, bytes, bytes)
+            await ask(b"first")
+            waiting = [asyncio.ensure_future(_outcome(ask, one)) for one in range(200)]
+            while echo.begun < 20:
+                await asyncio.sleep(0)
+            began = time.monotonic()
+            await server.stop(grace)
+            took = time.monotonic() - began
+            return await asyncio.gather(*waiting), took
+
+    for _ in range(5):
+        outcomes, took = asyncio.run(run())
+        assert set(outcomes) <= {True, grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED}, set(outcomes)
+        assert took < 4  # what was taken and not begun with is not waited for
+    assert not faults
+
+
+async def _outcome(ask: Callable[..., Any], number: int) -> object:
+    content = str(number).encode()
+    try:
+        return await ask(content, timeout=30) == content
+    except grpc.aio.AioRpcError as error:
+        return error.code()
