@@ -11,12 +11,14 @@ import numpy as np
 from paramsync import memory, parallel, plan
 from paramsync.checksums import combine, crc32c
 from paramsync.dtypes import Array
-from paramsync.examine import DType, Finding, soundness
+from paramsync.examine import DType, Finding, Test, soundness
 from paramsync.spares import DataFile
 
 _SHARE = 4 << 20  # bytes that are worth one more thread, which has to start, and takes turns with the others
 _GLANCE = 1 << 12  # bytes that tell most tensors that changed from those that did not
 _NOTHING = np.empty(0, np.uint8)
+_WORTH = 1 << 20  # bytes of a piece, of which it is worth knowing what was found there before
+_LOST = 2  # comparisons more that ended late, and in vain, than did not: the rest is copied unseen
 
 
 def write(
@@ -35,6 +37,7 @@ def write(
     layer on: an update of what is still pinned costs a copy into new pages.
     """
     content = file.content
+    recall = _Recall(file)
     tests = [None if one is None else soundness(one) for one in dtypes]
     parts: list[list[tuple[int, int, Finding]]] = [[] for _ in tensors]  # start, stop, what is between
     pieces = Counter(piece.tensor for portion in layout.portions for piece in portion)
@@ -45,10 +48,14 @@ def write(
         file.touch(layout.offsets[first.tensor] + first.start, layout.offsets[last.tensor] + last.stop)
         for piece in portion:
             start = layout.offsets[piece.tensor] + piece.start
-            file.put(start, tensors[piece.tensor][piece.start : piece.stop])
-            target = content[start : start + piece.stop - piece.start].data  # still in the cache
-            test = tests[piece.tensor]
-            finding = Finding(crc32c(target), not target or test is None or test(target))
+            source, test = tensors[piece.tensor][piece.start : piece.stop], tests[piece.tensor]
+            finding = recall.finding(start, source, test)
+            if finding is None:
+                file.put(start, source)
+                target = content[start : start + len(source)].data  # still in the cache
+                finding = Finding(crc32c(target), not target or test is None or test(target))
+            recall.note(start, len(source), test, finding)
+            del source
             parts[piece.tensor].append((piece.start, piece.stop, finding))
             if next(done[piece.tensor]) == pieces[piece.tensor]:
                 tensors[piece.tensor] = _NOTHING
@@ -56,6 +63,35 @@ def write(
 
     parallel.each(copy, reversed(layout.portions), threads=_threads(layout.end))
     return [_joined(one) for one in parts]
+
+
+class _Recall:
+    """What was found of pieces of a file when they were written, for those that are to be written there again.
+
+    Few rows of a large table change from version to version. Where they lie together, most of an earlier version's file
+    is what it should be already: to see that takes half as long as to copy it, and writes nothing.
+    """
+
+    def __init__(self, file: DataFile) -> None:
+        self._content = file.content
+        self._before = file.take_findings()
+        self._now = file.findings
+        self._lost = 0
+
+    def finding(self, start: int, source: Array, test: Test | None) -> Finding | None:
+        """That of these bytes, if they are in the file, at their place."""
+        size = len(source)
+        known = self._before.get((start, size, test))
+        target = self._content[start : start + size]
+        if known is None or self._lost > _LOST or not memory.equal(target, source, 0, _GLANCE):
+            return None
+        same = memory.equal(target, source, _GLANCE, size)
+        self._lost += -1 if same else 1
+        return known if same else None
+
+    def note(self, start: int, size: int, test: Test | None, finding: Finding) -> None:
+        if size >= _WORTH:
+            self._now[start, size, test] = finding
 
 
 def same(pairs: Sequence[tuple[Array, Array]]) -> list[bool]:

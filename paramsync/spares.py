@@ -17,11 +17,13 @@ import numpy as np
 
 from paramsync import files, memory, mounts, untouched
 from paramsync.dtypes import Array
+from paramsync.examine import Finding, Test
 
 SPARE = ".spare-"
 SPARES = 3  # files that wait to be overwritten
 MAPPED = 48  # files that stay mapped; each takes two descriptors
 
+Findings = dict[tuple[int, int, Test | None], Finding]  # by start, size and what looked at the values
 _WASTE = 1.25  # how many times as large as needed a spare may be
 _PASSES = 4  # how often a spare may be found to be of the wrong size before it goes
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
@@ -40,6 +42,8 @@ class DataFile:
         self.content: Array = np.empty(0, np.uint8)
         self.trace = untouched.Trace.of(found)
         """When it was last written as a whole: of this very file, whatever its name leads to."""
+        self.findings: Findings = {}
+        """Of what is in it, by place and test; of large pieces only."""
         self._stays = stays
         self._touched = 0
         self._mapping = mmap.mmap(self.descriptor, self.size) if self.size else None
@@ -70,6 +74,11 @@ class DataFile:
         # No page of a disk stays writable: once written back, it may want room again, and a copy would be SIGBUS.
         while start < stop:
             start += os.pwrite(self.descriptor, source[start - stop :].data, start)
+
+    def take_findings(self) -> Findings:
+        """What they were before this: from now on it is written. None where it changed, or its bytes are on a disk."""
+        found, self.findings = self.findings, {}
+        return found if self._stays and untouched.Trace.of(os.fstat(self.descriptor)) == self.trace else {}
 
     def written(self, size: int) -> None:
         """All bytes are, up to there."""
