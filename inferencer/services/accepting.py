@@ -16,7 +16,7 @@ from grpc._cython import cygrpc  # type: ignore[attr-defined]
 
 AHEAD = 16  # calls that are asked for before anybody has time for them
 
-_Taken = asyncio.Task[Any]
+_Call = Any  # of grpc's own
 
 
 class _AheadServer(cygrpc.AioServer):
@@ -24,9 +24,9 @@ class _AheadServer(cygrpc.AioServer):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self._asked: set[_Taken] = set()
-        self._came: deque[_Taken] = deque()
-        self._wanted: asyncio.Future[Any] | None = None
+        self._asking: set[asyncio.Task[None]] = set()
+        self._came: deque[_Call | Exception] = deque()
+        self._wanted: asyncio.Future[_Call] | None = None
         self._ended = False
 
     async def shutdown(self, grace: float | None) -> None:
@@ -34,38 +34,40 @@ class _AheadServer(cygrpc.AioServer):
         self._came.clear()
         await super().shutdown(grace)
 
-    def _make_request_call_future(self, method: bytes | None) -> asyncio.Future[Any]:
+    def _make_request_call_future(self, method: bytes | None) -> asyncio.Future[_Call]:
         if method is not None:  # of its own, which nobody has here
-            one: asyncio.Future[Any] = super()._make_request_call_future(method)
+            one: asyncio.Future[_Call] = super()._make_request_call_future(method)
             return one
         loop = asyncio.get_running_loop()
-        while len(self._asked) + len(self._came) < AHEAD:
-            asked = loop.create_task(self._request_call())
-            self._asked.add(asked)
-            asked.add_done_callback(self._has_come)
-        self._wanted = wanted = loop.create_future()
+        while len(self._asking) + len(self._came) < AHEAD:
+            asking = loop.create_task(self._ask())
+            self._asking.add(asking)
+            asking.add_done_callback(self._asking.discard)
+        wanted: asyncio.Future[_Call] = loop.create_future()
         if self._came:
-            self._hand_over(self._came.popleft())
+            _answer(wanted, self._came.popleft())
+        else:
+            self._wanted = wanted
         return wanted
 
-    def _has_come(self, asked: _Taken) -> None:
-        self._asked.discard(asked)
-        if self._wanted is not None and not self._wanted.done():
-            self._hand_over(asked)
-        elif not self._ended:
-            self._came.append(asked)
-        elif not asked.cancelled():
-            asked.exception()  # or a call, which is let go: so its caller is told that the server ends
+    async def _ask(self) -> None:
+        found: _Call | Exception
+        try:
+            found = await self._request_call()
+        except Exception as error:  # noqa: BLE001, it is raised where the call is wanted
+            found = error
+        wanted, self._wanted = self._wanted, None
+        if wanted is not None and not wanted.done():
+            _answer(wanted, found)
+        elif not self._ended:  # else it is let go, and so its caller is told that the server ends
+            self._came.append(found)
 
-    def _hand_over(self, came: _Taken) -> None:
-        assert self._wanted is not None
-        wanted, self._wanted = self._wanted, None  # a call lasts for as long as anything leads to it
-        if came.cancelled():
-            wanted.cancel()
-        elif (error := came.exception()) is not None:
-            wanted.set_exception(error)
-        else:
-            wanted.set_result(came.result())
+
+def _answer(wanted: asyncio.Future[_Call], found: _Call | Exception) -> None:
+    if isinstance(found, Exception):
+        wanted.set_exception(found)
+    else:
+        wanted.set_result(found)
 
 
 def server(
