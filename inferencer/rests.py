@@ -15,7 +15,7 @@ from selectors import DefaultSelector, SelectorKey
 
 from paramsync import way
 
-PATIENCE = 0.05  # seconds that a thread waits in one block, all together: a loop may have no rest for long
+PATIENCE = 0.05  # seconds after which a thread waits no more in one block: a loop may have no rest for long
 _ONCE = 0.01  # of these in one place: a loop that is busy for long does not use them up where the work begins
 
 

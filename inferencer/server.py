@@ -85,6 +85,7 @@ class Server:
             return await self._listen()
         except BaseException:
             self.models.drain()
+            await asyncio.gather(self._predictions.stop(None), self._control.stop(None))
             raise
 
     async def _listen(self) -> Ports:

@@ -43,7 +43,7 @@ class DataFile:
         self.trace = untouched.Trace.of(found)
         """When it was last written as a whole: of this very file, whatever its name leads to."""
         self.findings: Findings = {}
-        """Of what is in it, by place and test; of large pieces only."""
+        """Of what is in it, by place and test; of large pieces only. Right as long as nobody else writes into it."""
         self._stays = stays
         self._touched = 0
         self._mapping = mmap.mmap(self.descriptor, self.size) if self.size else None

@@ -1,4 +1,4 @@
-"""Of a file that is overwritten, what it should be already is not copied, and what is known of that is never wrong."""
+"""Of a file that is overwritten, what it should be already is not copied, and what is known of that is right."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """A server of grpc.aio that takes calls as they come: on its own it asks for one when it has begun with the one before.
 
-From one to the next it is then four turns of the event loop, and a thread that has to wake up. Of a server that is busy
+From one to the next it is then five turns of the event loop, and a thread that has to wake up. Of a server that is busy
 for most of the time, calls come to wait longer to be taken than to be answered.
 """
 
@@ -30,8 +30,9 @@ class _AheadServer(cygrpc.AioServer):
         self._ended = False
 
     async def shutdown(self, grace: float | None) -> None:
-        self._ended = True
-        self._came.clear()
+        if self.is_running():
+            self._ended = True
+            self._came.clear()
         await super().shutdown(grace)
 
     def _make_request_call_future(self, method: bytes | None) -> asyncio.Future[_Call]:
