@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import subprocess
 import sys
 import threading
 from pathlib import Path
-from types import TracebackType
 
 import grpc
 
+from bench.lines import Lines
 from bench.served import PREDICT
 from paramsync.errors import CallError
 from paramsync.v1 import serving_pb2
@@ -23,37 +22,16 @@ _PAUSE = 0.001  # seconds between two calls: more often would be load
 _FAILED = "failed"
 
 
-class Asker:
-    """The process, for one thread."""
+class Asker(Lines):
+    """The process."""
 
     def __init__(self, address: str, request: Path) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "bench.asker", address, str(request)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            bufsize=1,
-        )
+        super().__init__("bench.asker", address, request)
 
     def until(self, version: int) -> None:
         """Returns once an answer came from this version, or a newer one. Raises CallError."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(f"{version}\n")
-        if (said := self._process.stdout.readline().strip()) != str(version):
+        if (said := self.ask(str(version))) != str(version):
             raise CallError(f"version {version} was not served: {said or 'nobody asks any more'}", "UNKNOWN")
-
-    def close(self) -> None:
-        self._process.kill()
-        self._process.communicate()
-
-    def __enter__(self) -> Asker:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _ask(address: str, request: bytes) -> None:

@@ -13,18 +13,17 @@ import gc
 import itertools
 import json
 import math
-import subprocess
 import sys
 import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import grpc
 import numpy as np
 
+from bench.lines import Lines
 from bench.served import PREDICT
 from paramsync import wire
 from paramsync.errors import CallError
@@ -36,50 +35,28 @@ _WARM_UPS = 20
 _PERCENTILES = (50, 99, 99.9)
 
 
-class Traffic:
-    """The process with `--rate`, for one thread."""
+class Traffic(Lines):
+    """The process with `--rate`."""
 
     def __init__(self, address: str, request: Path, rate: float) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "bench.traffic", address, str(request), "--rate", str(rate)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            bufsize=1,
-        )
+        super().__init__("bench.traffic", address, request, "--rate", rate)
 
     def forget(self) -> None:
         """What it saw so far does not count. Returns once it calls. Raises CallError."""
-        self._ask()
+        self._told()
 
     def seen(self) -> dict[str, Any]:
         """What it saw since it was asked before. Raises CallError, also where nothing was answered."""
-        found = self._ask()
+        found = self._told()
         if not found["answered"]:
             raise CallError(f"no call was answered: {found['reasons']}", "UNKNOWN")
         return found
 
-    def _ask(self) -> dict[str, Any]:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write("\n")
-        if not (said := self._process.stdout.readline()):
+    def _told(self) -> dict[str, Any]:
+        if not (said := self.ask()):
             raise CallError("nobody calls any more", "UNKNOWN")
         found: dict[str, Any] = json.loads(said)
         return found
-
-    def close(self) -> None:
-        self._process.kill()
-        self._process.communicate()
-
-    def __enter__(self) -> Traffic:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 @dataclass(slots=True)

@@ -76,7 +76,7 @@ class DataFile:
             start += os.pwrite(self.descriptor, source[start - stop :].data, start)
 
     def take_findings(self) -> Findings:
-        """What they were before this: from now on it is written. None where it changed, or its bytes are on a disk."""
+        """What they were before this: from now on it is written. Nothing where it changed, or lies on a disk."""
         found, self.findings = self.findings, {}
         return found if self._stays and untouched.Trace.of(os.fstat(self.descriptor)) == self.trace else {}
 
