@@ -78,7 +78,12 @@ class Running:
 def running(*arguments: str, **environment: str) -> Iterator[Running]:
     pipe = subprocess.PIPE
     with subprocess.Popen(
-        [*UP, *arguments], stdout=pipe, stderr=pipe, text=True, env=os.environ | environment
+        [*UP, *arguments],
+        stdout=pipe,
+        stderr=pipe,
+        text=True,
+        errors="replace",  # communicate goes on where reading lines stopped, which may be within a character
+        env=os.environ | environment,
     ) as process:
         killer = threading.Timer(PATIENCE, process.kill)
         killer.start()
