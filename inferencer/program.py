@@ -7,6 +7,7 @@ import gc
 import logging
 import sys
 
+from inferencer.loop import Policy
 from inferencer.rests import Rests
 from inferencer.settings import Settings, ports, prepare_environment
 from inferencer.stop import Stop
@@ -24,24 +25,13 @@ def run(settings: Settings, *, stop: Stop) -> None:
     logging.getLogger("watchdog").setLevel(logging.CRITICAL)  # it calls its own end an error
     logging.getLogger("grpc._cython.cygrpc").addFilter(_is_no_leaving)
     rests = Rests()
-    asyncio.set_event_loop_policy(_Policy(rests))
+    asyncio.set_event_loop_policy(Policy(rests))
     asyncio.run(_serve(settings, stop, rests))
 
 
 def _is_no_leaving(record: logging.LogRecord) -> bool:
     """A caller that leaves just before its answer is sent is no error of ours, nor worth a traceback."""
     return not record.getMessage().startswith("ExecuteBatchError raised in core")
-
-
-class _Policy(asyncio.DefaultEventLoopPolicy):
-    """Python 3.10 has no other way to say what `asyncio.run` is to run on."""
-
-    def __init__(self, rests: Rests) -> None:
-        super().__init__()
-        self._rests = rests
-
-    def new_event_loop(self) -> asyncio.AbstractEventLoop:
-        return asyncio.SelectorEventLoop(self._rests)
 
 
 async def _serve(settings: Settings, stop: Stop, rests: Rests) -> None:
