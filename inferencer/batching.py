@@ -10,10 +10,12 @@ from time import perf_counter
 from weakref import WeakKeyDictionary
 
 from inferencer.answering import answers, traits
+from inferencer.answering.gathering import Gathering
 from inferencer.answering.lanes import Asked, Lane, Timed, size_of, timed
 from inferencer.answering.pace import Pace
 from inferencer.answering.questions import Answer, Question
 from inferencer.metrics import Metrics
+from inferencer.rests import Rests
 from inferencer.services.threads import Threads
 from paramsync.errors import BusyError
 from paramsync.graphs.graph import Graph
@@ -31,8 +33,8 @@ class Batching:
 
     1. A question goes at once where a thread is free for it or, where it is prompt, no other is expected.
     2. While a call of its lane runs a question waits, together with all others of that lane, for that call's end.
-       Prompt ones wait for those that are seen coming, and until as many are there as came together a moment ago; for
-       milliseconds at most, and while the event loop receives those others.
+       Prompt ones wait until the event loop would rest: for those that came already or are seen coming, and no longer
+       than it takes to receive them. So they are few where it has little to do, and the more, the more it is late.
     3. What waited goes as one call of `rows` rows at most. A question with more rows goes alone, and at most half of
        the threads compute such ones; one thread is always left by calls of one signature to those of others.
     """
@@ -45,20 +47,23 @@ class Batching:
         rows: int = ROWS,
         most: int = 256,
         together: Callable[[str], bool] = lambda model: True,
+        rests: Rests | None = None,
     ) -> None:
-        """`most` is how many questions may wait or be computed; `together` says which models are batched at all."""
+        """`most` is how many questions may wait or be computed; `together` says which models are batched at all.
+
+        `rests` are the event loop's.
+        """
         self._threads = threads
         self._rows = rows
         self._most = most
         self._together = together
+        self._gathering = Gathering(self._compute, rests)
         self.metrics = metrics
         metrics.waiting = lambda: self.held - self._computing
         self.held = 0
         """How many questions wait or are computed."""
         self._computing = 0
         self._large = 0
-        self._coming = 0
-        self._gathering: dict[Lane, None] = {}
         self._lanes: dict[Hashable, Lane] = {}  # with something that waits or runs; whose turn it is first
         self._paces: WeakKeyDictionary[Graph, dict[tuple[str, str], Pace]] = WeakKeyDictionary()
 
@@ -69,11 +74,11 @@ class Batching:
 
     def announce(self) -> None:
         """A request is coming, which will begin."""
-        self._coming += 1
+        self._gathering.coming += 1
 
     def begin(self) -> None:
         """One that was announced is here. Raises BusyError where no question more is taken now."""
-        self._coming = max(0, self._coming - 1)
+        self._gathering.coming = max(0, self._gathering.coming - 1)
         self.check()
 
     async def answer(self, question: Question, *, deadline: float | None = None) -> Answer:
@@ -88,13 +93,13 @@ class Batching:
             raise TimeoutError(_LATE)
         pace, size = self._pace(question), size_of(question)
         prompt = pace.is_prompt(size)
-        if prompt and not self._coming and not self.held and pace.is_alone(loop.time()):
+        if prompt and not self._gathering.coming and not self.held and pace.alone:
             return self._at_once(question, pace, size)
         one = self._asked(question, pace, size, deadline)
         self.held += 1
         one.lane.waiting[one] = None
         if prompt and one.lane.joined and not one.lane.running:
-            self._gather(one.lane, loop)
+            self._gathering.add(one.lane)
         else:
             self._look()
         timer = None
@@ -175,49 +180,26 @@ class Batching:
     def _close(self, lane: Lane) -> None:
         if not lane.waiting and not lane.running and self._lanes.get(lane.key) is lane:
             del self._lanes[lane.key]
-            self._gather_no_more(lane)
+            self._gathering.remove(lane)
 
     # On the event loop ------------------------------------------------------------------------------------------------
 
     def _at_once(self, question: Question, pace: Pace, size: int) -> Answer:
-        pace.met(1)
         began = perf_counter()
         try:
             return answers.answer(question)
         finally:
             self._count(pace, question, 1, answers.rows_of(question) or 1, size, perf_counter() - began)
 
-    def _gather(self, lane: Lane, loop: asyncio.AbstractEventLoop) -> None:
-        if lane.gathering is None:
-            lane.gathering = loop.call_later(lane.pace.patience, self._gathered, lane, loop)
-            self._gathering[lane] = None
-        if self._coming:
-            return
-        for one in [*self._gathering]:
-            if len(one.waiting) >= one.pace.expected:
-                one.pace.met(len(one.waiting))
-                self._compute(one, loop)
-
-    def _gathered(self, lane: Lane, loop: asyncio.AbstractEventLoop) -> None:
-        """No more came in time."""
-        lane.pace.missed(len(lane.waiting))
-        self._coming = 0  # what was announced and is not here may have been given up
-        self._compute(lane, loop)
-
-    def _gather_no_more(self, lane: Lane) -> None:
-        if lane.gathering is not None:
-            lane.gathering.cancel()
-            lane.gathering = None
-            self._gathering.pop(lane, None)
-
-    def _compute(self, lane: Lane, loop: asyncio.AbstractEventLoop) -> None:
+    def _compute(self, lane: Lane) -> None:
         """One call, here; where it may not be as large as what waits, the next one in a moment."""
-        self._gather_no_more(lane)
+        self._gathering.remove(lane)
         if taken := self._take(lane, prompt=True):
+            lane.pace.alone = len(taken) == 1
             self.held -= len(taken)
             self._give(lane, taken, *timed([one.question for one in taken]))
         if lane.waiting and taken:
-            lane.gathering = loop.call_later(0, self._compute, lane, loop)
+            self._gathering.again(lane)
         elif lane.waiting:  # it is too large, or calls have become slow
             self._look()
         self._close(lane)
@@ -281,10 +263,9 @@ class Batching:
         self._count(lane.pace, taken[0].question, len(taken), rows, size, seconds)
 
     def _count(self, pace: Pace, first: Question, requests: int, rows: int, size: int, seconds: float) -> None:
-        loop = asyncio.get_running_loop()
-        pace.took(size, seconds, loop.time())
+        pace.took(size, seconds)
         # told once the answers are on their way
-        loop.call_soon(self._tell, first, requests, rows, seconds)
+        asyncio.get_running_loop().call_soon(self._tell, first, requests, rows, seconds)
 
     def _tell(self, first: Question, requests: int, rows: int, seconds: float) -> None:
         self.metrics.called(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import select
 import time
 from collections import deque
+from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from queue import Empty, SimpleQueue
 from selectors import DefaultSelector, SelectorKey
@@ -26,11 +27,15 @@ class Rests(DefaultSelector):
         super().__init__()
         self._resting = True  # as long as it has begun with nothing: a first version is not to wait for that
         self._waiting: deque[SimpleQueue[None]] = deque()
+        self.before: Callable[[], bool] | None = None
+        """Asked on its own thread when it would rest: whether there is something to do at once by now."""
 
     def select(self, timeout: float | None = None) -> list[tuple[SelectorKey, int]]:
         """As asyncio asks for: 0 where there is something to do already."""
         if timeout is not None and timeout <= 0:
             return super().select(timeout)
+        if self.before is not None and ((found := super().select(0)) or self.before()):
+            return found
         self._resting = True  # before it looks who waits: who comes later sees this
         try:
             if self._waiting:

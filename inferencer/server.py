@@ -62,7 +62,12 @@ class Server:
         self.models = models = Models(settings.models, maker)
         self._metrics = metrics = Metrics(models)
         self._batching = Batching(
-            Threads(_thread_count()), metrics, rows=settings.batch_rows, most=settings.queue, together=models.batched
+            Threads(_thread_count()),
+            metrics,
+            rows=settings.batch_rows,
+            most=settings.queue,
+            together=models.batched,
+            rests=rests,
         )
         self._answering = Predictions(self._batching, message_bytes=settings.message_bytes)
         self._draining = asyncio.Event()

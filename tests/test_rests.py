@@ -157,3 +157,41 @@ def test_in_one_place_a_thread_waits_for_a_moment_only(
     monkeypatch.setattr("inferencer.rests.PATIENCE", LONG)
     with busy(loop):
         Guests(4, lambda: gives(rests)).join()
+
+
+def test_before_a_rest_it_is_asked_whether_there_is_something_to_do(
+    rests: Rests, loop: asyncio.AbstractEventLoop
+) -> None:
+    done: list[str] = []
+    ended = threading.Event()
+
+    def before() -> bool:
+        done.append("asked")
+        if done.count("asked") < 3:
+            asyncio.get_running_loop().call_soon(done.append, "done")
+            return True
+        rests.before = None
+        ended.set()
+        return False
+
+    with busy(loop):
+        rests.before = before
+        loop.call_soon_threadsafe(done.append, "came")
+    assert ended.wait(LONG)
+    assert done == ["came", "asked", "done", "asked", "done", "asked"]
+    assert answers(loop)
+
+
+def test_a_loop_that_never_rests_is_not_asked(rests: Rests, loop: asyncio.AbstractEventLoop) -> None:
+    asked = threading.Event()
+
+    def before() -> bool:
+        asked.set()
+        return False
+
+    with always_busy(loop):
+        assert answers(loop)
+        rests.before = before
+        assert not asked.wait(0.1)
+    assert asked.wait(LONG)
+    rests.before = None

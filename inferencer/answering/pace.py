@@ -1,4 +1,4 @@
-"""How fast one signature of a graph is computed, and how many requests for it come together: what was seen lately."""
+"""How fast one signature of a graph is computed, and whether requests for it come alone: what was seen lately."""
 
 from __future__ import annotations
 
@@ -9,10 +9,6 @@ _SLOW_SECONDS = 0.02  # one that takes longer is not made there again, until as 
 _STUCK_SECONDS = 0.2  # one that takes longer is not put down to the machine
 _FAST = 8  # calls on threads that were that fast, before the first on the event loop
 _DOUBTS = 3  # calls one after the other that took longer: fewer can be the machine's fault, which was busy elsewhere
-_EACH_SECONDS = 0.00025
-_MOST_SECONDS = 0.008
-_LATELY = 0.05  # seconds
-_AGAIN = 16  # calls with as many requests as were expected, before more are
 
 
 @dataclass(slots=True)
@@ -21,34 +17,20 @@ class Pace:
 
     together: bool
     prompt: bool
-    expected: int = 1
-    """How many requests come together."""
+    alone: bool = True
+    """Whether the last call on the event loop for which requests were gathered was for one."""
     running: int = 0
     """Calls on threads now."""
     _fast: int = 0
     _size: int = 0
-    _met: int = 0
-    _ended: float = 0.0
     _doubts: int = 0
-
-    @property
-    def patience(self) -> float:
-        """The most seconds that one waits for the others: about what it takes to receive them."""
-        return min(_MOST_SECONDS, _EACH_SECONDS * (self.expected + 1))
 
     def is_prompt(self, size: int) -> bool:
         """Whether a call with so many bytes of inputs is expected to hold up the event loop for a moment only."""
         return self._fast >= _FAST and size <= self._size
 
-    def is_alone(self, now: float) -> bool:
-        """Whether no other request is expected with one that comes now."""
-        if now - self._ended > _LATELY:
-            self.expected = 1
-        return self.expected == 1
-
-    def took(self, size: int, seconds: float, now: float) -> None:
-        """A call with so many bytes of inputs did, which ended now."""
-        self._ended = now
+    def took(self, size: int, seconds: float) -> None:
+        """A call with so many bytes of inputs did."""
         if not self.prompt:
             return
         if seconds < PROMPT_SECONDS:
@@ -62,15 +44,3 @@ class Pace:
             self._size = min(self._size, size // 2)
             if seconds > _SLOW_SECONDS:
                 self._fast = 0
-
-    def met(self, count: int) -> None:
-        """So many came, as many as were expected or more."""
-        self._met += 1
-        if count > self.expected:
-            self.expected = count
-        elif count > 1 and self._met % _AGAIN == 0:
-            self.expected += 1 + count // 4
-
-    def missed(self, count: int) -> None:
-        """Only so many came in time."""
-        self.expected = max(1, count)
