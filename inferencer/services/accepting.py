@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from contextvars import Context
+from functools import partial
 from typing import Any
 
 import grpc
@@ -24,9 +26,9 @@ class _AheadServer(cygrpc.AioServer):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self._asking: set[asyncio.Task[None]] = set()
+        self._asked = 0
         self._came: deque[_Call | Exception] = deque()
-        self._wanted: asyncio.Future[_Call] | None = None
+        self._wanted: _Wanted | None = None
         self._ended = False
 
     async def shutdown(self, grace: float | None) -> None:
@@ -39,36 +41,75 @@ class _AheadServer(cygrpc.AioServer):
         if method is not None:  # of its own, which nobody has here
             one: asyncio.Future[_Call] = super()._make_request_call_future(method)
             return one
-        loop = asyncio.get_running_loop()
-        while len(self._asking) + len(self._came) < AHEAD:
-            asking = loop.create_task(self._ask())
-            self._asking.add(asking)
-            asking.add_done_callback(self._asking.discard)
-        wanted: asyncio.Future[_Call] = loop.create_future()
+        while self._asked + len(self._came) < AHEAD:
+            self._ask()
+        self._wanted = wanted = _Wanted(loop=asyncio.get_running_loop())
         if self._came:
-            _answer(wanted, self._came.popleft())
-        else:
-            self._wanted = wanted
+            self._give(self._came.popleft())
         return wanted
 
-    async def _ask(self) -> None:
+    def _ask(self) -> None:
+        """What waits for one thing only needs no task, which would take a turn of the event loop before it waits."""
+        asking = self._request_call()
+        waited = asking.send(None)  # raises where gRPC does not take it
+        waited._asyncio_future_blocking = False  # as a task says that it knows
+        waited.add_done_callback(partial(self._told, asking))
+        self._asked += 1
+
+    def _told(self, asking: Coroutine[Any, Any, _Call], waited: asyncio.Future[None]) -> None:
+        self._asked -= 1
         found: _Call | Exception
         try:
-            found = await self._request_call()
+            asking.send(None)
+        except StopIteration as ended:
+            found = ended.value
         except Exception as error:  # noqa: BLE001, it is raised where the call is wanted
             found = error
-        wanted, self._wanted = self._wanted, None
-        if wanted is not None and not wanted.done():
-            _answer(wanted, found)
+        if self._wanted is not None:
+            self._give(found)
         elif not self._ended:  # else it is let go, and so its caller is told that the server ends
             self._came.append(found)
 
+    def _give(self, found: _Call | Exception) -> None:
+        wanted, self._wanted = self._wanted, None
+        assert wanted is not None
+        if wanted.done():
+            return
+        if isinstance(found, Exception):
+            wanted.set_exception(found)
+        else:
+            wanted.set_result(found)
+        wanted.tell()
 
-def _answer(wanted: asyncio.Future[_Call], found: _Call | Exception) -> None:
-    if isinstance(found, Exception):
-        wanted.set_exception(found)
-    else:
-        wanted.set_result(found)
+
+class _Wanted(asyncio.Future[_Call]):
+    """The first who waits for it is told at once, where asyncio takes one turn of the event loop more for each call.
+
+    That is gRPC, in `asyncio.wait`.
+    """
+
+    _first: Callable[[Any], object] | None = None
+    _known = False
+
+    def add_done_callback(self, call: Callable[[Any], object], *, context: Context | None = None) -> None:
+        if self._known:
+            super().add_done_callback(call, context=context)
+            return
+        self._known = True
+        self._first = call
+        if self.done():
+            self.tell()
+
+    def remove_done_callback(self, call: Callable[[Any], object]) -> int:
+        if call is self._first:
+            self._first = None
+            return 1
+        return super().remove_done_callback(call)
+
+    def tell(self) -> None:
+        first, self._first = self._first, None
+        if first is not None:
+            first(self)
 
 
 def server(
