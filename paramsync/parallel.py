@@ -17,16 +17,6 @@ THREADS = min(4, max(1, PROCESSORS - 1))
 """More do not read memory any faster, and one processor of few is left to whoever serves or trains."""
 
 
-def let_others_run() -> None:
-    """Whoever waits for this processor gets it now. Where nobody does, this takes no time.
-
-    What copies memory makes no calls of the kernel. Kernels of today take a processor from such a thread by the clock
-    only, however urgent those are that wait, and however little it is itself: they wait for three milliseconds.
-    """
-    if hasattr(os, "sched_yield"):
-        os.sched_yield()
-
-
 def each(work: Callable[[T], None], items: Iterable[T], *, threads: int = THREADS) -> None:
     """Call `work` with every item, on this thread and `threads` - 1 others. Returns when all is done.
 

@@ -15,7 +15,6 @@ from paramsync.examine import DType, Finding, Test, soundness
 from paramsync.spares import DataFile
 
 _SHARE = 4 << 20  # bytes that are worth one more thread, which has to start, and takes turns with the others
-_STRETCH = 1 << 20  # bytes after which others may have the processor
 _GLANCE = 1 << 12  # bytes that tell most tensors that changed from those that did not
 _NOTHING = np.empty(0, np.uint8)
 _WORTH = 1 << 20  # bytes of a piece, of which it is worth knowing what was found there before
@@ -37,6 +36,7 @@ def write(
     whoever pins a buffer for this can let go of it. The last come first, as most networks are trained from their last
     layer on: an update of what is still pinned costs a copy into new pages.
     """
+    content = file.content
     recall = _Recall(file)
     tests = [None if one is None else soundness(one) for one in dtypes]
     parts: list[list[tuple[int, int, Finding]]] = [[] for _ in tensors]  # start, stop, what is between
@@ -51,7 +51,9 @@ def write(
             source, test = tensors[piece.tensor][piece.start : piece.stop], tests[piece.tensor]
             finding = recall.finding(start, source, test)
             if finding is None:
-                finding = _put(file, start, source, test)
+                file.put(start, source)
+                target = content[start : start + len(source)].data  # still in the cache
+                finding = Finding(crc32c(target), not target or test is None or test(target))
             recall.note(start, len(source), test, finding)
             del source
             parts[piece.tensor].append((piece.start, piece.stop, finding))
@@ -83,7 +85,7 @@ class _Recall:
         target = self._content[start : start + size]
         if known is None or self._lost > _LOST or not memory.equal(target, source, 0, _GLANCE):
             return None
-        same = _equal(target, source, _GLANCE, size)
+        same = memory.equal(target, source, _GLANCE, size)
         self._lost += -1 if same else 1
         return known if same else None
 
@@ -100,33 +102,12 @@ def same(pairs: Sequence[tuple[Array, Array]]) -> list[bool]:
     def compare(portion: tuple[plan.Piece, ...]) -> None:
         for piece in portion:
             at = left[piece.tensor]
-            if found[at] and not _equal(*pairs[at], piece.start, piece.stop):
+            if found[at] and not memory.equal(*pairs[at], piece.start, piece.stop):
                 found[at] = False
 
     sizes = [len(pairs[at][0]) for at in left]
     parallel.each(compare, plan.portions(sizes), threads=_threads(sum(sizes)))
     return found
-
-
-def _put(file: DataFile, start: int, source: Array, test: Test | None) -> Finding:
-    """Copy bytes to their place; what is found there."""
-    checksum, sound = 0, True
-    for at in range(0, len(source), _STRETCH):
-        stretch = source[at : at + _STRETCH]
-        file.put(start + at, stretch)
-        target = file.content[start + at : start + at + len(stretch)].data  # still in the cache
-        checksum = crc32c(target, checksum)
-        sound = sound and (test is None or test(target))
-        parallel.let_others_run()
-    return Finding(checksum, sound)
-
-
-def _equal(one: Array, other: Array, start: int, stop: int) -> bool:
-    for at in range(start, stop, _STRETCH):
-        if not memory.equal(one, other, at, min(at + _STRETCH, stop)):
-            return False
-        parallel.let_others_run()
-    return True
 
 
 def _threads(size: int) -> int:
