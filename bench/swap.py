@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import statistics
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -25,10 +22,9 @@ from bench.traffic import Traffic
 _PAUSE = 0.1  # seconds from version to version
 _LOAD = 0.7  # of what a server can answer
 _CALLERS = 64
-_CAPACITY_ROUNDS = 5
-_CAPACITY_SECONDS = 1.0
+_CALLING = 0.5  # seconds that these call, once in each round
 _FIRST = 5  # versions before a server starts
-_SEVERAL = 4  # processors of which a publisher gets one
+_SEVERAL = 4  # processors of which a publisher gets one, which a trainer has that is not to take a server's
 _LATER = 60.0  # seconds: a publisher goes on for longer than anybody looks
 _SETTLING = 0.3  # seconds after it was halted, or goes on, before anybody looks: it may have been within a version
 
@@ -85,32 +81,41 @@ class _Case:
         self._next = 1
         self._request = folder.with_name(f"{folder.name}.request")
         self._request.write_bytes(request({"x": INPUTS[kind]}))
+        processors = os.sched_getaffinity(0)
+        last = {max(processors)} if len(processors) >= _SEVERAL else set()
+        self._publishers = last or processors
+        self._others = processors - last
 
     def measure(self, track: Callable[[range], Any]) -> dict[str, Any]:
-        """Under one load that never ends, in each round a while without and one with versions that are published and
-        swapped in, which of them first by turns."""
+        """In each round the load is set to what the machine gives just then; and under it a while without and one with
+        versions that are published and swapped in, which of them first by turns."""
         with self._publisher(_FIRST):
             pass
         seen: dict[str, list[Mapping[str, Any]]] = {"quiet": [], "swap": []}
+        capacities: list[float] = []
         seconds, runs = self._settings.seconds, self._settings.runs
         with (
+            _on(self._others),
             self._way.serve(self._folder, self._settings.bytes) as served,
             self._publisher(int((2 * runs * (_SETTLING + seconds) + _LATER) / _PAUSE)) as publisher,
             _halting(publisher) as halted,
         ):
             served.ask_until(self._request.read_bytes(), 1)
             address = served.addresses["predictions"]
-            capacity = statistics.median([self._capacity(address) for _ in range(1 + _CAPACITY_ROUNDS)][1:])
-            with Traffic(address, self._request, capacity * _LOAD) as traffic:
-                traffic.forget()
+            with Traffic(address, self._request, callers=_CALLERS, seconds=_CALLING, share=_LOAD) as traffic:
+                halted(True)
+                traffic.pace()  # in the first second they are fewer
                 for round_ in track(range(runs)):
+                    halted(True)
+                    _wait(_SETTLING)
+                    capacities.append(traffic.pace())
                     for name in ("quiet", "swap") if round_ % 2 == 0 else ("swap", "quiet"):
                         halted(name == "quiet")
                         _wait(_SETTLING)
                         traffic.forget()
                         _wait(seconds)
                         seen[name].append(traffic.seen())
-        return self._figures(capacity, seen["quiet"], seen["swap"])
+        return self._figures(statistics.median(capacities), seen["quiet"], seen["swap"])
 
     def _figures(
         self, capacity: float, quiet: list[Mapping[str, Any]], swapping: list[Mapping[str, Any]]
@@ -134,19 +139,12 @@ class _Case:
         first = self._next
         self._next += count
         options = {"first": first, "bytes": self._settings.bytes, "pause": _PAUSE, "count": count}
-        with _on_one_processor():
+        with _on(self._publishers):
             return Served(
                 "bench.publishing",
                 [str(self._folder), self._way.how, self._kind, *(f"--{name}={one}" for name, one in options.items())],
                 log=self._folder.with_name(f"{self._folder.name}-{first}.log"),
             )
-
-    def _capacity(self, address: str) -> float:
-        """Answers a second that so many callers get; in the first round they are fewer."""
-        command = [sys.executable, "-m", "bench.traffic", address, str(self._request)]
-        command += ["--callers", str(_CALLERS), "--seconds", str(_CAPACITY_SECONDS)]
-        found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-        return float(found["per_second"])
 
 
 def _wait(seconds: float) -> None:
@@ -168,10 +166,10 @@ def _halting(publisher: Served) -> Iterator[Callable[[bool], None]]:
 
 
 @contextmanager
-def _on_one_processor() -> Iterator[None]:
-    """What is started here has the last of several, as a trainer has that is not to take a server's."""
+def _on(processors: set[int]) -> Iterator[None]:
+    """What is started here has these."""
     here = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {max(here)} if len(here) >= _SEVERAL else here)
+    os.sched_setaffinity(0, processors)
     try:
         yield
     finally:

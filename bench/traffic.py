@@ -1,7 +1,8 @@
 """Callers of a server, as a process: `python -m bench.traffic ADDRESS REQUEST ...` prints what they saw.
 
-With `--callers` that is once. With `--rate` calls go on for as long as there is standard input, and for each line of it
-comes what was seen of those that were due since the line before: all under one load, with no begin and no end in it.
+So many callers wait for their answers, for `--seconds`. That is once; or, with `--share`, as often as there is a line
+`pace` on the standard input. Then calls go on at this share of the rate at which those were answered, whether or not
+there are answers, and for each line comes what was seen of those that were due since the line before.
 """
 
 from __future__ import annotations
@@ -33,27 +34,36 @@ _OPTIONS = (("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1)
 _CHANNELS = 4
 _WARM_UPS = 20
 _PERCENTILES = (50, 99, 99.9)
+_PACE = "pace"
 
 
 class Traffic(Lines):
-    """The process with `--rate`."""
+    """The process with `--share`."""
 
-    def __init__(self, address: str, request: Path, rate: float) -> None:
-        super().__init__("bench.traffic", address, request, "--rate", rate)
+    def __init__(self, address: str, request: Path, *, callers: int, seconds: float, share: float) -> None:
+        options = ("--callers", callers, "--seconds", seconds, "--share", share)
+        super().__init__("bench.traffic", address, request, *options)
+
+    def pace(self) -> float:
+        """It calls at its share of what its callers get now, answers a second, which this returns. Raises CallError."""
+        return float(self._answered(_PACE)["per_second"])
 
     def forget(self) -> None:
         """What it saw so far does not count. Returns once it calls. Raises CallError."""
-        self._told()
+        self._told("")
 
     def seen(self) -> dict[str, Any]:
         """What it saw since it was asked before. Raises CallError, also where nothing was answered."""
-        found = self._told()
+        return self._answered("")
+
+    def _answered(self, line: str) -> dict[str, Any]:
+        found = self._told(line)
         if not found["answered"]:
             raise CallError(f"no call was answered: {found['reasons']}", "UNKNOWN")
         return found
 
-    def _told(self) -> dict[str, Any]:
-        if not (said := self.ask()):
+    def _told(self, line: str) -> dict[str, Any]:
+        if not (said := self.ask(line)):
             raise CallError("nobody calls any more", "UNKNOWN")
         found: dict[str, Any] = json.loads(said)
         return found
@@ -78,7 +88,7 @@ class Seen:
         values = (wire.to_arrays(response.outputs, "output")).values()
         self.mixed += any((one != version).any() for one in values)
 
-    def told(self, until: float) -> str:
+    def figures(self, until: float) -> dict[str, Any]:
         times = np.percentile(self.milliseconds, _PERCENTILES) if self.milliseconds else ()
         figures = {
             "answered": len(self.milliseconds),
@@ -89,7 +99,7 @@ class Seen:
             "versions": len(self.versions),
         }
         percentiles = zip(_PERCENTILES, times, strict=bool(len(times)))
-        return json.dumps(figures | {f"p{percentile:g}_ms": float(one) for percentile, one in percentiles})
+        return figures | {f"p{percentile:g}_ms": float(one) for percentile, one in percentiles}
 
 
 class Callers:
@@ -115,7 +125,6 @@ class Callers:
         for at in range(_CHANNELS * _WARM_UPS):
             with contextlib.suppress(grpc.aio.AioRpcError):  # a server that is told anew what to serve may fail some
                 await self._calls[at % _CHANNELS](self._request)
-        self._seen = Seen(time.perf_counter())
 
     async def at_rate(self, rate: float) -> None:
         """Calls that come whether or not those before were answered, and go on until this is cancelled."""
@@ -130,42 +139,55 @@ class Callers:
             task.add_done_callback(seen.open.discard)
             await asyncio.sleep(0)
 
-    async def at_once(self, count: int, seconds: float) -> None:
-        """So many callers, each of which calls again when it is answered."""
-        end = time.perf_counter() + seconds
+    async def at_once(self, count: int, seconds: float) -> dict[str, Any]:
+        """So many callers, each of which calls again when it is answered; and what they saw."""
+        self._seen = Seen(time.perf_counter())
+        end = self._seen.since + seconds
 
         async def again(at: int) -> None:
             while (now := time.perf_counter()) < end:
                 await self._one(at, now, self._seen)
 
         await asyncio.gather(*(again(at) for at in range(count)))
+        return await self.seen()
 
-    async def seen(self) -> str:
+    async def seen(self) -> dict[str, Any]:
         """What was seen since this was asked for before, when all of it is there."""
         until = time.perf_counter()
         seen, self._seen = self._seen, Seen(until)
         await asyncio.gather(*seen.open)
-        return seen.told(until)
+        return seen.figures(until)
 
 
 async def _call(found: argparse.Namespace) -> None:
     callers = Callers(found.address, found.request.read_bytes())
     await callers.warm_up()
     gc.freeze()
-    if found.rate is None:
-        await callers.at_once(found.callers, found.seconds)
-        _say(await callers.seen())
-        return
-    calling = asyncio.ensure_future(callers.at_rate(found.rate))
+    if found.share is None:
+        _say(await callers.at_once(found.callers, found.seconds))
+    else:
+        await _call_at_a_share(callers, found)
+
+
+async def _call_at_a_share(callers: Callers, found: argparse.Namespace) -> None:
+    calling: asyncio.Task[None] | None = None
     lines = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
-    while await lines.readline():
-        _say(await callers.seen())
-    calling.cancel()
+    while line := await lines.readline():
+        if line.decode().strip() != _PACE:
+            _say(await callers.seen())
+            continue
+        if calling is not None:
+            calling.cancel()
+            await callers.seen()
+        seen = await callers.at_once(found.callers, found.seconds)
+        if seen["answered"]:
+            calling = asyncio.ensure_future(callers.at_rate(seen["per_second"] * found.share))
+        _say(seen)
 
 
-def _say(line: str) -> None:
-    sys.stdout.write(f"{line}\n")
+def _say(figures: dict[str, Any]) -> None:
+    sys.stdout.write(f"{json.dumps(figures)}\n")
     sys.stdout.flush()
 
 
@@ -173,13 +195,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.traffic")
     parser.add_argument("address")
     parser.add_argument("request", type=Path)
-    how = parser.add_mutually_exclusive_group(required=True)
-    how.add_argument("--rate", type=float)
-    how.add_argument("--callers", type=int)
-    parser.add_argument("--seconds", type=float, default=1.0, help="with --callers: for how long (default %(default)s)")
+    parser.add_argument("--callers", type=int, required=True)
+    parser.add_argument("--seconds", type=float, default=1.0, help="for which they call (default %(default)s)")
+    parser.add_argument("--share", type=float, help="of what they get, at which calls go on")
     found = parser.parse_args()
-    if found.rate is not None and not 0 < found.rate < math.inf:
-        parser.error(f"--rate: expected a number above 0, found {found.rate}")
+    if found.share is not None and not 0 < found.share < math.inf:
+        parser.error(f"--share: expected a number above 0, found {found.share}")
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(_call(found))
 
