@@ -45,7 +45,7 @@ class Batching:
         metrics: Metrics,
         *,
         rows: int = ROWS,
-        most: int = 256,
+        most: int = 1024,
         together: Callable[[str], bool] = lambda model: True,
         rests: Rests | None = None,
     ) -> None:

@@ -130,7 +130,7 @@ def _add_server(parser: argparse.ArgumentParser) -> None:
         "--queue",
         type=read_queue,
         metavar="N",
-        help="predictions that may wait or be computed; more are refused at once (default: 256)",
+        help="predictions that may wait or be computed; more are refused at once (default: 1024)",
     )
     add(
         "--batch-rows",

@@ -63,7 +63,7 @@ class Settings:
     control_port: int = CONTROL_PORT
     poll_seconds: float = 5.0
     state: Path | None = None
-    queue: int = 256
+    queue: int = 1024
     batch_rows: int = 256
     message_bytes: int = 64 << 20
 

@@ -22,7 +22,7 @@ def test_settings_as_documented(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     models = (ModelSettings(name="a", store=tmp_path), ModelSettings(name="b", store=Path("/not/there=yet")))
     assert found == Settings(models=models, state=tmp_path / "state/paramsync/8502")
     assert (found.host, found.port, found.rest_port, found.control_port) == ("127.0.0.1", 8500, 8501, 8502)
-    assert (found.poll_seconds, found.queue, found.message_bytes) == (5.0, 256, 64 << 20)
+    assert (found.poll_seconds, found.queue, found.message_bytes) == (5.0, 1024, 64 << 20)
 
 
 def test_every_flag_of_a_model_is_said_of_each(tmp_path: Path) -> None:
