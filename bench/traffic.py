@@ -199,6 +199,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1.0, help="for which they call (default %(default)s)")
     parser.add_argument("--share", type=float, help="of what they get, at which calls go on")
     found = parser.parse_args()
+    if found.callers < 1:
+        parser.error(f"--callers: expected a number above 0, found {found.callers}")
     if found.share is not None and not 0 < found.share < math.inf:
         parser.error(f"--share: expected a number above 0, found {found.share}")
     with contextlib.suppress(KeyboardInterrupt):
