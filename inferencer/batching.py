@@ -33,8 +33,8 @@ class Batching:
 
     1. A question goes at once where a thread is free for it or, where it is prompt, no other is expected.
     2. While a call of its lane runs a question waits, together with all others of that lane, for that call's end.
-       Prompt ones wait until the event loop would rest: for those that came already or are seen coming, and no longer
-       than it takes to receive them. So they are few where it has little to do, and the more, the more it is late.
+       Prompt ones wait until the event loop would rest, 6 ms at most: for those that came already or are seen coming.
+       So they are few where it has little to do, and the more, the more it is late.
     3. What waited goes as one call of `rows` rows at most. A question with more rows goes alone, and at most half of
        the threads compute such ones; one thread is always left by calls of one signature to those of others.
     """
@@ -234,7 +234,8 @@ class Batching:
         lane.pace.running += 1
         self._large += lane.large
         self._computing += len(taken)
-        self._lanes[lane.key] = self._lanes.pop(lane.key)  # the others come first now
+        self._lanes.pop(lane.key, None)  # it may have been closed, where all others that waited were late
+        self._lanes[lane.key] = lane  # the others come first now
         self._threads.start(partial(timed, [one.question for one in taken]), partial(self._end, lane, taken))
 
     def _end(self, lane: Lane, taken: list[Asked], result: Timed, error: Exception | None) -> None:

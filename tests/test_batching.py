@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine
 from functools import partial, wraps
 from typing import Any
@@ -272,3 +273,21 @@ async def test_while_versions_swap_under_many_questions_every_answer_proves_its_
     swapping.cancel()
     assert len(setting.metrics.told) < 1600  # some went together
     await setting.over()
+
+
+@on_a_loop
+async def test_who_waits_with_one_whose_deadline_passed_while_the_loop_was_busy_is_answered() -> None:
+    of = resident(2)
+    setting = Setting()
+    [first] = setting.ask(question(of, 1.0))
+    await turns()
+    [waiting] = setting.ask(question(of, 2.0))
+    [late] = setting.ask(question(of, 3.0), deadline=asyncio.get_running_loop().time() + 0.02)
+    await turns()
+    setting.threads.release()
+    time.sleep(0.1)  # the call ends, and then the deadline passes
+    await setting.over(first, waiting, late)
+    assert (totals(first), totals(waiting)) == ([2.0], [4.0])
+    with pytest.raises(TimeoutError, match="the deadline passed"):
+        late.result()
+    assert setting.batching.held == 0
