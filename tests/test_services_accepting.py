@@ -155,3 +155,64 @@ async def _outcome(ask: Callable[..., Any], number: int) -> object:
         return await ask(content, timeout=30) == content
     except grpc.aio.AioRpcError as error:
         return error.code()
+
+
+def test_who_waits_for_a_call_is_told_before_the_next_turn() -> None:
+    async def run() -> None:
+        there, coming = accepting._Wanted(), accepting._Wanted()
+        there.set_result("a call")
+        assert await _within_a_turn(there) == {there}
+        waiting = asyncio.ensure_future(_waited(coming))
+        await asyncio.sleep(0)
+        coming.set_result("another")
+        coming.tell()
+        await asyncio.sleep(0)
+        assert waiting.done()
+        assert await waiting == {coming}
+        assert await _waited(coming) == {coming}
+
+    asyncio.run(asyncio.wait_for(run(), 30))
+
+
+def test_to_others_it_is_a_future_as_any() -> None:
+    async def run() -> None:
+        there, given_up, coming = (accepting._Wanted() for _ in range(3))
+        there.set_result("a call")
+        given_up.cancel()
+        both = asyncio.gather(there, given_up, coming, return_exceptions=True)
+        await asyncio.sleep(0)
+        coming.set_result("another")
+        coming.tell()
+        first, second, third = await both
+        assert (first, third) == ("a call", "another")
+        assert isinstance(second, asyncio.CancelledError)
+        assert await there == "a call"
+
+    asyncio.run(asyncio.wait_for(run(), 30))
+
+
+def test_who_waits_for_one_that_is_cancelled_is_told() -> None:
+    async def run() -> None:
+        wanted = accepting._Wanted()
+        waiting = asyncio.ensure_future(_waited(wanted))
+        await asyncio.sleep(0)
+        wanted.cancel()
+        assert await waiting == {wanted}
+
+    asyncio.run(asyncio.wait_for(run(), 30))
+
+
+async def _waited(one: asyncio.Future[Any]) -> set[Any]:
+    """As gRPC does."""
+    return (await asyncio.wait([one], return_when=asyncio.FIRST_COMPLETED))[0]
+
+
+async def _within_a_turn(one: asyncio.Future[Any]) -> set[Any]:
+    """Fails where it takes a turn of the event loop."""
+    asked = _waited(one)
+    try:
+        asked.send(None)
+    except StopIteration as ended:
+        found: set[Any] = ended.value
+        return found
+    raise AssertionError("it waited")

@@ -17,6 +17,7 @@ import grpc
 from grpc._cython import cygrpc  # type: ignore[attr-defined]
 
 AHEAD = 16  # calls that are asked for before anybody has time for them
+_OF_WAIT = "_on_completion"  # what asyncio.wait has futures call
 
 _Call = Any  # of grpc's own
 
@@ -42,30 +43,28 @@ class _AheadServer(cygrpc.AioServer):
             one: asyncio.Future[_Call] = super()._make_request_call_future(method)
             return one
         while self._asked + len(self._came) < AHEAD:
-            self._ask()
+            self._asked += 1
+            self._step(self._request_call())
         self._wanted = wanted = _Wanted(loop=asyncio.get_running_loop())
         if self._came:
             self._give(self._came.popleft())
         return wanted
 
-    def _ask(self) -> None:
-        """What waits for one thing only needs no task, which would take a turn of the event loop before it waits."""
-        asking = self._request_call()
-        waited = asking.send(None)  # raises where gRPC does not take it
-        waited._asyncio_future_blocking = False  # as a task says that it knows
-        waited.add_done_callback(partial(self._told, asking))
-        self._asked += 1
-
-    def _told(self, asking: Coroutine[Any, Any, _Call], waited: asyncio.Future[None]) -> None:
-        self._asked -= 1
+    def _step(self, asking: Coroutine[Any, Any, _Call], _: object = None) -> None:
+        """As a task does, but for the turn of the event loop that it takes before it begins."""
         found: _Call | Exception
         try:
-            asking.send(None)
+            waited = asking.send(None)
         except StopIteration as ended:
             found = ended.value
         except Exception as error:  # noqa: BLE001, it is raised where the call is wanted
             found = error
-        if self._wanted is not None:
+        else:
+            waited._asyncio_future_blocking = False  # so a task says that it has seen it
+            waited.add_done_callback(partial(self._step, asking))
+            return
+        self._asked -= 1
+        if self._wanted is not None and not self._wanted.done():
             self._give(found)
         elif not self._ended:  # else it is let go, and so its caller is told that the server ends
             self._came.append(found)
@@ -73,8 +72,6 @@ class _AheadServer(cygrpc.AioServer):
     def _give(self, found: _Call | Exception) -> None:
         wanted, self._wanted = self._wanted, None
         assert wanted is not None
-        if wanted.done():
-            return
         if isinstance(found, Exception):
             wanted.set_exception(found)
         else:
@@ -83,33 +80,36 @@ class _AheadServer(cygrpc.AioServer):
 
 
 class _Wanted(asyncio.Future[_Call]):
-    """The first who waits for it is told at once, where asyncio takes one turn of the event loop more for each call.
+    """gRPC waits for it with `asyncio.wait`, which is told at once: else it is two turns of the event loop a call.
 
-    That is gRPC, in `asyncio.wait`.
+    To everybody else it is a future as any.
     """
 
-    _first: Callable[[Any], object] | None = None
-    _known = False
+    _waiting: Callable[[Any], object] | None = None
 
     def add_done_callback(self, call: Callable[[Any], object], *, context: Context | None = None) -> None:
-        if self._known:
+        if self._waiting is not None or getattr(call, "__name__", "") != _OF_WAIT:
             super().add_done_callback(call, context=context)
             return
-        self._known = True
-        self._first = call
+        self._waiting = call
         if self.done():
             self.tell()
 
     def remove_done_callback(self, call: Callable[[Any], object]) -> int:
-        if call is self._first:
-            self._first = None
+        if call is self._waiting:
+            self._waiting = None
             return 1
         return super().remove_done_callback(call)
 
+    def cancel(self, msg: object = None) -> bool:
+        cancelled = super().cancel(msg)
+        self.tell()
+        return cancelled
+
     def tell(self) -> None:
-        first, self._first = self._first, None
-        if first is not None:
-            first(self)
+        if (waiting := self._waiting) is not None and self.done():
+            self._waiting = None
+            waiting(self)
 
 
 def server(
@@ -117,7 +117,7 @@ def server(
 ) -> grpc.aio.Server:
     """As `grpc.aio.server` makes it, for `most` calls at a time; just that where grpc is not as it is known here."""
     plain = cygrpc.AioServer
-    if hasattr(plain, "_make_request_call_future"):
+    if hasattr(plain, "_make_request_call_future") and hasattr(plain, "_request_call"):
         cygrpc.AioServer = _AheadServer
     try:
         return grpc.aio.server(handlers=handlers, options=options, maximum_concurrent_rpcs=most)
