@@ -103,8 +103,7 @@ class _Case:
             served.ask_until(self._request.read_bytes(), 1)
             address = served.addresses["predictions"]
             with Traffic(address, self._request, callers=_CALLERS, seconds=_CALLING, share=_LOAD) as traffic:
-                halted(True)
-                traffic.pace()  # in the first second they are fewer
+                traffic.pace()  # at first they are fewer
                 for round_ in track(range(runs)):
                     halted(True)
                     _wait(_SETTLING)
