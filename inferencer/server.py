@@ -54,7 +54,7 @@ class Ports(NamedTuple):
 class Server:
     """One inferencer. Made, started and drained on one event loop."""
 
-    def __init__(self, settings: Settings, rests: Rests | None = None) -> None:
+    def __init__(self, settings: Settings, rests: Rests) -> None:
         """`rests` are those of its event loop. Raises ParamsyncError where a model cannot be made."""
         self._settings = settings
         self._options = _options(settings.message_bytes)

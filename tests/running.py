@@ -16,6 +16,8 @@ import tensorflow as tf
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tensorflow_serving.apis import model_service_pb2_grpc, predict_pb2, prediction_service_pb2_grpc
 
+from inferencer.loop import Loop
+from inferencer.rests import Rests
 from inferencer.server import Ports, Server
 from inferencer.settings import ModelSettings, Settings
 from paramsync.v1 import sync_pb2 as pb
@@ -35,7 +37,8 @@ class Running:
         models = tuple(ModelSettings(name=path.name, store=path, allowed=GATED_OPS) for path in stores)
         chosen = {"models": models, "port": 0, "rest_port": 0, "control_port": 0, "poll_seconds": 60.0, **settings}
         self.settings = Settings(**chosen)
-        self._loop = asyncio.new_event_loop()
+        self._rests = Rests()
+        self._loop = Loop(self._rests)
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
         try:
@@ -50,7 +53,7 @@ class Running:
         self.sync = sync_pb2_grpc.SyncStub(self.control)
 
     async def _start(self) -> tuple[Server, Ports]:
-        server = Server(self.settings)
+        server = Server(self.settings, self._rests)
         return server, await server.start()
 
     def call(self, function: Callable[[], Any]) -> Any:
