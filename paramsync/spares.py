@@ -23,10 +23,21 @@ SPARE = ".spare-"
 SPARES = 3  # files that wait to be overwritten
 MAPPED = 48  # files that stay mapped; each takes two descriptors
 
-Findings = dict[tuple[int, int, Test | None], Finding]  # by start, size and what looked at the values
 _WASTE = 1.25  # how many times as large as needed a spare may be
 _PASSES = 4  # how often a spare may be found to be of the wrong size before it goes
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
+
+
+@dataclass(slots=True, eq=False)
+class Known:
+    """A large piece of a file: what was found of it, and, once somebody has asked for it, the digest of its bytes."""
+
+    finding: Finding
+    digest: bytes = b""
+
+
+Knowledge = dict[tuple[int, int, Test | None], Known]
+"""By start, size and what looked at the values."""
 
 
 class DataFile:
@@ -42,8 +53,8 @@ class DataFile:
         self.content: Array = np.empty(0, np.uint8)
         self.trace = untouched.Trace.of(found)
         """When it was last written as a whole: of this very file, whatever its name leads to."""
-        self.findings: Findings = {}
-        """Of what is in it, by place and test; of large pieces only. Right as long as nobody else writes into it."""
+        self.known: Knowledge = {}
+        """Of what is in it. Right as long as nobody else writes into it."""
         self._stays = stays
         self._touched = 0
         self._mapping = mmap.mmap(self.descriptor, self.size) if self.size else None
@@ -75,9 +86,9 @@ class DataFile:
         while start < stop:
             start += os.pwrite(self.descriptor, source[start - stop :].data, start)
 
-    def take_findings(self) -> Findings:
-        """What they were before this: from now on it is written. Nothing where it changed, or lies on a disk."""
-        found, self.findings = self.findings, {}
+    def take_known(self) -> Knowledge:
+        """What was known before this: from now on it is written. Nothing where it changed, or lies on a disk."""
+        found, self.known = self.known, {}
         return found if self._stays and untouched.Trace.of(os.fstat(self.descriptor)) == self.trace else {}
 
     def written(self, size: int) -> None:

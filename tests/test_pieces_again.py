@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pytest
 
 from paramsync import pieces, plan
-from paramsync.checksums import crc32c
+from paramsync.checksums import crc32c, digest
 from paramsync.examine import DType, Finding
 from paramsync.spares import DataFile, Spares
 from tests.arrays import any_bits
@@ -42,6 +42,8 @@ class Rewritten:
         self.spares.retire(path)
         assert file.content.tobytes() == table.tobytes()
         assert found.checksum == crc32c(table.data)
+        for (start, size, _), known in file.known.items():
+            assert known.digest in (b"", digest(table[start : start + size].data))
         return found
 
     def write_in_vain(self, table: Bytes) -> None:
@@ -57,7 +59,7 @@ class Rewritten:
     def known(self) -> list[Finding]:
         """Of each piece, in their order."""
         assert self.file is not None
-        return [finding for _, finding in sorted(self.file.findings.items(), key=lambda item: item[0][0])]
+        return [known.finding for _, known in sorted(self.file.known.items(), key=lambda item: item[0][0])]
 
     def _next(self) -> Path:
         self._number += 1
@@ -90,6 +92,18 @@ def test_only_what_changed_is_copied(rewritten: Rewritten, changed: tuple[int, .
         table[at * plan.PORTION] ^= 1
     rewritten.write(table)
     assert kept(before, rewritten.known()) == [at for at in range(_PIECES) if at not in changed]
+
+
+def test_the_file_itself_is_read_for_its_digests_once(rewritten: Rewritten) -> None:
+    table = a_table()
+    rewritten.write(table)
+    assert rewritten.file is not None
+    for _ in range(2):
+        rewritten.write(table)
+        assert all(known.digest for known in rewritten.file.known.values())
+    table[:: plan.PORTION] ^= 1
+    rewritten.write(table)
+    assert not any(known.digest for known in rewritten.file.known.values())
 
 
 def test_where_much_changed_here_and_there_the_rest_is_not_compared(rewritten: Rewritten) -> None:
