@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
@@ -70,7 +71,8 @@ class _Recall:
 
     Few rows of a large table change from version to version. Where they lie together, most of an earlier version's file
     is what it should be already. To see that by digests, of which the file's own is known from before, half as many
-    bytes are read as to compare them, and none of what others have in their caches makes way for the other half.
+    bytes are read as to compare them. All processors share one way to the memory: where it is read for so little, others
+    have it for as long again.
     """
 
     def __init__(self, file: DataFile) -> None:
@@ -87,9 +89,13 @@ class _Recall:
         if known is None or self._lost > _LOST or not memory.equal(target, source, 0, _GLANCE):
             return None
         known.digest = known.digest or digest(target.data)
-        same = known.digest == digest(source.data)
-        self._lost += -1 if same else 1
-        return known if same else None
+        began = time.perf_counter()
+        if known.digest == digest(source.data):
+            self._lost -= 1
+            time.sleep(time.perf_counter() - began)
+            return known
+        self._lost += 1
+        return None
 
     def note(self, start: int, size: int, test: Test | None, known: Known) -> None:
         if size >= _WORTH:
