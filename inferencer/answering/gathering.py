@@ -9,7 +9,7 @@ from inferencer.answering.lanes import Lane
 from inferencer.rests import Rests
 
 _SECONDS_FOR_ANNOUNCED = 0.001  # after which questions that were seen coming are waited for no more
-_SECONDS_WITHOUT_REST = 0.005  # more, after which a busy event loop computes what was gathered
+_SECONDS_WITHOUT_REST = 0.001  # more, after which a busy event loop computes what was gathered
 
 
 class Gathering:
