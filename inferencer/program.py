@@ -16,9 +16,9 @@ from paramsync.addresses import check_ports
 
 _SWITCH_SECONDS = 0.001  # the longest that a thread which restores keeps the interpreter from those that serve
 _COLLECTIONS = (700, 10, 1000)
-"""How many objects there are between two collections of garbage, and how many of these between two of older objects, and
-of all. Those of all hold every answer up for 5 ms. gRPC leaves five objects a call to be collected, so that at 5,000 calls
-a second there were two of them a second; now it is one in half a minute."""
+"""How many objects there are between two collections of garbage, how many of these between two of older objects, and
+how many of those between two of all, which hold every answer up for 5 ms. gRPC leaves five objects a call to be
+collected: at 5,000 calls a second all were looked at twice a second."""
 
 
 def run(settings: Settings, *, stop: Stop) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -71,8 +72,8 @@ class _Recall:
 
     Few rows of a large table change from version to version. Where they lie together, most of an earlier version's file
     is what it should be already. To see that by digests, of which the file's own is known from before, half as many
-    bytes are read as to compare them. All processors share one way to the memory: where it is read for so little, others
-    have it for as long again.
+    bytes are read as to compare them. All processors share the way to the memory: what is read for so little leaves it
+    to others for as long again.
     """
 
     def __init__(self, file: DataFile) -> None:
@@ -92,7 +93,7 @@ class _Recall:
         began = time.perf_counter()
         if known.digest == digest(source.data):
             self._lost -= 1
-            time.sleep(time.perf_counter() - began)
+            threading.Event().wait(time.perf_counter() - began)
             return known
         self._lost += 1
         return None
