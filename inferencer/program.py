@@ -15,10 +15,10 @@ from paramsync import logs, noise
 from paramsync.addresses import check_ports
 
 _SWITCH_SECONDS = 0.001  # the longest that a thread which restores keeps the interpreter from those that serve
-_COLLECTIONS = (700, 10, 1000)
+_COLLECTIONS = (700, 10, 300)
 """How many objects there are between two collections of garbage, how many of these between two of older objects, and
 how many of those between two of all, which hold every answer up for 5 ms. gRPC leaves five objects a call to be
-collected: at 5,000 calls a second all were looked at twice a second."""
+collected: at 5,000 calls a second all were looked at twice a second, and are every 15 seconds now."""
 
 
 def run(settings: Settings, *, stop: Stop) -> None:
