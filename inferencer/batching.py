@@ -33,7 +33,7 @@ class Batching:
 
     1. A question goes at once where a thread is free for it or, where it is prompt, no other is expected.
     2. While a call of its lane runs a question waits, together with all others of that lane, for that call's end.
-       Prompt ones wait until the event loop would rest, 6 ms at most: for those that came already or are seen coming.
+       Prompt ones wait until the event loop would rest, 2 ms at most: for those that came already or are seen coming.
        So they are few where it has little to do, and the more, the more it is late.
     3. What waited goes as one call of `rows` rows at most. A question with more rows goes alone, and at most half of
        the threads compute such ones; one thread is always left by calls of one signature to those of others.

@@ -20,6 +20,7 @@ _SHARE = 4 << 20  # bytes that are worth one more thread, which has to start, an
 _GLANCE = 1 << 12  # bytes that tell most tensors that changed from those that did not
 _NOTHING = np.empty(0, np.uint8)
 _WORTH = 1 << 20  # bytes of a piece, of which it is worth knowing what was found there before
+_LONGEST_PAUSE = 0.002  # seconds, where this thread was held up and not reading
 _LOST = 2  # comparisons more that ended late, and in vain, than did not: the rest is copied unseen
 
 
@@ -71,9 +72,9 @@ class _Recall:
     """What is known of pieces of a file, for those that are to be written there again.
 
     Few rows of a large table change from version to version. Where they lie together, most of an earlier version's file
-    is what it should be already. To see that by digests, of which the file's own is known from before, half as many
-    bytes are read as to compare them. All processors share the way to the memory: what is read for so little leaves it
-    to others for as long again.
+    is what it should be already. To see that by digests, of which the file's own is known from the second time on,
+    half as many bytes are read as to compare them. All processors share the way to the memory: a thread that reads for
+    so little leaves it to others for as long again.
     """
 
     def __init__(self, file: DataFile) -> None:
@@ -93,7 +94,7 @@ class _Recall:
         began = time.perf_counter()
         if known.digest == digest(source.data):
             self._lost -= 1
-            threading.Event().wait(time.perf_counter() - began)
+            threading.Event().wait(min(time.perf_counter() - began, _LONGEST_PAUSE))
             return known
         self._lost += 1
         return None
