@@ -52,7 +52,9 @@ def write(
         for piece in portion:
             start = layout.offsets[piece.tensor] + piece.start
             source, test = tensors[piece.tensor][piece.start : piece.stop], tests[piece.tensor]
+            began = time.perf_counter()
             known = recall.known(start, source, test)
+            pause = 0.0 if known is None else min(time.perf_counter() - began, _LONGEST_PAUSE)
             if known is None:
                 file.put(start, source)
                 target = content[start : start + len(source)].data  # still in the cache
@@ -63,6 +65,8 @@ def write(
             if next(done[piece.tensor]) == pieces[piece.tensor]:
                 tensors[piece.tensor] = _NOTHING
                 copied(piece.tensor)
+            if pause:
+                threading.Event().wait(pause)
 
     parallel.each(copy, reversed(layout.portions), threads=_threads(layout.end))
     return [_joined(one) for one in parts]
@@ -91,13 +95,9 @@ class _Recall:
         if known is None or self._lost > _LOST or not memory.equal(target, source, 0, _GLANCE):
             return None
         known.digest = known.digest or digest(target.data)
-        began = time.perf_counter()
-        if known.digest == digest(source.data):
-            self._lost -= 1
-            threading.Event().wait(min(time.perf_counter() - began, _LONGEST_PAUSE))
-            return known
-        self._lost += 1
-        return None
+        same = known.digest == digest(source.data)
+        self._lost += -1 if same else 1
+        return known if same else None
 
     def note(self, start: int, size: int, test: Test | None, known: Known) -> None:
         if size >= _WORTH:
