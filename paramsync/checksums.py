@@ -1,16 +1,12 @@
-"""crc32c as checkpoints use it: masked where it is stored, and combined where a buffer was read in pieces.
-
-And a digest, for what crc32c has too few bits for: to tell one content from another.
-"""
+"""crc32c as checkpoints use it: masked where it is stored, and combined where a buffer was read in pieces."""
 
 from __future__ import annotations
 
 from functools import lru_cache
 
 from crc32c import crc32c
-from xxhash import xxh3_128_digest as digest
 
-__all__ = ["combine", "crc32c", "digest", "mask"]
+__all__ = ["combine", "crc32c", "mask"]
 
 _POLYNOMIAL = 0x82F63B78  # of crc32c, its bits reversed
 _Operator = tuple[tuple[int, ...], ...]  # a linear map over 32 bits: what each value of each byte becomes

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import itertools
-import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from paramsync import memory, parallel, plan
-from paramsync.checksums import combine, crc32c, digest
+from paramsync.checksums import combine, crc32c
+from paramsync.digests import Digests
 from paramsync.dtypes import Array
 from paramsync.examine import DType, Finding, Test, soundness
 from paramsync.spares import DataFile, Known
@@ -20,7 +19,6 @@ _SHARE = 4 << 20  # bytes that are worth one more thread, which has to start, an
 _GLANCE = 1 << 12  # bytes that tell most tensors that changed from those that did not
 _NOTHING = np.empty(0, np.uint8)
 _WORTH = 1 << 20  # bytes of a piece, of which it is worth knowing what was found there before
-_LONGEST_PAUSE = 0.002  # seconds, where this thread was held up and not reading
 _LOST = 2  # comparisons more that ended late, and in vain, than did not: the rest is copied unseen
 
 
@@ -52,9 +50,7 @@ def write(
         for piece in portion:
             start = layout.offsets[piece.tensor] + piece.start
             source, test = tensors[piece.tensor][piece.start : piece.stop], tests[piece.tensor]
-            began = time.perf_counter()
             known = recall.known(start, source, test)
-            pause = 0.0 if known is None else min(time.perf_counter() - began, _LONGEST_PAUSE)
             if known is None:
                 file.put(start, source)
                 target = content[start : start + len(source)].data  # still in the cache
@@ -65,8 +61,6 @@ def write(
             if next(done[piece.tensor]) == pieces[piece.tensor]:
                 tensors[piece.tensor] = _NOTHING
                 copied(piece.tensor)
-            if pause:
-                threading.Event().wait(pause)
 
     parallel.each(copy, reversed(layout.portions), threads=_threads(layout.end))
     return [_joined(one) for one in parts]
@@ -77,14 +71,14 @@ class _Recall:
 
     Few rows of a large table change from version to version. Where they lie together, most of an earlier version's file
     is what it should be already. To see that by digests, of which the file's own is known from the second time on,
-    half as many bytes are read as to compare them. All processors share the way to the memory: a thread that reads for
-    so little leaves it to others for as long again.
+    half as many bytes are read as to compare them.
     """
 
     def __init__(self, file: DataFile) -> None:
         self._content = file.content
         self._before = file.take_known()
         self._now = file.known
+        self._digests = Digests()
         self._lost = 0
 
     def known(self, start: int, source: Array, test: Test | None) -> Known | None:
@@ -94,8 +88,8 @@ class _Recall:
         target = self._content[start : start + size]
         if known is None or self._lost > _LOST or not memory.equal(target, source, 0, _GLANCE):
             return None
-        known.digest = known.digest or digest(target.data)
-        same = known.digest == digest(source.data)
+        known.digest = known.digest or self._digests.of(target)
+        same = known.digest == self._digests.of(source)
         self._lost += -1 if same else 1
         return known if same else None
 
