@@ -16,6 +16,8 @@ from typing import Any
 import grpc
 from grpc._cython import cygrpc  # type: ignore[attr-defined]
 
+from inferencer.services.finding import leave_no_cycles
+
 AHEAD = 16  # calls that are asked for before anybody has time for them
 _OF_WAIT = "_on_completion"  # what asyncio.wait has futures call
 
@@ -116,6 +118,7 @@ def server(
     handlers: Sequence[grpc.GenericRpcHandler[Any, Any]], *, options: Sequence[tuple[str, Any]], most: int
 ) -> grpc.aio.Server:
     """As `grpc.aio.server` makes it, for `most` calls at a time; just that where grpc is not as it is known here."""
+    leave_no_cycles()
     plain = cygrpc.AioServer
     if hasattr(plain, "_make_request_call_future") and hasattr(plain, "_request_call"):
         cygrpc.AioServer = _AheadServer
