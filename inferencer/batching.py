@@ -115,6 +115,7 @@ class Batching:
             self._leave(one)
             if timer is not None:
                 timer.cancel()
+            del one  # else an error, by its traceback, would keep itself and the version alive
 
     def close(self) -> None:
         """Waits for nothing: what is computed still is nobody's any more."""

@@ -17,6 +17,7 @@ from paramsync.dtypes import Array
 
 _BIT = 1 << 18  # bytes that the smallest of such caches has room for
 _PATIENCE = 0.002  # seconds; as much as there is at once takes a tenth of it
+_OFTEN = 3  # times that it did not suffice: some thread keeps Python's lock, and is to be asked for it less
 
 
 class Digests:
@@ -25,7 +26,7 @@ class Digests:
     def __init__(self) -> None:
         self._turn = threading.Lock()
         self._bit = np.empty(_BIT, np.uint8)
-        self._is_contended = False
+        self._late = 0
 
     def of(self, content: Array) -> bytes:
         """A buffer's, of 128 bits."""
@@ -33,12 +34,12 @@ class Digests:
             found = xxh3_128()
             end = time.perf_counter() + _PATIENCE
             start = 0
-            while start < len(content) and not self._is_contended:
+            while start < len(content) and self._late < _OFTEN and time.perf_counter() < end:
                 part = content[start : start + _BIT]
                 bit = self._bit[: len(part)]
                 np.copyto(bit, part)
                 found.update(bit.data)
                 start += len(part)
-                self._is_contended = time.perf_counter() > end  # a thread keeps Python's lock, and is asked for it less
+            self._late += start < len(content)
             found.update(content[start:].data)
             return found.digest()

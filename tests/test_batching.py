@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
+import weakref
 from collections.abc import Callable, Coroutine
 from functools import partial, wraps
 from typing import Any
@@ -162,6 +164,24 @@ async def test_the_fault_of_one_is_nobody_elses() -> None:
     assert [one.result()["found"].shape for one in (asked[1], asked[3])] == [(1, 2), (2, 2)]
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"99 is not in \[0, 4\)"):
         asked[2].result()
+
+
+@on_a_loop
+async def test_who_was_told_an_error_keeps_no_version_alive() -> None:
+    setting, of = Setting(), resident(1)
+    alive = weakref.ref(of)
+    gc.collect()
+    gc.disable()  # which frees them in the end, and may take its time
+    try:
+        asked = setting.ask(lookup(of, 0), lookup(of, 1), lookup(of, 99), lookup(of, 98))
+        assert len(await setting.over(*asked)) == 2
+        assert [type(one.exception()) for one in asked[2:]] == [tf.errors.InvalidArgumentError] * 2
+        setting.threads.gates.clear()
+        del asked, of
+        await turns()
+        assert alive() is None
+    finally:
+        gc.enable()
 
 
 @on_a_loop

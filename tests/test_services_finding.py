@@ -63,9 +63,11 @@ def test_calls_are_answered_whether_or_not_they_are_intercepted(intercepted: boo
     ]
 
 
-def test_where_grpc_is_another_it_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def other(method: str, metadata: object, handlers: list[object]) -> None: ...
+async def _earlier(method: str, metadata: object, handlers: list[object], interceptors: object) -> None: ...
 
+
+@pytest.mark.parametrize("other", [_earlier, None, 3])
+def test_where_grpc_is_another_it_stays_as_it_is(monkeypatch: pytest.MonkeyPatch, other: object) -> None:
     monkeypatch.setattr(cygrpc, "_find_method_handler", other)
     monkeypatch.setattr(finding, "_PLAIN", other)
     finding.leave_no_cycles()

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from grpc._cython import cygrpc  # type: ignore[attr-defined]
 
-_PLAIN = cygrpc._find_method_handler
+_PLAIN: Any = getattr(cygrpc, "_find_method_handler", None)
 _KNOWN = ("method", "metadata", "method_resolver", "interceptors")
 
 
@@ -23,5 +24,6 @@ async def _found(method: str, metadata: object, resolver: Any, interceptors: Seq
 
 def leave_no_cycles() -> None:
     """From now on, for all servers of this process; where grpc is not as it is known here, it stays as it is."""
-    if hasattr(cygrpc, "_HandlerCallDetails") and tuple(inspect.signature(_PLAIN).parameters) == _KNOWN:
-        cygrpc._find_method_handler = _found
+    with suppress(TypeError, ValueError):  # nothing of this name, or nothing that says what it takes
+        if tuple(inspect.signature(_PLAIN).parameters) == _KNOWN and hasattr(cygrpc, "_HandlerCallDetails"):
+            cygrpc._find_method_handler = _found
