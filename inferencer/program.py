@@ -17,8 +17,8 @@ from paramsync.addresses import check_ports
 _SWITCH_SECONDS = 0.001  # the longest that a thread which restores keeps the interpreter from those that serve
 _COLLECTIONS = (10_000, 10, 20)
 """How many objects there are between two collections of garbage, how many of these between two of older objects, and
-how many of those, at least, between two of all. Such a one holds every answer up for 5 ms. What comes together for
-7,000 calls a second is 700 objects ten times in a turn, of which none is garbage."""
+how many of those, at least, between two of all. Such a one holds every answer up for 5 ms. Calls that
+come together are some thousands of objects for a moment, of which none is garbage."""
 
 
 def run(settings: Settings, *, stop: Stop) -> None:
