@@ -7,6 +7,7 @@ import gc
 import logging
 import sys
 
+from inferencer import heap
 from inferencer.loop import Policy
 from inferencer.rests import Rests
 from inferencer.settings import Settings, ports, prepare_environment
@@ -49,6 +50,7 @@ async def _serve(settings: Settings, stop: Stop, rests: Rests) -> None:
     sys.setswitchinterval(_SWITCH_SECONDS)
     gc.freeze()  # what was imported stays: it is half a million objects, which need not be looked at ever again
     gc.set_threshold(*_COLLECTIONS)
+    heap.keep_some()
     loop = asyncio.get_running_loop()
     asked = asyncio.Event()
     stop.arm(lambda: loop.is_closed() or loop.call_soon_threadsafe(asked.set))

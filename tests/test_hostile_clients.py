@@ -16,7 +16,7 @@ from tests.inferencers import LONG, Process
 from tests.programs import eventually
 
 MB = 1 << 20
-SLACK = 200 * MB  # which allocators keep
+SLACK = 128 * MB  # which allocators keep; TensorFlow's own keeps 72 of them for what it computes
 
 
 def repeated(count: int) -> predict_pb2.PredictRequest:
