@@ -14,7 +14,7 @@ def keep_some() -> None:
     """Keep so much at the end of each heap, larger blocks not at all; without such settings, things stay as they are.
 
     Of itself glibc begins by giving back all but 128 kB, whose pages the next message then waits for, and learns from
-    each larger block that is freed to keep more, up to 64 MB for each of a hundred threads.
+    each larger block that is freed to keep more, up to 64 MB a heap, of which there may be eight for each processor.
     """
     with suppress(AttributeError):
         set_option = ctypes.CDLL(None).mallopt
