@@ -71,7 +71,6 @@ class Server:
         )
         self._answering = Predictions(self._batching, message_bytes=settings.message_bytes)
         self._draining = asyncio.Event()
-        self._door = Door()
         self._arrivals: list[Arrivals] = []
         of_predictions = {
             prediction_service_pb2.DESCRIPTOR.services_by_name["PredictionService"]: PredictionService(models),
@@ -80,8 +79,9 @@ class Server:
         }
         of_control = {sync_pb2.DESCRIPTOR.services_by_name["Sync"]: SyncService(models, self._draining)}
         self._health = Health(models, [one.full_name for one in (*of_predictions, *of_control)])
+        self._door = Door()
         self._predictions = self._part(of_predictions, self._door)
-        self._control = self._part(of_control)
+        self._control = self._part(of_control, Door())
 
     async def start(self) -> Ports:
         """Listen, and follow the stores. Raises SettingsError where a port is taken."""
@@ -133,15 +133,13 @@ class Server:
         self._batching.close()
         self._answering.close()
 
-    def _part(
-        self, servicers: dict[ServiceDescriptor, Any], *first: grpc.GenericRpcHandler[Any, Any]
-    ) -> grpc.aio.Server:
-        part = accepting.server(first, options=self._options, most=_MOST_CALLS)
+    def _part(self, servicers: dict[ServiceDescriptor, Any], door: Door) -> grpc.aio.Server:
+        part = accepting.server([door], options=self._options, most=_MOST_CALLS)
         streams, arrivals = Places(_MOST_STREAMS, "streams"), Arrivals(_MOST_SILENT)
         self._arrivals.append(arrivals)
         servicers = {**servicers, health_pb2.DESCRIPTOR.services_by_name["Health"]: self._health}
         for service, servicer in servicers.items():
-            part.add_generic_rpc_handlers((Calls(servicer, service, self._answering, streams, arrivals),))
+            part.add_generic_rpc_handlers((Calls(servicer, service, self._answering, streams, arrivals, door),))
         add_reflection([one.full_name for one in servicers], part, self._draining, streams)
         return part
 

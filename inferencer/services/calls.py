@@ -12,6 +12,7 @@ from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message import DecodeError, Message
 
 from inferencer.services.arrivals import Arrivals
+from inferencer.services.door import Door
 from inferencer.services.errors import abort
 from inferencer.services.pieces import parse
 from inferencer.services.predictions import Prediction, Predictions
@@ -37,10 +38,12 @@ class Calls(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # it takes none 
         predictions: Predictions,
         streams: Places,
         arrivals: Arrivals,
+        door: Door,
     ) -> None:
         self._predictions = predictions
         self._streams = streams
         self._arrivals = arrivals
+        self._door = door
         self._handlers: dict[str, Any] = {}
         self._predicting: set[str] = set()
         for described in service.methods:
@@ -62,15 +65,16 @@ class Calls(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # it takes none 
             return self._unary(self._predictions.answering(method, _parser(described)))
         if described.client_streaming:
             answer = self._predictions.answering(method.prediction, _parser(described))
-            return grpc.stream_stream_rpc_method_handler(_limited(each(method, answer), self._streams))
+            return grpc.stream_stream_rpc_method_handler(self._limited(each(method, answer)))
         if described.server_streaming:
-            return self._streaming(_limited(_streamed(method, described), self._streams))
+            return self._streaming(self._limited(_streamed(method, described)))
         return self._unary(_answered(method, described))
 
     def _unary(self, answer: Callable[[bytes, Any], Awaitable[bytes]]) -> Any:
-        message = self._arrivals.message
+        message, taken_up = self._arrivals.message, self._door.taken_up
 
         async def call(_: Any, context: Any) -> bytes:
+            taken_up()
             return await answer(await message(context), context)  # and the message is not kept here
 
         return grpc.stream_unary_rpc_method_handler(call)  # for gRPC, so that the message is ours to wait for
@@ -84,6 +88,19 @@ class Calls(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # it takes none 
                     yield response
 
         return grpc.stream_stream_rpc_method_handler(call)
+
+    def _limited(self, method: Callable[..., Any]) -> Callable[..., AsyncGenerator[bytes, None]]:
+        async def call(asked: Any, context: Any) -> AsyncGenerator[bytes, None]:
+            self._door.taken_up()
+            try:
+                async with aclosing(method(asked, context)) as responses:
+                    with self._streams.one():
+                        async for response in responses:
+                            yield response
+            except BusyError as error:
+                await abort(error, context)
+
+        return call
 
 
 def _is_prediction(method: Any) -> TypeGuard[Prediction]:
@@ -113,19 +130,6 @@ def _streamed(method: Callable[..., Any], described: MethodDescriptor) -> Callab
                 async for response in responses:
                     yield response.SerializeToString()
         except Exception as error:  # noqa: BLE001, the edge
-            await abort(error, context)
-
-    return call
-
-
-def _limited(method: Callable[..., Any], streams: Places) -> Callable[..., AsyncGenerator[bytes, None]]:
-    async def call(asked: Any, context: Any) -> AsyncGenerator[bytes, None]:
-        try:
-            async with aclosing(method(asked, context)) as responses:
-                with streams.one():
-                    async for response in responses:
-                        yield response
-        except BusyError as error:
             await abort(error, context)
 
     return call
