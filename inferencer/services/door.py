@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any
 
 import grpc
 
 QUIET_SECONDS = 0.5  # without a call, after which none is thought to be on its way
-_MOST_ANSWERING = 3.0  # seconds from the first step of closing to the next, where calls go on coming
-_MOST_HOLDING = 2.0
-_LAST = 1.0  # of the grace, for those who read what was sent, where calls are open until then
+_MOST_ANSWERING = 3.0  # seconds from the first step of closing to the next, where calls go on coming or take long
+_MOST_HOLDING = 2.0  # and until a call that came after that is refused
+_LAST = 1.0  # of the grace, which the stop is left with where calls are open for long
 _STEPS = 10
 _STOPPING = "the server is stopping; call another one, or try again later"
 
@@ -47,23 +48,22 @@ class Door(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # it takes none w
         drops what is on its way as soon as the caller says anything more: so it has to happen once all is answered.
 
         1. What comes is answered, until nothing did for a while and all has been answered.
-        2. Where callers call again and again, each call is held, so that all of them come to wait for their answer.
+        2. Where callers call again and again, or something takes long, each call that comes is held, so that all
+           callers come to wait, and is refused after a while; what was taken up before is answered.
         3. The stop tells callers to use this connection no more, and waits until they have read what was sent before.
-           What was held is refused; what was taken up before that is answered.
         """
         loop = asyncio.get_running_loop()
         end = loop.time() + grace
-        most = grace - _LAST
-        if not await self._quiet(quiet_seconds, most=min(_MOST_ANSWERING, most)):
+        if not await self._quiet(quiet_seconds, most=_MOST_ANSWERING):
             self._holding = True
-            most = _MOST_HOLDING
-        if self._holding or self._open:
-            await self._quiet(quiet_seconds, most=min(most, end - _LAST - loop.time()))
+            await self._quiet(quiet_seconds, most=_MOST_HOLDING)
+            while self._open and loop.time() < end - _LAST:
+                await asyncio.sleep(quiet_seconds / _STEPS)
         loop.call_later(quiet_seconds / _STEPS, self._stopped.set)
         await server.stop(end - loop.time())
 
     async def _quiet(self, seconds: float, *, most: float) -> bool:
-        """Wait until no call came for some seconds and none is open. Whether, at the end, none came for so long."""
+        """Whether, before too many seconds were over, none was open and none had come for some."""
         # in steps: while the loop is busy it does not take up what comes, and that time must not count
         loop = asyncio.get_running_loop()
         end = loop.time() + most
@@ -72,8 +72,9 @@ class Door(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # it takes none w
             before = self._came
             await asyncio.sleep(seconds / _STEPS)
             still = still + 1 if self._came == before else 0
-        return still >= _STEPS
+        return still >= _STEPS and not self._open
 
     async def _refuse(self, requests: AsyncIterator[bytes], context: Any) -> None:
-        await self._stopped.wait()
+        with suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._stopped.wait(), _MOST_HOLDING)
         await context.abort(grpc.StatusCode.UNAVAILABLE, _STOPPING)
