@@ -24,9 +24,10 @@ from tests.running import LONG, NOT_SERVING, Running, request, synced
 Code = grpc.StatusCode
 
 
+@pytest.mark.parametrize("seconds", [0.0, 0.5])
 @pytest.mark.parametrize("rows", [1 << 19, 3 << 17])  # 4 MB there and back; 3, which are on their way in one piece
 def test_what_was_taken_up_before_the_end_is_answered_to_the_last_byte(
-    running: Running, publisher: Publisher, tmp_path: Path, rows: int
+    running: Running, publisher: Publisher, tmp_path: Path, rows: int, seconds: float
 ) -> None:
     publisher.publish(7, kind=Gated)
     synced(running)
@@ -38,7 +39,7 @@ def test_what_was_taken_up_before_the_end_is_answered_to_the_last_byte(
         try:
             eventually(lambda: running.server._batching.held == 12, lambda: "all to be taken up")
             with _draining(running):
-                time.sleep(0.5)
+                time.sleep(seconds)
                 assert _says(running) == NOT_SERVING  # nobody is told of the end yet: connections would close at once
                 gate.touch()
                 became = callers.communicate(timeout=LONG)[0].split("\n")
@@ -69,8 +70,8 @@ def test_callers_that_go_on_do_not_hold_up_the_end_nor_cut_off_what_takes_long(
     caller = threading.Thread(target=call_again_and_again)
     with _draining(running, quiet_seconds=0.5):
         caller.start()
-        time.sleep(6.0)  # by now calls are held no more
-        assert _says(running, seconds=0.2) is None  # it is held: nobody was told of the end yet
+        time.sleep(6.0)  # longer than callers alone would hold it up
+        assert _says(running, seconds=0.2) is None  # held, and not turned away: nobody is told of the end yet
         caller.join(LONG)
         began = time.monotonic()
         gate.touch()
