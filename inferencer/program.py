@@ -9,6 +9,7 @@ import sys
 
 from inferencer import heap
 from inferencer.loop import Policy
+from inferencer.own_processor import OwnProcessor
 from inferencer.rests import Rests
 from inferencer.settings import Settings, ports, prepare_environment
 from inferencer.stop import Stop
@@ -54,4 +55,6 @@ async def _serve(settings: Settings, stop: Stop, rests: Rests) -> None:
     loop = asyncio.get_running_loop()
     asked = asyncio.Event()
     stop.arm(lambda: loop.is_closed() or loop.call_soon_threadsafe(asked.set))
+    keeping = asyncio.ensure_future(OwnProcessor().keep())
     await serve(settings, asked, rests)
+    keeping.cancel()

@@ -29,13 +29,18 @@ class Rests(DefaultSelector):
         self._waiting: deque[SimpleQueue[None]] = deque()
         self.before: Callable[[], bool] | None = None
         """Asked on its own thread when it would rest: whether there is something to do at once by now."""
+        self.last: Callable[[], bool] | None = None
+        """Asked as `before` is, where that has nothing to do."""
+        self.count = 0
+        """How often nothing was due at once."""
 
     def select(self, timeout: float | None = None) -> list[tuple[SelectorKey, int]]:
         """As asyncio asks for: 0 where there is something to do already."""
         if timeout is not None and timeout <= 0:
             return super().select(timeout)
-        if self.before is not None and ((found := super().select(0)) or self.before()):
+        if (self.before or self.last) and ((found := super().select(0)) or self._is_due()):
             return found
+        self.count += 1
         self._resting = True  # before it looks who waits: who comes later sees this
         try:
             if self._waiting:
@@ -46,6 +51,9 @@ class Rests(DefaultSelector):
             return super().select(timeout)
         finally:
             self._resting = False
+
+    def _is_due(self) -> bool:
+        return (self.before is not None and self.before()) or (self.last is not None and self.last())
 
     def first(self) -> AbstractContextManager[None]:
         """In this block the thread gives way to the loop: it goes on while that rests, or once its patience ends."""

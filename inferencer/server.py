@@ -80,7 +80,7 @@ class Server:
         of_control = {sync_pb2.DESCRIPTOR.services_by_name["Sync"]: SyncService(models, self._draining)}
         self._health = Health(models, [one.full_name for one in (*of_predictions, *of_control)])
         self._door = Door()
-        self._predictions = self._part(of_predictions, self._door)
+        self._predictions = self._part(of_predictions, self._door, rests)
         self._control = self._part(of_control, Door())
 
     async def start(self) -> Ports:
@@ -133,8 +133,8 @@ class Server:
         self._batching.close()
         self._answering.close()
 
-    def _part(self, servicers: dict[ServiceDescriptor, Any], door: Door) -> grpc.aio.Server:
-        part = accepting.server([door], options=self._options, most=_MOST_CALLS)
+    def _part(self, servicers: dict[ServiceDescriptor, Any], door: Door, rests: Rests | None = None) -> grpc.aio.Server:
+        part = accepting.server([door], options=self._options, most=_MOST_CALLS, rests=rests)
         streams, arrivals = Places(_MOST_STREAMS, "streams"), Arrivals(_MOST_SILENT)
         self._arrivals.append(arrivals)
         servicers = {**servicers, health_pb2.DESCRIPTOR.services_by_name["Health"]: self._health}

@@ -12,6 +12,7 @@ import grpc
 import pytest
 from grpc._cython import cygrpc  # type: ignore[attr-defined]
 
+from inferencer.rests import Rests
 from inferencer.services import accepting
 
 _CALL = "/a.Service/Call"
@@ -40,8 +41,8 @@ known = pytest.mark.skipif(
 )
 
 
-def ahead(echo: _Echo) -> grpc.aio.Server:
-    return accepting.server([echo], options=(), most=1000)
+def ahead(echo: _Echo, rests: Rests | None = None) -> grpc.aio.Server:
+    return accepting.server([echo], options=(), most=1000, rests=rests)
 
 
 def plain(echo: _Echo) -> grpc.aio.Server:
@@ -105,15 +106,21 @@ def test_what_is_made_later_is_grpcs_own() -> None:
     assert issubclass(ours, grpcs)
 
 
+@pytest.mark.parametrize("put_off", [False, True])
 @pytest.mark.parametrize("grace", [None, 5.0])
-def test_a_server_that_ends_while_calls_come_ends_them_all(grace: float | None) -> None:
+def test_a_server_that_ends_while_calls_come_ends_them_all(
+    monkeypatch: pytest.MonkeyPatch, grace: float | None, put_off: bool
+) -> None:
+    """Also those that were put off, where no more of them are taken."""
+    monkeypatch.setattr(accepting, "_PATIENCE", 30.0)
+    monkeypatch.setattr(accepting, "AT_A_TIME", 21)
     faults: list[dict[str, Any]] = []
 
     async def run() -> tuple[list[object], float]:
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: faults.append(context))
         echo = _Echo()
         echo.slow = 0.05
-        server = ahead(echo)
+        server = ahead(echo, Rests() if put_off else None)  # a loop's that never rests
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:

@@ -1,7 +1,9 @@
-"""A server of grpc.aio that takes calls as they come: on its own it asks for one when it has begun with the one before.
+"""A server of grpc.aio that takes calls as they come, some at a time: on its own it asks for one when it has begun with
+the one before.
 
 From one to the next it is then five turns of the event loop, and a thread that has to wake up. Of a server that is busy
-for most of the time, calls come to wait longer to be taken than to be answered.
+for most of the time, calls come to wait longer to be taken than to be answered. But where all are taken that came, what
+belongs to each has left the processor's caches when its turn comes, and whoever has fallen behind falls behind further.
 """
 
 from __future__ import annotations
@@ -16,9 +18,12 @@ from typing import Any
 import grpc
 from grpc._cython import cygrpc  # type: ignore[attr-defined]
 
+from inferencer.rests import Rests
 from inferencer.services.finding import leave_no_cycles
 
 AHEAD = 16  # calls that are asked for before anybody has time for them
+AT_A_TIME = 16  # calls that are taken before the event loop has rested, or would
+_PATIENCE = 0.002  # seconds after which so many more are taken where HTTP or streams keep the loop from resting
 _OF_WAIT = "_on_completion"  # what asyncio.wait has futures call
 
 _Call = Any  # of grpc's own
@@ -27,16 +32,18 @@ _Call = Any  # of grpc's own
 class _AheadServer(cygrpc.AioServer):
     """grpc's part in C, which calls `_make_request_call_future` for each call that it wants next."""
 
-    def __init__(self, *arguments: Any) -> None:
+    def __init__(self, turns: _Turns, *arguments: Any) -> None:
         super().__init__(*arguments)
         self._asked = 0
         self._came: deque[_Call | Exception] = deque()
         self._wanted: _Wanted | None = None
         self._ended = False
+        self._turns = turns
 
     async def shutdown(self, grace: float | None) -> None:
         if self.is_running():
             self._ended = True
+            self._take()  # else who waits for one that was put off would wait for ever
             self._came.clear()
         await super().shutdown(grace)
 
@@ -48,8 +55,7 @@ class _AheadServer(cygrpc.AioServer):
             self._asked += 1
             self._step(self._request_call())
         self._wanted = wanted = _Wanted(loop=asyncio.get_running_loop())
-        if self._came:
-            self._give(self._came.popleft())
+        self._take()
         return wanted
 
     def _step(self, asking: Coroutine[Any, Any, _Call], _: object = None) -> None:
@@ -66,19 +72,56 @@ class _AheadServer(cygrpc.AioServer):
             waited.add_done_callback(partial(self._step, asking))
             return
         self._asked -= 1
-        if self._wanted is not None and not self._wanted.done():
-            self._give(found)
-        elif not self._ended:  # else it is let go, and so its caller is told that the server ends
-            self._came.append(found)
+        self._came.append(found)
+        if not self._take() and self._ended:
+            self._came.clear()  # it is let go, and so its caller is told that the server ends
 
-    def _give(self, found: _Call | Exception) -> None:
-        wanted, self._wanted = self._wanted, None
-        assert wanted is not None
+    def _take(self) -> bool:
+        """The call that came first, if somebody wants one now. Whether it was taken."""
+        wanted = self._wanted
+        if not self._came or wanted is None or wanted.done() or not (self._ended or self._turns.one_more(self._take)):
+            return False
+        found, self._wanted = self._came.popleft(), None
         if isinstance(found, Exception):
             wanted.set_exception(found)
         else:
             wanted.set_result(found)
         wanted.tell()
+        return True
+
+
+class _Turns:
+    """So many calls are taken until the event loop rests, or would; then so many more."""
+
+    def __init__(self, rests: Rests | None) -> None:
+        """Without `rests` all are taken at once."""
+        self._rests = rests
+        self._rest = 0
+        self._taken = 0
+        self._late: asyncio.TimerHandle | None = None
+
+    def one_more(self, take: Callable[[], bool]) -> bool:
+        """Whether it is taken now; else `take` is called when it is its turn."""
+        if self._rests is None:
+            return True
+        if self._rest != self._rests.count:
+            self._rest, self._taken = self._rests.count, 0
+        if self._taken < AT_A_TIME:
+            self._taken += 1
+            return True
+        if self._late is None:
+            again = partial(self._again, self._rests, take)
+            self._rests.last = again
+            self._late = asyncio.get_running_loop().call_later(_PATIENCE, again)
+        return False
+
+    def _again(self, rests: Rests, take: Callable[[], bool]) -> bool:
+        rests.last = None
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
+        self._taken = 0
+        return take()
 
 
 class _Wanted(asyncio.Future[_Call]):
@@ -115,13 +158,21 @@ class _Wanted(asyncio.Future[_Call]):
 
 
 def server(
-    handlers: Sequence[grpc.GenericRpcHandler[Any, Any]], *, options: Sequence[tuple[str, Any]], most: int
+    handlers: Sequence[grpc.GenericRpcHandler[Any, Any]],
+    *,
+    options: Sequence[tuple[str, Any]],
+    most: int,
+    rests: Rests | None = None,
 ) -> grpc.aio.Server:
-    """As `grpc.aio.server` makes it, for `most` calls at a time; just that where grpc is not as it is known here."""
+    """As `grpc.aio.server` makes it, for `most` calls at a time; just that where grpc is not as it is known here.
+
+    With `rests`, which are those of its event loop, some calls are taken at a time, else all that came. One server of
+    a loop may have them.
+    """
     leave_no_cycles()
     plain = cygrpc.AioServer
     if hasattr(plain, "_make_request_call_future") and hasattr(plain, "_request_call"):
-        cygrpc.AioServer = _AheadServer
+        cygrpc.AioServer = partial(_AheadServer, _Turns(rests))
     try:
         return grpc.aio.server(handlers=handlers, options=options, maximum_concurrent_rpcs=most)
     finally:
