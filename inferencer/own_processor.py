@@ -61,11 +61,7 @@ class OwnProcessor:
                 await asyncio.sleep(_PERIOD)
                 try:
                     self.look()
-                except (
-                    OSError,
-                    ValueError,
-                    IndexError,
-                ) as error:  # no descriptors, or a system that says something else
+                except (OSError, ValueError, IndexError) as error:  # no descriptors, or another system's files
                     _log.debug("the event loop has no processor of its own: %s", error)
                     self.leave()
                     self._before = None
