@@ -215,13 +215,24 @@ class Follower:
                 return
 
     def _rest(self, seconds: float) -> None:
-        """Until somebody rings, or for so long; meanwhile what requests held is freed once they are answered."""
+        """Until somebody rings, or for so long; meanwhile what requests held is freed once they are answered, and what
+        can be done for the next version before it is there is done."""
         end = time.monotonic() + seconds
+        while not self._rung.is_set() and self._prepare() and time.monotonic() < end:
+            if self.replica.leaving:
+                self._following.tend()
         while self.replica.leaving and time.monotonic() < end:
             if self._rung.wait(_TEND_SECONDS):
                 return
             self._following.tend()
         self._rung.wait(max(0.0, end - time.monotonic()))
+
+    def _prepare(self) -> bool:
+        try:
+            return self.replica.prepare()
+        except Exception:  # noqa: BLE001, as in `_run`
+            _log.exception("%s: the follower goes on without preparing for the next version", self.model)
+            return False
 
     def _has_looked(self) -> None:
         if not self.looked.done():

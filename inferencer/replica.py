@@ -61,8 +61,8 @@ class _Leaving:
 class Replica:
     """The serving copy of one model.
 
-    `restore`, `swap`, `label`, `unlabel` and `tend` belong to one thread, the follower's. `take`, `predict` and the
-    properties may be used from any number of threads at once and take no lock: they read one reference, once.
+    `restore`, `swap`, `label`, `unlabel`, `tend` and `prepare` belong to one thread, the follower's. `take`, `predict`
+    and the properties may be used from any number of threads at once and take no lock: they read one reference, once.
     """
 
     def __init__(
@@ -210,6 +210,11 @@ class Replica:
         self._leaving = [one for one in self._leaving if one.resident() is not None]
         view = self._view
         self.source.tend([*view.recent[:1], *view.labels.values()])
+
+    def prepare(self) -> bool:
+        """Do a portion, of milliseconds, of what restoring the next version takes; False where nothing is left."""
+        view = self._view
+        return bool(view.recent) and self.source.prepare(view.recent[0])
 
     def _show(self, view: _View) -> None:
         before, self._view = self._view, view

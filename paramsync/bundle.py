@@ -14,7 +14,7 @@ from paramsync.checksums import crc32c, mask
 from paramsync.dtypes import Array
 from paramsync.errors import CorruptCheckpointError, ParameterError
 from paramsync.examine import Finding, Region, examine
-from paramsync.held import Held
+from paramsync.held import Held, Outline
 from paramsync.index import Entry, data_file, index_file
 from paramsync.parallel import THREADS, each
 
@@ -41,7 +41,7 @@ class Bundle:
     _mapped: bool
 
     @classmethod
-    def open(cls, prefix: Path, *, mapped: bool = True) -> Bundle:
+    def open(cls, prefix: Path, *, mapped: bool = True, ahead: held.Take | None = None) -> Bundle:
         """Hold a checkpoint's files and make sure that they are what the index speaks of. No tensor is read.
 
         1. Read the index.
@@ -57,10 +57,12 @@ class Bundle:
         `mapped=False` copies each tensor when it is first asked for, so that nobody can change it, or take it away by
         truncating the file, once it was checked. For checkpoints of writers that know nothing of these locks.
 
+        What `ahead` gives was opened and mapped before it had its name. The lock belongs to the file all the same.
+
         Raises CorruptCheckpointError where the files are not a whole checkpoint, or go on changing.
         """
         for _ in range(_LOOKS):
-            if (bundle := cls._look(prefix, mapped=mapped)) is not None:
+            if (bundle := cls._look(prefix, mapped=mapped, ahead=ahead)) is not None:
                 return bundle
         raise CorruptCheckpointError(
             index_file(prefix),
@@ -69,7 +71,7 @@ class Bundle:
         )
 
     @classmethod
-    def _look(cls, prefix: Path, *, mapped: bool) -> Bundle | None:
+    def _look(cls, prefix: Path, *, mapped: bool, ahead: held.Take | None) -> Bundle | None:
         """None where the files changed meanwhile."""
         listing = index_file(prefix)
         content = index.content(listing)
@@ -77,7 +79,7 @@ class Bundle:
         shards: dict[int, Held] = {}
         try:
             for shard in {piece.shard for entry in found.entries.values() for piece in entry.pieces}:
-                one = held.hold(data_file(prefix, shard, found.shards), mapped=mapped)
+                one = held.hold(data_file(prefix, shard, found.shards), mapped=mapped, ahead=ahead)
                 if one is None:
                     return None
                 shards[shard] = one
@@ -162,6 +164,19 @@ class Bundle:
             self._memory(piece)
         for shard, start, stop in _stretches(sorted(pieces)):
             self._shards[shard].prefault(start, stop - start)
+
+    def outlines(self, names: Iterable[str]) -> list[Outline]:
+        """Of each data file, where these tensors are."""
+        places = sorted({_place(piece) for name in names for piece in self.entries[name].pieces})
+        found = {shard: Outline(one.size, one.trace.device) for shard, one in self._shards.items()}
+        for shard, start, stop in _stretches(places):
+            found[shard].stretches.append((start, stop))
+        return list(found.values())
+
+    @property
+    def file_ids(self) -> set[untouched.FileId]:
+        """Of its data files."""
+        return {one.trace.file_id for one in self._shards.values()}
 
     def check(self, names: Iterable[str]) -> None:
         """Raise CorruptCheckpointError where a file was cut, so that reading these tensors would end the process."""

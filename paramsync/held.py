@@ -13,24 +13,37 @@ import mmap
 import os
 import sys
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import final
+from typing import TypeAlias, final
 
 import numpy as np
 
 from paramsync import files, kernel
 from paramsync.checksums import crc32c
 from paramsync.errors import CorruptCheckpointError
+from paramsync.kernel import Facts
 from paramsync.plan import ALIGNMENT
-from paramsync.untouched import Trace
+from paramsync.untouched import FileId, Trace
 
 _POPULATE_READ = 22  # MADV_POPULATE_READ, which Python has no name for; Linux 5.14
 # Bytes at once: other threads that allocate memory wait no longer than this takes, and between two of them this thread
 # waits for the interpreter, and others for it.
-_POPULATED = 32 << 20
+PORTION = 32 << 20
 _LET_GO = 256 << 20
 _MADVISE = ctypes.CDLL(None, use_errno=True).madvise  # mmap.madvise would keep the interpreter while the disk is read
 _MADVISE.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """A data file, and where what matters of it is."""
+
+    size: int
+    device: int
+    stretches: list[tuple[int, int]] = field(default_factory=list)  # from, to
 
 
 class Held(ABC):
@@ -85,14 +98,17 @@ class Held(ABC):
         return CorruptCheckpointError(self.path, expected=expected, found="a file that was cut or cannot be read")
 
 
-def hold(path: Path, *, mapped: bool) -> Held | None:
+def hold(path: Path, *, mapped: bool, ahead: Take | None = None) -> Held | None:
     """Open and lock a data file; None where somebody is overwriting it. Raises CorruptCheckpointError.
 
     Mapped, its bytes are used where they lie: whoever truncates the file then ends this process with SIGBUS. Not
-    mapped, they are copied when they are asked for, and what happens to the file afterwards does not matter.
+    mapped, they are copied when they are asked for, and what happens to the file afterwards does not matter. What
+    `ahead` gives is mapped already, and is locked as it is.
     """
     try:
         with files.regular(path) as descriptor:
+            if mapped and ahead is not None and (there := ahead(kernel.of(path).of_descriptor(descriptor))) is not None:
+                return there.hold(path)
             if not kernel.of(path).share(descriptor):
                 return None
             return _Mapped(path, descriptor) if mapped else _Copied(path, descriptor)
@@ -109,6 +125,7 @@ class _Mapped(Held):
         # Private and writable: numpy and dlpack share nothing that is read-only. A write would stay in this process.
         flags, access = mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE
         self._memory: mmap.mmap | bytes = b""  # an empty file cannot be mapped
+        self._ahead: list[tuple[int, int]] = []  # stretches that were in the page table before it was held
         if self.size:
             self._memory = mmap.mmap(descriptor, self.size, flags=flags, prot=access)
 
@@ -127,21 +144,90 @@ class _Mapped(Held):
         if not size:
             return
         self.check(offset, size)
-        address = np.frombuffer(self._memory, np.uint8).ctypes.data
-        start = offset - offset % mmap.PAGESIZE
-        for at in range(start, offset + size, _POPULATED):
-            length = min(_POPULATED, offset + size - at)
-            if _MADVISE(address + at, length, _POPULATE_READ) != 0:
-                if ctypes.get_errno() != errno.EINVAL:
-                    raise self._too_short(offset, size)
+        if any(first <= offset and offset + size <= last for first, last in self._ahead):
+            return  # the kernel would look at each page, which takes half as long as to bring it in
+        for at in range(offset, offset + size, PORTION):
+            length = min(PORTION, offset + size - at)
+            if not self._populate(at, length):
                 crc32c(self.memory(at, length))  # an older kernel: each page is there once it was read
+
+    def bring_in(self, offset: int, size: int) -> bool:
+        """The same before anybody holds the file, one stretch behind the other. Whether this kernel can do it."""
+        self.check(offset, size)
+        if not self._populate(offset, size):
+            return False
+        start = self._ahead.pop()[0] if self._ahead and self._ahead[-1][1] == offset else offset
+        self._ahead.append((start, offset + size))
+        return True
+
+    def _populate(self, offset: int, size: int) -> bool:
+        start = offset - offset % mmap.PAGESIZE
+        address = np.frombuffer(self._memory, np.uint8).ctypes.data
+        if _MADVISE(address + start, offset + size - start, _POPULATE_READ) == 0:
+            return True
+        if ctypes.get_errno() != errno.EINVAL:
+            raise self._too_short(offset, size)
+        return False
 
     def let_pages_go(self) -> None:
         if not self.size or sys.platform != "linux":  # elsewhere the advice may mean something else
             return
+        self._ahead = []
         address = np.frombuffer(self._memory, np.uint8).ctypes.data
         for at in range(0, self.size, _LET_GO):
             _MADVISE(address + at, min(_LET_GO, self.size - at), mmap.MADV_DONTNEED)  # refused, it costs memory alone
+
+
+@final
+class Unheld:
+    """A data file that is mapped, and that somebody may be overwriting: for its pages. Nobody looks at its bytes."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises OSError, CorruptCheckpointError for what is no regular file."""
+        with files.regular(path) as descriptor:
+            try:
+                self._mapped = _Mapped(path, descriptor)
+            except ValueError as error:  # of mmap, where the file was cut after its size was read
+                raise CorruptCheckpointError(path, expected="a data file at rest", found="one that was cut") from error
+            self._descriptor = os.dup(descriptor)  # of the same open file as the mapping's, which is the one to lock
+        self.size = self._mapped.size
+        self.file_id: FileId = self._mapped.trace.file_id
+
+    def bring_in(self, offset: int, size: int) -> bool:
+        """Have the kernel bring these bytes into the page table. False where it does not know how to.
+
+        Raises CorruptCheckpointError where the file has become too short for them.
+        """
+        return self._mapped.bring_in(offset, size)
+
+    def has_a_name(self) -> bool:
+        with suppress(OSError):
+            return os.fstat(self._descriptor).st_nlink > 0
+        return False
+
+    def hold(self, path: Path) -> Held | None:
+        """The file, which has this name now, locked; None where somebody is overwriting it. Raises OSError.
+
+        What is in it may be new, and is not looked at before the lock is there. This is closed in any case.
+        """
+        with closing(self):
+            if not kernel.of(path).share(self._descriptor):
+                return None
+            self._mapped.path = path
+            self._mapped.trace = Trace.of(kernel.of(path).of_descriptor(self._descriptor))
+            return self._mapped
+
+    def close(self) -> None:
+        """Unmap it, unless it is held."""
+        if hasattr(self, "_descriptor"):
+            os.close(self._descriptor)
+            del self._descriptor, self._mapped
+
+    __del__ = close
+
+
+Take: TypeAlias = "Callable[[Facts], Unheld | None]"
+"""Gives a file that is mapped already, to be held or closed, if it is the one with these facts."""
 
 
 @final

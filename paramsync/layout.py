@@ -85,6 +85,11 @@ def number_of(name: str) -> int:
     return int(match[1]) if match else 0
 
 
+def is_ours(name: str) -> bool:
+    """Whether a publisher of ours would call a version so."""
+    return re.fullmatch("ckpt-[0-9]{1,18}", name) is not None
+
+
 def read_state(directory: Path) -> State | None:
     """What `checkpoint` says, whether or not the files are there. None where nothing was published.
 

@@ -10,6 +10,7 @@ import os
 from paramsync.dtypes import Array
 
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, in Linux since 5.14
+_REMOVE = 9  # MADV_REMOVE of Linux
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _memcmp = _libc.memcmp
@@ -39,6 +40,11 @@ def make_writable(mapped: Array, start: int, stop: int) -> bool:
     if problem == errno.EFAULT:  # the kernel's word for a page that cannot be had
         problem = errno.ENOSPC
     raise OSError(problem, os.strerror(problem))
+
+
+def give_back(mapped: Array) -> None:
+    """Have no page behind a mapped file in memory any more, whoever else has it mapped: it is full of zeros then."""
+    _madvise(address(mapped), len(mapped), _REMOVE)  # refused, the pages go when nobody has the file
 
 
 def address(array: Array) -> int:

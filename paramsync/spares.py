@@ -96,6 +96,12 @@ class DataFile:
         if self._stays:
             self._touched = max(self._touched, size)
 
+    def empty(self) -> None:
+        """Give the memory back, whoever has the file mapped: a follower may, which reads nothing of it."""
+        if self._stays and self.size:
+            memory.give_back(self.content)
+            self._touched = 0
+
     def close(self) -> None:
         self.content = np.empty(0, np.uint8)
         if self._mapping is not None:
@@ -274,6 +280,8 @@ class Spares:
             raise
 
     def _remove(self, spare: _Spare) -> None:
+        if self._lock(spare):
+            self._files[spare.inode].empty()
         with suppress(FileNotFoundError):
             spare.path.unlink()
         self._spares.remove(spare)

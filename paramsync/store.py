@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
-from paramsync import files, index, kernel, layout
+from paramsync import files, held, index, kernel, layout
 from paramsync.bundle import Bundle
 from paramsync.errors import CorruptCheckpointError, StoreError, UnknownVersionError
 from paramsync.index import index_file
@@ -68,15 +68,15 @@ class Store:
             raise UnknownVersionError(str(self.path), number, versions)
         return versions[number]
 
-    def open(self, version: Version, *, mapped: bool = True) -> Bundle:
+    def open(self, version: Version, *, mapped: bool = True, ahead: held.Take | None = None) -> Bundle:
         """Hold a version's parameters: mapped where our publisher recorded them, else copied as they are asked for.
 
-        Other writers do not look whether a file is in use. `mapped=False` maps nothing, whoever wrote it. Raises
-        CorruptCheckpointError where its files are not a whole checkpoint, or not the one that was recorded,
-        UnknownVersionError where it was pruned after the caller learned of it.
+        Other writers do not look whether a file is in use. `mapped=False` maps nothing, whoever wrote it. For `ahead`
+        see `Bundle.open`. Raises CorruptCheckpointError where its files are not a whole checkpoint, or not the one that
+        was recorded, UnknownVersionError where it was pruned after the caller learned of it.
         """
         try:
-            bundle = Bundle.open(self.prefix(version), mapped=mapped and bool(version.checksum))
+            bundle = Bundle.open(self.prefix(version), mapped=mapped and bool(version.checksum), ahead=ahead)
         except CorruptCheckpointError as error:
             state = layout.read_state(self.path)
             if state is None or version.prefix not in state.names or not index_file(self.prefix(version)).exists():

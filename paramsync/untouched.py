@@ -20,6 +20,10 @@ from paramsync.kernel import Facts
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
+FileId = tuple[int, int]
+"""What tells a file from all others: its device, its inode."""
+
+
 class Trace(NamedTuple):
     """What tells a file from all others of its file system, and from itself once it is written to."""
 
@@ -31,6 +35,10 @@ class Trace(NamedTuple):
     @classmethod
     def of(cls, found: Facts) -> Trace:
         return cls(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+
+    @property
+    def file_id(self) -> FileId:
+        return self.device, self.inode
 
 
 def stamp(descriptor: int) -> Trace:

@@ -29,10 +29,10 @@ def at_each_hold(monkeypatch: pytest.MonkeyPatch) -> Callable[[Step, Step], list
         hold = held.hold
         seen: list[Path] = []
 
-        def hold_among_others(path: Path, *, mapped: bool) -> Held | None:
+        def hold_among_others(path: Path, *, mapped: bool, ahead: held.Take | None) -> Held | None:
             seen.append(path)
             before()
-            found = hold(path, mapped=mapped)
+            found = hold(path, mapped=mapped, ahead=ahead)
             after()
             return found
 

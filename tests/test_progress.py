@@ -53,6 +53,9 @@ class Gated:
     def tend(self, used: Sequence[Resident]) -> None:
         self._source.tend(used)
 
+    def prepare(self, serving: Resident) -> bool:
+        return self._source.prepare(serving)
+
     def bell(self, ring: Callable[[], None]) -> Bell:
         return self._source.bell(ring)
 

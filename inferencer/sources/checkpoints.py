@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from inferencer.sources.records import Records
 from inferencer.sources.source import Bell, Look, Verification
 from inferencer.watch import Place, Watch
 from paramsync import dtypes, parallel, way
+from paramsync.ahead import Ahead
 from paramsync.bundle import Bundle
 from paramsync.errors import CorruptCheckpointError, ParamsyncError
 from paramsync.graphs.graph import Graph
@@ -36,12 +38,13 @@ _THREADS = max(1, min(parallel.THREADS, parallel.PROCESSORS // 2))
 @dataclass(eq=False)
 class _Mapped:
     """The files of a version in memory. `keys` name what requests are not to wait for, `there` says whether that has
-    been brought in."""
+    been brought in. Those that are `untouched` are in this machine's memory."""
 
     resident: weakref.ref[Resident]
     bundle: Bundle
     keys: tuple[str, ...]
     there: bool
+    untouched: bool
 
     def let_pages_go(self) -> None:
         self.bundle.let_pages_go()
@@ -74,6 +77,7 @@ class CheckpointSource:
         self._graph = graph
         self._graphs = GivenGraphs(self._store, inputs=inputs, outputs=outputs, graph=graph, allowed=allowed)
         self._mapped: list[_Mapped] = []
+        self._ahead = Ahead(path)
 
     def look(self) -> Look:
         try:
@@ -111,7 +115,8 @@ class CheckpointSource:
         graph = self._graphs.of(version)
         tell(Progress("mapping"))
         with self._folder.promptly():
-            bundle = self._store.open(version)
+            bundle = self._store.open(version, ahead=self._ahead.take)
+        self._ahead.settle()
         way.give()
         keys = located(graph, bundle, where=f"version {version.number}")
         untouched = self._verification != "checksums" and _is_untouched(version, bundle)
@@ -125,7 +130,7 @@ class CheckpointSource:
         way.give()
         resident = Resident(version, graph, shared(bundle, keys))
         if version.checksum:  # else all of it is copied, and nothing but its tensors is to keep the copies
-            self._mapped.append(_Mapped(weakref.ref(resident), bundle, needed, there=not trusted))
+            self._mapped.append(_Mapped(weakref.ref(resident), bundle, needed, not trusted, untouched))
         return resident
 
     def let_pages_go(self, idle: Sequence[Resident]) -> None:
@@ -140,17 +145,34 @@ class CheckpointSource:
         Those of what serves no more are let go now, which leaves less to do before the next restore.
         """
         self._mapped = [one for one in self._mapped if one.resident() is not None]
+        if not any(one.resident() in used for one in self._mapped):
+            self._ahead.forget()
+        for one in self._mapped:
+            if one.there and one.resident() not in used:
+                one.let_pages_go()
         for one in self._mapped:
             resident = one.resident()
-            if one.there and resident not in used:
-                one.let_pages_go()
-            elif resident is not None and resident in used and not one.there:
+            if resident is not None and resident in used and not one.there:
                 one.there = True
                 try:
                     one.bundle.prefault(one.keys)
                 except CorruptCheckpointError as error:
                     number = resident.version.number
                     _log.warning("%s: version %d was damaged after it was restored: %s", self.path, number, error)
+
+    def prepare(self, serving: Resident) -> bool:
+        """Of files in memory: those that the next version will likely be written into are brought into the page table.
+
+        As if that version read as much of them as the one that serves.
+        """
+        if self._ahead.is_empty:
+            like = [one for one in self._mapped if one.resident() is serving and one.untouched and one.there]
+            with suppress(ParamsyncError, OSError):  # of a store that is gone, for a while perhaps: a look tells
+                self._ahead.expect(
+                    [file for one in like for file in one.bundle.outlines(one.keys)],
+                    held={file for one in self._mapped for file in one.bundle.file_ids},
+                )
+        return self._ahead.step()
 
     def bell(self, ring: Callable[[], None]) -> Bell:
         return Watch(self.places, ring)

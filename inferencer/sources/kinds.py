@@ -105,6 +105,9 @@ class _Either:
         for one in (self._checkpoints, self._saved_models):
             one.tend(used)
 
+    def prepare(self, serving: Resident) -> bool:
+        return self._now.prepare(serving)
+
     def bell(self, ring: Callable[[], None]) -> Bell:
         return Watch(self._places, ring)
 

@@ -132,6 +132,10 @@ class SavedModelsSource:
     def tend(self, used: Sequence[Resident]) -> None:
         """Nothing is left to do: all was copied and looked at."""
 
+    def prepare(self, serving: Resident) -> bool:
+        """Nothing can be done: all of the next version will be copied."""
+        return False
+
     def bell(self, ring: Callable[[], None]) -> Bell:
         return Watch(self.places, ring)
 

@@ -67,5 +67,11 @@ class Source(Protocol):
     def tend(self, used: Sequence[Resident]) -> None:
         """What need not be done before a swap. `used` are the versions that serve or have a label now."""
 
+    def prepare(self, serving: Resident) -> bool:
+        """Do a portion, of milliseconds, of what the restore of a version after this one would have to do.
+
+        Returns False where nothing is left to do.
+        """
+
     def bell(self, ring: Callable[[], None]) -> Bell:
         """A bell for what is published here. It calls `ring` from any thread."""

@@ -1,0 +1,125 @@
+"""The data files that the next version will be written into: in the page table before that, for a short restore.
+
+To bring a file into the page table is most of what a restore takes, whatever is in the file, and what is there stays
+there while somebody overwrites it. Which file it will be is a guess: a publisher takes the oldest of its spares that
+has the size, and what is listed no more is about to be a spare. Nobody looks at the bytes of a file that is mapped
+here: once a version has it, it is held as any other.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from paramsync import files, layout
+from paramsync.errors import CorruptCheckpointError
+from paramsync.held import PORTION, Outline, Unheld
+from paramsync.kernel import Facts
+from paramsync.spares import SPARE
+from paramsync.untouched import FileId
+
+_WORTH = 4 << 20  # bytes of a file, which are brought in in a third of a millisecond
+_LONGEST = 6  # wrong guesses one after the other; after each of them twice as many versions are not guessed
+
+
+class Ahead:
+    """Files that may be of the next version in a store. One thread uses it, the one that opens versions."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._mapped: dict[FileId, Unheld] = {}
+        self._left: deque[tuple[Unheld, int, int]] = deque()  # from, to
+        self._wrong = 0  # guesses, since the last one that was right
+        self._pause = 0  # versions that are not guessed
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is mapped."""
+        return not self._mapped
+
+    def expect(self, outlines: Sequence[Outline], held: Collection[FileId]) -> None:
+        """The next version will have data files like these, in others than those that are `held`: map what is there.
+
+        Raises OSError, StoreError, CorruptCheckpointError where the store cannot be read.
+        """
+        self.forget()
+        likely = [one for one in outlines if sum(stop - start for start, stop in one.stretches) >= _WORTH]
+        if self._pause or not likely:
+            return
+        for data in self._by_age():
+            one = self._opened(data)
+            like = next((it for it in likely if one and (it.device, it.size) == (one.file_id[0], one.size)), None)
+            if one is not None and like is not None and one.file_id not in held:
+                likely.remove(like)
+                self._mapped[one.file_id] = one
+                self._left += [(one, start, stop) for start, stop in like.stretches]
+
+    def _by_age(self) -> list[str]:
+        """What the data files are called, or were, that a publisher may overwrite now or soon: the oldest first."""
+        names = files.names(self._directory)
+        state = layout.read_state(self._directory)
+        found = set()
+        for name in names:
+            data = name.removeprefix(SPARE)
+            version, _, shard = data.partition(".data-")
+            listed = name == data and state is not None and version in state.names
+            if shard and not listed and layout.is_ours(version):
+                found.add(data)
+        return sorted(found, key=lambda data: (len(data), data))  # the number of the version is in it
+
+    def _opened(self, data: str) -> Unheld | None:
+        for name in (data, SPARE + data):  # it may get this name meanwhile
+            with suppress(OSError, CorruptCheckpointError):
+                return Unheld(self._directory / name)
+        return None
+
+    def step(self) -> bool:
+        """Bring a portion in. Returns False where nothing is left to do."""
+        for one in list(self._mapped.values()):
+            if not one.has_a_name():
+                self._drop(one)  # its pages would be kept for nobody
+        if self._left:
+            one, start, stop = self._left.popleft()
+            try:
+                if not one.bring_in(start, min(PORTION, stop - start)):
+                    self.forget()
+                    self._pause = sys.maxsize  # this kernel cannot do it without looking at the bytes
+                elif start + PORTION < stop:
+                    self._left.appendleft((one, start + PORTION, stop))
+            except CorruptCheckpointError:  # it was cut
+                self._drop(one)
+        return bool(self._left)
+
+    def take(self, found: Facts) -> Unheld | None:
+        """The file with these facts, if it was guessed, for the caller to hold or to close."""
+        one = self._mapped.get((found.st_dev, found.st_ino))
+        if one is None or one.size != found.st_size:
+            return None
+        self._forget(one)
+        self._wrong = 0
+        return one
+
+    def settle(self) -> None:
+        """The next version is there: what is still mapped here was not for it."""
+        if self._mapped:
+            self.forget()
+            self._pause = 2 ** min(self._wrong, _LONGEST) - 1
+            self._wrong += 1
+        elif self._pause:
+            self._pause -= 1
+
+    def forget(self) -> None:
+        """Let go of what is mapped."""
+        for one in list(self._mapped.values()):
+            self._drop(one)
+
+    def _drop(self, one: Unheld) -> None:
+        self._forget(one)
+        one.close()
+
+    def _forget(self, one: Unheld) -> None:
+        del self._mapped[one.file_id]
+        self._left = deque(part for part in self._left if part[0] is not one)

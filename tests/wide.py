@@ -1,0 +1,119 @@
+"""A store in memory of which every version is read whole by every answer, and what a follower does with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import tensorflow as tf
+
+from inferencer.replica import Replica
+from paramsync.graphs.capture import Capture, capture
+from paramsync.version import Version
+from paramsync.writer import StoreWriter
+
+SIZE = 8 << 20  # bytes of the parameters
+FIRST = 5  # versions after which files are recycled, with two of them kept
+
+
+class Wide(tf.Module):
+    """Every answer reads all of the parameters, which are the version's number all over."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.all = tf.Variable(tf.zeros([SIZE // 4096, 1024]))
+
+    @tf.function(input_signature=[tf.TensorSpec([], tf.float32, name="x")])
+    def __call__(self, x: tf.Tensor) -> dict[str, tf.Tensor]:
+        return {"lowest": x + tf.reduce_min(self.all), "highest": x + tf.reduce_max(self.all)}
+
+
+class Table(Wide):
+    """Of a table, rows are looked up."""
+
+    @tf.function(input_signature=[tf.TensorSpec([], tf.int32, name="x")])
+    def __call__(self, x: tf.Tensor) -> dict[str, tf.Tensor]:
+        return {"row": tf.gather(self.all, x)}
+
+
+_CAPTURED: dict[str, Capture] = {}
+
+
+class Store:
+    """A publisher that keeps two versions, as one store in memory."""
+
+    def __init__(self, path: Path, kind: type[Wide] = Wide) -> None:
+        self.path = path
+        if kind.__name__ not in _CAPTURED:
+            _CAPTURED[kind.__name__] = capture(kind())
+        self._captured = captured = _CAPTURED[kind.__name__]
+        self._writer = StoreWriter(path, keep=2)
+        self._writer.add_graph(captured.graph.digest, captured.graph.to_bytes())
+
+    def publish(self, number: int, *, rows: int = SIZE // 4096) -> Version:
+        (name,) = [one.name for one in self._captured.graph.parameters]
+        version = Version(
+            number=number,
+            step=number,
+            prefix=f"ckpt-{number}",
+            graph=self._captured.graph.digest,
+            step_done_at=1.0,
+            snapshot_at=1.0,
+        )
+        return self._writer.commit(version, {name: np.full([rows, 1024], number, np.float32)}, finite=True)
+
+    def data(self, number: int) -> Path:
+        return self.path / f"ckpt-{number}.data-00000-of-00001"
+
+    @property
+    def spares(self) -> list[Path]:
+        return sorted(self.path.glob(".spare-*"))
+
+    def make_room(self) -> None:
+        """As the publisher does where there is none."""
+        spares = self._writer._spares
+        assert spares is not None
+        spares.trim(keep=0)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+def follow(replica: Replica, version: Version) -> None:
+    """What a follower does with a new version, and then as long as nobody rings."""
+    replica.swap(replica.restore(version))
+    replica.tend()
+    prepare(replica)
+
+
+def prepare(replica: Replica) -> int:
+    """All there is to be prepared; returns in how many portions."""
+    portions = 0
+    while replica.prepare():
+        portions += 1
+    return portions
+
+
+def begin(store: Store, replica: Replica) -> int:
+    """Versions until files are recycled; returns the number of the last one."""
+    for number in range(1, FIRST + 1):
+        follow(replica, store.publish(number))
+    return FIRST
+
+
+def answers(replica: Replica, number: int, x: float = 0.0) -> bool:
+    outputs, version = replica.predict({"x": np.float32(x)}, version=number)
+    return version.number == number and (outputs["lowest"], outputs["highest"]) == (number + x, number + x)
+
+
+def places(path: Path) -> set[str]:
+    """Where this process has mapped that file as readers do, whatever its name is now."""
+    inode = str(path.stat().st_ino)
+    lines = [line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text().splitlines()]
+    return {line[0] for line in lines if line[4] == inode and line[1].endswith("p")}
+
+
+def deleted(directory: Path) -> list[str]:
+    """Of files of that directory that readers in this process keep although they have no name any more."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return [line for line in lines if f"{directory}/" in line and line.endswith("(deleted)") and "rw-p" in line]
