@@ -1,9 +1,9 @@
 """The data files that the next version will be written into: in the page table before that, for a short restore.
 
-To bring a file into the page table is most of what a restore takes, whatever is in the file, and what is there stays
-there while somebody overwrites it. Which file it will be is a guess: a publisher takes the oldest of its spares that
-has the size, and what is listed no more is about to be a spare. Nobody looks at the bytes of a file that is mapped
-here: once a version has it, it is held as any other.
+To bring a file into the page table is most of what a restore takes, whatever is in the file, and it does not leave it
+because somebody overwrites it. Which file it will be is a guess: a publisher takes the oldest of its spares that is
+large enough, most of which are as large as what serves, and what is listed no more is about to be a spare. Nobody looks
+at the bytes of a file that is mapped here: once a version has it, it is held as any other.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from paramsync.spares import SPARE
 from paramsync.untouched import FileId
 
 _WORTH = 4 << 20  # bytes of a file, which are brought in in a third of a millisecond
-_LONGEST = 6  # wrong guesses one after the other; after each of them twice as many versions are not guessed
+_COUNTED = 6  # wrong guesses one after the other: after them 0, 1, 3, 7 and so on versions are not guessed
 
 
 class Ahead:
@@ -47,15 +47,17 @@ class Ahead:
         """
         self.forget()
         likely = [one for one in outlines if sum(stop - start for start, stop in one.stretches) >= _WORTH]
-        if self._pause or not likely:
-            return
-        for data in self._by_age():
+        for data in [] if self._pause or not likely else self._by_age():
             one = self._opened(data)
-            like = next((it for it in likely if one and (it.device, it.size) == (one.file_id[0], one.size)), None)
-            if one is not None and like is not None and one.file_id not in held:
+            if one is None or one.file_id in held or one.file_id in self._mapped:
+                continue
+            like = next((it for it in likely if (it.file_id[0], it.size) == (one.file_id[0], one.size)), None)
+            if like is not None:
                 likely.remove(like)
                 self._mapped[one.file_id] = one
                 self._left += [(one, start, stop) for start, stop in like.stretches]
+            if not likely:
+                return
 
     def _by_age(self) -> list[str]:
         """What the data files are called, or were, that a publisher may overwrite now or soon: the oldest first."""
@@ -78,9 +80,7 @@ class Ahead:
 
     def step(self) -> bool:
         """Bring a portion in. Returns False where nothing is left to do."""
-        for one in list(self._mapped.values()):
-            if not one.has_a_name():
-                self._drop(one)  # its pages would be kept for nobody
+        self._drop_nameless()
         if self._left:
             one, start, stop = self._left.popleft()
             try:
@@ -91,7 +91,14 @@ class Ahead:
                     self._left.appendleft((one, start + PORTION, stop))
             except CorruptCheckpointError:  # it was cut
                 self._drop(one)
+            self._drop_nameless()  # it may just have been removed, and emptied
         return bool(self._left)
+
+    def _drop_nameless(self) -> None:
+        """The memory of those that were removed would be kept for nobody."""
+        for one in list(self._mapped.values()):
+            if not one.has_a_name():
+                self._drop(one)
 
     def take(self, found: Facts) -> Unheld | None:
         """The file with these facts, if it was guessed, for the caller to hold or to close."""
@@ -106,7 +113,7 @@ class Ahead:
         """The next version is there: what is still mapped here was not for it."""
         if self._mapped:
             self.forget()
-            self._pause = 2 ** min(self._wrong, _LONGEST) - 1
+            self._pause = 2 ** min(self._wrong, _COUNTED) - 1
             self._wrong += 1
         elif self._pause:
             self._pause -= 1

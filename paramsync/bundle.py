@@ -57,7 +57,7 @@ class Bundle:
         `mapped=False` copies each tensor when it is first asked for, so that nobody can change it, or take it away by
         truncating the file, once it was checked. For checkpoints of writers that know nothing of these locks.
 
-        What `ahead` gives was opened and mapped before it had its name. The lock belongs to the file all the same.
+        What `ahead` gives was opened and mapped before it had its name; the lock is taken on that very open file.
 
         Raises CorruptCheckpointError where the files are not a whole checkpoint, or go on changing.
         """
@@ -168,7 +168,7 @@ class Bundle:
     def outlines(self, names: Iterable[str]) -> list[Outline]:
         """Of each data file, where these tensors are."""
         places = sorted({_place(piece) for name in names for piece in self.entries[name].pieces})
-        found = {shard: Outline(one.size, one.trace.device) for shard, one in self._shards.items()}
+        found = {shard: Outline(one.trace.file_id, one.size) for shard, one in self._shards.items()}
         for shard, start, stop in _stretches(places):
             found[shard].stretches.append((start, stop))
         return list(found.values())

@@ -1,4 +1,4 @@
-"""Data files that are held: nobody overwrites one as long as anything of it is in use.
+"""Data files that are held, or only mapped: nobody overwrites what is held as long as anything of it is in use.
 
 A shared flock belongs to the open file, not to a descriptor of it: a mapping has a descriptor of its own for the same
 open file, and so keeps the lock until it goes, with the last array or tensor in it. A process that dies keeps nothing.
@@ -41,8 +41,8 @@ _MADVISE.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 class Outline:
     """A data file, and where what matters of it is."""
 
+    file_id: FileId
     size: int
-    device: int
     stretches: list[tuple[int, int]] = field(default_factory=list)  # from, to
 
 

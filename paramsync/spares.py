@@ -97,10 +97,10 @@ class DataFile:
             self._touched = max(self._touched, size)
 
     def empty(self) -> None:
-        """Give the memory back, whoever has the file mapped: a follower may, which reads nothing of it."""
-        if self._stays and self.size:
+        """Give the memory of a file back that has no name any more, though a follower may have it mapped."""
+        if self.size and not os.fstat(self.descriptor).st_nlink:
+            self.known, self._touched = {}, 0
             memory.give_back(self.content)
-            self._touched = 0
 
     def close(self) -> None:
         self.content = np.empty(0, np.uint8)
@@ -127,15 +127,17 @@ class Spares:
 
     1. `retire` takes a file's names away, one after the other. With the last one it becomes a spare, by rename.
     2. `writing` takes the exclusive lock of a spare, and does not wait for it: a follower holds the shared lock for
-       as long as it maps the file, and the kernel drops it when the follower dies.
+       as long as it uses the file, and the kernel drops it when the follower dies.
     3. With the lock, the name of the spare must be the only one: somebody may have made a link to keep the file.
     4. It is overwritten. Who is killed here leaves a spare.
     5. The lock is given back, and the spare is renamed to what it is now.
+    6. Of one too many the name is removed with the lock, and then its memory is given back.
 
     The race is with a follower that opened the file by a name of a version, and has yet to lock it. It locks, and then
     looks whether the name still leads to the file that it locked. If it locked before 2, then 2 fails. If it locked
     later, then it was after 1, and the name that it came by is gone for good, since no number of a version comes twice:
-    it lets go of what it has not read. No file that ever had a name is cut short.
+    it lets go of what it has not read. One that has a spare mapped without the lock (see `paramsync.ahead`) reads
+    nothing of it before it has found the name of a version and the lock. No file that ever had a name is cut short.
     """
 
     def __init__(self, directory: Path, *, durable: bool = False) -> None:
@@ -147,12 +149,10 @@ class Spares:
         """Whether all these files are."""
         self._files: dict[int, DataFile] = {}  # by inode, those written last at the end
         names = [name for name in files.names(directory) if name.startswith(SPARE)]
-        found = [(directory / name).lstat() for name in sorted(names, key=lambda name: (len(name), name))]
-        self._spares = [
-            _Spare(directory / name, one.st_ino, one.st_size)
-            for name, one in zip(names, found, strict=True)
-            if stat.S_ISREG(one.st_mode)
-        ]
+        names.sort(key=lambda name: (len(name), name))
+        found = [(directory / name, (directory / name).lstat()) for name in names]
+        regular = [(path, one) for path, one in found if stat.S_ISREG(one.st_mode)]
+        self._spares = [_Spare(path, one.st_ino, one.st_size) for path, one in regular]
 
     @contextmanager
     def writing(self, path: Path, size: int) -> Iterator[DataFile]:
@@ -280,10 +280,11 @@ class Spares:
             raise
 
     def _remove(self, spare: _Spare) -> None:
-        if self._lock(spare):
-            self._files[spare.inode].empty()
+        locked = self.in_memory and self._lock(spare)
         with suppress(FileNotFoundError):
             spare.path.unlink()
+        if locked:
+            self._files[spare.inode].empty()
         self._spares.remove(spare)
         self._close(spare.inode)
 

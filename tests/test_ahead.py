@@ -15,7 +15,7 @@ from inferencer.sources.source import Verification
 from tests.checkpoints import resident
 from tests.followers import LONG, SILENT, serving
 from tests.programs import eventually
-from tests.wide import FIRST, SIZE, Store, Table, answers, begin, follow, places, prepare
+from tests.wide import FIRST, SIZE, Halves, Store, Table, answers, begin, follow, places, prepare
 
 
 @pytest.fixture
@@ -93,6 +93,25 @@ def test_where_bytes_are_read_or_left_alone_anyway_nothing_is_mapped(store: Stor
     assert store.spares
     mapped = resident(store.path, ".spare-") >= SIZE
     assert mapped == (verification == "sizes")
+
+
+def test_of_a_version_that_shares_a_file_with_the_one_before_the_other_file_is_there(memory: Path) -> None:
+    store = Store(memory / "halves", Halves)
+    replica = Replica("m", store.path)
+    last = begin(store, replica)
+    shared = store.data(last, 0, 2)
+    idle = store.path / f".spare-{store.data(0).name}"  # as large as that, which nobody will write again
+    with idle.open("wb") as file:
+        file.truncate(shared.stat().st_size)
+    for number in range(last + 1, last + 4):
+        prepare(replica)
+        (spare,) = (one for one in store.spares if one != idle)
+        mapped = places(spare)
+        follow(replica, store.publish(number))
+        assert (places(idle), places(store.data(number, 1, 2))) == (set(), mapped)
+        assert mapped
+        assert answers(replica, number)
+    store.close()
 
 
 def test_of_a_table_nothing_is_mapped(memory: Path) -> None:

@@ -27,7 +27,7 @@ def data(folder: Path, number: int, *, spare: bool = True, size: int = SIZE) -> 
 
 def like(path: Path, *stretches: tuple[int, int]) -> Outline:
     found = path.stat()
-    return Outline(found.st_size, found.st_dev, list(stretches or ((0, found.st_size),)))
+    return Outline((found.st_dev, found.st_ino), found.st_size, list(stretches or ((0, found.st_size),)))
 
 
 def taken(ahead: Ahead, path: Path) -> bool:

@@ -40,6 +40,17 @@ def test_a_spare_that_somebody_else_holds_is_guessed_less_and_less_often(store: 
     assert guessed == [True, True, False, True, False, False, False, True, *[False] * 4]
 
 
+def test_an_older_version_that_is_restored_is_no_wrong_guess(store: Store, replica: Replica) -> None:
+    last = begin(store, replica)
+    (spare,) = store.spares
+    old = replica.take(last - 1).version
+    for _ in range(5):
+        replica.restore(old)
+        assert not places(spare)
+        prepare(replica)
+        assert places(spare)
+
+
 def test_a_guess_that_was_wrong_is_not_kept(store: Store, replica: Replica) -> None:
     last = begin(store, replica)
     (spare,) = store.spares

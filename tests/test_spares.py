@@ -75,6 +75,18 @@ def test_the_next_publisher_takes_the_spares_over(tmp_path: Path) -> None:
     second.close()
 
 
+def test_spares_that_are_taken_over_are_used_again_the_oldest_first(memory: Path) -> None:
+    numbers = [9, 10, 11]
+    first = Spares(memory)
+    inodes = [write(first, memory / f"ckpt-{number}.data", number) for number in numbers]
+    for number in numbers:
+        first.retire(memory / f"ckpt-{number}.data")
+    first.close()
+    second = Spares(memory)
+    assert [write(second, memory / f"ckpt-{number}.data", number) for number in (12, 13, 14)] == inodes
+    second.close()
+
+
 def test_a_spare_with_holes_gets_its_pages_before_it_is_written(tmp_path: Path) -> None:
     (tmp_path / ".spare-x").touch()
     os.truncate(tmp_path / ".spare-x", SIZE)

@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from inferencer.following.progress import Progress, Tell
@@ -23,6 +24,7 @@ from paramsync.bundle import Bundle
 from paramsync.errors import CorruptCheckpointError, ParamsyncError
 from paramsync.graphs.graph import Graph
 from paramsync.graphs.parameters import located, shared
+from paramsync.held import Outline
 from paramsync.prompt import Folder
 from paramsync.store import Store
 from paramsync.version import Version
@@ -40,11 +42,16 @@ class _Mapped:
     """The files of a version in memory. `keys` name what requests are not to wait for, `there` says whether that has
     been brought in. Those that are `untouched` are in this machine's memory."""
 
+    number: int
     resident: weakref.ref[Resident]
     bundle: Bundle
     keys: tuple[str, ...]
     there: bool
     untouched: bool
+
+    @cached_property
+    def outlines(self) -> list[Outline]:
+        return self.bundle.outlines(self.keys)
 
     def let_pages_go(self) -> None:
         self.bundle.let_pages_go()
@@ -116,7 +123,9 @@ class CheckpointSource:
         tell(Progress("mapping"))
         with self._folder.promptly():
             bundle = self._store.open(version, ahead=self._ahead.take)
-        self._ahead.settle()
+        if all(version.number > one.number for one in self._mapped):
+            self._ahead.settle()
+        self._ahead.forget()
         way.give()
         keys = located(graph, bundle, where=f"version {version.number}")
         untouched = self._verification != "checksums" and _is_untouched(version, bundle)
@@ -130,7 +139,7 @@ class CheckpointSource:
         way.give()
         resident = Resident(version, graph, shared(bundle, keys))
         if version.checksum:  # else all of it is copied, and nothing but its tensors is to keep the copies
-            self._mapped.append(_Mapped(weakref.ref(resident), bundle, needed, not trusted, untouched))
+            self._mapped.append(_Mapped(version.number, weakref.ref(resident), bundle, needed, not trusted, untouched))
         return resident
 
     def let_pages_go(self, idle: Sequence[Resident]) -> None:
@@ -167,11 +176,12 @@ class CheckpointSource:
         """
         if self._ahead.is_empty:
             like = [one for one in self._mapped if one.resident() is serving and one.untouched and one.there]
-            with suppress(ParamsyncError, OSError):  # of a store that is gone, for a while perhaps: a look tells
-                self._ahead.expect(
-                    [file for one in like for file in one.bundle.outlines(one.keys)],
-                    held={file for one in self._mapped for file in one.bundle.file_ids},
-                )
+            others = {file for one in self._mapped if one not in like for file in one.bundle.file_ids}
+            changed = [file for one in like for file in one.outlines if file.file_id not in others]
+            held = others.union(*(one.bundle.file_ids for one in like))
+            # Of a store that is gone, for a while perhaps, a look tells.
+            with suppress(ParamsyncError, OSError), self._folder.promptly():
+                self._ahead.expect(changed, held)
         return self._ahead.step()
 
     def bell(self, ring: Callable[[], None]) -> Bell:
