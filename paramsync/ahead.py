@@ -70,7 +70,7 @@ class Ahead:
             listed = name == data and state is not None and version in state.names
             if shard and not listed and layout.is_ours(version):
                 found.add(data)
-        return sorted(found, key=lambda data: (len(data), data))  # the number of the version is in it
+        return sorted(found, key=layout.age)
 
     def _opened(self, data: str) -> Unheld | None:
         for name in (data, SPARE + data):  # it may get this name meanwhile

@@ -61,7 +61,7 @@ class Held(ABC):
             found = kernel.of(self.path).of_name(self.path.parent, self.path.name)
         except OSError:
             return False
-        return (found.st_dev, found.st_ino) == (self.trace.device, self.trace.inode)
+        return (found.st_dev, found.st_ino) == self.trace.file_id
 
     @abstractmethod
     def memory(self, offset: int, size: int) -> memoryview:
@@ -114,8 +114,6 @@ def hold(path: Path, *, mapped: bool, ahead: Take | None = None) -> Held | None:
             return _Mapped(path, descriptor) if mapped else _Copied(path, descriptor)
     except OSError as error:
         raise CorruptCheckpointError(path, expected="a data file", found=error.strerror) from error
-    except ValueError as error:  # of mmap, where the file was cut after its size was read
-        raise CorruptCheckpointError(path, expected="a data file at rest", found="one that was cut") from error
 
 
 @final
@@ -127,7 +125,10 @@ class _Mapped(Held):
         self._memory: mmap.mmap | bytes = b""  # an empty file cannot be mapped
         self._ahead: list[tuple[int, int]] = []  # stretches that were in the page table before it was held
         if self.size:
-            self._memory = mmap.mmap(descriptor, self.size, flags=flags, prot=access)
+            try:
+                self._memory = mmap.mmap(descriptor, self.size, flags=flags, prot=access)
+            except ValueError as error:  # it was cut after its size was read
+                raise CorruptCheckpointError(path, expected="a data file at rest", found="one that was cut") from error
 
     def memory(self, offset: int, size: int) -> memoryview:
         return memoryview(self._memory)[offset : offset + size]
@@ -185,10 +186,7 @@ class Unheld:
     def __init__(self, path: Path) -> None:
         """Raises OSError, CorruptCheckpointError for what is no regular file."""
         with files.regular(path) as descriptor:
-            try:
-                self._mapped = _Mapped(path, descriptor)
-            except ValueError as error:  # of mmap, where the file was cut after its size was read
-                raise CorruptCheckpointError(path, expected="a data file at rest", found="one that was cut") from error
+            self._mapped = _Mapped(path, descriptor)
             self._descriptor = os.dup(descriptor)  # of the same open file as the mapping's, which is the one to lock
         self.size = self._mapped.size
         self.file_id: FileId = self._mapped.trace.file_id

@@ -90,6 +90,11 @@ def is_ours(name: str) -> bool:
     return re.fullmatch("ckpt-[0-9]{1,18}", name) is not None
 
 
+def age(name: str) -> tuple[int, str]:
+    """What data files, or spares, are sorted by: the oldest first, for the number of a version is in the name."""
+    return len(name), name
+
+
 def read_state(directory: Path) -> State | None:
     """What `checkpoint` says, whether or not the files are there. None where nothing was published.
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from paramsync import files, memory, mounts, untouched
+from paramsync import files, layout, memory, mounts, untouched
 from paramsync.dtypes import Array
 from paramsync.examine import Finding, Test
 
@@ -99,7 +99,6 @@ class DataFile:
     def empty(self) -> None:
         """Give the memory of a file back that has no name any more, though a follower may have it mapped."""
         if self.size and not os.fstat(self.descriptor).st_nlink:
-            self.known, self._touched = {}, 0
             memory.give_back(self.content)
 
     def close(self) -> None:
@@ -149,7 +148,7 @@ class Spares:
         """Whether all these files are."""
         self._files: dict[int, DataFile] = {}  # by inode, those written last at the end
         names = [name for name in files.names(directory) if name.startswith(SPARE)]
-        names.sort(key=lambda name: (len(name), name))
+        names.sort(key=layout.age)
         found = [(directory / name, (directory / name).lstat()) for name in names]
         regular = [(path, one) for path, one in found if stat.S_ISREG(one.st_mode)]
         self._spares = [_Spare(path, one.st_ino, one.st_size) for path, one in regular]

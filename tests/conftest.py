@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from tests.published import Publisher
     from tests.rewritten import Checkpoints
     from tests.running import Running
+    from tests.wide import Store
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -122,6 +123,16 @@ def memory() -> Iterator[Path]:
         pytest.skip("this machine has no /dev/shm in memory")
     with tempfile.TemporaryDirectory(dir=shared) as found:
         yield Path(found)
+
+
+@pytest.fixture
+def wide(memory: Path) -> Iterator[Store]:
+    """A store in memory whose versions are read whole."""
+    from tests.wide import Store
+
+    found = Store(memory / "store")
+    yield found
+    found.close()
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,30 +18,23 @@ from tests.wide import FIRST, SIZE, Halves, Store, Table, answers, begin, follow
 
 
 @pytest.fixture
-def store(memory: Path) -> Iterator[Store]:
-    found = Store(memory / "store")
-    yield found
-    found.close()
-
-
-@pytest.fixture
-def replica(store: Store) -> Replica:
-    return Replica("m", store.path)
+def replica(wide: Store) -> Replica:
+    return Replica("m", wide.path)
 
 
 def test_the_spare_that_will_be_overwritten_is_there_and_serves_from_where_it_was_mapped(
-    store: Store, replica: Replica
+    wide: Store, replica: Replica
 ) -> None:
-    last = begin(store, replica)
+    last = begin(wide, replica)
     for number in range(last + 1, last + 4):
-        (spare,) = store.spares
-        assert resident(store.path, ".spare-") >= SIZE
+        (spare,) = wide.spares
+        assert resident(wide.path, ".spare-") >= SIZE
         mapped, inode = places(spare), spare.stat().st_ino
-        version = store.publish(number)
-        assert store.data(number).stat().st_ino == inode, "the publisher was kept from using it"
+        version = wide.publish(number)
+        assert wide.data(number).stat().st_ino == inode, "the publisher was kept from using it"
         assert answers(replica, number - 1)
         restored = replica.restore(version)
-        assert places(store.data(number)) == mapped
+        assert places(wide.data(number)) == mapped
         replica.swap(restored)
         assert answers(replica, number)
         replica.tend()
@@ -50,94 +42,94 @@ def test_the_spare_that_will_be_overwritten_is_there_and_serves_from_where_it_wa
         assert all(answers(replica, one) for one in (number, number - 1))
 
 
-def test_no_more_is_in_the_page_table_than_what_serves_and_what_comes(store: Store, replica: Replica) -> None:
-    last = begin(store, replica)
+def test_no_more_is_in_the_page_table_than_what_serves_and_what_comes(wide: Store, replica: Replica) -> None:
+    last = begin(wide, replica)
     for number in range(last + 1, last + 4):
-        assert 2 * SIZE <= resident(store.path) < 2.5 * SIZE
-        restored = replica.restore(store.publish(number))
-        assert resident(store.path) < 2.5 * SIZE
+        assert 2 * SIZE <= resident(wide.path) < 2.5 * SIZE
+        restored = replica.restore(wide.publish(number))
+        assert resident(wide.path) < 2.5 * SIZE
         replica.swap(restored)
         replica.tend()
         prepare(replica)
     replica.swap(replica.take(number - 1))  # back to the version before
     replica.tend()
-    assert 2 * SIZE <= resident(store.path) < 2.5 * SIZE
+    assert 2 * SIZE <= resident(wide.path) < 2.5 * SIZE
     assert answers(replica, number - 1)
 
 
-def test_nothing_is_mapped_where_nothing_serves_any_more(store: Store, replica: Replica) -> None:
-    begin(store, replica)
-    assert places(store.spares[0])
+def test_nothing_is_mapped_where_nothing_serves_any_more(wide: Store, replica: Replica) -> None:
+    begin(wide, replica)
+    assert places(wide.spares[0])
     replica.release()
     while replica.leaving:
         replica.tend()
     assert not replica.prepare()
-    assert resident(store.path) == 0
+    assert resident(wide.path) == 0
 
 
-def test_without_a_spare_there_is_nothing_to_do_until_there_is_one(store: Store, replica: Replica) -> None:
-    follow(replica, store.publish(1))
+def test_without_a_spare_there_is_nothing_to_do_until_there_is_one(wide: Store, replica: Replica) -> None:
+    follow(replica, wide.publish(1))
     assert not replica.prepare()
-    assert resident(store.path, ".spare-") == 0
+    assert resident(wide.path, ".spare-") == 0
     for number in (2, 3):
-        follow(replica, store.publish(number))
-    (spare,) = store.spares
+        follow(replica, wide.publish(number))
+    (spare,) = wide.spares
     assert prepare(replica) == 0  # it was done
-    assert resident(store.path, spare.name) >= SIZE
+    assert resident(wide.path, spare.name) >= SIZE
 
 
 @pytest.mark.parametrize("verification", ["checksums", "sizes"])
-def test_where_bytes_are_read_or_left_alone_anyway_nothing_is_mapped(store: Store, verification: Verification) -> None:
-    replica = Replica("m", store.path, verification=verification)
-    begin(store, replica)
-    assert store.spares
-    mapped = resident(store.path, ".spare-") >= SIZE
+def test_where_bytes_are_read_or_left_alone_anyway_nothing_is_mapped(wide: Store, verification: Verification) -> None:
+    replica = Replica("m", wide.path, verification=verification)
+    begin(wide, replica)
+    assert wide.spares
+    mapped = resident(wide.path, ".spare-") >= SIZE
     assert mapped == (verification == "sizes")
 
 
 def test_of_a_version_that_shares_a_file_with_the_one_before_the_other_file_is_there(memory: Path) -> None:
-    store = Store(memory / "halves", Halves)
-    replica = Replica("m", store.path)
-    last = begin(store, replica)
-    shared = store.data(last, 0, 2)
-    idle = store.path / f".spare-{store.data(0).name}"  # as large as that, which nobody will write again
+    wide = Store(memory / "halves", Halves)
+    replica = Replica("m", wide.path)
+    last = begin(wide, replica)
+    shared = wide.data(last, 0, 2)
+    idle = wide.path / f".spare-{wide.data(0).name}"  # as large as that, which nobody will write again
     with idle.open("wb") as file:
         file.truncate(shared.stat().st_size)
     for number in range(last + 1, last + 4):
         prepare(replica)
-        (spare,) = (one for one in store.spares if one != idle)
+        (spare,) = (one for one in wide.spares if one != idle)
         mapped = places(spare)
-        follow(replica, store.publish(number))
-        assert (places(idle), places(store.data(number, 1, 2))) == (set(), mapped)
+        follow(replica, wide.publish(number))
+        assert (places(idle), places(wide.data(number, 1, 2))) == (set(), mapped)
         assert mapped
         assert answers(replica, number)
-    store.close()
+    wide.close()
 
 
 def test_of_a_table_nothing_is_mapped(memory: Path) -> None:
-    store = Store(memory / "table", Table)
-    replica = Replica("m", store.path)
-    begin(store, replica)
-    assert store.spares
-    assert resident(store.path, ".spare-") == 0
-    store.close()
+    wide = Store(memory / "table", Table)
+    replica = Replica("m", wide.path)
+    begin(wide, replica)
+    assert wide.spares
+    assert resident(wide.path, ".spare-") == 0
+    wide.close()
 
 
-def test_a_follower_prepares_while_it_waits(store: Store) -> None:
-    with Follower(Replica("m", store.path), poll_seconds=60.0) as follower:
+def test_a_follower_prepares_while_it_waits(wide: Store) -> None:
+    with Follower(Replica("m", wide.path), poll_seconds=60.0) as follower:
 
         def bring_in(number: int) -> None:
-            store.publish(number)
+            wide.publish(number)
             follower.sync(number, timeout=LONG)
             eventually(lambda: not follower.replica.leaving, lambda: "a version was not let go")
 
         for number in range(1, FIRST + 1):
             bring_in(number)
         for number in range(FIRST + 1, FIRST + 6):
-            eventually(lambda: resident(store.path, ".spare-") >= SIZE, lambda: "no spare was mapped")
-            mapped = places(store.spares[0])
+            eventually(lambda: resident(wide.path, ".spare-") >= SIZE, lambda: "no spare was mapped")
+            mapped = places(wide.spares[0])
             bring_in(number)
-            assert places(store.data(number)) == mapped
+            assert places(wide.data(number)) == mapped
             assert answers(follower.replica, number)
 
 
@@ -151,28 +143,28 @@ class Endless(CheckpointSource):
 
 @pytest.mark.parametrize(("poll_seconds", "rung"), [(60.0, True), (0.05, False)])
 def test_who_rings_is_heard_while_there_is_more_to_prepare_and_the_time_to_look_is_kept(
-    store: Store, poll_seconds: float, *, rung: bool
+    wide: Store, poll_seconds: float, *, rung: bool
 ) -> None:
-    follower = Follower(Replica("m", Endless(store.path)), poll_seconds=poll_seconds)
+    follower = Follower(Replica("m", Endless(wide.path)), poll_seconds=poll_seconds)
     follower.start(SILENT)
     with follower:
         for number in (1, 2, 3):
-            store.publish(number)
+            wide.publish(number)
             if rung:
                 follower.sync(number, timeout=LONG)
             eventually(lambda: serving(follower) == number, lambda: "nobody looked")  # noqa: B023, called at once
 
 
-def test_a_thousand_versions_leave_no_descriptor_and_no_mapping(store: Store, replica: Replica) -> None:
-    last = begin(store, replica)
+def test_a_thousand_versions_leave_no_descriptor_and_no_mapping(wide: Store, replica: Replica) -> None:
+    last = begin(wide, replica)
 
     def kept() -> tuple[int, int]:
         maps = Path("/proc/self/maps").read_text().splitlines()
         files = [one.readlink() for one in Path("/proc/self/fd").iterdir() if one.is_symlink()]
-        return sum(store.path in file.parents for file in files), sum(str(store.path) in line for line in maps)
+        return sum(wide.path in file.parents for file in files), sum(str(wide.path) in line for line in maps)
 
     before = kept()
     for number in range(last + 1, last + 1001):
-        follow(replica, store.publish(number))
+        follow(replica, wide.publish(number))
     assert kept() == before
     assert answers(replica, last + 1000)

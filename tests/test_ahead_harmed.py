@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,33 +15,26 @@ from tests.wide import FIRST, SIZE, Store, Table, answers, begin, deleted, follo
 
 
 @pytest.fixture
-def store(memory: Path) -> Iterator[Store]:
-    found = Store(memory / "store")
-    yield found
-    found.close()
+def replica(wide: Store) -> Replica:
+    return Replica("m", wide.path)
 
 
-@pytest.fixture
-def replica(store: Store) -> Replica:
-    return Replica("m", store.path)
-
-
-def test_a_spare_that_somebody_else_holds_is_guessed_less_and_less_often(store: Store, replica: Replica) -> None:
-    last = begin(store, replica)
-    (spare,) = store.spares
+def test_a_spare_that_somebody_else_holds_is_guessed_less_and_less_often(wide: Store, replica: Replica) -> None:
+    last = begin(wide, replica)
+    (spare,) = wide.spares
     with spare.open("rb") as other:
         fcntl.flock(other, fcntl.LOCK_SH)
         guessed = []
         for number in range(last + 1, last + 13):
             guessed.append(bool(places(spare)))
-            follow(replica, store.publish(number))
+            follow(replica, wide.publish(number))
             assert answers(replica, number)
     assert guessed == [True, True, False, True, False, False, False, True, *[False] * 4]
 
 
-def test_an_older_version_that_is_restored_is_no_wrong_guess(store: Store, replica: Replica) -> None:
-    last = begin(store, replica)
-    (spare,) = store.spares
+def test_an_older_version_that_is_restored_is_no_wrong_guess(wide: Store, replica: Replica) -> None:
+    last = begin(wide, replica)
+    (spare,) = wide.spares
     old = replica.take(last - 1).version
     for _ in range(5):
         replica.restore(old)
@@ -51,43 +43,43 @@ def test_an_older_version_that_is_restored_is_no_wrong_guess(store: Store, repli
         assert places(spare)
 
 
-def test_a_guess_that_was_wrong_is_not_kept(store: Store, replica: Replica) -> None:
-    last = begin(store, replica)
-    (spare,) = store.spares
+def test_a_guess_that_was_wrong_is_not_kept(wide: Store, replica: Replica) -> None:
+    last = begin(wide, replica)
+    (spare,) = wide.spares
     with spare.open("rb") as other:
         fcntl.flock(other, fcntl.LOCK_SH)
-        restored = replica.restore(store.publish(last + 1))
+        restored = replica.restore(wide.publish(last + 1))
         assert not places(spare)
         replica.swap(restored)
     assert answers(replica, last + 1)
 
 
-def test_a_spare_that_is_removed_is_let_go_of(store: Store, replica: Replica) -> None:
-    last = begin(store, replica)
-    store.spares[0].unlink()
+def test_a_spare_that_is_removed_is_let_go_of(wide: Store, replica: Replica) -> None:
+    last = begin(wide, replica)
+    wide.spares[0].unlink()
     assert not replica.prepare()
-    assert not deleted(store.path)
-    follow(replica, store.publish(last + 1))
+    assert not deleted(wide.path)
+    follow(replica, wide.publish(last + 1))
     assert answers(replica, last + 1)
 
 
-def test_a_spare_that_is_cut_or_grows_harms_nobody(store: Store, replica: Replica) -> None:
-    last = begin(store, replica)
+def test_a_spare_that_is_cut_or_grows_harms_nobody(wide: Store, replica: Replica) -> None:
+    last = begin(wide, replica)
     for number, size in ((last + 1, 4096), (last + 2, 2 * SIZE), (last + 3, 0)):
-        os.truncate(store.spares[0], size)
+        os.truncate(wide.spares[0], size)
         assert answers(replica, number - 1)
-        follow(replica, store.publish(number))
+        follow(replica, wide.publish(number))
         assert answers(replica, number)
         prepare(replica)
 
 
-def test_what_is_no_regular_file_is_left_alone(store: Store, replica: Replica, tmp_path: Path) -> None:
-    begin(store, replica)
+def test_what_is_no_regular_file_is_left_alone(wide: Store, replica: Replica, tmp_path: Path) -> None:
+    begin(wide, replica)
     for number in range(FIRST + 1, FIRST + 4):
-        version = store.publish(number)
+        version = wide.publish(number)
         secret = tmp_path / f"secret-{number}"
         secret.write_bytes(bytes(SIZE))
-        names = [store.path / f".spare-{store.data(old).name}" for old in (1, 2, 3)]
+        names = [wide.path / f".spare-{wide.data(old).name}" for old in (1, 2, 3)]
         names[0].symlink_to(secret)
         os.mkfifo(names[1])
         names[2].mkdir()
@@ -99,27 +91,27 @@ def test_what_is_no_regular_file_is_left_alone(store: Store, replica: Replica, t
         names[2].rmdir()
 
 
-def test_a_version_of_another_size_is_no_wrong_answer(store: Store, replica: Replica) -> None:
-    last = begin(store, replica)
-    broken = store.publish(last + 1, rows=SIZE // 8192)
+def test_a_version_of_another_size_is_no_wrong_answer(wide: Store, replica: Replica) -> None:
+    last = begin(wide, replica)
+    broken = wide.publish(last + 1, rows=SIZE // 8192)
     with pytest.raises(Exception, match="expected"):
         replica.restore(broken)
     assert answers(replica, last)
     for number in range(last + 2, last + 5):
-        follow(replica, store.publish(number))
+        follow(replica, wide.publish(number))
         assert answers(replica, number)
 
 
-def test_what_was_mapped_ahead_is_locked_for_as_long_as_it_is_in_memory(store: Store, replica: Replica) -> None:
-    last = begin(store, replica)
-    mapped = places(store.spares[0])
+def test_what_was_mapped_ahead_is_locked_for_as_long_as_it_is_in_memory(wide: Store, replica: Replica) -> None:
+    last = begin(wide, replica)
+    mapped = places(wide.spares[0])
     number = last + 1
-    follow(replica, store.publish(number))
-    with store.data(number).open("rb") as other:
-        assert places(store.data(number)) == mapped
+    follow(replica, wide.publish(number))
+    with wide.data(number).open("rb") as other:
+        assert places(wide.data(number)) == mapped
         replica.label("old", replica.take(number))
         for later in range(number + 1, number + 8):
-            follow(replica, store.publish(later))
+            follow(replica, wide.publish(later))
         assert answers(replica, number)
         with pytest.raises(BlockingIOError):
             fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -129,64 +121,64 @@ def test_what_was_mapped_ahead_is_locked_for_as_long_as_it_is_in_memory(store: S
         fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-def test_files_that_are_being_written_or_are_not_ours_are_left_alone(store: Store, replica: Replica) -> None:
+def test_files_that_are_being_written_or_are_not_ours_are_left_alone(wide: Store, replica: Replica) -> None:
     for number in (1, 2):
-        follow(replica, store.publish(number))
-    others = [store.path / f"{name}.data-00000-of-00001" for name in (".tmp-ckpt-9", "model-9", ".spare-model-9")]
+        follow(replica, wide.publish(number))
+    others = [wide.path / f"{name}.data-00000-of-00001" for name in (".tmp-ckpt-9", "model-9", ".spare-model-9")]
     for one in others:
         one.touch()
-        os.truncate(one, store.data(2).stat().st_size)
+        os.truncate(one, wide.data(2).stat().st_size)
     assert not replica.prepare()
     assert [(one.stat().st_blocks, places(one)) for one in others] == [(0, set())] * 3
 
 
 def test_a_publisher_that_needs_room_has_it_though_a_follower_has_its_spare_mapped(
-    store: Store, replica: Replica
+    wide: Store, replica: Replica
 ) -> None:
-    last = begin(store, replica)
-    (spare,) = store.spares
+    last = begin(wide, replica)
+    (spare,) = wide.spares
     with spare.open("rb") as other:
         assert os.fstat(other.fileno()).st_blocks * 512 >= SIZE
-        store.make_room()
+        wide.make_room()
         found = os.fstat(other.fileno())
     assert (found.st_nlink, found.st_blocks) == (0, 0)
     assert found.st_size >= SIZE  # whoever has it mapped may read it
-    follow(replica, store.publish(last + 1))
+    follow(replica, wide.publish(last + 1))
     assert answers(replica, last + 1)
 
 
-def test_a_spare_that_is_held_keeps_its_bytes_when_a_publisher_makes_room(store: Store, replica: Replica) -> None:
-    last = begin(store, replica)
+def test_a_spare_that_is_held_keeps_its_bytes_when_a_publisher_makes_room(wide: Store, replica: Replica) -> None:
+    last = begin(wide, replica)
     replica.label("old", replica.take(last))
     for number in range(last + 1, last + 4):
-        follow(replica, store.publish(number))
-    store.make_room()
-    assert not store.spares
+        follow(replica, wide.publish(number))
+    wide.make_room()
+    assert not wide.spares
     assert answers(replica, last)
 
 
-def test_after_a_version_that_cannot_be_used_there_is_another_guess(store: Store, replica: Replica) -> None:
-    last = begin(store, replica)
-    version = store.publish(last + 1)
-    with store.data(last + 1).open("r+b") as file:
+def test_after_a_version_that_cannot_be_used_there_is_another_guess(wide: Store, replica: Replica) -> None:
+    last = begin(wide, replica)
+    version = wide.publish(last + 1)
+    with wide.data(last + 1).open("r+b") as file:
         file.write(bytes(4))
     with pytest.raises(CorruptCheckpointError):
         replica.restore(version)
     for number in (last + 2, last + 3):  # the file of the damaged one is a spare then
-        store.publish(number)
+        wide.publish(number)
     prepare(replica)
-    assert any(places(spare) for spare in store.spares)
+    assert any(places(spare) for spare in wide.spares)
 
 
-def test_what_is_mapped_of_a_store_that_is_one_of_saved_models_now_is_let_go_of(store: Store, replica: Replica) -> None:
-    begin(store, replica)
-    (spare,) = store.spares
+def test_what_is_mapped_of_a_store_that_is_one_of_saved_models_now_is_let_go_of(wide: Store, replica: Replica) -> None:
+    begin(wide, replica)
+    (spare,) = wide.spares
     assert places(spare)
-    for one in store.path.iterdir():
+    for one in wide.path.iterdir():
         if one != spare:
             one.unlink()
     model = Table()
-    tf.saved_model.save(model, str(store.path / "1000"), signatures=model.__call__)
+    tf.saved_model.save(model, str(wide.path / "1000"), signatures=model.__call__)
     (version,) = replica.source.look().published or []
     replica.swap(replica.restore(version.version))
     replica.tend()

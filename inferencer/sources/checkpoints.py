@@ -125,7 +125,8 @@ class CheckpointSource:
             bundle = self._store.open(version, ahead=self._ahead.take)
         if all(version.number > one.number for one in self._mapped):
             self._ahead.settle()
-        self._ahead.forget()
+        else:  # nobody guessed where an older one is
+            self._ahead.forget()
         way.give()
         keys = located(graph, bundle, where=f"version {version.number}")
         untouched = self._verification != "checksums" and _is_untouched(version, bundle)
