@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -17,13 +17,10 @@ from paramsync.examine import Finding, Region, examine
 from paramsync.held import Held, Outline
 from paramsync.index import Entry, data_file, index_file
 from paramsync.parallel import THREADS, each
-
-_Place = tuple[int, int, int, int]  # shard, offset, size, dtype
-_Stretch = tuple[int, int, int]  # shard, start, stop
+from paramsync.stretches import Place, place, stretches
 
 _CHUNK = 4 << 20  # bytes that are read at once where nothing is kept
 _OBJECTS = 1 << 30  # bytes of strings in one tensor that are worth looking at: their lengths have to be known together
-_GAP = 1 << 12  # bytes between two tensors side by side: both have to begin where memory is aligned
 _LOOKS = 5  # how often a checkpoint that changes while it is opened is looked at again
 
 
@@ -117,7 +114,7 @@ class Bundle:
         claims = [(name, piece) for name in names for piece in self.entries[name].pieces]
         found = self._examined(claims, finite=finite, threads=threads)
         for name, piece in claims:
-            finding = found[_place(piece)]
+            finding = found[place(piece)]
             if error := self._mismatch(name, piece, finding.checksum):
                 raise error
             if not finding.sound:
@@ -132,10 +129,10 @@ class Bundle:
         on several threads, each of which tells `advance` how many bytes it has seen.
         """
         wrong: dict[str, CorruptCheckpointError] = {}
-        places: dict[_Place, list[tuple[str, Entry]]] = {}
+        places: dict[Place, list[tuple[str, Entry]]] = {}
         for name, entry in self.entries.items():
             for piece in entry.pieces:
-                places.setdefault(_place(piece), []).append((name, piece))
+                places.setdefault(place(piece), []).append((name, piece))
 
         def look(claims: list[tuple[str, Entry]]) -> None:
             try:
@@ -159,17 +156,17 @@ class Bundle:
 
         On this thread, which does not keep the interpreter. Raises CorruptCheckpointError where a file was cut.
         """
-        pieces = {_place(piece): piece for name in names for piece in self.entries[name].pieces}
-        for piece in pieces.values():
+        pieces = [piece for name in names for piece in self.entries[name].pieces]
+        for piece in pieces:
             self._memory(piece)
-        for shard, start, stop in _stretches(sorted(pieces)):
+        for shard, start, stop in stretches(pieces):
             self._shards[shard].prefault(start, stop - start)
 
     def outlines(self, names: Iterable[str]) -> list[Outline]:
         """Of each data file, where these tensors are."""
-        places = sorted({_place(piece) for name in names for piece in self.entries[name].pieces})
+        pieces = (piece for name in names for piece in self.entries[name].pieces)
         found = {shard: Outline(one.trace.file_id, one.size) for shard, one in self._shards.items()}
-        for shard, start, stop in _stretches(places):
+        for shard, start, stop in stretches(pieces):
             found[shard].stretches.append((start, stop))
         return list(found.values())
 
@@ -191,19 +188,19 @@ class Bundle:
         for shard in self._shards.values():
             shard.let_pages_go()
 
-    def _examined(self, claims: list[tuple[str, Entry]], *, finite: bool, threads: int) -> dict[_Place, Finding]:
+    def _examined(self, claims: list[tuple[str, Entry]], *, finite: bool, threads: int) -> dict[Place, Finding]:
         """What is found at each place; several names may have the same."""
-        found: dict[_Place, Finding] = {}
-        dense: dict[_Place, Entry] = {}
+        found: dict[Place, Finding] = {}
+        dense: dict[Place, Entry] = {}
         for name, piece in claims:
-            if _place(piece) in found:
+            if place(piece) in found:
                 continue
             if piece.dtype in (dtypes.STRING, dtypes.VARIANT):
                 checksum = self._checksum_of_objects(name, piece, self._memory(piece))
-                found[_place(piece)] = Finding(checksum, sound=True)
+                found[place(piece)] = Finding(checksum, sound=True)
             else:
                 self._numpy_dtype(name, piece)
-                dense[_place(piece)] = piece
+                dense[place(piece)] = piece
         if not self._mapped:
             each(self._copy, dense.values(), threads=threads)
         regions = [self._region(piece, finite=finite) for piece in dense.values()]
@@ -271,24 +268,6 @@ class Bundle:
             path = self._shards[entry.shard].path
             raise CorruptCheckpointError(path, expected="a dtype that can be read", found=found)
         return dtype
-
-
-def _place(piece: Entry) -> _Place:
-    return piece.shard, piece.offset, piece.size, piece.dtype
-
-
-def _stretches(places: Iterable[_Place]) -> Iterator[_Stretch]:
-    """Parts of files with all these places, which ascend; those side by side are in one."""
-    stretch: _Stretch | None = None
-    for shard, offset, size, _ in places:
-        if stretch is None or shard != stretch[0] or offset > stretch[2] + _GAP:
-            if stretch is not None:
-                yield stretch
-            stretch = shard, offset, offset + size
-        else:
-            stretch = shard, stretch[1], max(stretch[2], offset + size)
-    if stretch is not None:
-        yield stretch
 
 
 def _check_bounds(entries: Mapping[str, Entry], shards: Mapping[int, Held]) -> None:
