@@ -27,6 +27,7 @@ def collect(settings: Settings, load_before: tuple[float, float, float]) -> dict
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "runs": settings.runs,
         "tensors": settings.tensors,
+        "frozen_pct": settings.frozen,
         "folder": str(settings.folder),
         "file_system": _file_system(settings.folder),
         "cpu": _line("/proc/cpuinfo", "model name") or platform.processor() or platform.machine(),

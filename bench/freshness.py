@@ -43,7 +43,8 @@ def run(settings: Settings, folder: Path) -> dict[str, Any]:
     """Ours and what people write, by turns; then ours alone."""
     with Progress() as progress, ExitStack() as stack:
         progress.say("making the parameters")
-        subject = Subject(arrays.random(arrays.shapes(settings.bytes, settings.tensors), seed=0))
+        values = arrays.random(arrays.shapes(settings.bytes, settings.tensors), seed=0)
+        subject = Subject(values, frozen=settings.tensors * settings.frozen // 100)
         progress.say("starting the servers")
         ours = stack.enter_context(_open(_Ours(subject, folder / "ours")))
         peers: list[_Peer] = [
@@ -85,7 +86,7 @@ class _Way(abc.ABC):
 
     @abc.abstractmethod
     def train(self) -> None:
-        """Change every value."""
+        """Change every value that is not frozen."""
 
     @abc.abstractmethod
     def publish(self) -> None:

@@ -47,8 +47,10 @@ class _Layer(keras.layers.Layer):
 class Subject:
     """What is saved and loaded: the same parameters as a tf.Module and, where a peer asks for it, as a Keras model."""
 
-    def __init__(self, values: Sequence[Array]) -> None:
+    def __init__(self, values: Sequence[Array], *, frozen: int = 0) -> None:
+        """Training leaves so many of the parameters alone, the first ones."""
         self.module = Model(values)
+        self.frozen = frozen
 
     @cached_property
     def keras(self) -> keras.Model:
@@ -58,7 +60,7 @@ class Subject:
         return model
 
     def train(self) -> None:
-        """Change every value."""
+        """Change every value that is not frozen."""
         weights = [weight.value for weight in self.keras.weights] if "keras" in vars(self) else []
-        for variable in (*self.module.parts, *weights):
+        for variable in (*self.module.parts[self.frozen :], *weights[self.frozen :]):
             variable.assign_add(tf.fill(variable.shape, STEP))

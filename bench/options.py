@@ -49,7 +49,7 @@ BENCHMARKS = {
     "stall": Benchmark(
         "train, and publish meanwhile", ("tensors", "sizes", "seconds", "device", "runs"), SAVINGS, runs=5
     ),
-    "freshness": Benchmark("from a step to the first answer with it", ("tensors", "runs"), LOOPS),
+    "freshness": Benchmark("from a step to the first answer with it", ("tensors", "frozen", "runs"), LOOPS),
     "swap": Benchmark("answers while versions are swapped in", ("seconds", "runs"), SWAPPING, runs=40, seconds=0.5),
     "memory": Benchmark("what a server takes, over many swaps", ("tensors", "swaps"), runs=1),
     "serve": Benchmark("answers a second, beside gRPC that only answers", ("seconds", "runs"), runs=5),
@@ -119,6 +119,12 @@ def _tensors(text: str) -> int:
     return count
 
 
+def _percent(text: str) -> int:
+    if not text.isdecimal() or int(text) > 99:
+        raise argparse.ArgumentTypeError(f"expected a percentage, 0 to 99, found {text!r}")
+    return int(text)
+
+
 def _networks(text: str) -> tuple[int, ...]:
     """A layer has two parameters, a kernel and a bias."""
     return tuple(_tensors(one) for one in text.split(","))
@@ -171,6 +177,12 @@ _OPTIONS: dict[str, dict[str, Any]] = {
         "default": "32",
         "metavar": "N",
         "help": "how many parameters, an even number (default %(default)s)",
+    },
+    "frozen": {
+        "type": _percent,
+        "default": "0",
+        "metavar": "PERCENT",
+        "help": "of the parameters, which do not change, as of a model that is tuned (default %(default)s)",
     },
     "parameters": {
         "type": _networks,

@@ -76,7 +76,8 @@ class Saver(Peer):
             variables = [v1.get_variable(f"part_{at}", shape) for at, shape in enumerate(shapes)]
             given = [v1.placeholder(tf.float32, shape) for shape in shapes]
             begin = [variable.assign(value) for variable, value in zip(variables, given, strict=True)]
-            self._train = tf.group(*(variable.assign_add(tf.fill(variable.shape, STEP)) for variable in variables))
+            trained = variables[self.subject.frozen :]
+            self._train = tf.group(*(variable.assign_add(tf.fill(variable.shape, STEP)) for variable in trained))
             self._saver = v1.train.Saver(max_to_keep=2)
         self._session = v1.Session(graph=self._graph)
         for operation, place, value in zip(begin, given, self.model.values(), strict=True):

@@ -45,8 +45,9 @@ def write(figures: Mapping[str, Any], path: str) -> None:
 
 def _show_times(figures: Mapping[str, Any], conditions: Mapping[str, Any], screen: Console) -> None:
     """Every time measured, the fastest first, then the quotients."""
+    frozen = f" ({conditions['frozen_pct']} % frozen)" if conditions["frozen_pct"] else ""
     _headline(
-        f"{figures['benchmark']}: {figures['bytes'] / 1e6:.1f} MB in {conditions['tensors']} tensors, "
+        f"{figures['benchmark']}: {figures['bytes'] / 1e6:.1f} MB in {conditions['tensors']} tensors{frozen}, "
         f"medians of {conditions['runs']} rounds, files in {conditions['folder']} ({conditions['file_system']})",
         screen,
     )

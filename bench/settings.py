@@ -22,7 +22,8 @@ class Settings:
     """One benchmark and its size. `peers` are those asked for, installed or not; `folder` is where the files go.
 
     What a benchmark has no option for is left as it is here. `parameters` are the numbers of parameters of the networks
-    that are called; `sizes`, in bytes, those of the networks that are trained, on `device`, for `seconds` at a time.
+    that are called; `sizes`, in bytes, those of the networks that are trained, on `device`, for `seconds` at a time;
+    `frozen` is how many percent of the parameters do not change.
     """
 
     benchmark: str
@@ -33,6 +34,7 @@ class Settings:
     json: str | None
     large_bytes: int = 0
     tensors: int = 0
+    frozen: int = 0
     parameters: tuple[int, ...] = ()
     sizes: tuple[int, ...] = ()
     seconds: float = 0.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -14,10 +14,12 @@ from paramsync.checksums import crc32c, mask
 from paramsync.dtypes import Array
 from paramsync.errors import CorruptCheckpointError, ParameterError
 from paramsync.examine import Finding, Region, examine
-from paramsync.held import Held, Outline
+from paramsync.held import Held, Mapped, Outline
 from paramsync.index import Entry, data_file, index_file
+from paramsync.kernel import Facts
 from paramsync.parallel import THREADS, each
 from paramsync.stretches import Place, place, stretches
+from paramsync.untouched import Trace
 
 _CHUNK = 4 << 20  # bytes that are read at once where nothing is kept
 _OBJECTS = 1 << 30  # bytes of strings in one tensor that are worth looking at: their lengths have to be known together
@@ -38,7 +40,7 @@ class Bundle:
     _mapped: bool
 
     @classmethod
-    def open(cls, prefix: Path, *, mapped: bool = True, ahead: held.Take | None = None) -> Bundle:
+    def open(cls, prefix: Path, *, mapped: bool = True, find: held.Find | None = None) -> Bundle:
         """Hold a checkpoint's files and make sure that they are what the index speaks of. No tensor is read.
 
         1. Read the index.
@@ -54,12 +56,13 @@ class Bundle:
         `mapped=False` copies each tensor when it is first asked for, so that nobody can change it, or take it away by
         truncating the file, once it was checked. For checkpoints of writers that know nothing of these locks.
 
-        What `ahead` gives was opened and mapped before it had its name; the lock is taken on that very open file.
+        What `find` gives was opened and mapped before: ahead of the name that it has now, and the lock is taken on that
+        very open file; or for another checkpoint that has the same file, and is locked since then.
 
         Raises CorruptCheckpointError where the files are not a whole checkpoint, or go on changing.
         """
         for _ in range(_LOOKS):
-            if (bundle := cls._look(prefix, mapped=mapped, ahead=ahead)) is not None:
+            if (bundle := cls._look(prefix, mapped=mapped, find=find)) is not None:
                 return bundle
         raise CorruptCheckpointError(
             index_file(prefix),
@@ -68,7 +71,7 @@ class Bundle:
         )
 
     @classmethod
-    def _look(cls, prefix: Path, *, mapped: bool, ahead: held.Take | None) -> Bundle | None:
+    def _look(cls, prefix: Path, *, mapped: bool, find: held.Find | None) -> Bundle | None:
         """None where the files changed meanwhile."""
         listing = index_file(prefix)
         content = index.content(listing)
@@ -76,7 +79,7 @@ class Bundle:
         shards: dict[int, Held] = {}
         try:
             for shard in {piece.shard for entry in found.entries.values() for piece in entry.pieces}:
-                one = held.hold(data_file(prefix, shard, found.shards), mapped=mapped, ahead=ahead)
+                one = held.hold(data_file(prefix, shard, found.shards), mapped=mapped, find=find)
                 if one is None:
                     return None
                 shards[shard] = one
@@ -175,18 +178,30 @@ class Bundle:
         """Of its data files."""
         return {one.trace.file_id for one in self._shards.values()}
 
+    def there(self, found: Facts) -> held.There | None:
+        """The data file with these facts, where it is mapped and nobody has written to it since."""
+        trace = Trace.of(found)
+        return next((one for one in self._shards.values() if isinstance(one, Mapped) and one.trace == trace), None)
+
+    def marks(self, name: str) -> list[tuple[Trace, int, int, int, int]]:
+        """What tells the bytes of a tensor from all others: in which file, last written when, where, their checksum."""
+        pieces = self.entries[name].pieces
+        return [(self._shards[one.shard].trace, one.offset, one.size, one.dtype, one.crc32c) for one in pieces]
+
     def check(self, names: Iterable[str]) -> None:
         """Raise CorruptCheckpointError where a file was cut, so that reading these tensors would end the process."""
         for piece in (piece for name in names for piece in self.entries[name].pieces):
             self._shards[piece.shard].check(piece.offset, piece.size)
 
-    def let_pages_go(self) -> None:
-        """Take what is mapped out of this process's page table, until somebody reads it; what is copied stays.
+    def let_pages_go(self, but: Collection[untouched.FileId] = ()) -> None:
+        """Take what is mapped, but these files, out of this process's page table, until somebody reads it.
 
-        On this thread, which does not keep the interpreter. Nobody may have written to an array of it.
+        What is copied stays. On this thread, which does not keep the interpreter. Nobody may have written to an array
+        of it.
         """
         for shard in self._shards.values():
-            shard.let_pages_go()
+            if shard.trace.file_id not in but:
+                shard.let_pages_go()
 
     def _examined(self, claims: list[tuple[str, Entry]], *, finite: bool, threads: int) -> dict[Place, Finding]:
         """What is found at each place; several names may have the same."""

@@ -1,5 +1,7 @@
 """Data files that are held, or only mapped: nobody overwrites what is held as long as anything of it is in use.
 
+What several versions have in common is mapped once: to bring it into the page table is most of what a restore takes.
+
 A shared flock belongs to the open file, not to a descriptor of it: a mapping has a descriptor of its own for the same
 open file, and so keeps the lock until it goes, with the last array or tensor in it. A process that dies keeps nothing.
 Locking takes no permission to write, neither to the file nor to its directory.
@@ -15,9 +17,10 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import closing, suppress
+from copy import copy
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeAlias, final
+from typing import Protocol, TypeAlias, final
 
 import numpy as np
 
@@ -98,37 +101,59 @@ class Held(ABC):
         return CorruptCheckpointError(self.path, expected=expected, found="a file that was cut or cannot be read")
 
 
-def hold(path: Path, *, mapped: bool, ahead: Take | None = None) -> Held | None:
+class There(Protocol):
+    """A data file that is mapped already."""
+
+    def hold(self, path: Path) -> Held | None:
+        """The same memory, held under a name that the file has now; None where somebody is overwriting it.
+
+        Raises OSError.
+        """
+
+
+Find: TypeAlias = "Callable[[Facts], There | None]"
+"""Gives the file with these facts, if it is mapped already: who asks holds it."""
+
+
+def hold(path: Path, *, mapped: bool, find: Find | None = None) -> Held | None:
     """Open and lock a data file; None where somebody is overwriting it. Raises CorruptCheckpointError.
 
     Mapped, its bytes are used where they lie: whoever truncates the file then ends this process with SIGBUS. Not
     mapped, they are copied when they are asked for, and what happens to the file afterwards does not matter. What
-    `ahead` gives is mapped already, and is locked as it is.
+    `find` gives is mapped already, and is held where it is.
     """
     try:
         with files.regular(path) as descriptor:
-            if mapped and ahead is not None and (there := ahead(kernel.of(path).of_descriptor(descriptor))) is not None:
+            if mapped and find is not None and (there := find(kernel.of(path).of_descriptor(descriptor))) is not None:
                 return there.hold(path)
             if not kernel.of(path).share(descriptor):
                 return None
-            return _Mapped(path, descriptor) if mapped else _Copied(path, descriptor)
+            return Mapped(path, descriptor) if mapped else _Copied(path, descriptor)
     except OSError as error:
         raise CorruptCheckpointError(path, expected="a data file", found=error.strerror) from error
 
 
 @final
-class _Mapped(Held):
+class Mapped(Held):
+    """One that is used where it lies."""
+
     def __init__(self, path: Path, descriptor: int) -> None:
         super().__init__(path, descriptor)
         # Private and writable: numpy and dlpack share nothing that is read-only. A write would stay in this process.
         flags, access = mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE
         self._memory: mmap.mmap | bytes = b""  # an empty file cannot be mapped
-        self._ahead: list[tuple[int, int]] = []  # stretches that were in the page table before it was held
+        self._present: list[tuple[int, int]] = []  # stretches that are in the page table, from and to
         if self.size:
             try:
                 self._memory = mmap.mmap(descriptor, self.size, flags=flags, prot=access)
             except ValueError as error:  # it was cut after its size was read
                 raise CorruptCheckpointError(path, expected="a data file at rest", found="one that was cut") from error
+
+    def hold(self, path: Path) -> Mapped:
+        """By another name of the same file: in the same memory, and locked for as long as either is in use."""
+        same = copy(self)
+        same.path = path
+        return same
 
     def memory(self, offset: int, size: int) -> memoryview:
         return memoryview(self._memory)[offset : offset + size]
@@ -145,20 +170,21 @@ class _Mapped(Held):
         if not size:
             return
         self.check(offset, size)
-        if any(first <= offset and offset + size <= last for first, last in self._ahead):
+        if any(first <= offset and offset + size <= last for first, last in self._present):
             return  # the kernel would look at each page, which takes half as long as to bring it in
         for at in range(offset, offset + size, PORTION):
             length = min(PORTION, offset + size - at)
             if not self._populate(at, length):
                 crc32c(self.memory(at, length))  # an older kernel: each page is there once it was read
+        self._present.append((offset, offset + size))
 
     def bring_in(self, offset: int, size: int) -> bool:
         """The same before anybody holds the file, one stretch behind the other. Whether this kernel can do it."""
         self.check(offset, size)
         if not self._populate(offset, size):
             return False
-        start = self._ahead.pop()[0] if self._ahead and self._ahead[-1][1] == offset else offset
-        self._ahead.append((start, offset + size))
+        start = self._present.pop()[0] if self._present and self._present[-1][1] == offset else offset
+        self._present.append((start, offset + size))
         return True
 
     def _populate(self, offset: int, size: int) -> bool:
@@ -173,7 +199,7 @@ class _Mapped(Held):
     def let_pages_go(self) -> None:
         if not self.size or sys.platform != "linux":  # elsewhere the advice may mean something else
             return
-        self._ahead = []
+        self._present.clear()
         address = np.frombuffer(self._memory, np.uint8).ctypes.data
         for at in range(0, self.size, _LET_GO):
             _MADVISE(address + at, min(_LET_GO, self.size - at), mmap.MADV_DONTNEED)  # refused, it costs memory alone
@@ -186,7 +212,7 @@ class Unheld:
     def __init__(self, path: Path) -> None:
         """Raises OSError, CorruptCheckpointError for what is no regular file."""
         with files.regular(path) as descriptor:
-            self._mapped = _Mapped(path, descriptor)
+            self._mapped = Mapped(path, descriptor)
             self._descriptor = os.dup(descriptor)  # of the same open file as the mapping's, which is the one to lock
         self.size = self._mapped.size
         self.file_id: FileId = self._mapped.trace.file_id
@@ -222,10 +248,6 @@ class Unheld:
             del self._descriptor, self._mapped
 
     __del__ = close
-
-
-Take: TypeAlias = "Callable[[Facts], Unheld | None]"
-"""Gives a file that is mapped already, to be held or closed, if it is the one with these facts."""
 
 
 @final

@@ -68,15 +68,15 @@ class Store:
             raise UnknownVersionError(str(self.path), number, versions)
         return versions[number]
 
-    def open(self, version: Version, *, mapped: bool = True, ahead: held.Take | None = None) -> Bundle:
+    def open(self, version: Version, *, mapped: bool = True, find: held.Find | None = None) -> Bundle:
         """Hold a version's parameters: mapped where our publisher recorded them, else copied as they are asked for.
 
-        Other writers do not look whether a file is in use. `mapped=False` maps nothing, whoever wrote it. For `ahead`
+        Other writers do not look whether a file is in use. `mapped=False` maps nothing, whoever wrote it. For `find`
         see `Bundle.open`. Raises CorruptCheckpointError where its files are not a whole checkpoint, or not the one that
         was recorded, UnknownVersionError where it was pruned after the caller learned of it.
         """
         try:
-            bundle = Bundle.open(self.prefix(version), mapped=mapped and bool(version.checksum), ahead=ahead)
+            bundle = Bundle.open(self.prefix(version), mapped=mapped and bool(version.checksum), find=find)
         except CorruptCheckpointError as error:
             state = layout.read_state(self.path)
             if state is None or version.prefix not in state.names or not index_file(self.prefix(version)).exists():

@@ -114,7 +114,7 @@ def test_a_large_file_is_brought_in_a_portion_at_a_time(memory: Path) -> None:
     ahead.expect([like(spare, (4096, size))], held=())
     steps = [(ahead.step(), resident(memory)) for _ in range(3)]
     assert steps == [(True, PORTION), (True, 2 * PORTION), (False, size - 4096)]
-    found = hold(spare, mapped=True, ahead=ahead.take)
+    found = hold(spare, mapped=True, find=ahead.take)
     assert found is not None
     found.prefault(4096, size - 4096)
     found.let_pages_go()
@@ -130,7 +130,7 @@ def test_what_lies_between_two_stretches_is_brought_in_when_it_is_wanted(memory:
     assert ahead.step()
     assert not ahead.step()
     assert resident(memory) == 2 * SIZE
-    found = hold(spare, mapped=True, ahead=ahead.take)
+    found = hold(spare, mapped=True, find=ahead.take)
     assert found is not None
     found.prefault(0, 3 * SIZE)
     assert resident(memory) == 3 * SIZE

@@ -29,10 +29,10 @@ def at_each_hold(monkeypatch: pytest.MonkeyPatch) -> Callable[[Step, Step], list
         hold = held.hold
         seen: list[Path] = []
 
-        def hold_among_others(path: Path, *, mapped: bool, ahead: held.Take | None) -> Held | None:
+        def hold_among_others(path: Path, *, mapped: bool, find: held.Find | None) -> Held | None:
             seen.append(path)
             before()
-            found = hold(path, mapped=mapped, ahead=ahead)
+            found = hold(path, mapped=mapped, find=find)
             after()
             return found
 

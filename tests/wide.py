@@ -57,10 +57,14 @@ class Store:
 
     def __init__(self, path: Path, kind: type[Wide] = Wide) -> None:
         self.path = path
+        self._writer = StoreWriter(path, keep=2)
+        self.turn_into(kind)
+
+    def turn_into(self, kind: type[Wide]) -> None:
+        """What is published from now on."""
         if kind.__name__ not in _CAPTURED:
             _CAPTURED[kind.__name__] = capture(kind())
         self._captured = captured = _CAPTURED[kind.__name__]
-        self._writer = StoreWriter(path, keep=2)
         self._writer.add_graph(captured.graph.digest, captured.graph.to_bytes())
 
     def publish(self, number: int, *, rows: int = SIZE // 4096) -> Version:

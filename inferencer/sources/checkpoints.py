@@ -24,9 +24,11 @@ from paramsync.bundle import Bundle
 from paramsync.errors import CorruptCheckpointError, ParamsyncError
 from paramsync.graphs.graph import Graph
 from paramsync.graphs.parameters import located, shared
-from paramsync.held import Outline
+from paramsync.held import Outline, There
+from paramsync.kernel import Facts
 from paramsync.prompt import Folder
 from paramsync.store import Store
+from paramsync.untouched import FileId
 from paramsync.version import Version
 
 _log = logging.getLogger("paramsync.sources")
@@ -40,7 +42,7 @@ _THREADS = max(1, min(parallel.THREADS, parallel.PROCESSORS // 2))
 @dataclass(eq=False)
 class _Mapped:
     """The files of a version in memory. `keys` name what requests are not to wait for, `there` says whether that has
-    been brought in. Those that are `untouched` are in this machine's memory."""
+    been brought in. Those that are `untouched` are in this machine's memory; of others it was `verified`."""
 
     number: int
     resident: weakref.ref[Resident]
@@ -48,13 +50,14 @@ class _Mapped:
     keys: tuple[str, ...]
     there: bool
     untouched: bool
+    verified: bool
 
     @cached_property
     def outlines(self) -> list[Outline]:
         return self.bundle.outlines(self.keys)
 
-    def let_pages_go(self) -> None:
-        self.bundle.let_pages_go()
+    def let_pages_go(self, but: Collection[FileId]) -> None:
+        self.bundle.let_pages_go(but)
         self.there = False
 
 
@@ -108,6 +111,11 @@ class CheckpointSource:
             files = self._records.files(version)
         return files if version.graph else (files, self._given())
 
+    def _there(self, found: Facts) -> There | None:
+        """That file, mapped: for a version before, which has it too, or ahead."""
+        shared = (one.bundle.there(found) for one in self._mapped)
+        return next(filter(None, shared), None) or self._ahead.take(found)
+
     def _given(self) -> Hashable:
         """What identifies the graph that was given, for versions that have none of their own."""
         return None if self._graph is None else identity.of_graph(self._graph)
@@ -122,7 +130,7 @@ class CheckpointSource:
         graph = self._graphs.of(version)
         tell(Progress("mapping"))
         with self._folder.promptly():
-            bundle = self._store.open(version, ahead=self._ahead.take)
+            bundle = self._store.open(version, find=self._there)
         if all(version.number > one.number for one in self._mapped):
             self._ahead.settle()
         else:  # nobody guessed where an older one is
@@ -136,18 +144,33 @@ class CheckpointSource:
             if untouched:
                 _bring_in(bundle, keys, needed, tell)
             else:
-                verify(bundle, keys, tell, finite=not (version.finite and version.checksum))
+                self._verify(version, bundle, keys, tell)
         way.give()
         resident = Resident(version, graph, shared(bundle, keys))
         if version.checksum:  # else all of it is copied, and nothing but its tensors is to keep the copies
-            self._mapped.append(_Mapped(version.number, weakref.ref(resident), bundle, needed, not trusted, untouched))
+            verified = not (trusted or untouched)
+            self._mapped.append(
+                _Mapped(version.number, weakref.ref(resident), bundle, needed, not trusted, untouched, verified)
+            )
         return resident
+
+    def _verify(self, version: Version, bundle: Bundle, keys: Sequence[str], tell: Tell) -> None:
+        """With "auto" all but what was verified for another version, whose files have been held since."""
+        proven: set[str] = set()
+        for one in self._mapped if self._verification == "auto" else ():
+            if one.verified and one.there and not bundle.file_ids.isdisjoint(one.bundle.file_ids):
+                both = set(one.keys).intersection(keys)
+                proven.update(key for key in both if bundle.marks(key) == one.bundle.marks(key))
+        others = [key for key in keys if key not in proven]
+        verify(bundle, others, tell, finite=not (version.finite and version.checksum))
+        bundle.check(proven)
 
     def let_pages_go(self, idle: Sequence[Resident]) -> None:
         """Of mapped versions, whose bytes are in the store's files, which nobody changes while they are held."""
+        used = [one for one in self._mapped if one.resident() not in idle]
         for one in self._mapped:
             if one.resident() in idle:
-                one.let_pages_go()
+                one.let_pages_go(_files(used))
 
     def tend(self, used: Sequence[Resident]) -> None:
         """Brings what serves into memory, where it was swapped in untouched or its pages were let go.
@@ -157,9 +180,10 @@ class CheckpointSource:
         self._mapped = [one for one in self._mapped if one.resident() is not None]
         if not any(one.resident() in used for one in self._mapped):
             self._ahead.forget()
+        kept = _files([one for one in self._mapped if one.resident() in used])
         for one in self._mapped:
             if one.there and one.resident() not in used:
-                one.let_pages_go()
+                one.let_pages_go(kept)
         for one in self._mapped:
             resident = one.resident()
             if resident is not None and resident in used and not one.there:
@@ -177,9 +201,9 @@ class CheckpointSource:
         """
         if self._ahead.is_empty:
             like = [one for one in self._mapped if one.resident() is serving and one.untouched and one.there]
-            others = {file for one in self._mapped if one not in like for file in one.bundle.file_ids}
+            others = _files([one for one in self._mapped if one not in like])
             changed = [file for one in like for file in one.outlines if file.file_id not in others]
-            held = others.union(*(one.bundle.file_ids for one in like))
+            held = others | _files(like)
             # Of a store that is gone, for a while perhaps, a look tells.
             with suppress(ParamsyncError, OSError), self._folder.promptly():
                 self._ahead.expect(changed, held)
@@ -196,6 +220,10 @@ class CheckpointSource:
 def verify(bundle: Bundle, keys: Collection[str], tell: Tell, *, finite: bool = True) -> None:
     """Checksums and, with `finite`, values of these tensors. Raises CorruptCheckpointError, ParameterError."""
     _each("verifying", bundle, keys, tell, lambda names: bundle.verify(names, finite=finite, threads=_THREADS))
+
+
+def _files(mapped: Sequence[_Mapped]) -> set[FileId]:
+    return {file for one in mapped for file in one.bundle.file_ids}
 
 
 def _is_untouched(version: Version, bundle: Bundle) -> bool:
