@@ -8,21 +8,68 @@ at the bytes of a file that is mapped here: once a version has it, it is held as
 
 from __future__ import annotations
 
+import os
 import sys
 from collections import deque
 from collections.abc import Collection, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
+from typing import final
 
-from paramsync import files, layout
+from paramsync import files, kernel, layout
 from paramsync.errors import CorruptCheckpointError
-from paramsync.held import PORTION, Outline, Unheld
+from paramsync.held import PORTION, Held, Mapped, Outline
 from paramsync.kernel import Facts
 from paramsync.spares import SPARE
-from paramsync.untouched import FileId
+from paramsync.untouched import FileId, Trace
 
 _WORTH = 4 << 20  # bytes of a file, which are brought in in a third of a millisecond
 _COUNTED = 6  # wrong guesses one after the other: after them 0, 1, 3, 7 and so on versions are not guessed
+
+
+@final
+class Unheld:
+    """A data file that is mapped, and that somebody may be overwriting: for its pages. Nobody looks at its bytes."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises OSError, CorruptCheckpointError for what is no regular file."""
+        with files.regular(path) as descriptor:
+            self._mapped = Mapped(path, descriptor)
+            self._descriptor = os.dup(descriptor)  # of the same open file as the mapping's, which is the one to lock
+        self.size = self._mapped.size
+        self.file_id: FileId = self._mapped.trace.file_id
+
+    def bring_in(self, offset: int, size: int) -> bool:
+        """Have the kernel bring these bytes into the page table. False where it does not know how to.
+
+        Raises CorruptCheckpointError where the file has become too short for them.
+        """
+        return self._mapped.bring_in(offset, size)
+
+    def has_a_name(self) -> bool:
+        with suppress(OSError):
+            return os.fstat(self._descriptor).st_nlink > 0
+        return False
+
+    def hold(self, path: Path) -> Held | None:
+        """The file, which has this name now, locked; None where somebody is overwriting it. Raises OSError.
+
+        What is in it may be new, and is not looked at before the lock is there. This is closed in any case.
+        """
+        with closing(self):
+            if not kernel.of(path).share(self._descriptor):
+                return None
+            self._mapped.path = path
+            self._mapped.trace = Trace.of(kernel.of(path).of_descriptor(self._descriptor))
+            return self._mapped
+
+    def close(self) -> None:
+        """Unmap it, unless it is held."""
+        if hasattr(self, "_descriptor"):
+            os.close(self._descriptor)
+            del self._descriptor, self._mapped
+
+    __del__ = close
 
 
 class Ahead:

@@ -1,4 +1,4 @@
-"""Data files that are held, or only mapped: nobody overwrites what is held as long as anything of it is in use.
+"""Data files that are held: nobody overwrites what is held as long as anything of it is in use.
 
 What several versions have in common is mapped once: to bring it into the page table is most of what a restore takes.
 
@@ -16,7 +16,6 @@ import os
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from contextlib import closing, suppress
 from copy import copy
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -203,51 +202,6 @@ class Mapped(Held):
         address = np.frombuffer(self._memory, np.uint8).ctypes.data
         for at in range(0, self.size, _LET_GO):
             _MADVISE(address + at, min(_LET_GO, self.size - at), mmap.MADV_DONTNEED)  # refused, it costs memory alone
-
-
-@final
-class Unheld:
-    """A data file that is mapped, and that somebody may be overwriting: for its pages. Nobody looks at its bytes."""
-
-    def __init__(self, path: Path) -> None:
-        """Raises OSError, CorruptCheckpointError for what is no regular file."""
-        with files.regular(path) as descriptor:
-            self._mapped = Mapped(path, descriptor)
-            self._descriptor = os.dup(descriptor)  # of the same open file as the mapping's, which is the one to lock
-        self.size = self._mapped.size
-        self.file_id: FileId = self._mapped.trace.file_id
-
-    def bring_in(self, offset: int, size: int) -> bool:
-        """Have the kernel bring these bytes into the page table. False where it does not know how to.
-
-        Raises CorruptCheckpointError where the file has become too short for them.
-        """
-        return self._mapped.bring_in(offset, size)
-
-    def has_a_name(self) -> bool:
-        with suppress(OSError):
-            return os.fstat(self._descriptor).st_nlink > 0
-        return False
-
-    def hold(self, path: Path) -> Held | None:
-        """The file, which has this name now, locked; None where somebody is overwriting it. Raises OSError.
-
-        What is in it may be new, and is not looked at before the lock is there. This is closed in any case.
-        """
-        with closing(self):
-            if not kernel.of(path).share(self._descriptor):
-                return None
-            self._mapped.path = path
-            self._mapped.trace = Trace.of(kernel.of(path).of_descriptor(self._descriptor))
-            return self._mapped
-
-    def close(self) -> None:
-        """Unmap it, unless it is held."""
-        if hasattr(self, "_descriptor"):
-            os.close(self._descriptor)
-            del self._descriptor, self._mapped
-
-    __del__ = close
 
 
 @final

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from paramsync import layout
-from paramsync.ahead import Ahead
-from paramsync.held import PORTION, Outline, Unheld, hold
+from paramsync.ahead import Ahead, Unheld
+from paramsync.held import PORTION, Outline, hold
 from paramsync.untouched import Trace
 from tests.checkpoints import resident
 from tests.wide import places

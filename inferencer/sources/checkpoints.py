@@ -40,15 +40,15 @@ _THREADS = max(1, min(parallel.THREADS, parallel.PROCESSORS // 2))
 
 
 @dataclass(eq=False)
-class _Mapped:
-    """The files of a version in memory. `keys` name what requests are not to wait for, `there` says whether that has
-    been brought in. Those that are `untouched` are in this machine's memory; of others it was `verified`."""
+class _InMemory:
+    """The files of a version in memory. `keys` name what requests are not to wait for, `brought_in` says whether that
+    is in the page table. Files that are `untouched` are in this machine's memory; of others it was `verified`."""
 
     number: int
     resident: weakref.ref[Resident]
     bundle: Bundle
     keys: tuple[str, ...]
-    there: bool
+    brought_in: bool
     untouched: bool
     verified: bool
 
@@ -58,7 +58,7 @@ class _Mapped:
 
     def let_pages_go(self, but: Collection[FileId]) -> None:
         self.bundle.let_pages_go(but)
-        self.there = False
+        self.brought_in = False
 
 
 class CheckpointSource:
@@ -86,7 +86,7 @@ class CheckpointSource:
         self._verification = verification
         self._graph = graph
         self._graphs = GivenGraphs(self._store, inputs=inputs, outputs=outputs, graph=graph, allowed=allowed)
-        self._mapped: list[_Mapped] = []
+        self._in_memory: list[_InMemory] = []
         self._ahead = Ahead(path)
 
     def look(self) -> Look:
@@ -113,7 +113,7 @@ class CheckpointSource:
 
     def _there(self, found: Facts) -> There | None:
         """That file, mapped: for a version before, which has it too, or ahead."""
-        shared = (one.bundle.there(found) for one in self._mapped)
+        shared = (one.bundle.there(found) for one in self._in_memory)
         return next(filter(None, shared), None) or self._ahead.take(found)
 
     def _given(self) -> Hashable:
@@ -131,7 +131,7 @@ class CheckpointSource:
         tell(Progress("mapping"))
         with self._folder.promptly():
             bundle = self._store.open(version, find=self._there)
-        if all(version.number > one.number for one in self._mapped):
+        if all(version.number > one.number for one in self._in_memory):
             self._ahead.settle()
         else:  # nobody guessed where an older one is
             self._ahead.forget()
@@ -149,16 +149,16 @@ class CheckpointSource:
         resident = Resident(version, graph, shared(bundle, keys))
         if version.checksum:  # else all of it is copied, and nothing but its tensors is to keep the copies
             verified = not (trusted or untouched)
-            self._mapped.append(
-                _Mapped(version.number, weakref.ref(resident), bundle, needed, not trusted, untouched, verified)
+            self._in_memory.append(
+                _InMemory(version.number, weakref.ref(resident), bundle, needed, not trusted, untouched, verified)
             )
         return resident
 
     def _verify(self, version: Version, bundle: Bundle, keys: Sequence[str], tell: Tell) -> None:
         """With "auto" all but what was verified for another version, whose files have been held since."""
         proven: set[str] = set()
-        for one in self._mapped if self._verification == "auto" else ():
-            if one.verified and one.there and not bundle.file_ids.isdisjoint(one.bundle.file_ids):
+        for one in self._in_memory if self._verification == "auto" else ():
+            if one.verified and one.brought_in and not bundle.file_ids.isdisjoint(one.bundle.file_ids):
                 both = set(one.keys).intersection(keys)
                 proven.update(key for key in both if bundle.marks(key) == one.bundle.marks(key))
         others = [key for key in keys if key not in proven]
@@ -167,8 +167,8 @@ class CheckpointSource:
 
     def let_pages_go(self, idle: Sequence[Resident]) -> None:
         """Of mapped versions, whose bytes are in the store's files, which nobody changes while they are held."""
-        used = [one for one in self._mapped if one.resident() not in idle]
-        for one in self._mapped:
+        used = [one for one in self._in_memory if one.resident() not in idle]
+        for one in self._in_memory:
             if one.resident() in idle:
                 one.let_pages_go(_files(used))
 
@@ -177,17 +177,17 @@ class CheckpointSource:
 
         Those of what serves no more are let go now, which leaves less to do before the next restore.
         """
-        self._mapped = [one for one in self._mapped if one.resident() is not None]
-        if not any(one.resident() in used for one in self._mapped):
+        self._in_memory = [one for one in self._in_memory if one.resident() is not None]
+        if not any(one.resident() in used for one in self._in_memory):
             self._ahead.forget()
-        kept = _files([one for one in self._mapped if one.resident() in used])
-        for one in self._mapped:
-            if one.there and one.resident() not in used:
+        kept = _files([one for one in self._in_memory if one.resident() in used])
+        for one in self._in_memory:
+            if one.brought_in and one.resident() not in used:
                 one.let_pages_go(kept)
-        for one in self._mapped:
+        for one in self._in_memory:
             resident = one.resident()
-            if resident is not None and resident in used and not one.there:
-                one.there = True
+            if resident is not None and resident in used and not one.brought_in:
+                one.brought_in = True
                 try:
                     one.bundle.prefault(one.keys)
                 except CorruptCheckpointError as error:
@@ -200,8 +200,8 @@ class CheckpointSource:
         As if that version read as much of them as the one that serves.
         """
         if self._ahead.is_empty:
-            like = [one for one in self._mapped if one.resident() is serving and one.untouched and one.there]
-            others = _files([one for one in self._mapped if one not in like])
+            like = [one for one in self._in_memory if one.resident() is serving and one.untouched and one.brought_in]
+            others = _files([one for one in self._in_memory if one not in like])
             changed = [file for one in like for file in one.outlines if file.file_id not in others]
             held = others | _files(like)
             # Of a store that is gone, for a while perhaps, a look tells.
@@ -222,8 +222,8 @@ def verify(bundle: Bundle, keys: Collection[str], tell: Tell, *, finite: bool = 
     _each("verifying", bundle, keys, tell, lambda names: bundle.verify(names, finite=finite, threads=_THREADS))
 
 
-def _files(mapped: Sequence[_Mapped]) -> set[FileId]:
-    return {file for one in mapped for file in one.bundle.file_ids}
+def _files(versions: Sequence[_InMemory]) -> set[FileId]:
+    return {file for one in versions for file in one.bundle.file_ids}
 
 
 def _is_untouched(version: Version, bundle: Bundle) -> bool:
