@@ -16,7 +16,6 @@ from paramsync.errors import CorruptCheckpointError, ParameterError
 from paramsync.examine import Finding, Region, examine
 from paramsync.held import Held, Mapped, Outline
 from paramsync.index import Entry, data_file, index_file
-from paramsync.kernel import Facts
 from paramsync.parallel import THREADS, each
 from paramsync.stretches import Place, place, stretches
 from paramsync.untouched import Trace
@@ -178,15 +177,21 @@ class Bundle:
         """Of its data files."""
         return {one.trace.file_id for one in self._shards.values()}
 
-    def there(self, found: Facts) -> held.There | None:
-        """The data file with these facts, where it is mapped and nobody has written to it since."""
-        trace = Trace.of(found)
-        return next((one for one in self._shards.values() if isinstance(one, Mapped) and one.trace == trace), None)
+    @property
+    def mapped(self) -> dict[Trace, Mapped]:
+        """Its data files, where they are mapped, by what tells them from all others."""
+        return {one.trace: one for one in self._shards.values() if isinstance(one, Mapped)}
 
-    def marks(self, name: str) -> list[tuple[Trace, int, int, int, int]]:
-        """What tells the bytes of a tensor from all others: in which file, last written when, where, their checksum."""
-        pieces = self.entries[name].pieces
-        return [(self._shards[one.shard].trace, one.offset, one.size, one.dtype, one.crc32c) for one in pieces]
+    def marks(self, name: str) -> tuple[tuple[int, ...], list[tuple[Trace, int, int, int, int]]]:
+        """What tells a tensor from others: its shape, and in which file, last written when, what is where."""
+        entry = self.entries[name]
+        pieces = [(self._shards[one.shard].trace, one.offset, one.size, one.dtype, one.crc32c) for one in entry.pieces]
+        return entry.shape, pieces
+
+    def is_present(self, names: Iterable[str]) -> bool:
+        """Whether none of these tensors would be read from a disk now, as far as the kernel tells."""
+        pieces = (piece for name in names for piece in self.entries[name].pieces)
+        return all(self._shards[shard].is_present(start, stop - start) for shard, start, stop in stretches(pieces))
 
     def check(self, names: Iterable[str]) -> None:
         """Raise CorruptCheckpointError where a file was cut, so that reading these tensors would end the process."""

@@ -23,7 +23,7 @@ from typing import Protocol, TypeAlias, final
 
 import numpy as np
 
-from paramsync import files, kernel
+from paramsync import files, kernel, memory
 from paramsync.checksums import crc32c
 from paramsync.errors import CorruptCheckpointError
 from paramsync.kernel import Facts
@@ -88,11 +88,15 @@ class Held(ABC):
         """
 
     @abstractmethod
+    def is_present(self, offset: int, size: int) -> bool:
+        """Whether none of these bytes of some `memory` would be read from a disk now, as far as the kernel tells."""
+
+    @abstractmethod
     def let_pages_go(self) -> None:
         """Take every `memory` of a mapped file out of this process's page table; whoever reads it has it again.
 
-        The bytes come from the file then, as they did at first: nobody may have written to a `memory`. What was copied
-        stays as it is.
+        So it is for whoever else holds the file in the same memory. The bytes come from the file then, as they did at
+        first: nobody may have written to a `memory`. What was copied stays as it is.
         """
 
     def _too_short(self, offset: int, size: int) -> CorruptCheckpointError:
@@ -141,7 +145,7 @@ class Mapped(Held):
         # Private and writable: numpy and dlpack share nothing that is read-only. A write would stay in this process.
         flags, access = mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE
         self._memory: mmap.mmap | bytes = b""  # an empty file cannot be mapped
-        self._present: list[tuple[int, int]] = []  # stretches that are in the page table, from and to
+        self._present: list[tuple[int, int]] = []  # stretches that were brought in, from and to, for all of its names
         if self.size:
             try:
                 self._memory = mmap.mmap(descriptor, self.size, flags=flags, prot=access)
@@ -169,22 +173,29 @@ class Mapped(Held):
         if not size:
             return
         self.check(offset, size)
-        if any(first <= offset and offset + size <= last for first, last in self._present):
-            return  # the kernel would look at each page, which takes half as long as to bring it in
+        was = any(first <= offset and offset + size <= last for first, last in self._present)
+        if was and self.is_present(offset, size):
+            return  # to ask for it again would take half as long as to bring it in
         for at in range(offset, offset + size, PORTION):
             length = min(PORTION, offset + size - at)
             if not self._populate(at, length):
                 crc32c(self.memory(at, length))  # an older kernel: each page is there once it was read
-        self._present.append((offset, offset + size))
+        self._note(offset, size)
+
+    def is_present(self, offset: int, size: int) -> bool:
+        return not size or memory.is_present(np.frombuffer(self._memory, np.uint8), offset, offset + size)
 
     def bring_in(self, offset: int, size: int) -> bool:
         """The same before anybody holds the file, one stretch behind the other. Whether this kernel can do it."""
         self.check(offset, size)
         if not self._populate(offset, size):
             return False
+        self._note(offset, size)
+        return True
+
+    def _note(self, offset: int, size: int) -> None:
         start = self._present.pop()[0] if self._present and self._present[-1][1] == offset else offset
         self._present.append((start, offset + size))
-        return True
 
     def _populate(self, offset: int, size: int) -> bool:
         start = offset - offset % mmap.PAGESIZE
@@ -226,6 +237,9 @@ class _Copied(Held):
 
     def prefault(self, offset: int, size: int) -> None:
         """What was copied is there."""
+
+    def is_present(self, offset: int, size: int) -> bool:
+        return True
 
     def let_pages_go(self) -> None:
         """What was copied is nowhere else: the same advice to the kernel would fill it with zeros."""

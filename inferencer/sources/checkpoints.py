@@ -24,11 +24,10 @@ from paramsync.bundle import Bundle
 from paramsync.errors import CorruptCheckpointError, ParamsyncError
 from paramsync.graphs.graph import Graph
 from paramsync.graphs.parameters import located, shared
-from paramsync.held import Outline, There
-from paramsync.kernel import Facts
+from paramsync.held import Find, Outline
 from paramsync.prompt import Folder
 from paramsync.store import Store
-from paramsync.untouched import FileId
+from paramsync.untouched import FileId, Trace
 from paramsync.version import Version
 
 _log = logging.getLogger("paramsync.sources")
@@ -42,15 +41,14 @@ _THREADS = max(1, min(parallel.THREADS, parallel.PROCESSORS // 2))
 @dataclass(eq=False)
 class _InMemory:
     """The files of a version in memory. `keys` name what requests are not to wait for, `brought_in` says whether that
-    is in the page table. Files that are `untouched` are in this machine's memory; of others it was `verified`."""
+    is in the page table. Files that are `untouched` are in this machine's memory."""
 
-    number: int
+    version: Version
     resident: weakref.ref[Resident]
     bundle: Bundle
     keys: tuple[str, ...]
     brought_in: bool
     untouched: bool
-    verified: bool
 
     @cached_property
     def outlines(self) -> list[Outline]:
@@ -111,10 +109,10 @@ class CheckpointSource:
             files = self._records.files(version)
         return files if version.graph else (files, self._given())
 
-    def _there(self, found: Facts) -> There | None:
-        """That file, mapped: for a version before, which has it too, or ahead."""
-        shared = (one.bundle.there(found) for one in self._in_memory)
-        return next(filter(None, shared), None) or self._ahead.take(found)
+    def _finder(self) -> Find:
+        """Gives a file that is mapped already: for a version in memory, which has it too, or ahead."""
+        mapped = {trace: file for one in self._in_memory for trace, file in one.bundle.mapped.items()}
+        return lambda found: mapped.get(Trace.of(found)) or self._ahead.take(found)
 
     def _given(self) -> Hashable:
         """What identifies the graph that was given, for versions that have none of their own."""
@@ -130,8 +128,8 @@ class CheckpointSource:
         graph = self._graphs.of(version)
         tell(Progress("mapping"))
         with self._folder.promptly():
-            bundle = self._store.open(version, find=self._there)
-        if all(version.number > one.number for one in self._in_memory):
+            bundle = self._store.open(version, find=self._finder())
+        if all(version.number > one.version.number for one in self._in_memory):
             self._ahead.settle()
         else:  # nobody guessed where an older one is
             self._ahead.forget()
@@ -148,29 +146,34 @@ class CheckpointSource:
         way.give()
         resident = Resident(version, graph, shared(bundle, keys))
         if version.checksum:  # else all of it is copied, and nothing but its tensors is to keep the copies
-            verified = not (trusted or untouched)
-            self._in_memory.append(
-                _InMemory(version.number, weakref.ref(resident), bundle, needed, not trusted, untouched, verified)
-            )
+            self._in_memory.append(_InMemory(version, weakref.ref(resident), bundle, needed, not trusted, untouched))
         return resident
 
     def _verify(self, version: Version, bundle: Bundle, keys: Sequence[str], tell: Tell) -> None:
-        """With "auto" all but what was verified for another version, whose files have been held since."""
+        """With "auto" not what was verified for a version in memory: the same files, held, not written to since.
+
+        Where the kernel has dropped any of that, it would be read from the disk again, and is verified again.
+        """
+        finite = not (version.finite and version.checksum)
         proven: set[str] = set()
-        for one in self._in_memory if self._verification == "auto" else ():
-            if one.verified and one.brought_in and not bundle.file_ids.isdisjoint(one.bundle.file_ids):
+        for one in self._in_memory if self._verification == "auto" and version.checksum else ():
+            is_enough = not finite or not one.version.finite  # the values were looked at
+            common = not bundle.file_ids.isdisjoint(one.bundle.file_ids)
+            if common and is_enough and one.brought_in and not one.untouched:
                 both = set(one.keys).intersection(keys)
                 proven.update(key for key in both if bundle.marks(key) == one.bundle.marks(key))
-        others = [key for key in keys if key not in proven]
-        verify(bundle, others, tell, finite=not (version.finite and version.checksum))
+        if not bundle.is_present(proven):
+            proven.clear()
+        verify(bundle, [key for key in keys if key not in proven], tell, finite=finite)
         bundle.check(proven)
 
     def let_pages_go(self, idle: Sequence[Resident]) -> None:
         """Of mapped versions, whose bytes are in the store's files, which nobody changes while they are held."""
         used = [one for one in self._in_memory if one.resident() not in idle]
+        kept = _files(used)
         for one in self._in_memory:
             if one.resident() in idle:
-                one.let_pages_go(_files(used))
+                one.let_pages_go(kept)
 
     def tend(self, used: Sequence[Resident]) -> None:
         """Brings what serves into memory, where it was swapped in untouched or its pages were let go.
@@ -191,7 +194,7 @@ class CheckpointSource:
                 try:
                     one.bundle.prefault(one.keys)
                 except CorruptCheckpointError as error:
-                    number = resident.version.number
+                    number = one.version.number
                     _log.warning("%s: version %d was damaged after it was restored: %s", self.path, number, error)
 
     def prepare(self, serving: Resident) -> bool:
