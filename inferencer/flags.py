@@ -77,9 +77,9 @@ def _add_models(parser: argparse.ArgumentParser) -> None:
         "--verify",
         choices=VERIFICATIONS,
         help="what is checked of a version before it serves: every byte, and every value at which the publisher did not"
-        " look (checksums); or that as well, unless its files are in this machine's memory as our publisher left them"
-        " (auto, the default); or only names, shapes, dtypes and sizes; what TensorFlow itself wrote is always checked"
-        " in full",
+        " look (checksums); or that as well, unless its files are in this machine's memory as our publisher left"
+        " them, or were verified for the version that serves (auto, the default); or only names, shapes, dtypes and"
+        " sizes; what TensorFlow itself wrote is always checked in full",
     )
     add(
         "--resident",

@@ -178,15 +178,14 @@ class Bundle:
         return {one.trace.file_id for one in self._shards.values()}
 
     @property
-    def mapped(self) -> dict[Trace, Mapped]:
+    def mapped_files(self) -> dict[Trace, Mapped]:
         """Its data files, where they are mapped, by what tells them from all others."""
         return {one.trace: one for one in self._shards.values() if isinstance(one, Mapped)}
 
-    def marks(self, name: str) -> tuple[tuple[int, ...], list[tuple[Trace, int, int, int, int]]]:
-        """What tells a tensor from others: its shape, and in which file, last written when, what is where."""
-        entry = self.entries[name]
-        pieces = [(self._shards[one.shard].trace, one.offset, one.size, one.dtype, one.crc32c) for one in entry.pieces]
-        return entry.shape, pieces
+    def marks(self, name: str) -> list[tuple[object, ...]]:
+        """What tells the bytes of a tensor from others: in which files, last written when, what is where."""
+        pieces = self.entries[name].pieces
+        return [(self._shards[p.shard].trace, p.offset, p.size, p.crc32c, p.dtype, p.shape) for p in pieces]
 
     def is_present(self, names: Iterable[str]) -> bool:
         """Whether none of these tensors would be read from a disk now, as far as the kernel tells."""

@@ -16,7 +16,7 @@ import os
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from copy import copy
+from copy import copy as copy_of
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TypeAlias, final
@@ -49,7 +49,7 @@ class Outline:
 
 
 class Held(ABC):
-    """A data file that nobody overwrites. Safe to use from any thread."""
+    """A data file that nobody overwrites. Safe to use from any thread; one thread brings pages in and lets them go."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
         found = kernel.of(path).of_descriptor(descriptor)
@@ -154,7 +154,7 @@ class Mapped(Held):
 
     def hold(self, path: Path) -> Mapped:
         """By another name of the same file: in the same memory, and locked for as long as either is in use."""
-        same = copy(self)
+        same = copy_of(self)
         same.path = path
         return same
 
@@ -175,7 +175,7 @@ class Mapped(Held):
         self.check(offset, size)
         was = any(first <= offset and offset + size <= last for first, last in self._present)
         if was and self.is_present(offset, size):
-            return  # to ask for it again would take half as long as to bring it in
+            return  # to ask for it again would take half as long; what was dropped and is in memory again is soon had
         for at in range(offset, offset + size, PORTION):
             length = min(PORTION, offset + size - at)
             if not self._populate(at, length):
@@ -194,8 +194,11 @@ class Mapped(Held):
         return True
 
     def _note(self, offset: int, size: int) -> None:
-        start = self._present.pop()[0] if self._present and self._present[-1][1] == offset else offset
-        self._present.append((start, offset + size))
+        start, stop = offset, offset + size
+        if self._present and self._present[-1][1] == offset:
+            start = self._present[-1][0]
+        self._present[:] = [one for one in self._present if one[0] < start or one[1] > stop]
+        self._present.append((start, stop))
 
     def _populate(self, offset: int, size: int) -> bool:
         start = offset - offset % mmap.PAGESIZE

@@ -9,7 +9,7 @@ from paramsync.index import Entry
 Place = tuple[int, int, int, int]  # shard, offset, size, dtype
 Stretch = tuple[int, int, int]  # shard, start, stop
 
-_GAP = 1 << 12  # bytes between two tensors side by side: both have to begin where memory is aligned
+_GAP = 1 << 12  # fewer bytes are between two tensors side by side, which begin where memory is aligned: no page is
 
 
 def place(piece: Entry) -> Place:
@@ -20,7 +20,7 @@ def stretches(pieces: Iterable[Entry]) -> Iterator[Stretch]:
     """Parts of files that have all of these, in ascending order; those side by side are in one."""
     stretch: Stretch | None = None
     for shard, offset, size, _ in sorted({place(piece) for piece in pieces}):
-        if stretch is None or shard != stretch[0] or offset > stretch[2] + _GAP:
+        if stretch is None or shard != stretch[0] or offset >= stretch[2] + _GAP:
             if stretch is not None:
                 yield stretch
             stretch = shard, offset, offset + size

@@ -8,11 +8,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
 from bench import options
 from bench.__main__ import main
+from bench.model import Subject
 
 TINY = ["--mb", "1", "--runs", "1"]
 STOCK = ("checkpoint", "saver", "savedmodel", "savedmodule", "h5")  # what TensorFlow brings along
@@ -231,3 +233,9 @@ def _check_quotients(found: dict[str, Any], **quotients: tuple[str, str]) -> Non
     for key, (over, under) in quotients.items():
         assert found[f"{over}_ms"] == statistics.median(found["samples_ms"][over])
         assert found[key] == pytest.approx(found[f"{over}_ms"] / found[f"{under}_ms"])
+
+
+def test_what_is_frozen_does_not_change() -> None:
+    subject = Subject([np.zeros((2, 2), np.float32) for _ in range(3)], frozen=2)
+    subject.train()
+    assert [value.any() for value in subject.module.values()] == [False, False, True]

@@ -26,7 +26,6 @@ def test_freshness_reports_where_the_time_goes(capsys: pytest.CaptureFixture[str
 def test_freshness_of_a_model_most_of_which_is_frozen_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     found = _measured(capsys, "freshness", "--runs", "1", "--no-peers", "--frozen", "95")
     assert found["conditions"]["frozen_pct"] == 95
-    assert found["phases"]["publish"] > 0
 
 
 def test_swap_reports_answers_without_and_with_swaps(capsys: pytest.CaptureFixture[str]) -> None:

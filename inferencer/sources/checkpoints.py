@@ -111,7 +111,7 @@ class CheckpointSource:
 
     def _finder(self) -> Find:
         """Gives a file that is mapped already: for a version in memory, which has it too, or ahead."""
-        mapped = {trace: file for one in self._in_memory for trace, file in one.bundle.mapped.items()}
+        mapped = {trace: file for one in self._in_memory for trace, file in one.bundle.mapped_files.items()}
         return lambda found: mapped.get(Trace.of(found)) or self._ahead.take(found)
 
     def _given(self) -> Hashable:
@@ -123,7 +123,8 @@ class CheckpointSource:
         the files, and it takes as long for a large model as for a small one. Only our own publisher is believed so far:
         what has no record of it is always checked by its checksums. Where the record says that the publisher looked at
         all values, the checksums show that these are they, and the values are not looked at again; and where its seal
-        shows that nobody has written to the files since, with "auto", the bytes are not.
+        shows that nobody has written to the files since, with "auto", the bytes are not, nor are those that `_verify`
+        knows.
         """
         graph = self._graphs.of(version)
         tell(Progress("mapping"))
@@ -169,8 +170,7 @@ class CheckpointSource:
 
     def let_pages_go(self, idle: Sequence[Resident]) -> None:
         """Of mapped versions, whose bytes are in the store's files, which nobody changes while they are held."""
-        used = [one for one in self._in_memory if one.resident() not in idle]
-        kept = _files(used)
+        kept = _files([one for one in self._in_memory if one.resident() not in idle])
         for one in self._in_memory:
             if one.resident() in idle:
                 one.let_pages_go(kept)

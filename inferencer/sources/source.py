@@ -15,7 +15,8 @@ from paramsync.version import Version
 Verification = Literal["auto", "checksums", "sizes"]
 """What is checked of parameters before they serve: all their bytes, or only what the index says of them.
 
-With "auto" all bytes, unless they are in files in this machine's memory that are as our publisher left them.
+With "auto" all bytes, unless they are in files in this machine's memory that are as our publisher left them, or were
+verified for a version that serves and has the same files.
 """
 
 
