@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -47,12 +47,22 @@ def resident(directory: Path, name: str = "") -> int:
 
     Of all of them, or of those whose names begin with `name`.
     """
+    return _in_page_table(lambda line: f" {directory}/{name}" in line and line.split()[1].endswith("p"))
+
+
+def present(path: Path) -> int:
+    """The same of one file, by whatever name it was mapped."""
+    inode = str(path.stat().st_ino)
+    return _in_page_table(lambda line: line.split()[4] == inode and line.split()[1].endswith("p"))
+
+
+def _in_page_table(is_of_it: Callable[[str], bool]) -> int:
     found = 0
     of_it = False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         first, *rest = line.split()
         if not first.endswith(":"):
-            of_it = f" {directory}/{name}" in line and rest[0].endswith("p")
+            of_it = is_of_it(line)
         elif of_it and first == "Rss:":
             found += int(rest[0]) << 10
     return found

@@ -136,6 +136,26 @@ def wide(memory: Path) -> Iterator[Store]:
 
 
 @pytest.fixture
+def halves(memory: Path) -> Iterator[Store]:
+    """The same, of versions that have half of their parameters in common."""
+    from tests.wide import Halves, Store
+
+    found = Store(memory / "halves", Halves)
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Path:
+    """A folder that is not in memory."""
+    from paramsync.mounts import is_memory
+
+    if is_memory(tmp_path.stat()):
+        pytest.skip("temporary files are in memory here")
+    return tmp_path
+
+
+@pytest.fixture
 def spares(tmp_path: Path) -> Iterator[Spares]:
     from paramsync.spares import Spares
 

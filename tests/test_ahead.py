@@ -14,7 +14,7 @@ from inferencer.sources.source import Verification
 from tests.checkpoints import resident
 from tests.followers import LONG, SILENT, serving
 from tests.programs import eventually
-from tests.wide import FIRST, SIZE, Halves, Store, Table, answers, begin, follow, places, prepare
+from tests.wide import FIRST, SIZE, Store, Table, answers, begin, follow, places, prepare
 
 
 @pytest.fixture
@@ -87,23 +87,21 @@ def test_where_bytes_are_read_or_left_alone_anyway_nothing_is_mapped(wide: Store
     assert mapped == (verification == "sizes")
 
 
-def test_of_a_version_that_shares_a_file_with_the_one_before_the_other_file_is_there(memory: Path) -> None:
-    wide = Store(memory / "halves", Halves)
-    replica = Replica("m", wide.path)
-    last = begin(wide, replica)
-    shared = wide.data(last, 0, 2)
-    idle = wide.path / f".spare-{wide.data(0).name}"  # as large as that, which nobody will write again
+def test_of_a_version_that_shares_a_file_with_the_one_before_the_other_file_is_there(halves: Store) -> None:
+    replica = Replica("m", halves.path)
+    last = begin(halves, replica)
+    shared = halves.data(last, 0, 2)
+    idle = halves.path / f".spare-{halves.data(0).name}"  # as large as that, which nobody will write again
     with idle.open("wb") as file:
         file.truncate(shared.stat().st_size)
     for number in range(last + 1, last + 4):
         prepare(replica)
-        (spare,) = (one for one in wide.spares if one != idle)
+        (spare,) = (one for one in halves.spares if one != idle)
         mapped = places(spare)
-        follow(replica, wide.publish(number))
-        assert (places(idle), places(wide.data(number, 1, 2))) == (set(), mapped)
+        follow(replica, halves.publish(number))
+        assert (places(idle), places(halves.data(number, 1, 2))) == (set(), mapped)
         assert mapped
         assert answers(replica, number)
-    wide.close()
 
 
 def test_of_a_table_nothing_is_mapped(memory: Path) -> None:

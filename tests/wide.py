@@ -49,6 +49,19 @@ class Halves(Wide):
         return {"lowest": zero + tf.reduce_min(self.all), "highest": zero + tf.reduce_max(self.all)}
 
 
+class More(Halves):
+    """And one more that changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.another = tf.Variable(tf.zeros([SIZE // 4096, 1024]))
+
+    @tf.function(input_signature=[tf.TensorSpec([], tf.float32, name="x")])
+    def __call__(self, x: tf.Tensor) -> dict[str, tf.Tensor]:
+        found: dict[str, tf.Tensor] = super().__call__(x + tf.reduce_max(self.another) - tf.reduce_max(self.all))
+        return found
+
+
 _CAPTURED: dict[str, Capture] = {}
 
 
@@ -130,6 +143,11 @@ def places(path: Path) -> set[str]:
     inode = str(path.stat().st_ino)
     lines = [line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text().splitlines()]
     return {line[0] for line in lines if line[4] == inode and line[1].endswith("p")}
+
+
+def frozen(store: Store, number: int) -> Path:
+    """The file of what never changes in a version of Halves that shares it."""
+    return store.data(number, 0, 2)
 
 
 def deleted(directory: Path) -> list[str]:
