@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from paramsync.v1 import bundle_pb2 as paramsync_dot_v1_dot_bundle__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18paramsync/v1/graph.proto\x12\x0cparamsync.v1\x1a\x19paramsync/v1/bundle.proto\"\x97\x02\n\x05Graph\x12\x11\n\tgraph_def\x18\x01 \x01(\x0c\x12+\n\nparameters\x18\x02 \x03(\x0b\x32\x17.paramsync.v1.Parameter\x12\x37\n\nsignatures\x18\x03 \x03(\x0b\x32#.paramsync.v1.Graph.SignaturesEntry\x12\x0e\n\x06\x64igest\x18\x04 \x01(\t\x12#\n\x06tables\x18\x05 \x03(\x0b\x32\x13.paramsync.v1.Table\x12\x14\n\x0cobject_graph\x18\x06 \x01(\x0c\x1aJ\n\x0fSignaturesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12&\n\x05value\x18\x02 \x01(\x0b\x32\x17.paramsync.v1.Signature:\x02\x38\x01\"r\n\tParameter\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04node\x18\x02 \x01(\t\x12\r\n\x05\x64type\x18\x03 \x01(\x05\x12(\n\x05shape\x18\x04 \x01(\x0b\x32\x19.paramsync.v1.TensorShape\x12\x10\n\x08variable\x18\x05 \x01(\t\"q\n\tSignature\x12&\n\x06inputs\x18\x01 \x03(\x0b\x32\x16.paramsync.v1.Endpoint\x12\'\n\x07outputs\x18\x02 \x03(\x0b\x32\x16.paramsync.v1.Endpoint\x12\x13\n\x0bmethod_name\x18\x03 \x01(\t\"a\n\x08\x45ndpoint\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06tensor\x18\x02 \x01(\t\x12\r\n\x05\x64type\x18\x03 \x01(\x05\x12(\n\x05shape\x18\x04 \x01(\x0b\x32\x19.paramsync.v1.TensorShape\"3\n\x05Table\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0c\n\x04keys\x18\x02 \x01(\x0c\x12\x0e\n\x06values\x18\x03 \x01(\x0c\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18paramsync/v1/graph.proto\x12\x0cparamsync.v1\x1a\x19paramsync/v1/bundle.proto\"\xa9\x02\n\x05Graph\x12\x11\n\tgraph_def\x18\x01 \x01(\x0c\x12+\n\nparameters\x18\x02 \x03(\x0b\x32\x17.paramsync.v1.Parameter\x12\x37\n\nsignatures\x18\x03 \x03(\x0b\x32#.paramsync.v1.Graph.SignaturesEntry\x12\x0e\n\x06\x64igest\x18\x04 \x01(\t\x12#\n\x06tables\x18\x05 \x03(\x0b\x32\x13.paramsync.v1.Table\x12\x14\n\x0cobject_graph\x18\x06 \x01(\x0c\x12\x10\n\x08\x63hecksum\x18\x0f \x01(\x0c\x1aJ\n\x0fSignaturesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12&\n\x05value\x18\x02 \x01(\x0b\x32\x17.paramsync.v1.Signature:\x02\x38\x01\"r\n\tParameter\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04node\x18\x02 \x01(\t\x12\r\n\x05\x64type\x18\x03 \x01(\x05\x12(\n\x05shape\x18\x04 \x01(\x0b\x32\x19.paramsync.v1.TensorShape\x12\x10\n\x08variable\x18\x05 \x01(\t\"q\n\tSignature\x12&\n\x06inputs\x18\x01 \x03(\x0b\x32\x16.paramsync.v1.Endpoint\x12\'\n\x07outputs\x18\x02 \x03(\x0b\x32\x16.paramsync.v1.Endpoint\x12\x13\n\x0bmethod_name\x18\x03 \x01(\t\"q\n\x08\x45ndpoint\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06tensor\x18\x02 \x01(\t\x12\r\n\x05\x64type\x18\x03 \x01(\x05\x12(\n\x05shape\x18\x04 \x01(\x0b\x32\x19.paramsync.v1.TensorShape\x12\x0e\n\x06source\x18\x05 \x01(\t\"3\n\x05Table\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0c\n\x04keys\x18\x02 \x01(\x0c\x12\x0e\n\x06values\x18\x03 \x01(\x0c\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,15 +35,15 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GRAPH_SIGNATURESENTRY']._loaded_options = None
   _globals['_GRAPH_SIGNATURESENTRY']._serialized_options = b'8\001'
   _globals['_GRAPH']._serialized_start=70
-  _globals['_GRAPH']._serialized_end=349
-  _globals['_GRAPH_SIGNATURESENTRY']._serialized_start=275
-  _globals['_GRAPH_SIGNATURESENTRY']._serialized_end=349
-  _globals['_PARAMETER']._serialized_start=351
-  _globals['_PARAMETER']._serialized_end=465
-  _globals['_SIGNATURE']._serialized_start=467
-  _globals['_SIGNATURE']._serialized_end=580
-  _globals['_ENDPOINT']._serialized_start=582
-  _globals['_ENDPOINT']._serialized_end=679
-  _globals['_TABLE']._serialized_start=681
-  _globals['_TABLE']._serialized_end=732
+  _globals['_GRAPH']._serialized_end=367
+  _globals['_GRAPH_SIGNATURESENTRY']._serialized_start=293
+  _globals['_GRAPH_SIGNATURESENTRY']._serialized_end=367
+  _globals['_PARAMETER']._serialized_start=369
+  _globals['_PARAMETER']._serialized_end=483
+  _globals['_SIGNATURE']._serialized_start=485
+  _globals['_SIGNATURE']._serialized_end=598
+  _globals['_ENDPOINT']._serialized_start=600
+  _globals['_ENDPOINT']._serialized_end=713
+  _globals['_TABLE']._serialized_start=715
+  _globals['_TABLE']._serialized_end=766
 # @@protoc_insertion_point(module_scope)

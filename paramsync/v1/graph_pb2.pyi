@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Graph(_message.Message):
-    __slots__ = ("graph_def", "parameters", "signatures", "digest", "tables", "object_graph")
+    __slots__ = ("graph_def", "parameters", "signatures", "digest", "tables", "object_graph", "checksum")
     class SignaturesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -22,13 +22,15 @@ class Graph(_message.Message):
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     TABLES_FIELD_NUMBER: _ClassVar[int]
     OBJECT_GRAPH_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
     graph_def: bytes
     parameters: _containers.RepeatedCompositeFieldContainer[Parameter]
     signatures: _containers.MessageMap[str, Signature]
     digest: str
     tables: _containers.RepeatedCompositeFieldContainer[Table]
     object_graph: bytes
-    def __init__(self, graph_def: _Optional[bytes] = ..., parameters: _Optional[_Iterable[_Union[Parameter, _Mapping]]] = ..., signatures: _Optional[_Mapping[str, Signature]] = ..., digest: _Optional[str] = ..., tables: _Optional[_Iterable[_Union[Table, _Mapping]]] = ..., object_graph: _Optional[bytes] = ...) -> None: ...
+    checksum: bytes
+    def __init__(self, graph_def: _Optional[bytes] = ..., parameters: _Optional[_Iterable[_Union[Parameter, _Mapping]]] = ..., signatures: _Optional[_Mapping[str, Signature]] = ..., digest: _Optional[str] = ..., tables: _Optional[_Iterable[_Union[Table, _Mapping]]] = ..., object_graph: _Optional[bytes] = ..., checksum: _Optional[bytes] = ...) -> None: ...
 
 class Parameter(_message.Message):
     __slots__ = ("name", "node", "dtype", "shape", "variable")
@@ -55,16 +57,18 @@ class Signature(_message.Message):
     def __init__(self, inputs: _Optional[_Iterable[_Union[Endpoint, _Mapping]]] = ..., outputs: _Optional[_Iterable[_Union[Endpoint, _Mapping]]] = ..., method_name: _Optional[str] = ...) -> None: ...
 
 class Endpoint(_message.Message):
-    __slots__ = ("name", "tensor", "dtype", "shape")
+    __slots__ = ("name", "tensor", "dtype", "shape", "source")
     NAME_FIELD_NUMBER: _ClassVar[int]
     TENSOR_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     SHAPE_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
     name: str
     tensor: str
     dtype: int
     shape: _bundle_pb2.TensorShape
-    def __init__(self, name: _Optional[str] = ..., tensor: _Optional[str] = ..., dtype: _Optional[int] = ..., shape: _Optional[_Union[_bundle_pb2.TensorShape, _Mapping]] = ...) -> None: ...
+    source: str
+    def __init__(self, name: _Optional[str] = ..., tensor: _Optional[str] = ..., dtype: _Optional[int] = ..., shape: _Optional[_Union[_bundle_pb2.TensorShape, _Mapping]] = ..., source: _Optional[str] = ...) -> None: ...
 
 class Table(_message.Message):
     __slots__ = ("node", "keys", "values")

@@ -26,7 +26,7 @@ from google.protobuf import wrappers_pb2 as google_dot_protobuf_dot_wrappers__pb
 from paramsync.v1 import bundle_pb2 as paramsync_dot_v1_dot_bundle__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aparamsync/v1/serving.proto\x12\x0cparamsync.v1\x1a\x1egoogle/protobuf/wrappers.proto\x1a\x19paramsync/v1/bundle.proto\"v\n\tModelSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12,\n\x07version\x18\x02 \x01(\x0b\x32\x1b.google.protobuf.Int64Value\x12\x16\n\x0esignature_name\x18\x03 \x01(\t\x12\x15\n\rversion_label\x18\x04 \x01(\t\"\xcf\x02\n\x06Tensor\x12\r\n\x05\x64type\x18\x01 \x01(\x05\x12/\n\x0ctensor_shape\x18\x02 \x01(\x0b\x32\x19.paramsync.v1.TensorShape\x12\x16\n\x0eversion_number\x18\x03 \x01(\x05\x12\x16\n\x0etensor_content\x18\x04 \x01(\x0c\x12\x11\n\tfloat_val\x18\x05 \x03(\x02\x12\x12\n\ndouble_val\x18\x06 \x03(\x01\x12\x0f\n\x07int_val\x18\x07 \x03(\x05\x12\x12\n\nstring_val\x18\x08 \x03(\x0c\x12\x14\n\x0cscomplex_val\x18\t \x03(\x02\x12\x11\n\tint64_val\x18\n \x03(\x03\x12\x10\n\x08\x62ool_val\x18\x0b \x03(\x08\x12\x14\n\x0c\x64\x63omplex_val\x18\x0c \x03(\x01\x12\x10\n\x08half_val\x18\r \x03(\x05\x12\x12\n\nuint32_val\x18\x10 \x03(\r\x12\x12\n\nuint64_val\x18\x11 \x03(\x04\"\xd3\x01\n\x0ePredictRequest\x12+\n\nmodel_spec\x18\x01 \x01(\x0b\x32\x17.paramsync.v1.ModelSpec\x12\x38\n\x06inputs\x18\x02 \x03(\x0b\x32(.paramsync.v1.PredictRequest.InputsEntry\x12\x15\n\routput_filter\x18\x03 \x03(\t\x1a\x43\n\x0bInputsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12#\n\x05value\x18\x02 \x01(\x0b\x32\x14.paramsync.v1.Tensor:\x02\x38\x01\"\xc1\x01\n\x0fPredictResponse\x12;\n\x07outputs\x18\x01 \x03(\x0b\x32*.paramsync.v1.PredictResponse.OutputsEntry\x12+\n\nmodel_spec\x18\x02 \x01(\x0b\x32\x17.paramsync.v1.ModelSpec\x1a\x44\n\x0cOutputsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12#\n\x05value\x18\x02 \x01(\x0b\x32\x14.paramsync.v1.Tensor:\x02\x38\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aparamsync/v1/serving.proto\x12\x0cparamsync.v1\x1a\x1egoogle/protobuf/wrappers.proto\x1a\x19paramsync/v1/bundle.proto\"v\n\tModelSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12,\n\x07version\x18\x02 \x01(\x0b\x32\x1b.google.protobuf.Int64Value\x12\x16\n\x0esignature_name\x18\x03 \x01(\t\x12\x15\n\rversion_label\x18\x04 \x01(\t\"\xe3\x02\n\x06Tensor\x12\r\n\x05\x64type\x18\x01 \x01(\x05\x12/\n\x0ctensor_shape\x18\x02 \x01(\x0b\x32\x19.paramsync.v1.TensorShape\x12\x16\n\x0eversion_number\x18\x03 \x01(\x05\x12\x16\n\x0etensor_content\x18\x04 \x01(\x0c\x12\x11\n\tfloat_val\x18\x05 \x03(\x02\x12\x12\n\ndouble_val\x18\x06 \x03(\x01\x12\x0f\n\x07int_val\x18\x07 \x03(\x05\x12\x12\n\nstring_val\x18\x08 \x03(\x0c\x12\x14\n\x0cscomplex_val\x18\t \x03(\x02\x12\x11\n\tint64_val\x18\n \x03(\x03\x12\x10\n\x08\x62ool_val\x18\x0b \x03(\x08\x12\x14\n\x0c\x64\x63omplex_val\x18\x0c \x03(\x01\x12\x10\n\x08half_val\x18\r \x03(\x05\x12\x12\n\nuint32_val\x18\x10 \x03(\r\x12\x12\n\nuint64_val\x18\x11 \x03(\x04\x12\x12\n\nfloat8_val\x18\x12 \x01(\x0c\"\xd3\x01\n\x0ePredictRequest\x12+\n\nmodel_spec\x18\x01 \x01(\x0b\x32\x17.paramsync.v1.ModelSpec\x12\x38\n\x06inputs\x18\x02 \x03(\x0b\x32(.paramsync.v1.PredictRequest.InputsEntry\x12\x15\n\routput_filter\x18\x03 \x03(\t\x1a\x43\n\x0bInputsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12#\n\x05value\x18\x02 \x01(\x0b\x32\x14.paramsync.v1.Tensor:\x02\x38\x01\"\xc1\x01\n\x0fPredictResponse\x12;\n\x07outputs\x18\x01 \x03(\x0b\x32*.paramsync.v1.PredictResponse.OutputsEntry\x12+\n\nmodel_spec\x18\x02 \x01(\x0b\x32\x17.paramsync.v1.ModelSpec\x1a\x44\n\x0cOutputsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12#\n\x05value\x18\x02 \x01(\x0b\x32\x14.paramsync.v1.Tensor:\x02\x38\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,13 +40,13 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_MODELSPEC']._serialized_start=103
   _globals['_MODELSPEC']._serialized_end=221
   _globals['_TENSOR']._serialized_start=224
-  _globals['_TENSOR']._serialized_end=559
-  _globals['_PREDICTREQUEST']._serialized_start=562
-  _globals['_PREDICTREQUEST']._serialized_end=773
-  _globals['_PREDICTREQUEST_INPUTSENTRY']._serialized_start=706
-  _globals['_PREDICTREQUEST_INPUTSENTRY']._serialized_end=773
-  _globals['_PREDICTRESPONSE']._serialized_start=776
-  _globals['_PREDICTRESPONSE']._serialized_end=969
-  _globals['_PREDICTRESPONSE_OUTPUTSENTRY']._serialized_start=901
-  _globals['_PREDICTRESPONSE_OUTPUTSENTRY']._serialized_end=969
+  _globals['_TENSOR']._serialized_end=579
+  _globals['_PREDICTREQUEST']._serialized_start=582
+  _globals['_PREDICTREQUEST']._serialized_end=793
+  _globals['_PREDICTREQUEST_INPUTSENTRY']._serialized_start=726
+  _globals['_PREDICTREQUEST_INPUTSENTRY']._serialized_end=793
+  _globals['_PREDICTRESPONSE']._serialized_start=796
+  _globals['_PREDICTRESPONSE']._serialized_end=989
+  _globals['_PREDICTRESPONSE_OUTPUTSENTRY']._serialized_start=921
+  _globals['_PREDICTRESPONSE_OUTPUTSENTRY']._serialized_end=989
 # @@protoc_insertion_point(module_scope)

@@ -21,7 +21,7 @@ class ModelSpec(_message.Message):
     def __init__(self, name: _Optional[str] = ..., version: _Optional[_Union[_wrappers_pb2.Int64Value, _Mapping]] = ..., signature_name: _Optional[str] = ..., version_label: _Optional[str] = ...) -> None: ...
 
 class Tensor(_message.Message):
-    __slots__ = ("dtype", "tensor_shape", "version_number", "tensor_content", "float_val", "double_val", "int_val", "string_val", "scomplex_val", "int64_val", "bool_val", "dcomplex_val", "half_val", "uint32_val", "uint64_val")
+    __slots__ = ("dtype", "tensor_shape", "version_number", "tensor_content", "float_val", "double_val", "int_val", "string_val", "scomplex_val", "int64_val", "bool_val", "dcomplex_val", "half_val", "uint32_val", "uint64_val", "float8_val")
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     TENSOR_SHAPE_FIELD_NUMBER: _ClassVar[int]
     VERSION_NUMBER_FIELD_NUMBER: _ClassVar[int]
@@ -37,6 +37,7 @@ class Tensor(_message.Message):
     HALF_VAL_FIELD_NUMBER: _ClassVar[int]
     UINT32_VAL_FIELD_NUMBER: _ClassVar[int]
     UINT64_VAL_FIELD_NUMBER: _ClassVar[int]
+    FLOAT8_VAL_FIELD_NUMBER: _ClassVar[int]
     dtype: int
     tensor_shape: _bundle_pb2.TensorShape
     version_number: int
@@ -52,7 +53,8 @@ class Tensor(_message.Message):
     half_val: _containers.RepeatedScalarFieldContainer[int]
     uint32_val: _containers.RepeatedScalarFieldContainer[int]
     uint64_val: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, dtype: _Optional[int] = ..., tensor_shape: _Optional[_Union[_bundle_pb2.TensorShape, _Mapping]] = ..., version_number: _Optional[int] = ..., tensor_content: _Optional[bytes] = ..., float_val: _Optional[_Iterable[float]] = ..., double_val: _Optional[_Iterable[float]] = ..., int_val: _Optional[_Iterable[int]] = ..., string_val: _Optional[_Iterable[bytes]] = ..., scomplex_val: _Optional[_Iterable[float]] = ..., int64_val: _Optional[_Iterable[int]] = ..., bool_val: _Optional[_Iterable[bool]] = ..., dcomplex_val: _Optional[_Iterable[float]] = ..., half_val: _Optional[_Iterable[int]] = ..., uint32_val: _Optional[_Iterable[int]] = ..., uint64_val: _Optional[_Iterable[int]] = ...) -> None: ...
+    float8_val: bytes
+    def __init__(self, dtype: _Optional[int] = ..., tensor_shape: _Optional[_Union[_bundle_pb2.TensorShape, _Mapping]] = ..., version_number: _Optional[int] = ..., tensor_content: _Optional[bytes] = ..., float_val: _Optional[_Iterable[float]] = ..., double_val: _Optional[_Iterable[float]] = ..., int_val: _Optional[_Iterable[int]] = ..., string_val: _Optional[_Iterable[bytes]] = ..., scomplex_val: _Optional[_Iterable[float]] = ..., int64_val: _Optional[_Iterable[int]] = ..., bool_val: _Optional[_Iterable[bool]] = ..., dcomplex_val: _Optional[_Iterable[float]] = ..., half_val: _Optional[_Iterable[int]] = ..., uint32_val: _Optional[_Iterable[int]] = ..., uint64_val: _Optional[_Iterable[int]] = ..., float8_val: _Optional[bytes] = ...) -> None: ...
 
 class PredictRequest(_message.Message):
     __slots__ = ("model_spec", "inputs", "output_filter")

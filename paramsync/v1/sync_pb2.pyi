@@ -55,7 +55,7 @@ class GetStatusResponse(_message.Message):
     def __init__(self, models: _Optional[_Iterable[_Union[ModelStatus, _Mapping]]] = ...) -> None: ...
 
 class ModelStatus(_message.Message):
-    __slots__ = ("model", "store", "state", "published", "serving", "resident", "quarantined", "lag_seconds", "lag_steps", "pinned", "last_error", "swaps", "restore_seconds", "labels", "restores", "quarantines", "parts")
+    __slots__ = ("model", "store", "state", "published", "serving", "resident", "quarantined", "lag_seconds", "lag_steps", "pinned", "last_error", "swaps", "restore_seconds", "labels", "restores", "quarantines", "parts", "waiting_for", "serving_age_seconds", "since_publication_seconds")
     class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         STATE_UNSPECIFIED: _ClassVar[ModelStatus.State]
@@ -90,6 +90,9 @@ class ModelStatus(_message.Message):
     RESTORES_FIELD_NUMBER: _ClassVar[int]
     QUARANTINES_FIELD_NUMBER: _ClassVar[int]
     PARTS_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FOR_FIELD_NUMBER: _ClassVar[int]
+    SERVING_AGE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    SINCE_PUBLICATION_SECONDS_FIELD_NUMBER: _ClassVar[int]
     model: str
     store: str
     state: ModelStatus.State
@@ -107,7 +110,10 @@ class ModelStatus(_message.Message):
     restores: int
     quarantines: int
     parts: _containers.RepeatedCompositeFieldContainer[Part]
-    def __init__(self, model: _Optional[str] = ..., store: _Optional[str] = ..., state: _Optional[_Union[ModelStatus.State, str]] = ..., published: _Optional[_Union[Version, _Mapping]] = ..., serving: _Optional[_Union[Version, _Mapping]] = ..., resident: _Optional[_Iterable[int]] = ..., quarantined: _Optional[_Iterable[_Union[Quarantine, _Mapping]]] = ..., lag_seconds: _Optional[float] = ..., lag_steps: _Optional[int] = ..., pinned: _Optional[int] = ..., last_error: _Optional[str] = ..., swaps: _Optional[int] = ..., restore_seconds: _Optional[float] = ..., labels: _Optional[_Mapping[str, int]] = ..., restores: _Optional[int] = ..., quarantines: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ...) -> None: ...
+    waiting_for: str
+    serving_age_seconds: float
+    since_publication_seconds: float
+    def __init__(self, model: _Optional[str] = ..., store: _Optional[str] = ..., state: _Optional[_Union[ModelStatus.State, str]] = ..., published: _Optional[_Union[Version, _Mapping]] = ..., serving: _Optional[_Union[Version, _Mapping]] = ..., resident: _Optional[_Iterable[int]] = ..., quarantined: _Optional[_Iterable[_Union[Quarantine, _Mapping]]] = ..., lag_seconds: _Optional[float] = ..., lag_steps: _Optional[int] = ..., pinned: _Optional[int] = ..., last_error: _Optional[str] = ..., swaps: _Optional[int] = ..., restore_seconds: _Optional[float] = ..., labels: _Optional[_Mapping[str, int]] = ..., restores: _Optional[int] = ..., quarantines: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ..., waiting_for: _Optional[str] = ..., serving_age_seconds: _Optional[float] = ..., since_publication_seconds: _Optional[float] = ...) -> None: ...
 
 class Part(_message.Message):
     __slots__ = ("model", "version")
@@ -256,7 +262,7 @@ class WatchPublisherRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class PublisherStatus(_message.Message):
-    __slots__ = ("state", "store", "device", "step", "total_steps", "steps_per_epoch", "loss", "steps_per_second", "published", "publishes", "skipped", "last_error", "stall_seconds", "publish_seconds", "refused", "saved_step", "state_error")
+    __slots__ = ("state", "store", "device", "step", "total_steps", "steps_per_epoch", "loss", "steps_per_second", "published", "publishes", "skipped", "last_error", "stall_seconds", "publish_seconds", "refused", "saved_step", "state_error", "held_back", "publisher")
     class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         STATE_UNSPECIFIED: _ClassVar[PublisherStatus.State]
@@ -284,6 +290,8 @@ class PublisherStatus(_message.Message):
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     SAVED_STEP_FIELD_NUMBER: _ClassVar[int]
     STATE_ERROR_FIELD_NUMBER: _ClassVar[int]
+    HELD_BACK_FIELD_NUMBER: _ClassVar[int]
+    PUBLISHER_FIELD_NUMBER: _ClassVar[int]
     state: PublisherStatus.State
     store: str
     device: str
@@ -301,4 +309,6 @@ class PublisherStatus(_message.Message):
     refused: int
     saved_step: int
     state_error: str
-    def __init__(self, state: _Optional[_Union[PublisherStatus.State, str]] = ..., store: _Optional[str] = ..., device: _Optional[str] = ..., step: _Optional[int] = ..., total_steps: _Optional[int] = ..., steps_per_epoch: _Optional[int] = ..., loss: _Optional[float] = ..., steps_per_second: _Optional[float] = ..., published: _Optional[_Union[Version, _Mapping]] = ..., publishes: _Optional[int] = ..., skipped: _Optional[int] = ..., last_error: _Optional[str] = ..., stall_seconds: _Optional[float] = ..., publish_seconds: _Optional[float] = ..., refused: _Optional[int] = ..., saved_step: _Optional[int] = ..., state_error: _Optional[str] = ...) -> None: ...
+    held_back: str
+    publisher: str
+    def __init__(self, state: _Optional[_Union[PublisherStatus.State, str]] = ..., store: _Optional[str] = ..., device: _Optional[str] = ..., step: _Optional[int] = ..., total_steps: _Optional[int] = ..., steps_per_epoch: _Optional[int] = ..., loss: _Optional[float] = ..., steps_per_second: _Optional[float] = ..., published: _Optional[_Union[Version, _Mapping]] = ..., publishes: _Optional[int] = ..., skipped: _Optional[int] = ..., last_error: _Optional[str] = ..., stall_seconds: _Optional[float] = ..., publish_seconds: _Optional[float] = ..., refused: _Optional[int] = ..., saved_step: _Optional[int] = ..., state_error: _Optional[str] = ..., held_back: _Optional[str] = ..., publisher: _Optional[str] = ...) -> None: ...
