@@ -10,6 +10,8 @@ from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2
 
 from paramsync import dtypes
 from paramsync.errors import GraphError, ParameterError
+from paramsync.graphs.lifting.function_names import name_by_content
+from paramsync.graphs.lifting.roles import CALLS
 from paramsync.graphs.lifting.walks import leading_to, with_functions
 from paramsync.graphs.safety.guards import guard
 from paramsync.v1 import bundle_pb2, graph_pb2
@@ -31,14 +33,23 @@ class Call:
     """One signature, ready to be called with parameters of the caller's choice."""
 
     def __init__(
-        self, graph_def: Any, signature: graph_pb2.Signature, message: graph_pb2.Graph, tables: Sequence[tf.Tensor]
+        self,
+        graph_def: Any,
+        signature: graph_pb2.Signature,
+        message: graph_pb2.Graph,
+        tables: Sequence[tf.Tensor],
+        *,
+        of_any_shape: bool = False,
     ) -> None:
+        """`of_any_shape` is for inputs of other shapes than the signature says, on which nothing relies then."""
         self._inputs = [one.name for one in signature.inputs]
         self._outputs = [one.name for one in signature.outputs]
         self._expected = len(message.parameters)
         self._tables = tables
         placeholders = _arguments(signature, message)
         graph_def = _own(graph_def, signature, placeholders)
+        if of_any_shape:
+            _forget_shapes(graph_def, {one.tensor.removesuffix(":0") for one in signature.inputs})
         kinds = {node.name: node.attr for node in graph_def.node}
 
         def build(*arguments: tf.Tensor) -> list[tf.Tensor]:
@@ -87,6 +98,22 @@ def _own(graph_def: Any, signature: graph_pb2.Signature, placeholders: Collectio
         if not given.isdisjoint(node.input):  # nobody has to wait for an argument, and its placeholder is never fed
             node.input[:] = [one for one in node.input if one not in given]
     return own
+
+
+def _forget_shapes(graph_def: Any, inputs: Collection[str]) -> None:
+    """Take out what was inferred from the shapes of these placeholders, in functions as well."""
+    for node in graph_def.node:
+        if node.name in inputs:
+            node.attr["shape"].shape.CopyFrom(tf.TensorShape(None).as_proto())
+    for nodes in (graph_def.node, *(function.node_def for function in graph_def.library.function)):
+        for node in nodes:
+            node.attr.pop("_output_shapes", None)
+            if "output_shapes" in node.attr and node.op in CALLS:
+                del node.attr["output_shapes"].list.shape[:]
+    for function in graph_def.library.function:
+        for arguments in function.arg_attr.values():
+            arguments.attr.pop("_output_shapes", None)
+    name_by_content(graph_def)
 
 
 def _arguments(signature: graph_pb2.Signature, message: graph_pb2.Graph) -> list[str]:

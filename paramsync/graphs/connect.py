@@ -8,7 +8,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from paramsync.errors import GraphError, UnknownSignatureError
+from paramsync.errors import GraphError
+from paramsync.files import shown
 from paramsync.graph_defs import node_of, rename_calls
 from paramsync.graphs.graph import DEFAULT_SIGNATURE, Graph, TensorSpec
 from paramsync.graphs.lifting.cut import cut
@@ -33,6 +34,9 @@ def connect(
     Raises GraphError, which lists what there is, for names that are unknown and tensors that do not fit, and
     UnknownSignatureError.
     """
+    _check_arguments(first, second, inputs, outputs)
+    _check_pair(signatures, "signatures", "names of signatures")
+    _check_pair(prefixes, "prefixes", "different words, such as encoder and head")
     if len(set(prefixes)) != 2 or not all(re.fullmatch(r"[A-Za-z0-9.][\w.-]*", one) for one in prefixes):
         raise GraphError(f"prefixes: expected two different words, such as encoder and head, found {list(prefixes)}")
     halves = [_Half(*one) for one in zip((first, second), prefixes, signatures, strict=True)]
@@ -67,12 +71,33 @@ def connect(
     )
 
 
+def _check_arguments(first: Any, second: Any, inputs: Any, outputs: Any) -> None:
+    for what, one in (("first", first), ("second", second)):
+        if not isinstance(one, Graph):
+            raise GraphError(
+                f"{what}: expected a Graph, as capture(...).graph or Graph.load(...) gives it, found {shown(one)}"
+            )
+    if not isinstance(inputs, Mapping) or not all(isinstance(one, str) for pair in inputs.items() for one in pair):
+        raise GraphError(f"inputs: expected a dict of names of outputs by names of inputs, found {shown(inputs)}")
+    if (
+        isinstance(outputs, str)
+        or not isinstance(outputs, Collection)
+        or not all(isinstance(one, str) for one in outputs)
+    ):
+        raise GraphError(f"outputs: expected a list of names, found {shown(outputs)}")
+
+
+def _check_pair(given: Any, what: str, of: str) -> None:
+    if not isinstance(given, tuple | list) or len(given) != 2 or not all(isinstance(one, str) for one in given):
+        raise GraphError(f"{what}: expected two {of}, found {shown(given)}")
+
+
 class _Half:
     """One of the graphs, everything in it named behind its prefix except its inputs and outputs."""
 
     def __init__(self, graph: Graph, prefix: str, signature: str) -> None:
         if signature not in graph.signatures:
-            raise UnknownSignatureError(signature, graph.signatures)
+            raise graph.unknown(signature)
         self.prefix = prefix
         self.signature = graph.signatures[signature]
         self.message = graph.message()

@@ -54,29 +54,33 @@ class Table:
 class Draft:
     """A graph as it was found. Whatever does not lead to an output of a signature is of no interest.
 
-    Inputs of signatures may be any tensors of the graph; outputs must depend on each, unless `unused_inputs`. `called`
-    is what the framework calls the variable of a parameter; `object_graph` gives, for names of parameters, what
-    checkpoints of the object that has them say of it.
+    `seeds` are nodes that give the handle of a Keras SeedGenerator's state. Inputs of signatures may be any tensors of
+    the graph; outputs must depend on each, unless `unused_inputs`. `called` is what the framework calls the variable of
+    a parameter; `object_graph` gives, for names of parameters, what checkpoints of the object that has them say of it.
+    `refused` says why signatures were left out that cannot be served.
     """
 
     graph_def: Any
     parameters: Sequence[Parameter]
     signatures: Mapping[str, graph_pb2.Signature]
     tables: Sequence[Table] = field(default=())
+    seeds: Mapping[str, tf.TensorSpec] = field(default_factory=dict)
     unused_inputs: bool = False
     called: Mapping[str, str] = field(default_factory=dict)
     object_graph: Callable[[Collection[str]], bytes] | None = None
+    refused: Mapping[str, str] = field(default_factory=dict)
 
 
 def finish(draft: Draft) -> Graph:
     """The pure function. Raises GraphError, which names what cannot be pure and why."""
-    ends = {one.node for one in draft.parameters} | {one.node for one in draft.tables}
+    ends = {one.node for one in draft.parameters} | {one.node for one in draft.tables} | {*draft.seeds}
     graph_def, signatures = cut(draft.graph_def, draft.signatures, ends=ends, unused_inputs=draft.unused_inputs)
     reached = {node.name for node in graph_def.node}
     parameters = sorted((one for one in draft.parameters if one.node in reached), key=lambda one: one.name)
     tables = [one for one in draft.tables if one.node in reached]
     try:
-        lifted = lift(graph_def, {one.node: one.spec for one in parameters}, [one.node for one in tables])
+        specs = {one.node: one.spec for one in parameters}
+        lifted = lift(graph_def, specs, [one.node for one in tables], draft.seeds)
     except (IndexError, KeyError) as error:
         raise GraphError(f"the graph contradicts itself: {error}") from error
     purify(lifted)
@@ -98,7 +102,8 @@ def finish(draft: Draft) -> Graph:
             signatures=signatures,
             tables=[pack(one.node, one.keys, one.values) for one in tables],
             object_graph=b"" if draft.object_graph is None else draft.object_graph(specs),
-        )
+        ),
+        refused=draft.refused,
     )
 
 

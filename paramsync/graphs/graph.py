@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import tensorflow as tf
 from google.protobuf.message import DecodeError
 
 from paramsync import dtypes, files
 from paramsync.errors import GraphError, InputError, UnknownSignatureError
+from paramsync.graph_files import sealed
 from paramsync.graphs.calls import Call, check_placeholders
 from paramsync.graphs.digest import digest
 from paramsync.graphs.embeddings import embeddings
@@ -26,6 +27,9 @@ from paramsync.v1 import bundle_pb2, graph_pb2
 
 DEFAULT_SIGNATURE = "serving_default"
 
+_Array = Any
+"""A tensor, an array, or what has the dtype and shape of one."""
+
 Shape = tuple[int | None, ...] | None
 """None for a dimension of any size; None instead of the tuple for any rank."""
 
@@ -37,6 +41,8 @@ class TensorSpec:
     name: str
     dtype: str
     shape: Shape
+    tensor: str = field(default="", compare=False)
+    """What the graph that it was captured from calls it, such as x:0; of a parameter empty."""
 
     def accepts(self, dtype: str, shape: Sequence[int]) -> bool:
         return dtype == self.dtype and (
@@ -64,11 +70,13 @@ class Signature:
 class Graph:
     """A pure function. Immutable; any number of threads may call it at once, with any parameters, without a lock."""
 
-    def __init__(self, message: graph_pb2.Graph) -> None:
+    def __init__(self, message: graph_pb2.Graph, *, refused: Mapping[str, str] = MappingProxyType({})) -> None:
         """Build the functions that a graph file describes, which is trusted. Raises GraphError where they cannot be.
 
-        Its lookup tables are made and filled here, once, and shared by all calls.
+        Its lookup tables are made and filled here, once, and shared by all calls. `refused` says of signatures that
+        the graph was made without, why.
         """
+        self.refused = refused
         graph_def = _parsed(tf.compat.v1.GraphDef, message.graph_def, "graph_def")
         self._message = _placeless(message, graph_def)
         self.parameters = tuple(_spec(one) for one in message.parameters)
@@ -94,8 +102,9 @@ class Graph:
             raise GraphError(f"the graph cannot be built: {error}") from error
         if message.digest and message.digest != self.digest:  # before anything is made of a file that was damaged
             raise GraphError(f"the graph is not the one it says it is: expected {message.digest}, found {self.digest}")
+        self._of_any_shape: dict[str, Call] = {}
         try:
-            handles = fill(tables)
+            self._handles = handles = fill(tables)
             self._functions = {
                 name: Call(graph_def, signature, message, handles) for name, signature in message.signatures.items()
             }
@@ -137,14 +146,14 @@ class Graph:
             file.write(self.to_bytes())
 
     def to_bytes(self) -> bytes:
-        message = self.message()
-        return message.SerializeToString(deterministic=True)
+        return sealed(self.message().SerializeToString(deterministic=True))
 
     def message(self) -> graph_pb2.Graph:
         """What a file of it holds."""
         message = graph_pb2.Graph()
         message.CopyFrom(self._message)
         message.digest = self.digest
+        message.ClearField("checksum")  # of the file that it is from
         return message
 
     def __call__(
@@ -154,36 +163,68 @@ class Graph:
         *,
         signature: str = DEFAULT_SIGNATURE,
         outputs: Collection[str] = (),
+        of_any_shape: bool = False,
     ) -> dict[str, tf.Tensor]:
         """The outputs named, or all of them. `parameters` come in the order of `self.parameters`.
 
         Raises UnknownSignatureError, InputError and ParameterError for names and numbers that do not fit. Dtypes and
-        shapes are TensorFlow's to refuse; who does not trust the inputs calls `check_inputs` before.
+        shapes are TensorFlow's to refuse; who does not trust the inputs calls `check_inputs` before, or, for inputs of
+        other shapes than the signature's, `fits` and this with `of_any_shape`, whose first call takes longer.
         """
         try:
-            results = self._functions[signature](parameters, inputs)
+            call = self._any_shape(signature) if of_any_shape else self._functions[signature]
+            results = call(parameters, inputs)
             return {name: results[name] for name in outputs} if outputs else results
         except KeyError:
             self._check_call(signature, inputs, outputs)
             raise
 
+    def _any_shape(self, signature: str) -> Call:
+        """One that relies on no shape of an input: kernels would rely on what was inferred from a wrong one."""
+        call = self._of_any_shape.get(signature)
+        if call is None:
+            graph_def = _parsed(tf.compat.v1.GraphDef, self._message.graph_def, "graph_def")
+            described = self._message.signatures[signature] if signature in self.signatures else None
+            if described is None:
+                raise KeyError(signature)
+            made = Call(graph_def, described, self._message, self._handles, of_any_shape=True)
+            call = self._of_any_shape.setdefault(signature, made)  # of two threads' the first one's
+        return call
+
     def _check_call(self, signature: str, inputs: Collection[str], outputs: Collection[str]) -> None:
         """Raise what is wrong with the names of a call."""
         if signature not in self.signatures:
-            raise UnknownSignatureError(signature, self.signatures)
+            raise self.unknown(signature)
         _check_names(self.signatures[signature], inputs, outputs)
 
-    def check_inputs(
-        self, signature: str, inputs: Mapping[str, tf.Tensor | npt.NDArray[np.generic]], outputs: Collection[str] = ()
-    ) -> None:
+    def unknown(self, signature: str) -> UnknownSignatureError:
+        """The error for a signature that is not among those of the graph."""
+        return UnknownSignatureError(signature, self.signatures, self.refused.get(signature, ""))
+
+    def check_inputs(self, signature: str, inputs: Mapping[str, _Array], outputs: Collection[str] = ()) -> None:
         """Raise UnknownSignatureError or InputError where a call with these arguments could not succeed."""
+        if not self.fits(signature, inputs, outputs):
+            raise self.misfit(signature, inputs)
+
+    def fits(self, signature: str, inputs: Mapping[str, _Array], outputs: Collection[str] = ()) -> bool:
+        """Whether the shapes are those of the signature. Raises as `check_inputs` does for names and dtypes."""
         self._check_call(signature, inputs, outputs)
+        fitting = True
         for name, spec in self.signatures[signature].inputs.items():
-            value = inputs[name]
-            shape = tuple(value.shape)
-            dtype = value.dtype.name if isinstance(value, tf.Tensor) else _dtype_name(value)
-            if not spec.accepts(dtype, shape):
+            dtype, shape = _dtype_name(inputs[name]), tuple(inputs[name].shape)
+            if dtype != spec.dtype:
                 raise InputError(f"input {name!r}", expected=spec, found=described(dtype, shape))
+            fitting &= spec.accepts(dtype, shape)
+        return fitting
+
+    def misfit(self, signature: str, inputs: Mapping[str, _Array], why: str = "") -> InputError:
+        """What is wrong with the first input of another shape than the signature's."""
+        for name, spec in self.signatures[signature].inputs.items():
+            dtype, shape = _dtype_name(inputs[name]), tuple(inputs[name].shape)
+            if not spec.accepts(dtype, shape):
+                found = described(dtype, shape)
+                return InputError(f"input {name!r}", expected=spec, found=f"{found}: {why}" if why else found)
+        raise AssertionError("all fit")
 
 
 def described(dtype: str, shape: Shape | Sequence[int]) -> str:
@@ -192,17 +233,20 @@ def described(dtype: str, shape: Shape | Sequence[int]) -> str:
     return f"{dtype} [{dimensions}]" if shape is not None else f"{dtype} of any shape"
 
 
-def _dtype_name(value: npt.NDArray[np.generic]) -> str:
+def _dtype_name(value: _Array) -> str:
+    if isinstance(value, tf.Tensor):
+        return str(value.dtype.name)
     number = dtypes.from_numpy(value.dtype)
     return str(value.dtype) if number is None else dtypes.name(number)
 
 
 def _listed(names: Collection[str]) -> str:
-    return ", ".join(sorted(names)) or "none"
+    return ", ".join(map(repr, sorted(names))) or "none"
 
 
 def _spec(one: graph_pb2.Parameter | graph_pb2.Endpoint) -> TensorSpec:
-    return TensorSpec(one.name, dtypes.name(one.dtype), from_proto(one.shape))
+    tensor = (one.source or one.tensor) if isinstance(one, graph_pb2.Endpoint) else ""
+    return TensorSpec(one.name, dtypes.name(one.dtype), from_proto(one.shape), tensor)
 
 
 def from_proto(shape: bundle_pb2.TensorShape) -> Shape:
@@ -215,6 +259,9 @@ def _check_names(wanted: Signature, inputs: Collection[str], outputs: Collection
     unknown = [name for name in outputs if name not in wanted.outputs]
     if unknown:
         raise InputError("output filter", expected=f"some of {_listed(wanted.outputs)}", found=_listed(unknown))
+    if len(set(outputs)) != len(outputs):
+        twice = sorted(name for name, count in Counter(outputs).items() if count > 1)
+        raise InputError("output filter", expected="each output once", found=f"{_listed(twice)} more than once")
 
 
 def _nodes(graph_def: Any) -> Iterator[Any]:

@@ -24,16 +24,22 @@ from paramsync.graphs.lifting.roles import (
     set_functions,
 )
 
+_SEED = 2  # numbers in the state of a Keras SeedGenerator
+_STATE = 3  # in what RngReadAndSkip gives, whatever the algorithm
 _ABOUT_HANDLES = ("_read_only_resource_inputs", "_gradient_op_type")
 
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """What a tensor is now that was the handle of a variable, or a reference to it."""
+    """What a tensor is now that was the handle of a variable, or a reference to it.
+
+    A `seed` has no value: whatever reads it gets other numbers each time, and whatever changes it does nothing.
+    """
 
     dtype: tf.DType
     variable: str
     reference: bool = False
+    seed: bool = False
 
 
 class Library(Protocol):
@@ -141,6 +147,11 @@ class Body:
         op = node.op.removeprefix("Ref")
         if self._is_call(node):
             self._rewrite_call(node, at)
+        elif list(at) == [0] and (node.op == "RngReadAndSkip" or (at[0].seed and node.op == "ReadVariableOp")):
+            of_seed = at[0].seed and node.op == "ReadVariableOp"
+            self._rewrite_draw(node, data, at[0].dtype if of_seed else tf.int64, _SEED if of_seed else _STATE)
+        elif list(at) == [0] and at[0].seed and node.op == "AssignVariableOp":
+            become(node, "NoOp")
         elif node.op in READS and list(at) == [0]:
             self._rewrite_read(node, data, at[0].dtype)
         elif node.op in ALWAYS_TRUE:
@@ -172,15 +183,26 @@ class Body:
                 node.attr[new_name].CopyFrom(old.attr[old_name])
         if node.op == "GatherV2":
             axis = self._nodes.add(name=self._fresh(f"{node.name}/axis"))
-            _become_constant(axis, old.attr["batch_dims"].i, tf.int32, self._same_frame(data[1]))
+            become_constant(axis, old.attr["batch_dims"].i, tf.int32, self._same_frame(data[1]))
             node.attr["Taxis"].type = tf.int32.as_datatype_enum
             node.input.insert(2, self._result(axis.name, "output", 0, 0))
+        self._rename_result(before, node)
+
+    def _rewrite_draw(self, node: Any, data: list[str], dtype: tf.DType, size: int) -> None:
+        """Numbers from the machine instead of those that a generator counts up to, which no two calls share."""
+        before = self._result(node.name, "value", 0, 0)
+        control = [one for one in node.input if one.startswith("^")]
+        shape = self._nodes.add(name=self._fresh(f"{node.name}/shape"))
+        become_constant(shape, [size], tf.int64, self._same_frame(data[0]))
+        become(node, "NonDeterministicInts", [self._result(shape.name, "output", 0, 0), *control])
+        node.attr["dtype"].type = dtype.as_datatype_enum
+        node.attr["shape_dtype"].type = tf.int64.as_datatype_enum
         self._rename_result(before, node)
 
     def _rewrite_to_true(self, node: Any, data: list[str]) -> None:
         before = self._result(node.name, "is_initialized", 0, 0)
         control = [one for one in node.input if one.startswith("^")]
-        _become_constant(node, True, tf.bool, dict.fromkeys([*control, *self._same_frame(data[0])]))
+        become_constant(node, True, tf.bool, dict.fromkeys([*control, *self._same_frame(data[0])]))
         self._rename_result(before, node)
 
     def _rewrite_call(self, node: Any, at: Mapping[int, Value]) -> None:
@@ -251,7 +273,7 @@ def forget_shape(shape: Any) -> None:
     shape.unknown_rank = True
 
 
-def _become_constant(node: Any, value: object, dtype: tf.DType, control: Iterable[str]) -> None:
+def become_constant(node: Any, value: object, dtype: tf.DType, control: Iterable[str] = ()) -> None:
     become(node, "Const", control)
     node.attr["dtype"].type = dtype.as_datatype_enum
     node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(value, dtype))

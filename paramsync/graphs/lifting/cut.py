@@ -166,12 +166,19 @@ def _respelled(
     copy = graph_pb2.Signature()
     copy.CopyFrom(signature)
     for one in copy.inputs:
-        one.tensor = f"{all_fed[full(one.tensor)]}:0"
+        _rename(one, f"{all_fed[full(one.tensor)]}:0")
     for one in copy.outputs:
-        one.tensor = full(_spelled(full(one.tensor), fed, prefix, ends))
+        _rename(one, full(_spelled(full(one.tensor), fed, prefix, ends)))
         if one.dtype:  # which is known only once the graph is built
             one.dtype = tf.as_dtype(one.dtype).base_dtype.as_datatype_enum  # a reference to a variable gives its value
     return copy
+
+
+def _rename(endpoint: graph_pb2.Endpoint, tensor: str) -> None:
+    before = full(endpoint.tensor)
+    endpoint.tensor = tensor
+    if before != tensor:
+        endpoint.source = before
 
 
 def _shape(shape: bundle_pb2.TensorShape) -> tf.TensorShape:

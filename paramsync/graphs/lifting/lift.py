@@ -9,13 +9,14 @@ refused by name.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import tensorflow as tf
 
 from paramsync.errors import GraphError
 from paramsync.graph_defs import fresh, functions_called
-from paramsync.graphs.lifting.bodies import Body, Value, become, forget_shape
+from paramsync.graphs.lifting.bodies import Body, Value, become, become_constant, forget_shape
 from paramsync.graphs.lifting.roles import REFERENCES
 
 _DEPTH = 100  # of functions that call one another; real graphs have a few
@@ -23,10 +24,16 @@ _PLACES = ("_class", "_output_shapes")  # beside which node it runs, and what th
 _ALTERNATIVES = ("api_implements", "api_preferred_device")  # would have it replaced by a function that is not lifted
 
 
-def lift(graph_def: Any, parameters: Mapping[str, tf.TensorSpec], tables: Iterable[str] = ()) -> Any:
+def lift(
+    graph_def: Any,
+    parameters: Mapping[str, tf.TensorSpec],
+    tables: Iterable[str] = (),
+    seeds: Mapping[str, tf.TensorSpec] = MappingProxyType({}),
+) -> Any:
     """A copy of `graph_def` in which each node named in `parameters` is a placeholder of that value.
 
-    The nodes named in `tables` become placeholders of their handles. Devices and colocations are cleared; functions
+    The nodes named in `tables` become placeholders of their handles. Those in `seeds` are states of Keras
+    SeedGenerators, from which each draw gets numbers of its own. Devices and colocations are cleared; functions
     nothing calls any more are left out. Raises GraphError, naming the op and the variable, where a variable is used for
     more than reading it.
     """
@@ -37,7 +44,11 @@ def lift(graph_def: Any, parameters: Mapping[str, tf.TensorSpec], tables: Iterab
     values: dict[str, Value] = {}
     specs = {**dict.fromkeys(tables, tf.TensorSpec((), tf.resource)), **parameters}
     for node in lifted.node:
-        if node.name in specs:
+        if node.name in seeds:
+            spec = seeds[node.name]
+            values[f"{node.name}:0"] = Value(spec.dtype, node.name, seed=True)
+            become_constant(node, [0] * spec.shape.num_elements(), spec.dtype)
+        elif node.name in specs:
             if node.name in parameters:
                 values[f"{node.name}:0"] = Value(parameters[node.name].dtype, node.name, node.op in REFERENCES)
             become(node, "Placeholder")
@@ -76,7 +87,7 @@ class _Library:
         return [one.name for one in self._functions[name].signature.output_arg]
 
     def lifted(self, name: str, arguments: Mapping[int, Value]) -> tuple[str, dict[int, Value]]:
-        key = (name, *sorted((position, one.dtype.name) for position, one in arguments.items()))
+        key = (name, *sorted((position, one.dtype.name, one.seed) for position, one in arguments.items()))
         if key not in self._lifted:
             if name not in self._functions:
                 raise GraphError(f"the graph calls function {name!r}, which it does not have")
@@ -117,7 +128,7 @@ def _lift_function(function: Any, arguments: Mapping[int, Value], library: _Libr
         if function.ret[result.name] in values:
             results[position] = values[function.ret[result.name]]
             _retype(result, results[position])
-    for key, tensor in function.ret.items():
+    for key, tensor in list(function.ret.items()):  # a map that is changed while it is looked through skips entries
         function.ret[key] = body.renamed.get(tensor, tensor)
     return results
 

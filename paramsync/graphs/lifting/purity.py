@@ -1,4 +1,7 @@
-"""What a graph may keep between calls: nothing. Refuses what does, and says of the calls of the rest: stateless."""
+"""What a graph may keep between calls: nothing. Refuses what does, and says of the calls of the rest: stateless.
+
+Nor does it print: nobody reads that where it is served, and an answer has no effect but itself.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from paramsync.errors import GraphError
-from paramsync.graph_defs import called
+from paramsync.graph_defs import called, node_of
 from paramsync.graphs.lifting.roles import CALLS, definition
 
 # What keeps something between calls although it is no parameter and no table, by its op; what to do.
@@ -25,12 +28,18 @@ _REFUSALS = {
     }.items()
 }
 
+PRINTS = {"Print": "Identity", "PrintV2": "NoOp"}
+"""What prints, and what takes its place."""
+
 
 def purify(graph_def: Any) -> None:
-    """Make the calls of what keeps nothing stateless ones. Raises GraphError, naming what keeps something."""
+    """Make the calls of what keeps nothing stateless ones, and print nothing. Raises GraphError, which names what keeps
+    something."""
     functions = {function.signature.name: function for function in graph_def.library.function}
     ops = _Ops(functions)
     bodies = [("", graph_def.node), *((name, function.node_def) for name, function in functions.items())]
+    for _, nodes in bodies:
+        _silence(nodes)
     for function, nodes in bodies:
         for node in nodes:
             reason = ops.refusal(node.op)
@@ -41,6 +50,19 @@ def purify(graph_def: Any) -> None:
         for node in nodes:
             if node.op in CALLS and not ops.is_stateful(node):
                 node.op = CALLS[node.op].stateless
+
+
+def _silence(nodes: Any) -> None:
+    """What prints passes on what it is given, if it does that, and waits for it if not, as it is in a loop's round."""
+    for node in nodes:
+        if node.op in PRINTS:
+            node.op = PRINTS[node.op]
+            passes = node.op == "Identity"
+            read = [one for one in node.input if not one.startswith("^")]
+            waits = [one for one in node.input if one.startswith("^")]
+            node.input[:] = [*read[:1], *waits] if passes else [*(f"^{node_of(one)}" for one in read), *waits]
+            for name in set(node.attr) - ({"T"} if passes else set()):
+                del node.attr[name]
 
 
 class _Ops:

@@ -49,6 +49,15 @@ _PASSES = {
 }
 
 
+_SEEDS = (tf.int64, tf.uint32)  # which of them depends on Keras' version
+
+
+def is_seed(name: str, spec: tf.TensorSpec) -> bool:
+    """Whether a variable is the state of a Keras SeedGenerator, which each draw counts up."""
+    last = name.rpartition("/")[2]
+    return last.startswith("seed_generator_state") and spec.dtype in _SEEDS and spec.shape == [2]
+
+
 def results_of_pass(op: str) -> tuple[str, ...]:
     """The names of the results of an op, each of which is the variable that it is given; none if it is no such op."""
     return _PASSES.get(op.removeprefix("Ref"), ())

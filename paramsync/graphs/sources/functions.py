@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from paramsync.errors import GraphError
+from paramsync.errors import GraphError, StructureError
 from paramsync.graphs.sources.structures import components, leaves, unique
 from paramsync.graphs.sources.traces import Trace
+
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def is_function(source: Any) -> bool:
@@ -33,8 +36,22 @@ def trace(function: Any, inputs: Any = None, *, what: str = "the function") -> T
     except (TypeError, ValueError) as error:
         raise GraphError(
             f"{what} cannot be captured: it must be a tf.function with an input_signature, or inputs= must say what"
-            f" it takes, as tf.TensorSpec: {first_line(error)}"
+            f" it takes, as tf.TensorSpec: {reason(error)}"
         ) from error
+
+
+def trace_anew(function: Any, inputs: Any = None, *, what: str = "the function") -> Trace:
+    """As `trace` does, from its code as it is now: a tf.function itself goes on computing what it was traced from.
+
+    Raises StructureError where there is no code.
+    """
+    code = getattr(function, "python_function", None)
+    if code is None or isinstance(function, tf.types.experimental.ConcreteFunction):
+        raise StructureError(
+            f"{what} is a ConcreteFunction, which goes on computing what it was traced from: trace it again, and make"
+            " the publisher anew"
+        )
+    return trace(tf.function(code, input_signature=function.input_signature), inputs, what=what)
 
 
 def named(function: Any) -> Trace:
@@ -59,12 +76,17 @@ def result_names(function: Any, names: Sequence[str] = ()) -> list[str]:
     return unique(flat)
 
 
-def first_line(error: Exception) -> str:
-    """What an error says, in one line; of one in a function that was converted, what comes after where it was."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    if not lines:
-        return type(error).__name__
-    return lines[-1] if lines[0] == "in user code:" else lines[0]
+def reason(error: Exception) -> str:
+    """What an error says, in one line; of one in a function that was converted, what comes after where it was.
+
+    What Keras adds to it, colours and all that the call was given, is left out.
+    """
+    text = _COLOURS.sub("", str(error)).partition("\n\nArguments received by ")[0]
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if lines[:1] == ["in user code:"]:
+        places = [at for at, line in enumerate(lines) if line.startswith('File "')]
+        lines = lines[places[-1] + 2 :] if places else lines[1:]
+    return " ".join(lines) or type(error).__name__
 
 
 def _arguments(function: Any) -> Iterator[tuple[str, tf.TypeSpec]]:

@@ -13,10 +13,10 @@ import keras
 import tensorflow as tf
 
 from paramsync.errors import GraphError
-from paramsync.graphs.sources.functions import first_line, result_names
+from paramsync.graphs.sources.functions import reason, result_names
 from paramsync.graphs.sources.objects import objects
 from paramsync.graphs.sources.structures import components, leaves, mapped, unique
-from paramsync.graphs.sources.traces import Trace
+from paramsync.graphs.sources.traces import Own, Trace
 
 _CONTEXT = frozenset({"training", "mask"})  # what Keras itself passes to a call
 _MADE_UP_INPUT = r"keras_tensor(_\d+)*"
@@ -49,21 +49,21 @@ def _traced(model: keras.layers.Layer, arguments: tuple[Sequence[Any], Mapping[s
     """The trace for these arguments, positional and by name, whose leaves are each an _Input."""
     found = [one for _, one in leaves(arguments)]
 
-    @tf.function(autograph=False)
     def predict(*tensors: Any) -> Any:
         given = iter(tensors)
         positional, named = mapped(arguments, lambda _: next(given))
         return model(*positional, training=False, **named)
 
     try:
-        function = predict.get_concrete_function(*(one.spec for one in found))
+        function = tf.function(predict, autograph=False).get_concrete_function(*(one.spec for one in found))
     except (TypeError, ValueError, LookupError, AttributeError, tf.errors.OpError) as error:
         raise GraphError(
             f"model {model.name!r} cannot be called with {', '.join(one.name for one in found) or 'nothing'}: say what"
-            f" it takes, inputs= as tf.TensorSpec: {first_line(error)}"
+            f" it takes, inputs= as tf.TensorSpec: {reason(error)}"
         ) from error
     names = [part for one in found for part in components(one.name, one.spec)]
-    return Trace(function, unique(names), result_names(function, _output_names(model)))
+    own = Own(f"model {model.name!r}", [one.spec for one in found], predict)
+    return Trace(function, unique(names), result_names(function, _output_names(model)), own)
 
 
 def _symbolically_traced(model: keras.Model) -> Trace:

@@ -34,6 +34,38 @@ def variable_names(root: Any) -> dict[str, str]:
     return {_key(path): _name(one) for one, path in zip(found, paths, strict=True) if _variable(one) is not None}
 
 
+def parts(root: Any) -> tuple[Any, ...]:
+    """The variables and layers under `root`: another one, or another order, is another structure.
+
+    Found without TensorFlow's or Keras' names, in microseconds a variable. What only trains them is left out.
+    """
+    found: dict[int, Any] = {}
+    waiting = [root]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, dict):
+            waiting.extend(one.values())
+        elif isinstance(one, list | tuple):
+            waiting.extend(one)
+        elif id(one) not in found and isinstance(one, _OWNERS) and not isinstance(one, keras.optimizers.Optimizer):
+            found[id(one)] = one
+            if isinstance(one, keras.layers.Layer):
+                variables, layers = one.variables, _layers(one)
+                found.update(zip(map(id, layers), layers, strict=True))
+                found.update(zip(map(id, variables), variables, strict=True))
+            elif isinstance(one, _TRACKED) and not isinstance(one, keras.Variable | tf.Variable):
+                waiting.extend(vars(one).values())
+    return tuple(found.values())
+
+
+def _layers(model: keras.layers.Layer) -> list[Any]:
+    """The layers of a model, and of the models among them."""
+    found = list(getattr(model, "layers", ()))
+    for one in found:  # grows while we walk
+        found.extend(getattr(one, "layers", ()))
+    return found
+
+
 def object_graph(root: Any, keys: Collection[str]) -> bytes:
     """What makes tf.train.Checkpoint(root) read a checkpoint with exactly the values `keys`, under OBJECT_GRAPH."""
     found, paths, children = _walk(root)

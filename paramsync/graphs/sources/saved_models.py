@@ -13,13 +13,19 @@ from typing import Any
 
 import tensorflow as tf
 
-from paramsync.bundle import Bundle
-from paramsync.errors import GraphError
+from paramsync.errors import GraphError, UnfinishedError
 from paramsync.graph_defs import node_of
-from paramsync.graphs.draft import Draft
+from paramsync.graphs.draft import Draft, finish
+from paramsync.graphs.graph import Graph
 from paramsync.graphs.lifting.walks import leading_to
 from paramsync.graphs.object_paths import Ways
-from paramsync.graphs.sources.v1_saved_models import draft_of_v1_saved_model, is_v1, parsed_saved_model
+from paramsync.graphs.sources.v1_saved_models import (
+    draft_of_v1_saved_model,
+    is_v1,
+    parsed_saved_model,
+    signature_names,
+    variables,
+)
 from paramsync.graphs.sources.v1_tables import TABLES
 
 _CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
@@ -28,31 +34,62 @@ _INITIALISERS = tf.compat.v1.GraphKeys.TABLE_INITIALIZERS
 _MAIN = "__saved_model_init_op"
 _DEPTH = 8  # of functions that call functions: a SavedModel that was loaded and saved again has one level more
 _LIMIT = 200_000
+_TRIED = 64  # signatures, each on its own: each costs what building its part of the graph does
 
 
-def draft_of_saved_model(
-    directory: Path, *, signatures: Collection[str] | None = None, allowed: Collection[str] = ()
-) -> Draft:
-    """The signatures of the SavedModel in this directory, all of them or those named; its weights are not looked at.
+class SavedModel:
+    """What is in a directory, to be drafted signature by signature; its weights are not looked at."""
 
-    Parameters go by their keys in its `variables` checkpoint. `allowed` names ops that may be in it although they are
-    not known to be safe. Raises GraphError, UnsafeGraphError for what it computes with.
-    """
-    saved = parsed_saved_model(directory)
-    if is_v1(saved):
-        return draft_of_v1_saved_model(directory, saved, signatures=signatures, allowed=allowed)
-    keys: dict[str, str] = {}
-    called: dict[str, str] = {}
-    try:
-        for meta in saved.meta_graphs:
-            if list(meta.meta_info_def.tags) == ["serve"]:
-                keys = _Written(meta, directory).keys
-                called = _called(meta, keys.values())
-    except (LookupError, ValueError) as error:
-        raise GraphError(f"{directory} is not a whole SavedModel: {error}") from error
-    found = draft_of_v1_saved_model(directory, saved, signatures=signatures, allowed=allowed)
-    named = [replace(one, name=keys.get(one.node, one.name)) for one in found.parameters]
-    return replace(found, parameters=named, called=called)
+    def __init__(self, directory: Path, *, allowed: Collection[str] = ()) -> None:
+        """`allowed` names ops that may be in it although they are not known to be safe. Raises GraphError."""
+        self._directory = directory
+        self._allowed = allowed
+        self._saved = parsed_saved_model(directory)
+        self._keys: dict[str, str] = {}
+        self._called: dict[str, str] = {}
+        try:
+            for meta in () if is_v1(self._saved) else self._saved.meta_graphs:
+                if list(meta.meta_info_def.tags) == ["serve"]:
+                    self._keys = _Written(meta, directory).keys
+                    self._called = _called(meta, self._keys.values())
+        except (LookupError, ValueError) as error:
+            raise GraphError(f"{directory} is not a whole SavedModel: {error}") from error
+        self.signatures = signature_names(directory, self._saved)
+
+    def draft(self, signatures: Collection[str] | None = None) -> Draft:
+        """All signatures or those named. Parameters go by their keys in its `variables` checkpoint.
+
+        Raises GraphError, UnsafeGraphError for what it computes with.
+        """
+        found = draft_of_v1_saved_model(self._directory, self._saved, signatures=signatures, allowed=self._allowed)
+        named = [replace(one, name=self._keys.get(one.node, one.name)) for one in found.parameters]
+        return replace(found, parameters=named, called=self._called)
+
+    def graph(self) -> Graph:
+        """Of all signatures that can be served. Raises GraphError where none can, UnfinishedError while files come.
+
+        Each is built alone only where they cannot be built together.
+        """
+        try:
+            return finish(self.draft())
+        except GraphError as error:
+            if isinstance(error, UnfinishedError) or len(self.signatures) > _TRIED:
+                raise
+            refused = {name: why for name in self.signatures if (why := self._refusal(name))}
+            served = [name for name in self.signatures if name not in refused]
+            if not refused or not served:
+                raise
+        return finish(replace(self.draft(served), refused=refused))
+
+    def _refusal(self, signature: str) -> str:
+        """Why this one cannot be served; "" where it can."""
+        try:
+            finish(self.draft([signature]))
+        except UnfinishedError:
+            raise
+        except GraphError as error:
+            return str(error)
+        return ""
 
 
 def _called(meta: Any, keys: Iterable[str]) -> dict[str, str]:
@@ -127,7 +164,7 @@ class _Written:
 
     def _add_table(self, node: Any, keys: Sequence[str], table: str) -> None:
         """Fill a table with what is in the checkpoint under these keys."""
-        bundle = Bundle.open(self._directory / "variables" / "variables", mapped=False)
+        bundle = variables(self._directory)
         missing = [key for key in keys if key not in bundle.entries]
         if missing:
             raise GraphError(f"{self._directory}: table {table!r} should be in its checkpoint as {missing[0]!r}")

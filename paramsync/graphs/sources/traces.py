@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,12 +11,21 @@ import tensorflow as tf
 
 from paramsync.errors import GraphError
 from paramsync.graphs.draft import Draft, Parameter, Table
-from paramsync.graphs.lifting.roles import READS
+from paramsync.graphs.lifting.roles import READS, is_seed
 from paramsync.graphs.sources.live_tables import contents
 from paramsync.v1 import bundle_pb2, graph_pb2
 
 CONSTANTS_LIMIT = 1 << 30
 """Most bytes of captured tensors that become constants of a graph: a GraphDef must stay well below 2 GiB."""
+
+
+@dataclass(frozen=True, slots=True)
+class Own:
+    """The call of a model that was traced, with values for its arguments, of which `specs` are."""
+
+    name: str
+    specs: Sequence[tf.TypeSpec]
+    call: Callable[..., Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +35,7 @@ class Trace:
     function: Any
     inputs: Sequence[str]
     outputs: Sequence[str]
+    own: Own | None = None
 
 
 def draft_of_traces(
@@ -40,7 +50,10 @@ def draft_of_traces(
     for position, (name, trace) in enumerate(traces.items()):
         merged.add(name, trace, f"signature_{position}/" if len(traces) > 1 else "")
     parameters = list(merged.parameters.values())
-    return Draft(merged.graph_def, parameters, merged.signatures, merged.tables, unused_inputs=True), merged.variables
+    draft = Draft(
+        merged.graph_def, parameters, merged.signatures, merged.tables, seeds=merged.seeds, unused_inputs=True
+    )
+    return draft, merged.variables
 
 
 def only(found: Draft, outputs: Collection[str]) -> Draft:
@@ -76,6 +89,7 @@ class _Merged:
         self.variables: dict[str, tf.Variable] = {}
         self.signatures: dict[str, graph_pb2.Signature] = {}
         self.tables: list[Table] = []
+        self.seeds: dict[str, tf.TensorSpec] = {}
         keys = {} if keys is None else keys
         self._keys = {id(_handles(variable)[0]): name for name, variable in keys.items()}
         self._whole = {id(handle): variable for variable in keys.values() for handle in _handles(variable)}
@@ -108,8 +122,11 @@ class _Merged:
             if node.name in captured:
                 value = outside[captured[node.name]]
                 if id(value) in variables:
-                    variable = variables[id(value)]
-                    self._add_parameter(copy.name, self._whole.get(id(value), variable))
+                    variable = self._whole.get(id(value), variables[id(value)])
+                    if is_seed(variable.name.removesuffix(":0"), variable):
+                        self.seeds[copy.name] = tf.TensorSpec(variable.shape, variable.dtype)
+                    else:
+                        self._add_parameter(copy.name, variable)
                 elif value.dtype == tf.resource:
                     self.tables.append(Table(copy.name, *contents(value, node.name, graph_def)))
                 else:

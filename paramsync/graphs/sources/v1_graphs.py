@@ -14,6 +14,8 @@ from paramsync.errors import GraphError
 from paramsync.graph_defs import full, node_of
 from paramsync.graphs.draft import Draft
 from paramsync.graphs.lifting.cut import cut
+from paramsync.graphs.lifting.purity import PRINTS
+from paramsync.graphs.lifting.roles import is_seed
 from paramsync.graphs.lifting.walks import leading_to, with_functions
 from paramsync.graphs.safety.checks import check
 from paramsync.graphs.safety.guards import guard
@@ -27,7 +29,15 @@ _VARIABLE_OPS = (
     *("Variable", "VariableV2", "VarHandleOp", "ReadVariableOp", "ResourceGather", "ResourceGatherNd"),
     *("VariableShape", "VarIsInitializedOp", "IsVariableInitialized", "RefIdentity", "RefEnter", "RefExit"),
     *("RefSwitch", "RefMerge", "RefNextIteration", "RefSelect", "TemporaryVariable", "DestroyTemporaryVariable"),
-    *("Assign", "AssignAdd", "AssignSub", "AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"),
+    *(
+        "RngReadAndSkip",
+        "Assign",
+        "AssignAdd",
+        "AssignSub",
+        "AssignVariableOp",
+        "AssignAddVariableOp",
+        "AssignSubVariableOp",
+    ),
 )
 
 
@@ -72,15 +82,19 @@ class V1Graph:
         """
         found = self._reached(signatures.values())
         if self.foreign is not None:
-            allowed = (*self.foreign.allowed, *v1_tables.TABLES, *_VARIABLE_OPS)
+            allowed = (*self.foreign.allowed, *v1_tables.TABLES, *_VARIABLE_OPS, *PRINTS)
             check(with_functions(self.graph_def, found), allowed=allowed)
         if any(not one.dtype for signature in signatures.values() for one in signature.outputs):
             signatures = self._described(signatures, unused_inputs=unused_inputs)
+        variables = saver_names.parameters(self._nodes, found, saver=self.saver, variables=self.variables)
+        names = {one.node: self._nodes[one.node].attr["shared_name"].s.decode(errors="replace") for one in variables}
+        seeds = {one.node: one.spec for one in variables if is_seed(names[one.node], one.spec)}
         return Draft(
             self.graph_def,
-            saver_names.parameters(self._nodes, found, saver=self.saver, variables=self.variables),
+            [one for one in variables if one.node not in seeds],
             signatures,
             v1_tables.tables(self.graph_def, found, fillers=self.fillers, foreign=self.foreign),
+            seeds,
             unused_inputs=unused_inputs,
         )
 

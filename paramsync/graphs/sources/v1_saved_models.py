@@ -10,14 +10,15 @@ import tensorflow as tf
 from google.protobuf.message import DecodeError
 from tensorflow.core.protobuf import meta_graph_pb2, saved_model_pb2
 
-from paramsync import files
-from paramsync.errors import GraphError
+from paramsync import beneath, files
+from paramsync.bundle import Bundle
+from paramsync.errors import CorruptCheckpointError, GraphError
 from paramsync.graphs.draft import Draft
 from paramsync.graphs.safety.weight import SAVED_MODEL, check_weight
 from paramsync.graphs.sources.meta_graphs import v1_graph
 from paramsync.graphs.sources.structures import components
 from paramsync.graphs.sources.traces import endpoint
-from paramsync.graphs.sources.v1_tables import Foreign
+from paramsync.graphs.sources.v1_tables import Asset, Foreign
 from paramsync.v1 import graph_pb2
 
 _INTERNAL = "__saved_model_"  # begins the names of signatures that are for whoever restores, not for callers
@@ -36,6 +37,16 @@ def parsed_saved_model(directory: Path) -> Any:
         return saved_model_pb2.SavedModel.FromString(content)
     except DecodeError as error:
         raise GraphError(f"{path} is not a readable SavedModel: {error}") from error
+
+
+def variables(directory: Path) -> Bundle:
+    """The checkpoint of the SavedModel in this directory. Raises CorruptCheckpointError, OSError."""
+    folder = directory / "variables"
+    try:
+        with beneath.reading(directory, folder.name):
+            return Bundle.open(folder / "variables", mapped=False)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise CorruptCheckpointError(folder, expected="the folder of a checkpoint", found=error.strerror) from error
 
 
 def is_v1(saved: Any) -> bool:
@@ -57,7 +68,7 @@ def draft_of_v1_saved_model(
     """
     meta = _serving(directory, saved)
     where = str(directory)
-    found = {name: one for name, one in meta.signature_def.items() if not name.startswith(_INTERNAL) and one.outputs}
+    found = _signatures(meta)
     chosen = sorted(found if signatures is None else signatures)
     unknown = [name for name in chosen if name not in found]
     if unknown or not found:
@@ -75,6 +86,15 @@ def draft_of_v1_saved_model(
     }
     graph = v1_graph(meta, where, Foreign(_assets(directory, meta), allowed))
     return graph.draft(drafted, unused_inputs=True)
+
+
+def signature_names(directory: Path, saved: Any) -> list[str]:
+    """Those of the graph that predicts. Raises GraphError."""
+    return sorted(_signatures(_serving(directory, saved)))
+
+
+def _signatures(meta: Any) -> dict[str, Any]:
+    return {name: one for name, one in meta.signature_def.items() if not name.startswith(_INTERNAL) and one.outputs}
 
 
 def _serving(directory: Path, saved: Any) -> Any:
@@ -117,8 +137,8 @@ def _component_specs(spec: tf.SparseTensorSpec) -> list[tf.TensorSpec]:
     ]
 
 
-def _assets(directory: Path, meta: Any) -> dict[str, Path]:
-    """The files that come with a SavedModel by the tensors that name them. Raises GraphError for one outside."""
+def _assets(directory: Path, meta: Any) -> dict[str, Asset]:
+    """The files that come with a SavedModel by the tensors that name them. Raises GraphError."""
     listed = list(meta.asset_file_def)
     if "saved_model_assets" in meta.collection_def:
         for content in meta.collection_def["saved_model_assets"].any_list.value:
@@ -130,11 +150,4 @@ def _assets(directory: Path, meta: Any) -> dict[str, Path]:
             if not known:
                 raise GraphError(f"{directory} lists assets that are not readable")
             listed.append(asset)
-    folder = (directory / "assets").resolve()
-    files = {}
-    for one in listed:
-        path = (folder / one.filename).resolve()
-        if not path.is_relative_to(folder):
-            raise GraphError(f"{directory}: expected assets in {folder}, found {one.filename!r}")
-        files[one.tensor_info.name] = path
-    return files
+    return {one.tensor_info.name: Asset(directory, one.filename) for one in listed}

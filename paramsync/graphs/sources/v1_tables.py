@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import os
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
 
-from paramsync.errors import GraphError
+from paramsync import beneath
+from paramsync.errors import CorruptCheckpointError, GraphError, UnfinishedMetaError
 from paramsync.files import shown
 from paramsync.graph_defs import node_of
 from paramsync.graphs.draft import Table
@@ -31,10 +34,33 @@ _OLD = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
+class Asset:
+    """A file that comes with a SavedModel, in its own folder `assets`, by a way in which no part is a link."""
+
+    directory: Path
+    name: str
+
+    def content(self) -> bytes:
+        """What it holds. Raises GraphError."""
+        path = self.directory / "assets" / self.name
+        try:
+            return beneath.content(self.directory, f"assets/{self.name}", limit=MAX_BYTES)
+        except (FileNotFoundError, NotADirectoryError) as error:  # whoever copies it may be at it still
+            raise UnfinishedMetaError(f"{shown(path)}: expected a file to fill a table from, found none") from error
+        except OSError as error:
+            raise GraphError(f"{shown(path)}: cannot be read: {error.strerror}") from error
+        except ValueError as error:
+            found = f"found {shown(self.name)}"
+            raise GraphError(f"{self.directory}: expected assets in its own folder, {found}") from error
+        except CorruptCheckpointError as error:  # which says what is there instead
+            raise GraphError(str(error)) from error
+
+
+@dataclass(frozen=True, slots=True)
 class Foreign:
     """Whose graph somebody else made: which files its tables may be filled from, by tensor, and which more ops."""
 
-    files: Mapping[str, Path]
+    files: Mapping[str, Asset]
     allowed: Collection[str] = ()
 
 
@@ -68,12 +94,14 @@ def tables(
     running = _fillers_of(found, nodes, fillers)
     reached = leading_to(nodes, [*(f"^{name}" for name in running), *(node.name for node in found)])
     cut = with_functions(graph_def, reached)
-    if foreign is not None:
-        _use_files(cut, foreign.files)
+    if foreign is None:
+        return _run(cut, found, running, bounded=False)
+    with ExitStack() as copies:
+        _use_files(cut, foreign.files, copies)
         safety.check(cut, allowed=[*foreign.allowed, *TABLES, *_FILLERS])
         _refuse_loops(cut)
         guard(cut)
-    return _run(cut, found, running, bounded=foreign is not None)
+        return _run(cut, found, running, bounded=True)
 
 
 def _fillers_of(found: Sequence[Any], nodes: Mapping[str, Any], fillers: Collection[str]) -> list[str]:
@@ -116,22 +144,34 @@ def _origin(nodes: Mapping[str, Any], tensor: str) -> Any:
     return nodes.get(name)
 
 
-def _use_files(graph_def: Any, files: Mapping[str, Path]) -> None:
-    """Put the paths of its files in the graph, and refuse every other. Raises GraphError."""
+def _use_files(graph_def: Any, files: Mapping[str, Asset], copies: ExitStack) -> None:
+    """Put the paths of copies of its files in the graph, and refuse every other file. Raises GraphError.
+
+    A function is given its files by whoever calls it, so that none is known to be one of these.
+    """
     nodes = {node.name: node for node in graph_def.node}
-    paths = {node_of(tensor): path for tensor, path in files.items()}
-    for name, path in paths.items():
-        if name in nodes:
-            _require_small(path)
-            _make_path(nodes[name], path)
-    for node in graph_def.node:
-        origin = _origin(nodes, node.input[1]) if node.op == _FROM_FILE and len(node.input) > 1 else None
-        if node.op == _FROM_FILE and (origin is None or origin.name not in paths):
+    own = {node_of(tensor): file for tensor, file in files.items()}
+    bodies = [(nodes, graph_def.node), *(({}, function.node_def) for function in graph_def.library.function)]
+    for known, node in [(known, node) for known, body in bodies for node in body if node.op == _FROM_FILE]:
+        origin = _origin(known, node.input[1]) if len(node.input) > 1 else None
+        if origin is None or origin.name not in own:
             named = origin.attr["value"].tensor.string_val if origin is not None and origin.op == "Const" else []
             raise GraphError(
                 f"{node.name!r} fills a table from a file{f' {shown(named[0])}' if named else ''}, and only files"
                 " that are part of a SavedModel are read: export one, or capture the graph in the program that made it"
             )
+    for name, file in own.items():
+        if name in nodes:
+            _make_path(nodes[name], copies.enter_context(_copy(file.content())))
+
+
+@contextmanager
+def _copy(content: bytes) -> Iterator[str]:
+    """The path of a file in memory with this content, which nobody else can change or take away."""
+    with open(os.memfd_create("asset"), "wb") as file:  # noqa: PTH123, it has no name
+        file.write(content)
+        file.flush()
+        yield f"/proc/self/fd/{file.fileno()}"
 
 
 def _refuse_loops(graph_def: Any) -> None:
@@ -142,19 +182,12 @@ def _refuse_loops(graph_def: Any) -> None:
                 raise GraphError(f"{node.op} {shown(node.name)} fills a table: expected it to be filled without a loop")
 
 
-def _require_small(path: Path) -> None:
-    if not path.is_file():
-        raise GraphError(f"{path}: expected a file to fill a table from, found none")
-    if (size := path.stat().st_size) > MAX_BYTES:
-        raise GraphError(f"{path}: expected a file of at most {MAX_BYTES} bytes to fill a table from, found {size}")
-
-
-def _make_path(node: Any, path: Path) -> None:
+def _make_path(node: Any, path: str) -> None:
     node.op = "Const"
     del node.input[:]
     node.attr.clear()
     node.attr["dtype"].type = tf.string.as_datatype_enum
-    node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(str(path)))
+    node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(path))
 
 
 def _run(graph_def: Any, found: Sequence[Any], fillers: Sequence[str], *, bounded: bool) -> list[Table]:

@@ -10,12 +10,22 @@ from typing import Any
 import tensorflow as tf
 
 from paramsync.errors import GraphError, ParameterError
+from paramsync.files import shown
+from paramsync.graphs.surgery.arguments import (
+    check_graph,
+    check_scope,
+    check_session,
+    checked_device,
+    checked_mapping,
+    checked_names,
+)
 from paramsync.graphs.surgery.duplicate import Copy, duplicate
 from paramsync.graphs.surgery.naming import placeholders as placeholders_of
-from paramsync.graphs.surgery.replacing import check_fit
+from paramsync.graphs.surgery.naming import similar
+from paramsync.graphs.surgery.replacing import stand_in
 from paramsync.graphs.surgery.selection import required
 from paramsync.graphs.surgery.sources import Source, source_of
-from paramsync.graphs.surgery.variables import for_saver
+from paramsync.graphs.surgery.variables import for_saver, saved
 
 Named = tuple[int, tf.Tensor]
 """A tensor, and which source it is of."""
@@ -34,18 +44,22 @@ class Connected:
 
     def initialise(self, session: tf.compat.v1.Session) -> None:
         """Restore each scope that has a checkpoint, and initialise what has no value then, as an optimizer's slots."""
+        check_session(session, self.graph, "session")
         for scope, checkpoint in self._checkpoints.items():
             self.savers[scope].restore(session, checkpoint)
         with self.graph.as_default():
-            every = [*tf.compat.v1.global_variables(), *tf.compat.v1.local_variables()]
-            initialisers = {one.op.name: one.initializer for one in every}
-            empty = session.run(tf.compat.v1.report_uninitialized_variables(every))
+            copied = (one for copy in self.copies.values() for one in copy.variables.values())
+            every = {
+                one.op.name: one for one in (*tf.compat.v1.global_variables(), *tf.compat.v1.local_variables(), *copied)
+            }
+            initialisers = {name: one.initializer for name, one in every.items()}
+            empty = session.run(tf.compat.v1.report_uninitialized_variables(list(every.values())))
             session.run([[initialisers[name.decode()] for name in empty], tf.compat.v1.tables_initializer()])
 
 
 def connect(
     sources: Sequence[tuple[Any, str | Path | None]],
-    inputs: Mapping[str, str] | None = None,
+    inputs: Mapping[str, Any] | None = None,
     *,
     scopes: Sequence[str] | None = None,
     outputs: Sequence[str] | None = None,
@@ -56,45 +70,76 @@ def connect(
     """Import graphs, each with its checkpoint or None, and read an earlier one's outputs as a later one's inputs.
 
     A source is a `.meta` file, a MetaGraphDef, a tf.Graph or a Graph. `inputs` maps input to output, by the names these
-    have in their graphs, or with the scope before them: graph1, graph2 and so on, or those of `scopes`. The outputs are
-    those named, or else those of the sources that no other one reads. Only what leads to them is imported. Their
+    have in their graphs, or with the scope before them: graph1, graph2 and so on, or those of `scopes`. An input may
+    also read a tensor, of a live source or of the graph that all goes to, or take an array for its value. The outputs
+    are those named, or else those of the sources that no other one reads. Only what leads to them is imported. Their
     placeholders are inputs, and so are the tensors named in `placeholders`, input pipelines for example.
 
-    Everything goes to `graph`, or the default graph. Raises GraphError where a name is unknown or does not say which
-    graph it is of, and ParameterError where a checkpoint lacks a variable or has it with another shape or dtype.
+    Everything goes to `graph`, or the default graph, and runs on `device`: anywhere if that is "", or where its sources
+    say. Raises GraphError where a name is unknown or does not say which graph it is of, and ParameterError where a
+    checkpoint lacks a variable or has it with another shape or dtype. Nothing is added to a graph then.
     """
-    for pair in sources:
-        if not isinstance(pair, tuple | list) or len(pair) != 2:
-            raise GraphError(f"expected pairs of a graph and its checkpoint, or None, found {pair!r}")
+    _check_pairs(sources)
+    inputs = checked_mapping(inputs, "inputs", "what is read by the name of an input")
+    placeholders = checked_names(placeholders, "placeholders")
+    outputs = None if outputs is None else checked_names(outputs, "outputs")
+    device = checked_device(device)
+    target = tf.compat.v1.get_default_graph() if graph is None else graph
+    check_graph(target)
     found = [source_of(one) for one, _ in sources]
-    scopes = [f"graph{at}" for at in range(1, len(found) + 1)] if scopes is None else list(scopes)
-    if not found or len(scopes) != len(found) or len(set(scopes)) != len(scopes):
-        raise GraphError(f"expected a scope for each of {len(found)} graphs to connect, found {scopes}")
+    scopes = [f"graph{at}" for at in range(1, len(found) + 1)] if scopes is None else checked_names(scopes, "scopes")
+    for one in scopes:
+        check_scope(one, "scopes")
+    if len(scopes) != len(found) or len({one.lower() for one in scopes}) != len(scopes):
+        raise GraphError(f"scopes: expected a scope for each of {len(found)} graphs to connect, found {scopes}")
     names = _Names(found, scopes)
-    joints = [names.joint(taker, giver) for taker, giver in (inputs or {}).items()]
-    for (_, taker_tensor), (_, giver_tensor) in joints:
-        check_fit(taker_tensor, giver_tensor)
+    joints = [names.joint(taker, giver) for taker, giver in inputs.items() if names.is_giver(giver)]
+    fixed = [(names.one(taker, "inputs"), one) for taker, one in inputs.items() if not names.is_giver(one)]
     ends = _ends(names, joints, outputs)
-    opened = [names.one(one) for one in placeholders]
+    opened = [names.one(one, "placeholders") for one in placeholders]
     checkpoints = [None if one is None else _Checkpoint(one) for _, one in sources]
     cuts = []
     for at, source in enumerate(found):
         wanted = _of(at, [*ends, *(giver for _, giver in joints)])
-        joined, fed = _of(at, [taker for taker, _ in joints]), _of(at, opened)
-        given = {one.name for one in [*joined, *fed]}
-        others, variables = required(source.graph, wanted, given)
+        if not wanted:
+            raise GraphError(f"outputs: nothing of {scopes[at]} leads to them, and no input reads an output of it")
+        joined, fed = _of(at, [taker for taker, _ in (*joints, *fixed)]), _of(at, opened)
+        known = {one.name for one in [*joined, *fed]}
+        others, variables = required(source.graph, wanted, known)
         checkpoint = checkpoints[at]
         if checkpoint:
-            checkpoint.check({name: (one, *source.saved_as(name, one)) for name, one in variables.items()})
+            kept = saved(source.graph, variables)
+            checkpoint.check({name: (one, *source.saved_as(name, one)) for name, one in kept.items()})
         cuts.append((wanted, [*fed, *others]))
-    target = graph or tf.compat.v1.get_default_graph()
-    copies: list[Copy] = []
-    for at, (wanted, fed) in enumerate(cuts):
-        replace = {taker: copies[of][giver] for (into, taker), (of, giver) in joints if into == at}
-        copies.append(
-            duplicate(wanted, fed, scope=scopes[at], replace=replace, keep_seeds=True, graph=target, device=device)
-        )
-    return _connected(target, names, copies, checkpoints, ends, [fed for _, fed in cuts])
+
+    def build(graph: tf.Graph, fixed: Sequence[tuple[Named, Any]]) -> Connected:
+        copies: list[Copy] = []
+        for at, (wanted, fed) in enumerate(cuts):
+            replace = {taker: copies[of][giver] for (into, taker), (of, giver) in joints if into == at}
+            replace |= {taker: value for (into, taker), value in fixed if into == at}
+            copies.append(
+                duplicate(wanted, fed, scope=scopes[at], replace=replace, keep_seeds=True, graph=graph, device=device)
+            )
+        return _connected(graph, names, copies, checkpoints, ends, [fed for _, fed in cuts])
+
+    with tf.Graph().as_default() as aside:  # what fails there adds nothing to the target
+        here = [(taker, stand_in(one, "given") if _is_of(target, one) else one) for taker, one in fixed]
+        build(aside, here)
+    return build(target, fixed)
+
+
+def _is_of(graph: tf.Graph, one: Any) -> bool:
+    return isinstance(one, tf.Tensor | tf.Variable) and getattr(one, "graph", None) is graph
+
+
+def _check_pairs(sources: Any) -> None:
+    if not isinstance(sources, list | tuple) or not sources:
+        raise GraphError(f"sources: expected a list of pairs of a graph and its checkpoint, found {shown(sources)}")
+    for pair in sources:
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise GraphError(f"sources: expected pairs of a graph and its checkpoint, or None, found {shown(pair)}")
+        if pair[1] is not None and not isinstance(pair[1], str | Path):
+            raise GraphError(f"sources: expected the path of a checkpoint, or None, found {shown(pair[1])}")
 
 
 def _connected(
@@ -108,9 +153,8 @@ def _connected(
     savers, restored = {}, {}
     for source, copy, checkpoint in zip(names.sources, copies, checkpoints, strict=True):
         keys = {name: source.saved_as(name, one)[0] for name, one in copy.originals.items()}
-        held = {
-            name: one for name, one in copy.variables.items() if checkpoint is None or keys[name] in checkpoint.keys
-        }
+        kept = saved(target, copy.variables)
+        held = {name: one for name, one in kept.items() if checkpoint is None or keys[name] in checkpoint.keys}
         if held:
             with target.as_default():
                 savers[copy.scope] = tf.compat.v1.train.Saver(for_saver(held, keys), name=f"{copy.scope}/save")
@@ -137,23 +181,37 @@ class _Names:
         self.sources = sources
         self._scopes = scopes
 
-    def one(self, name: str) -> Named:
-        found = self._all(name)
+    def one(self, name: str, what: str) -> Named:
+        found = self._all(name, what)
         if len(found) > 1:
             spelled = " or ".join(f"{self._scopes[at]}/{name}" for at, _ in found)
-            raise GraphError(f"{name!r} is a tensor of several graphs: say {spelled}")
+            raise GraphError(f"{what}: {name!r} is a tensor of several graphs: say {spelled}")
         return found[0]
 
-    def joint(self, taker: str, giver: str) -> tuple[Named, Named]:
+    def is_giver(self, one: Any) -> bool:
+        """Whether this is meant to be a tensor of a source: a name, or a tensor of its graph."""
+        graph = getattr(one, "graph", None) if isinstance(one, tf.Tensor) else None
+        return isinstance(one, str) or any(source.graph is graph for source in self.sources)
+
+    def joint(self, taker: str, giver: str | tf.Tensor) -> tuple[Named, Named]:
         """The input and the output that it reads, of an earlier source."""
-        pairs = [(into, of) for into in self._all(taker) for of in self._all(giver) if of[0] < into[0]]
+        if isinstance(giver, str):
+            givers = self._all(giver, "inputs")
+        else:
+            givers = [(at, giver) for at, source in enumerate(self.sources) if source.graph is giver.graph]
+            giver = giver.name
+        pairs = [(into, of) for into in self._all(taker, "inputs") for of in givers if of[0] < into[0]]
         if len(pairs) != 1:
             order = ", ".join(self._scopes)
             what = "not of a graph before it" if not pairs else "so in several ways: put the scope before the names"
-            raise GraphError(f"{taker!r} cannot read {giver!r}: that is {what}; the graphs, in their order: {order}")
+            raise GraphError(
+                f"inputs: {taker!r} cannot read {giver!r}: that is {what}; the graphs, in their order: {order}"
+            )
         return pairs[0]
 
-    def _all(self, name: str) -> list[Named]:
+    def _all(self, name: str, what: str) -> list[Named]:
+        if not isinstance(name, str):
+            raise GraphError(f"{what}: expected the names of tensors, found {shown(name)}")
         found = []
         for at, (scope, source) in enumerate(zip(self._scopes, self.sources, strict=True)):
             tensor = source.tensor(name)
@@ -163,10 +221,10 @@ class _Names:
                 found.append((at, tensor))
         if not found:
             there = "; ".join(
-                f"{scope}: {placeholders_of(source.graph)}"
+                f"{scope}: {placeholders_of(source.graph)}{similar(source.graph, name.removeprefix(f'{scope}/'))}"
                 for scope, source in zip(self._scopes, self.sources, strict=True)
             )
-            raise GraphError(f"no graph has a tensor {name!r}; their placeholders: {there}")
+            raise GraphError(f"{what}: no graph has a tensor {name!r}; their placeholders: {there}")
         return found
 
 
@@ -205,11 +263,11 @@ class _Checkpoint:
 
 def _ends(names: _Names, joints: Sequence[tuple[Named, Named]], outputs: Sequence[str] | None) -> list[Named]:
     if outputs is not None:
-        return [names.one(one) for one in outputs]
+        return [names.one(one, "outputs") for one in outputs]
     read = {of for _, (of, _) in joints}
     found = [(at, one) for at, source in enumerate(names.sources) if at not in read for one in source.ends()]
     if not found:
-        raise GraphError("the graphs do not say what their outputs are: name them (outputs=[...])")
+        raise GraphError("outputs: the graphs do not say what theirs are: name them (outputs=[...])")
     return found
 
 

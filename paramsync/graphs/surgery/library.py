@@ -8,20 +8,28 @@ from typing import Any
 
 import tensorflow as tf
 
-from paramsync.graph_defs import called, functions_called
-from paramsync.graphs.lifting.roles import CALLS, functions, set_functions
+from paramsync.graph_defs import called, functions_called, functions_of
+from paramsync.graphs.lifting.roles import CALLS, definition, functions, set_functions
+from paramsync.graphs.surgery.custom_gradients import refuse
 
 _numbers = count()
 
 
 def library_of(graph: tf.Graph, operations: Iterable[tf.Operation]) -> list[Any]:
     """The functions these operations call, and those they call in turn."""
+    nodes = [operation.node_def for operation in operations]
+    if not any(
+        any(functions_of(node.attr)) or definition(node.op) is None for node in nodes
+    ):  # to ask the graph for its functions takes as long as to ask for all it has
+        return []
     library = graph.as_graph_def(from_version=graph.version).library  # no nodes are newer than its version
-    return functions_called(library.function, (operation.node_def for operation in operations))
+    return functions_called(library.function, nodes)
 
 
-def set_apart(graph_def: Any) -> None:
+def set_apart(graph_def: Any, *, device: str | None = None) -> None:
     """Give the functions that calls, loops and branches use names of their own, and leave out those that nothing uses.
+
+    All that is the graph's own then runs on `device`, if that is given.
 
     TensorFlow keeps the functions of all graphs of a process by name, and changes those it takes gradients of.
     """
@@ -37,6 +45,13 @@ def set_apart(graph_def: Any) -> None:
             if node.op in CALLS:
                 called_names = functions(node, CALLS[node.op])
                 set_functions(node, CALLS[node.op], [renamed.get(name, name) for name in called_names])
+    own = [one.node_def for one in found if one.signature.name in renamed]
+    for nodes in own:
+        refuse(nodes)
+    if device is not None:
+        for nodes in (graph_def.node, *own):
+            for node in nodes:
+                node.device = device
     for one in found:
         one.signature.name = renamed.get(one.signature.name, one.signature.name)
     graph_def.library.CopyFrom(type(graph_def.library)(function=found, gradient=graph_def.library.gradient))

@@ -65,8 +65,6 @@ class Nodes:
         attribute = _NAMES.get(node.op)
         if attribute and node.attr[attribute].s:
             node.attr[attribute].s = f"{self._scope}/".encode() + node.attr[attribute].s
-        if self._device is not None:
-            node.device = self._device
         self._colocate(node)
 
     def _input(self, name: str) -> str:

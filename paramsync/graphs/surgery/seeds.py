@@ -7,7 +7,7 @@ no two copies have a seed in common. Where both seeds are 0, TensorFlow draws on
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -58,6 +58,11 @@ def _with_seeds(functions: Mapping[str, Any]) -> list[str]:
             found.add(caller)
             waiting.append(caller)
     return sorted(found)
+
+
+def any_seed(nodes: Iterable[Any]) -> bool:
+    """Whether any of the nodes draws numbers that follow from a seed."""
+    return any(map(_has_seed, nodes))
 
 
 def _has_seed(node: Any) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from paramsync.errors import GraphError
-from paramsync.graphs.surgery.contexts import contexts_of, inside, needed
+from paramsync.graphs.surgery.contexts import contexts_of, exits, inside, needed
 from paramsync.graphs.surgery.naming import PLACEHOLDERS, operation_of
 from paramsync.graphs.surgery.variables import Found, find, is_variable, known
 
@@ -42,7 +42,7 @@ class Selection:
         self._given = frozenset(given)
         self._given_operations = frozenset(name.partition(":")[0] for name in given)
         self._values = frozenset(values)
-        self._own, self._same = own_variables, same_graph
+        self.own, self._same = own_variables, same_graph
         self._known = known(graph)
 
     def walk(self, outputs: Collection[Any], at_placeholder: Callable[[tf.Operation], Any] | None = None) -> None:
@@ -120,7 +120,7 @@ class Selection:
                 else:
                     _refuse_pipeline(operation)
                     self.operations[operation.name] = operation
-                    waiting += self._before(operation)
+                    waiting += [*self._before(operation), *exits(operation)]
             tensors = (self.graph.get_tensor_by_name(name) for name in needed(self.contexts, self.operations))
             waiting = [
                 one.op
@@ -134,7 +134,7 @@ class Selection:
 
     def _is_kept(self, operation: tf.Operation) -> bool:
         if is_variable(operation):
-            return not self._own and operation.name not in self._values
+            return not self.own and operation.name not in self._values
         return self._same and _is_resource(operation)
 
     def _keep(self, operation: tf.Operation) -> None:

@@ -11,9 +11,11 @@ from typing import Any
 import tensorflow as tf
 
 from paramsync.errors import GraphError
+from paramsync.files import shown
 from paramsync.graphs.graph import DEFAULT_SIGNATURE, Graph, Shape, from_proto
 from paramsync.graphs.sources.meta_graphs import read_meta
 from paramsync.graphs.sources.saver_names import VARIABLES, parameters
+from paramsync.graphs.surgery.custom_gradients import refuse
 from paramsync.graphs.surgery.variables import saved_as
 from paramsync.graphs.tables import Contents
 
@@ -78,16 +80,20 @@ def source_of(given: Any) -> Source:
         return Source(given)
     if isinstance(given, tf.compat.v1.MetaGraphDef):
         return _of_meta(given, "the meta graph")
-    if isinstance(given, (str, Path)):
+    if isinstance(given, (str, Path)) and given:
         return _of_meta(read_meta(Path(given)), str(given))
-    raise GraphError(f"expected a .meta file, a MetaGraphDef, a tf.Graph or a Graph to connect, found {given!r}")
+    raise GraphError(
+        f"sources: expected a .meta file, a MetaGraphDef, a tf.Graph or a Graph to connect, found {shown(given)}"
+    )
 
 
 def _of_meta(meta: Any, where: str) -> Source:
     graph = tf.Graph()
+    own = tf.compat.v1.MetaGraphDef.FromString(meta.SerializeToString())
+    _own(own.graph_def)
     try:
         with graph.as_default():
-            tf.compat.v1.train.import_meta_graph(tf.compat.v1.MetaGraphDef.FromString(meta.SerializeToString()))
+            tf.compat.v1.train.import_meta_graph(own)
     except (ValueError, KeyError, TypeError, tf.errors.OpError) as error:
         raise GraphError(f"{where} holds a graph that cannot be imported: {error}") from error
     nodes = {node.name: node for node in meta.graph_def.node}
@@ -100,6 +106,13 @@ def _of_meta(meta: Any, where: str) -> Source:
         outputs={name: one.name for signature in signatures for name, one in signature.outputs.items()},
         keys={one.node: one.name for one in parameters(nodes, variables, saver=saver)},
     )
+
+
+def _own(graph_def: Any) -> Any:
+    """The nodes without the names of gradients that somebody wrote, which mean others in another process."""
+    for nodes in (graph_def.node, *(one.node_def for one in graph_def.library.function)):
+        refuse(nodes)
+    return graph_def
 
 
 def _of_graph(graph: Graph) -> Source:
@@ -117,7 +130,7 @@ def _of_graph(graph: Graph) -> Source:
             given[f"{table.node}:0"] = _table(Contents(table))
         signatures = sorted(message.signatures.items(), key=lambda one: (one[0] != DEFAULT_SIGNATURE, one[0]))
         wanted = [one for _, signature in signatures for one in (*signature.inputs, *signature.outputs)]
-        graph_def = tf.compat.v1.GraphDef.FromString(message.graph_def)
+        graph_def = _own(tf.compat.v1.GraphDef.FromString(message.graph_def))
         tensors = tf.graph_util.import_graph_def(
             graph_def, input_map=given, return_elements=[one.tensor for one in wanted], name="graph"
         )

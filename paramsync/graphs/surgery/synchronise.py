@@ -9,8 +9,10 @@ from typing import Any
 import tensorflow as tf
 
 from paramsync.errors import GraphError, ParameterError
+from paramsync.files import shown
+from paramsync.graphs.surgery.arguments import check_graph, check_session
 from paramsync.graphs.surgery.duplicate import Copy
-from paramsync.graphs.surgery.variables import known
+from paramsync.graphs.surgery.variables import known, value_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,13 +25,19 @@ class Synchronisation:
 
     def run(self, session: tf.compat.v1.Session, target_session: tf.compat.v1.Session | None = None) -> None:
         """Synchronise once: all values are those of one moment between two runs of `session`, the source's."""
+        check_session(session, self.reads[0].graph, "session")
         if not self.feeds:
-            session.run(self.op)
+            if target_session is not None and target_session is not session:
+                raise GraphError("target_session: source and target are of one graph: expected none, found one")
+            _run(session, "session", self.op)
             return
         if target_session is None:
-            raise GraphError("source and target are of two graphs: expected a session of each, found one")
-        values = session.run(self.reads)
-        target_session.run(self.op, dict(zip(self.feeds, values, strict=True)))
+            raise GraphError(
+                "target_session: source and target are of two graphs: expected a session of each, found one"
+            )
+        check_session(target_session, self.op.graph, "target_session")
+        values = _run(session, "session", self.reads)
+        _run(target_session, "target_session", self.op, dict(zip(self.feeds, values, strict=True)))
 
 
 def synchronise(source: Any, target: Any) -> Synchronisation:
@@ -39,8 +47,8 @@ def synchronise(source: Any, target: Any) -> Synchronisation:
     source stands for those of its variables that the target has a name for, as a Copy has for its originals. Raises
     ParameterError where a variable has no counterpart, or one of another dtype or shape.
     """
-    takers = _named(target)
-    givers = _named(source)
+    takers = _named(target, "target")
+    givers = _named(source, "source")
     if isinstance(source, tf.Graph):
         givers = {name: one for name, one in givers.items() if name in takers}
     if not takers or givers.keys() != takers.keys():
@@ -48,9 +56,9 @@ def synchronise(source: Any, target: Any) -> Synchronisation:
     for name, taker in takers.items():
         if givers[name].dtype.base_dtype != taker.dtype.base_dtype or givers[name].shape != taker.shape:
             raise ParameterError(f"the source, {name!r}", expected=_described(taker), found=_described(givers[name]))
-    origin, copy = _graph(givers), _graph(takers)
-    with origin.as_default(), tf.compat.v1.name_scope("synchronise"), origin.control_dependencies(None):
-        reads = [givers[name].read_value() for name in takers]
+    origin, copy = _graph(givers, "source"), _graph(takers, "target")
+    check_graph(copy, "target")
+    reads = [value_of(givers[name]) for name in takers]
     with copy.as_default(), tf.compat.v1.name_scope("synchronise"), copy.control_dependencies(None):
         feeds = [] if origin is copy else [tf.compat.v1.placeholder(one.dtype, one.shape) for one in reads]
         values = zip(takers.values(), feeds or reads, strict=True)
@@ -58,19 +66,37 @@ def synchronise(source: Any, target: Any) -> Synchronisation:
         return Synchronisation(op=tf.group(*assignments), reads=tuple(reads), feeds=tuple(feeds))
 
 
-def _named(variables: Any) -> Mapping[Any, tf.Variable]:
+def _named(variables: Any, what: str) -> Mapping[Any, tf.Variable]:
     if isinstance(variables, Copy):
         return variables.variables
     if isinstance(variables, tf.Graph):
         return known(variables)
-    return variables if isinstance(variables, Mapping) else dict(enumerate(variables))
+    if isinstance(variables, tf.Variable):
+        variables = [variables]
+    if not isinstance(variables, Mapping | list | tuple):
+        raise GraphError(
+            f"{what}: expected a copy, variables by name, a sequence of variables or a tf.Graph, found"
+            f" {shown(variables)}"
+        )
+    found = dict(variables) if isinstance(variables, Mapping) else dict(enumerate(variables))
+    for one in found.values():
+        if not isinstance(one, tf.Variable) or not isinstance(getattr(one, "graph", None), tf.Graph):
+            raise GraphError(f"{what}: expected variables of a graph, found {shown(one)}")
+    return found
 
 
-def _graph(variables: Mapping[Any, tf.Variable]) -> tf.Graph:
+def _graph(variables: Mapping[Any, tf.Variable], what: str) -> tf.Graph:
     graphs = {one.graph for one in variables.values()}
     if len(graphs) > 1:
-        raise GraphError("the variables to synchronise are of several graphs: expected those of one on each side")
+        raise GraphError(f"{what}: the variables are of several graphs: expected those of one on each side")
     return graphs.pop()
+
+
+def _run(session: tf.compat.v1.Session, what: str, *arguments: Any) -> Any:
+    try:
+        return session.run(*arguments)
+    except RuntimeError as error:  # which TensorFlow's own errors are not
+        raise GraphError(f"{what}: it cannot run, as one that was closed: {error}") from error
 
 
 def _listed(variables: Mapping[Any, tf.Variable]) -> str:

@@ -54,6 +54,14 @@ def is_handle(operation: tf.Operation) -> bool:
     return bool(operation.type == "VarHandleOp")
 
 
+def value_of(one: Any) -> Any:
+    """For a variable of a graph, its value as it is read there already; anything else as it is."""
+    if not isinstance(one, tf.Variable):
+        return one
+    with one.graph.as_default():  # else a proto is refused
+        return one.graph.get_tensor_by_name(one.to_proto().snapshot_name)
+
+
 def known(graph: tf.Graph) -> dict[str, tf.Variable]:
     """The variables in the graph's collections, by operation."""
     items = (one for key in graph.get_all_collection_keys() for one in graph.get_collection(key))
@@ -95,6 +103,13 @@ def saved_as(name: str, variable: tf.Variable) -> tuple[str, tf.TensorShape]:
     """What a Saver calls the variable of this name in its graph, and its shape there: for a part, of the whole."""
     whole = variable._get_save_slice_info()
     return (name, variable.shape) if whole is None else (whole.full_name, tf.TensorShape(whole.full_shape))
+
+
+def saved(graph: tf.Graph, variables: Mapping[str, tf.Variable]) -> dict[str, tf.Variable]:
+    """Those of the variables of a graph that tf.train.Saver() writes: the global ones, and those in no collection."""
+    kept = {one.op.name for one in graph.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES)}
+    others = known(graph).keys() - kept
+    return {name: one for name, one in variables.items() if one.op.name not in others}
 
 
 def for_saver(variables: Mapping[str, tf.Variable], keys: Mapping[str, str]) -> dict[str, Any]:

@@ -1,0 +1,128 @@
+"""What a model itself computes, called once on inputs that are made up, and whether its graph gives the same.
+
+A graph comes from a trace, and a model may be traced otherwise than it is called: by its own code or by Keras'.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from paramsync.errors import GraphError
+from paramsync.graphs.graph import Graph, described
+from paramsync.graphs.sources.functions import reason
+from paramsync.graphs.sources.traces import Trace
+
+_log = logging.getLogger("paramsync.graphs")
+
+_SIZES = ((2, 3, 5, 7), (2, 64, 64, 64))
+"""What dimensions of any size are made, by their place: all different first, then what strides and pools divide."""
+_MOST = 1 << 21  # elements that are made up
+_ROUNDING = {"float16": 0.02, "bfloat16": 0.1}  # of the largest value, where any of it is computed in that
+_OTHER_ROUNDING = 1e-3
+_WORDS = np.array([b"", b"a", b"bc", b"0", b"1"], object)
+
+
+def compare(graph: Graph, signature: str, trace: Trace, values: Sequence[tf.Tensor]) -> None:
+    """Raise GraphError where the graph gives other shapes than the model, or values that differ by more than rounding.
+
+    `values` are those of the graph's parameters. What draws random numbers is not compared, nor what the model itself
+    cannot compute on such inputs.
+    """
+    if trace.own is None or graph.stochastic or not tf.executing_eagerly():
+        return
+    given, expected = _called(trace, signature)
+    if expected is None:
+        return
+    try:
+        found = graph(values, dict(zip(trace.inputs, given, strict=True)), signature=signature)
+    except (tf.errors.OpError, ValueError, TypeError) as error:
+        raise GraphError(_otherwise(trace, f"its graph cannot compute what the model does: {reason(error)}")) from error
+    rounding = max((_ROUNDING.get(dtype, _OTHER_ROUNDING) for dtype in _dtypes(graph)), default=_OTHER_ROUNDING)
+    for name, wanted in zip(trace.outputs, expected, strict=True):
+        if name in found and (difference := _difference(name, found[name], wanted, rounding)):
+            raise GraphError(_otherwise(trace, difference))
+
+
+def _called(trace: Trace, signature: str) -> tuple[list[tf.Tensor], list[tf.Tensor] | None]:
+    """The inputs by their tensors, and what the model gives for them: None where it cannot."""
+    assert trace.own is not None
+    why = ""
+    for sizes in _SIZES if any(None in (one.shape or ()) for one in trace.own.specs) else _SIZES[:1]:
+        try:
+            given = [_made_up(spec, sizes, np.random.default_rng(0)) for spec in trace.own.specs]
+            results = tf.nest.flatten(trace.own.call(*given), expand_composites=True)
+            tensors = [tf.convert_to_tensor(one) for one in results if one is not None]
+        except Exception as error:  # noqa: BLE001, what does not compute on such inputs may well do so on real ones
+            why = reason(error)
+        else:
+            return tf.nest.flatten(given, expand_composites=True), tensors
+    _log.debug("%s of %s was not compared with its own call: %s", signature, trace.own.name, why)
+    return [], None
+
+
+def _otherwise(trace: Trace, difference: str) -> str:
+    assert trace.own is not None
+    return (
+        f"{trace.own.name} is traced otherwise than it is called: {difference}. Where Keras traces a layer wrongly"
+        " whose sizes are not known, as it does TimeDistributed, say them: keras.Input((time, ...)), or inputs= as"
+        " tf.TensorSpec; else leave out of call() what depends on how it is called. capture(..., compare=False) takes"
+        " the graph as it is"
+    )
+
+
+def _difference(name: str, found: tf.Tensor, wanted: tf.Tensor, rounding: float) -> str:
+    """Of one output; "" where it is the same."""
+    if (found.dtype, found.shape) != (wanted.dtype, wanted.shape):
+        mine = described(found.dtype.name, tuple(found.shape))
+        return f"its graph gives {name!r} as {mine}, the model {_described_beside(found, wanted)}"
+    one, other = found.numpy(), wanted.numpy()
+    if not (found.dtype.is_floating or found.dtype.is_complex):
+        return "" if np.array_equal(one, other) else f"{name!r} differs from what the model gives"
+    wide = np.complex128 if found.dtype.is_complex else np.float64
+    one, other = np.asarray(one).astype(wide), np.asarray(other).astype(wide)
+    if np.allclose(one, other, rtol=0, atol=rounding * _scale(other), equal_nan=True):
+        return ""
+    by = np.max(np.abs(one - other), initial=0.0, where=np.isfinite(one - other))
+    return f"{name!r} differs from what the model gives, by up to {by:.3g} of {_scale(other):.3g}"
+
+
+def _described_beside(found: tf.Tensor, wanted: tf.Tensor) -> str:
+    text = described(wanted.dtype.name, tuple(wanted.shape))
+    return text.partition(" ")[2] if found.dtype == wanted.dtype else text
+
+
+def _scale(array: Any) -> float:
+    return float(np.max(np.abs(array), initial=0.0, where=np.isfinite(array)))
+
+
+def _dtypes(graph: Graph) -> Iterator[str]:
+    """Those of everything that is computed."""
+    graph_def = tf.compat.v1.GraphDef.FromString(graph.message().graph_def)
+    for node in chain(graph_def.node, *(function.node_def for function in graph_def.library.function)):
+        for value in node.attr.values():
+            if value.type in (tf.float16.as_datatype_enum, tf.bfloat16.as_datatype_enum):
+                yield tf.as_dtype(value.type).name
+
+
+def _made_up(spec: tf.TypeSpec, sizes: Sequence[int], random: np.random.Generator) -> Any:
+    """What a leaf of the arguments may be. Whole numbers are small: they may be places in a table."""
+    shape = [sizes[min(at, len(sizes) - 1)] if size is None else size for at, size in enumerate(spec.shape)]
+    if np.prod(shape, dtype=float) > _MOST:
+        raise ValueError(f"{spec} is too large to be made up")
+    if spec.dtype == tf.string:
+        dense = tf.constant(random.choice(_WORDS, shape), tf.string)
+    elif spec.dtype.is_integer or spec.dtype.is_bool:
+        dense = tf.cast(random.integers(0, 2, shape), spec.dtype)
+    else:
+        dense = tf.cast(random.random(shape), spec.dtype)
+    if isinstance(spec, tf.SparseTensorSpec):
+        return tf.sparse.from_dense(dense)
+    if isinstance(spec, tf.RaggedTensorSpec):
+        return tf.RaggedTensor.from_tensor(dense, ragged_rank=spec.ragged_rank, row_splits_dtype=spec.row_splits_dtype)
+    return dense

@@ -1,0 +1,135 @@
+"""What is copied of a source once a copy of it is differentiated: gradients that somebody wrote (tf.custom_gradient).
+
+The gradient of the original is made in the source, from placeholders, then copied: what it reads of the original
+it reads of the copy there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import tensorflow as tf
+
+from paramsync.errors import GraphError
+from paramsync.graphs.surgery.aside import Aside, make_aside
+from paramsync.graphs.surgery.contexts import inside
+from paramsync.graphs.surgery.custom_gradients import refused
+from paramsync.graphs.surgery.library import library_of
+from paramsync.graphs.surgery.names import Names
+from paramsync.graphs.surgery.replacing import Replacements
+from paramsync.graphs.surgery.seeds import any_seed
+from paramsync.graphs.surgery.selection import Selection
+from paramsync.graphs.surgery.variables import is_variable, known
+
+
+@dataclass(frozen=True)
+class _Brought:
+    """A copy in its target."""
+
+    aside: Aside
+    target: tf.Graph
+    names: Names
+    variables: Mapping[str, tf.Variable]
+
+    @cached_property
+    def read(self) -> frozenset[str]:
+        """The tensors of the source that have a counterpart in the copy, but for those within loops."""
+        source = self.names.source
+        copied = self.names.copied - inside(self.aside.selection.contexts)
+        found = {one.name for name in copied for one in source.get_operation_by_name(name).outputs}
+        return frozenset(found | self.names.replaced.keys()) - {f"{name}:0" for name in self._valued}
+
+    def counterpart(self, name: str) -> Any:
+        """For a variable's handle or reference the variable."""
+        operation = name.partition(":")[0]
+        if operation in self.variables:
+            return self.variables[operation]
+        tensor = self.target.get_tensor_by_name(self.names(name))
+        return known(self.target)[tensor.op.name] if is_variable(tensor.op) else tensor
+
+    @property
+    def _valued(self) -> frozenset[str]:
+        return frozenset(self.aside.replacements.values)
+
+    def more(self, ends: list[tf.Tensor], given: Mapping[str, tf.Tensor], scope: str) -> list[tf.Tensor]:
+        """Copies of these tensors of the source, read from the copy, and by name from what is `given`."""
+        source = self.names.source
+        there = self.read | given.keys()
+        selection = Selection(
+            source,
+            there,
+            values=self._valued,
+            own_variables=self.aside.selection.own,
+            same_graph=self.target is source,
+        )
+        missing = [one for one in ends if one.name not in there]
+        selection.walk(missing)
+        self._check(selection)
+        read = {one.name for operation in selection.operations.values() for one in operation.inputs}
+        read = (read | {one.name for one in ends}) & there
+        read |= {f"{name}:0" for name in self._valued & selection.operations.keys()}
+        replace = {name: given[name] if name in given else self.counterpart(name) for name in read}
+        with source.as_default():
+            replacements = Replacements(source, self.target, (), replace)
+        aside = make_aside(selection, replacements, scope=scope, device=self.aside.device, keep_seeds=True)
+        names = bring(aside, self.target)[0]
+        return [self.target.get_tensor_by_name(names(one.name)) for one in ends]
+
+    def _check(self, selection: Selection) -> None:
+        for name, operation in selection.operations.items():
+            if is_variable(operation) and name not in self._valued:
+                raise GraphError(f"it reads variable {name!r}, which is no part of the copy: share it, or replace it")
+        nodes = [one.node_def for one in selection.operations.values()]
+        functions = library_of(selection.graph, selection.operations.values())
+        if not self.aside.keep_seeds and any_seed([*nodes, *(node for one in functions for node in one.node_def)]):
+            raise GraphError("it draws random numbers again, by the seeds of the original: copy with keep_seeds=True")
+
+
+def bring(aside: Aside, target: tf.Graph) -> tuple[Names, dict[str, tf.Variable]]:
+    """Add a copy to its target, and let what has a gradient that somebody wrote be differentiated there."""
+    with target.as_default(), tf.compat.v1.name_scope(None), target.control_dependencies(None), target.device(None):
+        names, variables = aside.bring(target)
+    brought = _Brought(aside, target, names, variables)
+    for operation, gradient in aside.gradients.items():
+        _register(gradient, aside.selection.operations[operation], brought)
+    return names, variables
+
+
+def _register(name: str, original: tf.Operation, brought: _Brought) -> None:
+    copy = f"{brought.names.scope}/{original.name}"
+
+    @tf.RegisterGradient(name)
+    def gradient(operation: tf.Operation, *given: Any) -> Any:
+        if operation.graph is not brought.target or operation.name != copy:
+            return refused(operation)  # this one was imported again
+        try:
+            return _of_original(original, given, brought)
+        except (GraphError, LookupError) as error:  # TensorFlow's where the source was imported, without it
+            raise GraphError(
+                f"the gradient of {copy!r}, which somebody wrote (tf.custom_gradient), cannot be copied: {error}"
+            ) from error
+
+
+def _of_original(original: tf.Operation, given: tuple[Any, ...], brought: _Brought) -> list[Any]:
+    source = original.graph
+    if source.finalized:
+        raise GraphError("the graph of the original is finalised, and its gradient is made there")
+    there = [
+        (end, tf.convert_to_tensor(one)) for end, one in zip(original.outputs, given, strict=True) if one is not None
+    ]
+    inputs = list({one.name: one for one in original.inputs}.values())
+    with source.as_default(), tf.compat.v1.name_scope(None), source.control_dependencies(None), source.device(None):
+        with tf.compat.v1.name_scope(f"gradient_of_{original.name.replace('/', '_')}"):
+            slots = [tf.compat.v1.placeholder(one.dtype, end.shape) for end, one in there]
+        found = tf.gradients([end for end, _ in there], inputs, slots, stop_gradients=inputs)
+    gradients = {one.name: of for one, of in zip(inputs, found, strict=True) if of is not None}
+    parts = tf.nest.flatten(gradients, expand_composites=True)
+    values = {slot.name: one for slot, (_, one) in zip(slots, there, strict=True)}
+    with brought.target.as_default(), tf.compat.v1.name_scope(None):
+        scope = brought.target.unique_name(f"{brought.names.scope}/copied_gradient", mark_as_used=False)
+    copied = brought.more(parts, values, scope)
+    whole = tf.nest.pack_sequence_as(gradients, copied, expand_composites=True)
+    return [whole.pop(one.name, None) for one in original.inputs]  # an input that is there twice has all of it once
