@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import ipaddress
 import itertools
 import re
 import socket
@@ -17,15 +18,15 @@ REST_PORT = 8501
 CONTROL_PORT = 8502
 TRAINER_PORT = 8503
 
-_MOST = 65535
+LAST_PORT = 65535
 _DIGITS = re.compile(r"[0-9]{1,5}")  # isdecimal() and \d take digits of every script
 _ADDRESS = re.compile(r"(?:[^\s:\[\]]+|\[[^\s\[\]]*:[^\s\[\]]*\]):([0-9]{1,5})")
 
 
 def read_port(text: str) -> int:
     """For argparse: a port to listen on, where 0 is any free one."""
-    if not _DIGITS.fullmatch(text) or int(text) > _MOST:
-        raise argparse.ArgumentTypeError(f"expected a port from 0 to {_MOST}, found {text!r}")
+    if not _DIGITS.fullmatch(text) or int(text) > LAST_PORT:
+        raise argparse.ArgumentTypeError(f"expected a port from 0 to {LAST_PORT}, found {text!r}")
     return int(text)
 
 
@@ -34,10 +35,24 @@ def address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+def is_loopback(host: str) -> bool:
+    """Whether what listens there can be called from this machine alone, as far as that can be told."""
+    try:
+        found = {str(where[0]) for *_, where in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
+    except (OSError, UnicodeError):
+        return False
+    return bool(host and found) and all(_is_loopback(ipaddress.ip_address(one.partition("%")[0])) for one in found)
+
+
+def _is_loopback(found: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
+    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
+    return (mapped or found).is_loopback
+
+
 def check_address(text: str) -> str:
     """The text itself where it is HOST:PORT that can be called; raises SettingsError where it is not."""
     found = _ADDRESS.fullmatch(text)
-    if not found or not 0 < int(found[1]) <= _MOST:
+    if not found or not 0 < int(found[1]) <= LAST_PORT:
         raise SettingsError(f"address {text!r}: expected HOST:PORT, such as 127.0.0.1:8500 or [::1]:8500")
     return text
 

@@ -12,7 +12,7 @@ import numpy as np
 from paramsync import dtypes, files, held, index, slices, strings, untouched
 from paramsync.checksums import crc32c, mask
 from paramsync.dtypes import Array
-from paramsync.errors import CorruptCheckpointError, ParameterError
+from paramsync.errors import CorruptCheckpointError, ParameterError, UnreadableError
 from paramsync.examine import Finding, Region, examine
 from paramsync.held import Held, Mapped, Outline
 from paramsync.index import Entry, data_file, index_file
@@ -58,7 +58,8 @@ class Bundle:
         What `find` gives was opened and mapped before: ahead of the name that it has now, and the lock is taken on that
         very open file; or for another checkpoint that has the same file, and is locked since then.
 
-        Raises CorruptCheckpointError where the files are not a whole checkpoint, or go on changing.
+        Raises CorruptCheckpointError where the files are not a whole checkpoint, or go on changing, UnreadableError
+        where they cannot be read now.
         """
         for _ in range(_LOOKS):
             if (bundle := cls._look(prefix, mapped=mapped, find=find)) is not None:
@@ -124,13 +125,13 @@ class Bundle:
                 path = self._shards[piece.shard].path
                 raise ParameterError(str(path), expected=f"finite values in {files.shown(name)}", found=wrong)
 
-    def faults(self, advance: Callable[[int], None]) -> dict[str, CorruptCheckpointError]:
+    def faults(self, advance: Callable[[int], None]) -> dict[str, CorruptCheckpointError | UnreadableError]:
         """What is wrong with each tensor that is not what its checksum says, found without keeping any of it.
 
         For those who want to know and not to serve: it takes little memory, however large the files say they are. Runs
         on several threads, each of which tells `advance` how many bytes it has seen.
         """
-        wrong: dict[str, CorruptCheckpointError] = {}
+        wrong: dict[str, CorruptCheckpointError | UnreadableError] = {}
         places: dict[Place, list[tuple[str, Entry]]] = {}
         for name, entry in self.entries.items():
             for piece in entry.pieces:
@@ -139,7 +140,7 @@ class Bundle:
         def look(claims: list[tuple[str, Entry]]) -> None:
             try:
                 checksum = self._checksum(*claims[0], advance)
-            except CorruptCheckpointError as error:
+            except (CorruptCheckpointError, UnreadableError) as error:
                 wrong.update((name, error) for name, _ in claims)
                 return
             mismatches = ((name, self._mismatch(name, piece, checksum)) for name, piece in claims)

@@ -10,6 +10,10 @@ class ParamsyncError(Exception):
     """What all errors of this project are. Its text is one line for a person."""
 
 
+def _quoted(names: Iterable[str]) -> str:
+    return ", ".join(map(repr, sorted(names))) or "none"
+
+
 # The caller's or operator's fault -------------------------------------------------------------------------------------
 
 
@@ -23,7 +27,9 @@ class RequestError(ParamsyncError):
 
 class UnknownModelError(RequestError):
     def __init__(self, model: str, known: Iterable[str]) -> None:
-        super().__init__(f"model {model!r} is not served here; served: {', '.join(sorted(known)) or 'none'}")
+        served = _quoted(known)
+        wrong = f"model {model!r} is not served here" if model else "no model is named, and not just one is served"
+        super().__init__(f"{wrong}; served: {served}")
 
 
 class UnknownVersionError(RequestError):
@@ -34,13 +40,14 @@ class UnknownVersionError(RequestError):
 
 class UnknownLabelError(RequestError):
     def __init__(self, model: str, label: str, known: Iterable[str]) -> None:
-        listed = ", ".join(sorted(known)) or "none"
-        super().__init__(f"label {label!r} of model {model!r} is not there; there are: {listed}")
+        super().__init__(f"label {label!r} of model {model!r} is not there; there are: {_quoted(known)}")
 
 
 class UnknownSignatureError(RequestError):
-    def __init__(self, signature: str, known: Iterable[str]) -> None:
-        super().__init__(f"signature {signature!r} does not exist; there are: {', '.join(sorted(known)) or 'none'}")
+    def __init__(self, signature: str, known: Iterable[str], why: str = "") -> None:
+        """`why` is the reason, where it is there and cannot be served."""
+        problem = f"is not served: {why}" if why else "does not exist"
+        super().__init__(f"signature {signature!r} {problem}; there are: {_quoted(known)}")
 
 
 class TooLargeError(RequestError):
@@ -55,6 +62,10 @@ class InputError(RequestError):
 
     def __init__(self, what: str, *, expected: object, found: object) -> None:
         super().__init__(f"{what}: expected {expected}, found {found}")
+
+
+class NotAllowedError(RequestError):
+    """What callers may not do here. The text names the option that allows it."""
 
 
 class StoppedError(RequestError):
@@ -73,6 +84,13 @@ class StoreError(ParamsyncError):
     def __init__(self, path: Path, problem: str) -> None:
         super().__init__(f"store {path}: {problem}")
         self.path = path
+
+
+class UnreadableError(StoreError):
+    """A file that cannot be read now, for a reason that says nothing of what is in it: it may well be another time."""
+
+    def __init__(self, path: Path, why: str) -> None:
+        super().__init__(path.parent, f"{path.name} cannot be read: {why}")
 
 
 class StoreLockedError(StoreError):
@@ -102,11 +120,15 @@ class GraphError(ParamsyncError):
 
 
 class UnfinishedMetaError(UnfinishedError, GraphError):
-    """A `.meta` file that is not there or not whole."""
+    """A `.meta` file, or an asset of a SavedModel, that is not there or not whole."""
 
 
 class UnsafeGraphError(GraphError):
     """A graph that somebody else made and that is not computed with: for its ops, or for what it would cost."""
+
+
+class StructureError(GraphError):
+    """What is published has other variables or layers than were captured, and cannot be captured anew."""
 
 
 class ParameterError(GraphError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,13 +12,28 @@ from pathlib import Path
 from typing import BinaryIO
 
 from paramsync import kernel, way
-from paramsync.errors import CorruptCheckpointError
+from paramsync.errors import CorruptCheckpointError, UnreadableError
 from paramsync.kernel import Facts, Kernel
 
 TEMPORARY = ".tmp-"
 MAX_MESSAGE = (1 << 31) - 1  # bytes; no message of protobuf is larger
 
 _SHOWN = 200  # characters
+# What the file itself, or its name, is the cause of, until it is another one. All else is this machine's, or an
+# operator's to mend: no descriptor or memory is left, a disk fails, a server is away, permission was not given.
+_OF_THE_FILE = frozenset(
+    {
+        errno.ENOENT,
+        errno.ENOTDIR,
+        errno.EISDIR,
+        errno.ELOOP,
+        errno.ENXIO,
+        errno.ENAMETOOLONG,
+        errno.EINVAL,
+        errno.EFBIG,
+        errno.EOVERFLOW,
+    }
+)
 _IRREGULAR = {errno.ELOOP: "a symbolic link", errno.ENXIO: "a socket or a device"}
 
 
@@ -38,6 +54,20 @@ def aside(path: Path, *, durable: bool = False) -> Iterator[BinaryIO]:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def keep_aside(path: Path, aside: Path) -> None:
+    """Give what is at a path, whatever it is, another name, from which whatever was there before goes.
+
+    Where that can be, it has both names: nobody who looks for the first one is to find none. Raises OSError.
+    """
+    if aside.is_dir() and not aside.is_symlink():
+        shutil.rmtree(aside)
+    aside.unlink(missing_ok=True)
+    try:
+        os.link(path, aside, follow_symlinks=False)
+    except OSError:  # it is a folder, or this file system knows no links
+        path.rename(aside)
 
 
 def _fresh(path: Path) -> BinaryIO:
@@ -95,6 +125,19 @@ def content(path: Path, *, limit: int) -> bytes:
         return read  # a file that grows meanwhile is no concern of this reader
     finally:
         calls.close(descriptor)
+
+
+def is_of_the_file(error: OSError) -> bool:
+    """Whether the file that could not be read is the cause. What no system call raised is nobody else's fault."""
+    return error.errno is None or error.errno in _OF_THE_FILE
+
+
+def unread(path: Path, expected: str, error: OSError) -> CorruptCheckpointError | UnreadableError:
+    """What to raise for an error of reading a file that had to be there."""
+    why = error.strerror or str(error)
+    if is_of_the_file(error):
+        return CorruptCheckpointError(path, expected=expected, found=why)
+    return UnreadableError(path, why)
 
 
 def has(path: Path, expected: bytes) -> bool:

@@ -6,14 +6,14 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from paramsync import files, index, layout
-from paramsync.errors import CorruptCheckpointError, StoreError
+from paramsync.errors import CorruptCheckpointError, StoreError, UnreadableError
 from paramsync.index import index_file
 from paramsync.version import Version
 
 
 def names(directory: Path, listed: Collection[str]) -> list[str]:
     """Those that are there, oldest first. What is marked as rubbish is not."""
-    found = [name for name, version in _recorded(directory, listed) if record(directory, name) == version]
+    found = [name for name, version in _recorded(directory, listed) if _is_of_its_record(directory, name, version)]
     return sorted((name for name in found if index_file(directory / name).is_file()), key=layout.number_of)
 
 
@@ -34,7 +34,7 @@ def remains(directory: Path, listed: Collection[str]) -> list[Version]:
 def record(directory: Path, name: str) -> Version | None:
     """The record of that version; None where it has none, or somebody else wrote a checkpoint of that name over ours.
 
-    Raises as `layout.read_record` does.
+    Raises as `layout.read_record` does, and UnreadableError where nobody can tell now.
     """
     found = layout.read_record(directory, name)
     if found is not None and found.checksum:
@@ -45,6 +45,13 @@ def record(directory: Path, name: str) -> Version | None:
         if index.digest(entries) != found.checksum:
             return None
     return found
+
+
+def _is_of_its_record(directory: Path, name: str, version: Version) -> bool:
+    try:
+        return record(directory, name) == version
+    except UnreadableError:  # it stays as it is, whatever it is
+        return False
 
 
 def highest(directory: Path) -> int:

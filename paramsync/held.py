@@ -25,7 +25,7 @@ import numpy as np
 
 from paramsync import files, kernel, memory
 from paramsync.checksums import crc32c
-from paramsync.errors import CorruptCheckpointError
+from paramsync.errors import CorruptCheckpointError, UnreadableError
 from paramsync.kernel import Facts
 from paramsync.plan import ALIGNMENT
 from paramsync.untouched import FileId, Trace
@@ -58,18 +58,21 @@ class Held(ABC):
         self.trace = Trace.of(found)
 
     def has_its_name(self) -> bool:
-        """Whether the path still leads to this file."""
+        """Whether the path still leads to this file. Raises UnreadableError where nobody can tell now."""
         try:
             found = kernel.of(self.path).of_name(self.path.parent, self.path.name)
-        except OSError:
-            return False
+        except OSError as error:
+            if files.is_of_the_file(error):
+                return False
+            raise files.unread(self.path, "a data file", error) from error
         return (found.st_dev, found.st_ino) == self.trace.file_id
 
     @abstractmethod
     def memory(self, offset: int, size: int) -> memoryview:
         """These bytes of the file, which may be written to and keep what they lie in alive.
 
-        The same ones at each call. Raises CorruptCheckpointError where the file has become too short for them.
+        The same ones at each call. Raises CorruptCheckpointError where the file has become too short for them,
+        UnreadableError where they cannot be read now.
         """
 
     @abstractmethod
@@ -84,7 +87,7 @@ class Held(ABC):
     def prefault(self, offset: int, size: int) -> None:
         """Have the kernel bring these bytes of some `memory` into the page table, without keeping the interpreter.
 
-        Raises CorruptCheckpointError where the file has become too short for them.
+        Raises CorruptCheckpointError where the file has become too short for them, UnreadableError for other reasons.
         """
 
     @abstractmethod
@@ -101,7 +104,7 @@ class Held(ABC):
 
     def _too_short(self, offset: int, size: int) -> CorruptCheckpointError:
         expected = f"{size} bytes at {offset}, as when it was opened"
-        return CorruptCheckpointError(self.path, expected=expected, found="a file that was cut or cannot be read")
+        return CorruptCheckpointError(self.path, expected=expected, found="a file that was cut")
 
 
 class There(Protocol):
@@ -119,7 +122,7 @@ Find: TypeAlias = "Callable[[Facts], There | None]"
 
 
 def hold(path: Path, *, mapped: bool, find: Find | None = None) -> Held | None:
-    """Open and lock a data file; None where somebody is overwriting it. Raises CorruptCheckpointError.
+    """Open and lock a data file; None where somebody is overwriting it. Raises CorruptCheckpointError, UnreadableError.
 
     Mapped, its bytes are used where they lie: whoever truncates the file then ends this process with SIGBUS. Not
     mapped, they are copied when they are asked for, and what happens to the file afterwards does not matter. What
@@ -133,7 +136,7 @@ def hold(path: Path, *, mapped: bool, find: Find | None = None) -> Held | None:
                 return None
             return Mapped(path, descriptor) if mapped else _Copied(path, descriptor)
     except OSError as error:
-        raise CorruptCheckpointError(path, expected="a data file", found=error.strerror) from error
+        raise files.unread(path, "a data file", error) from error
 
 
 @final
@@ -205,9 +208,12 @@ class Mapped(Held):
         address = np.frombuffer(self._memory, np.uint8).ctypes.data
         if _MADVISE(address + start, offset + size - start, _POPULATE_READ) == 0:
             return True
-        if ctypes.get_errno() != errno.EINVAL:
-            raise self._too_short(offset, size)
-        return False
+        if (number := ctypes.get_errno()) == errno.EINVAL:
+            return False
+        self.check(
+            offset, size
+        )  # what is not there is no page; else they cannot be read, or there is no memory for them
+        raise UnreadableError(self.path, os.strerror(errno.EIO if number == errno.EFAULT else number))
 
     def let_pages_go(self) -> None:
         if not self.size or sys.platform != "linux":  # elsewhere the advice may mean something else
@@ -253,7 +259,10 @@ class _Copied(Held):
         copy = room[start : start + size].data
         done = 0
         while done < size:
-            count = os.preadv(self._descriptor, [copy[done:]], offset + done)
+            try:
+                count = os.preadv(self._descriptor, [copy[done:]], offset + done)
+            except OSError as error:
+                raise files.unread(self.path, "a data file", error) from error
             if not count:
                 raise self._too_short(offset, size)
             done += count

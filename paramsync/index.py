@@ -78,16 +78,19 @@ def data_file(prefix: Path, shard: int, shards: int) -> Path:
 
 
 def read(path: Path) -> Index:
-    """The index in a file. Raises CorruptCheckpointError where it is not one, or not one to rely on."""
+    """The index in a file. Raises as `content` does, CorruptCheckpointError also where it is not one to rely on."""
     return decode(content(path), path=path)
 
 
 def content(path: Path) -> bytes:
-    """The bytes of an index file, for `decode`. Raises CorruptCheckpointError where it cannot be one."""
+    """The bytes of an index file, for `decode`.
+
+    Raises CorruptCheckpointError where it cannot be one, UnreadableError where nobody can tell now.
+    """
     try:
         return files.content(path, limit=_LIMIT)
     except OSError as error:
-        raise CorruptCheckpointError(path, expected="an index file", found=error.strerror) from error
+        raise files.unread(path, "an index file", error) from error
 
 
 def decode(content: bytes, *, path: Path) -> Index:

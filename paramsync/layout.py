@@ -1,10 +1,11 @@
 """The files of a store's directory: their names, and what the state file and the records say.
 
 checkpoint              TensorFlow's CheckpointState as text; replaced by rename, which publishes a version
+checkpoint.damaged      what was called so last, and was none
 ckpt-420.index  .data-* the parameters, complete before that rename
 ckpt-420.json           the Version record
-graph-<digest>.pb       a graph
-publisher.lock          locked while there is a publisher; says which
+graph-<digest>.pb       a graph; with .damaged, a folder that was in its place
+publisher.lock          locked while there is a publisher; says which, or which was the last
 .tmp-*                  files being written
 .spare-*                data files of versions that are gone, waiting to be overwritten with those of another
 .unlisted-ckpt-420      the files of this name are rubbish unless `checkpoint` lists it: the version is being
@@ -27,7 +28,10 @@ from paramsync.version import Version
 
 NUMBERS = 10**18  # versions are below, so that every number of this many digits is an int64
 
+LOCK = "publisher.lock"
+
 _STATE = "checkpoint"
+_DAMAGED = "checkpoint.damaged"
 _MARK = ".unlisted-"
 _TEXT_LIMIT = 1 << 20  # bytes of a state file or a record
 _NAME_LIMIT = 200  # bytes of 255, so that `.data-00000-of-00001` fits behind and `.tmp-` in front
@@ -44,8 +48,12 @@ class State:
     names: tuple[str, ...]
 
 
-def state_file(directory: Path) -> Path:
-    return directory / _STATE
+def state_file(directory: Path, name: str = _STATE) -> Path:
+    return directory / name
+
+
+def damaged_state_file(directory: Path) -> Path:
+    return directory / _DAMAGED
 
 
 def record_file(directory: Path, name: str) -> Path:
@@ -95,12 +103,15 @@ def age(name: str) -> tuple[int, str]:
     return len(name), name
 
 
-def read_state(directory: Path) -> State | None:
+def read_state(directory: Path, name: str = _STATE) -> State | None:
     """What `checkpoint` says, whether or not the files are there. None where nothing was published.
 
-    Raises StoreError where it cannot be read, CorruptCheckpointError where it is malformed or leads elsewhere.
+    TensorFlow can be told to give that file another `name`.
+
+    Raises StoreError where it cannot be read (UnreadableError: now), CorruptCheckpointError where it is malformed or
+    leads elsewhere.
     """
-    path = state_file(directory)
+    path = state_file(directory, name)
     text = read_text(path)
     return None if text is None else _state(path, text)
 
@@ -185,7 +196,7 @@ def read_text(path: Path) -> str | None:
     except NotADirectoryError as error:
         raise StoreError(path.parent, "expected a directory, found a file") from error
     except OSError as error:
-        raise StoreError(path.parent, f"{path.name} cannot be read: {error.strerror}") from error
+        raise files.unread(path, "a file of text", error) from error
     except UnicodeDecodeError as error:
         raise CorruptCheckpointError(path, expected="UTF-8 text", found=error.reason) from error
 

@@ -6,11 +6,13 @@ import fcntl
 import json
 import os
 import socket
+import uuid
 from pathlib import Path
 
-from paramsync.errors import StoreLockedError
+from paramsync import files, layout
+from paramsync.errors import CorruptCheckpointError, StoreLockedError
 
-_FILE = "publisher.lock"
+_FILE = layout.LOCK
 _LIMIT = 1024  # bytes
 
 
@@ -32,22 +34,47 @@ def take(store: Path) -> int:
 
 
 def holds(descriptor: int, store: Path) -> bool:
-    """Whether the lock is that of the store at this path: the directory may have been removed, and made again."""
+    """Whether the lock is that of the store at this path: the directory may have been removed, and made again.
+
+    Raises OSError where nobody can tell now: the lock is not to be given back for that.
+    """
     try:
         return os.path.samestat(os.fstat(descriptor), (store / _FILE).lstat())
-    except OSError:
-        return False
+    except OSError as error:
+        if files.is_of_the_file(error):
+            return False
+        raise
 
 
 def release(descriptor: int) -> None:
     """Give the lock back, even where a forked child has the descriptor too; in such a child, only close that."""
-    if os.pread(descriptor, _LIMIT, 0).startswith(_owner()):
+    try:
+        values = json.loads(os.pread(descriptor, _LIMIT, 0))
+    except (ValueError, RecursionError):  # a stranger wrote there
+        values = None
+    if isinstance(values, dict) and (values.get("pid"), values.get("host")) == _process():
         fcntl.flock(descriptor, fcntl.LOCK_UN)
     os.close(descriptor)
 
 
+def owner(store: Path) -> str:
+    """What the publisher wrote there that had the lock last: no two of them write the same. "" where there was none.
+
+    That tells whether two paths, on different machines perhaps, lead to one store, or a copy of it.
+    """
+    try:
+        return files.content(store / _FILE, limit=_LIMIT).decode(errors="replace").strip()
+    except (OSError, CorruptCheckpointError):
+        return ""
+
+
+def _process() -> tuple[int, str]:
+    return os.getpid(), socket.gethostname()
+
+
 def _owner() -> bytes:
-    return json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode() + b"\n"
+    pid, host = _process()
+    return json.dumps({"pid": pid, "host": host, "id": uuid.uuid4().hex}).encode() + b"\n"
 
 
 def _described(owner: str) -> str:

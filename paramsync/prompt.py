@@ -55,17 +55,28 @@ class Folder:
             self._known, self._prompt = (None, None) if known is None else _opened(self._path)
         return nullcontext() if self._prompt is None else kernel.using(self._prompt, self._path)
 
+    def close(self) -> None:
+        """Keep no descriptor until the next look."""
+        if self._prompt is not None:
+            self._prompt.end()
+        self._known = self._prompt = None
+
 
 class _Prompt(Kernel):
-    """By names in a directory, whose descriptor is closed with this."""
+    """By names in a directory, whose descriptor is closed with this at the latest."""
 
     def __init__(self, directory: int) -> None:
         self._directory = directory
         self._facts = ctypes.create_string_buffer(256)
         self._content = ctypes.create_string_buffer(_SMALL)
 
-    def __del__(self) -> None:
-        os.close(self._directory)
+    def end(self) -> None:
+        """Close the descriptor."""
+        directory, self._directory = self._directory, -1
+        if directory >= 0:
+            os.close(directory)
+
+    __del__ = end
 
     def names(self, directory: Path) -> list[str]:
         found = []

@@ -19,6 +19,7 @@ CODES: Codes = {
     errors.InputError: grpc.StatusCode.INVALID_ARGUMENT,
     errors.TooLargeError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.StoppedError: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.NotAllowedError: grpc.StatusCode.PERMISSION_DENIED,
     errors.RequestError: grpc.StatusCode.INVALID_ARGUMENT,
     errors.NotServingError: grpc.StatusCode.UNAVAILABLE,
     errors.BusyError: grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -43,5 +44,7 @@ def code_of(error: BaseException, codes: Codes = CODES) -> grpc.StatusCode | Non
 
 def one_line(text: str) -> str:
     """The text as a status carries it: of what is long the beginning, and nothing that could not be sent."""
-    content = " ".join(text.split()).encode(errors="backslashreplace")
-    return content.decode() if len(content) <= _MOST_BYTES else content[:_MOST_BYTES].decode(errors="ignore") + "..."
+    begins = text[: 4 * _MOST_BYTES]  # of what is very long nothing more is looked at
+    content = " ".join(begins.split()).encode(errors="backslashreplace")
+    whole = len(content) <= _MOST_BYTES and len(begins) == len(text)
+    return content.decode() if whole else content[:_MOST_BYTES].decode(errors="ignore") + "..."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
@@ -37,7 +38,9 @@ class Store:
             if state == seen:  # else what it named was pruned after it was read
                 break
         expected = f"the files of {seen.latest}"
-        raise CorruptCheckpointError(layout.state_file(self.path), expected=expected, found="no such files")
+        raise CorruptCheckpointError(
+            layout.state_file(self.path), expected=expected, found=self._in_place_of(seen.latest)
+        )
 
     def versions(self) -> list[Version]:
         """All versions that `checkpoint` lists and whose files are there, ascending.
@@ -101,6 +104,16 @@ class Store:
             raise StoreError(self.path, f"expected the hexadecimal digest of a graph, found {files.shown(digest)}")
         return layout.graph_file(self.path, digest)
 
+    def _in_place_of(self, name: str) -> str:
+        """What is there in place of the files of that version."""
+        itself = re.compile(re.escape(name).replace(r"\?", "[0-9]"))  # where it is in several files
+        if not any(itself.fullmatch(one) for one in files.names(self.path)):
+            return "no such files"
+        return (
+            f"{name} itself, in TensorFlow's V1 format, which cannot be read: leave out write_version where the Saver"
+            " is made, for V2 is the default"
+        )
+
     def _listed(self, state: layout.State | None, known: Mapping[str, Version] | None = None) -> list[Version]:
         found = {}
         for name in state.names if state else ():
@@ -124,5 +137,5 @@ class Store:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise StoreError(self.path, f"{listing.name} cannot be read: {error.strerror}") from error
+            raise files.unread(listing, "an index file", error) from error
         return record or layout.unrecorded(name, written)

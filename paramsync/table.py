@@ -3,7 +3,7 @@
 A record is `varint shared | varint unshared | varint value length | rest of the key | value`: a key leaves out what it
 shares with the one before. A block is records, the offsets of the records that share nothing (restarts, every 16th),
 their count; behind each block stand its compression type and the masked crc32c of both. A footer leads to the index
-block, which leads to all others.
+block, which leads to all others. Blocks that older releases of TensorFlow compressed with snappy are read.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import struct
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
+
+from cramjam import DecompressionError, snappy
 
 from paramsync import files
 from paramsync.checksums import crc32c, mask
@@ -22,7 +24,7 @@ _FOOTER = 48  # bytes: two block handles, padded with zeros to 40, and the magic
 _TRAILER = struct.Struct("<BI")  # compression type, masked crc32c
 _UINT32 = 4  # bytes
 _UINT64 = struct.Struct("<Q")
-_UNCOMPRESSED = 0
+_UNCOMPRESSED, _SNAPPY = 0, 1
 _BLOCK = 256 * 1024
 _RESTART = 16
 _CONTINUED = 0x80  # the bit of a varint's byte that says that another follows
@@ -30,6 +32,8 @@ _CONTINUED = 0x80  # the bit of a varint's byte that says that another follows
 # keys together are at most 16 times as long as their file.
 _EXPANSION = 16
 KEYS = 64 << 20  # bytes of all keys together, however large the file
+CONTENT = 64 << 20  # bytes of all compressed blocks together, once they are not
+_RATIO = 22  # snappy's shortest copies take 3 bytes for 64
 
 
 def write(records: Iterable[tuple[bytes, bytes]]) -> bytes:
@@ -143,7 +147,8 @@ class _Reader:
     def __init__(self, content: bytes, path: Path) -> None:
         self._content = content
         self._path = path
-        self._keys = min(_EXPANSION * len(content), KEYS)  # bytes that all keys may still have
+        self._size = len(content)  # bytes of all blocks, were none compressed; no less than they are
+        self._keys = 0  # bytes of all keys so far
 
     def fault(self, expected: object, found: object) -> CorruptCheckpointError:
         return CorruptCheckpointError(self._path, expected=expected, found=found)
@@ -162,7 +167,7 @@ class _Reader:
             yield self._handle(value, 0)[0]
 
     def block(self, offset: int, size: int) -> bytes:
-        """The content of a block, its checksum verified."""
+        """The content of a block, its checksum verified, and not compressed any more."""
         end = offset + size
         if end + _TRAILER.size > len(self._content) - _FOOTER:
             raise self.fault(f"a block within {len(self._content)} bytes", f"one of {size} bytes at {offset}")
@@ -170,9 +175,28 @@ class _Reader:
         actual = mask(crc32c(memoryview(self._content)[offset : end + 1]))
         if actual != stored:
             raise self.fault(f"checksum {stored:#010x} of the block at {offset}", f"{actual:#010x}")
+        if kind == _SNAPPY:
+            return self._decompressed(offset, end)
         if kind != _UNCOMPRESSED:
-            raise self.fault("uncompressed blocks", f"compression type {kind} at {offset}")
+            raise self.fault("blocks of compression type 0 or 1 (snappy)", f"compression type {kind} at {offset}")
         return self._content[offset:end]
+
+    def _decompressed(self, offset: int, end: int) -> bytes:
+        """It says first how large it is, and cannot become larger."""
+        compressed = memoryview(self._content)[offset:end]
+        try:
+            size, _ = read_varint(compressed, 0)
+            self._size += size
+            if self._size > len(self._content) + CONTENT:
+                raise self.fault(f"compressed blocks of at most {CONTENT} bytes together", "more")
+            if size > _RATIO * len(compressed):
+                raise self.fault(f"at most {_RATIO * len(compressed)} bytes compressed at {offset}", size)
+            block = bytearray(size)
+            if snappy.decompress_raw_into(compressed, block) == size:
+                return bytes(block)
+        except (IndexError, ValueError, DecompressionError) as error:
+            raise self.fault(f"a block compressed by snappy at {offset}", f"a malformed one, {error}") from error
+        raise self.fault(f"a block compressed by snappy at {offset}", "one of another size than it says")
 
     def records(self, block: bytes) -> Iterator[tuple[bytes, bytes]]:
         end = self._end_of_records(block)
@@ -188,9 +212,9 @@ class _Reader:
             if shared > len(key) or position > end:
                 found = f"one of {shared} + {unshared} and {length} bytes"
                 raise self.fault(f"a record that shares at most {len(key)} bytes and ends by {end}", found)
-            self._keys -= shared + unshared
-            if self._keys < 0:
-                raise self.fault(f"keys of at most {min(_EXPANSION * len(self._content), KEYS)} bytes together", "more")
+            self._keys += shared + unshared
+            if self._keys > min(_EXPANSION * self._size, KEYS):
+                raise self.fault(f"keys of at most {min(_EXPANSION * self._size, KEYS)} bytes together", "more")
             key = key[:shared] + block[start : start + unshared]
             yield key, block[start + unshared : position]
 

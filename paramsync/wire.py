@@ -10,10 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from paramsync import dtypes
+from paramsync import dtypes, table
 from paramsync.errors import InputError
 from paramsync.v1 import serving_pb2
 
@@ -41,6 +42,12 @@ VALUE_FIELDS = {  # where values are put one by one in place of their bytes
     "complex64": "scomplex_val",  # real and imaginary part in turn
     "complex128": "dcomplex_val",
 }
+_READ_FIELDS = {  # where others put them; we send these as their bytes
+    **dict.fromkeys(("qint8", "quint8", "qint16", "quint16", "qint32", "int4", "uint4", "int2", "uint2"), "int_val"),
+    **{name: "float8_val" for number in range(64) if (name := dtypes.name(number)).startswith(("float8", "float4"))},
+    **VALUE_FIELDS,
+}
+_ALL_FIELDS = sorted(set(_READ_FIELDS.values()))
 _FIXED = {"float32": 5, "float64": 6}  # fields whose values are on the wire as in memory, by their numbers
 _BY_NAME = {dtypes.name(number): number for number in range(1, dtypes.VARIANT + 3)}
 _PLAIN = {
@@ -111,12 +118,12 @@ def to_arrays(tensors: Mapping[str, Tensor], side: str) -> dict[str, np.ndarray]
     for name, tensor in tensors.items():
         head = outline(tensor, f"{side} {name!r}")
         array = _of_content(head, tensor.tensor_content) if tensor.tensor_content else _of_values(head, tensor)
-        if array.size < head.count:  # TensorFlow leaves out what repeats the last value
+        if array.size < head.count:  # TensorFlow leaves out what repeats the last value, or is all zeros
             left -= head.size
             if left < 0:
                 expected = f"at most {MAX_BYTES} bytes of repeated values"
                 raise InputError(f"{side}s", expected=expected, found=f"{head.size} in {head}")
-            array = np.pad(array, (0, head.count - array.size), "edge")
+            array = _repeated(array, head.count)
         arrays[name] = array.reshape(head.shape)
     return arrays
 
@@ -126,7 +133,8 @@ def check_shape(shape: Sequence[int], what: str, itemsize: int) -> None:
     check_rank(len(shape), what)
     if min(shape, default=0) < 0:
         raise InputError(f"{what}, shape", expected="dimensions of 0 or more", found=list(shape))
-    if math.prod(size for size in shape if size) * itemsize >= _ADDRESSABLE:
+    most = MAX_BYTES if 0 in shape else _ADDRESSABLE  # kernels loop over the other dimensions of what has no element
+    if math.prod(size for size in shape if size) * itemsize >= most:
         raise InputError(f"{what}, shape", expected="fewer elements", found=list(shape))
 
 
@@ -201,9 +209,18 @@ def _shape(tensor: Tensor, what: str, itemsize: int) -> tuple[int, ...]:
     return shape
 
 
+def _repeated(array: np.ndarray, count: int) -> np.ndarray:
+    """So many values, of which the last one stands for all that are missing; without any all are zero, or empty."""
+    zero = b"" if array.dtype.kind == "O" else np.zeros((), array.dtype)
+    whole = np.empty(count, array.dtype)
+    whole.fill(array[-1] if array.size else zero)  # np.full takes the last zero byte off strings
+    whole[: array.size] = array
+    return whole
+
+
 def _of_content(head: Outline, content: bytes) -> np.ndarray:
     if head.dtype.kind == "O":
-        raise InputError(str(head), expected="strings in string_val", found="tensor_content")
+        return _strings(head, content)
     if len(content) != head.size:
         raise InputError(str(head), expected=f"{head.size} bytes of tensor_content", found=len(content))
     if head.dtype.kind == "b":  # any byte but 0 is true; a boolean of another byte than 1 is not defined
@@ -211,19 +228,45 @@ def _of_content(head: Outline, content: bytes) -> np.ndarray:
     return np.frombuffer(content, head.dtype)
 
 
+def _strings(head: Outline, content: bytes) -> np.ndarray:
+    """All their lengths, as varints, then all of them."""
+    expected = f"{head.count} strings in tensor_content, after their lengths"
+    if len(content) < head.count:
+        raise InputError(str(head), expected=expected, found=f"{len(content)} bytes")
+    lengths, at = [], 0
+    try:
+        for _ in range(head.count):
+            length, at = table.read_varint(content, at)
+            lengths.append(length)
+    except (IndexError, ValueError) as error:
+        raise InputError(str(head), expected=expected, found="malformed lengths") from error
+    if at + sum(lengths) != len(content):
+        raise InputError(str(head), expected=expected, found=f"{len(content) - at} bytes for {sum(lengths)}")
+    array = np.empty(head.count, object)
+    for index, length in enumerate(lengths):
+        array[index] = content[at : at + length]
+        at += length
+    return array
+
+
 def _of_values(head: Outline, tensor: Tensor) -> np.ndarray:
-    """All values, or those up to where the last one stands for all that follow."""
+    """All values, or those up to where the last one stands for all that follow; none where all are zero."""
     kind = dtypes.name(tensor.dtype)
-    values = getattr(tensor, VALUE_FIELDS[kind]) if kind in VALUE_FIELDS else ()  # others come as their bytes
+    field = _READ_FIELDS[kind]
+    values = getattr(tensor, field)
     found, rest = divmod(len(values), 2 if kind in _PARTS else 1)
-    if rest or found > head.count or (head.count and not found):
-        raise InputError(str(head), expected=f"{head.count} values", found=found)
+    if rest or found > head.count:
+        raise InputError(str(head), expected=f"{head.count} values", found=len(values) if rest else found)
     if not found:
+        if other := [one for one in _ALL_FIELDS if len(getattr(tensor, one))]:  # zeros are not what they mean
+            raise InputError(str(head), expected=f"values in {field}", found=f"values in {', '.join(other)}")
         return np.empty(0, head.dtype)
     if kind in _PARTS:
         return collected(values, _PARTS[kind]).view(head.dtype)
-    if VALUE_FIELDS[kind] in ("int_val", "half_val"):
-        return _narrowed(head, collected(values, np.int32), bits=VALUE_FIELDS[kind] == "half_val")
+    if field == "float8_val":
+        return np.frombuffer(values, head.dtype)
+    if field in ("int_val", "half_val"):
+        return _narrowed(head, collected(values, np.int32), bits=field == "half_val")
     if kind in _FIXED and (content := _fixed(tensor, _FIXED[kind], found * head.dtype.itemsize)):
         return np.frombuffer(content, head.dtype)
     return collected(values, head.dtype)
@@ -231,7 +274,9 @@ def _of_values(head: Outline, tensor: Tensor) -> np.ndarray:
 
 def _narrowed(head: Outline, wide: np.ndarray, *, bits: bool) -> np.ndarray:
     """Values that came as int32, or bits that did."""
-    limits = np.iinfo(np.uint16 if bits else head.dtype)
+    kind = np.dtype(np.uint16) if bits else head.dtype[0] if head.dtype.names else head.dtype  # of a quantized one
+    limits = ml_dtypes.iinfo(kind)
     if wide.size and not (limits.min <= wide.min() and wide.max() <= limits.max):
         raise InputError(str(head), expected=f"values from {limits.min} to {limits.max}", found="others")
-    return wide.astype(np.uint16).view(head.dtype) if bits else wide.astype(head.dtype)
+    narrow = wide.astype(kind)
+    return narrow if kind == head.dtype else narrow.view(head.dtype)

@@ -13,7 +13,8 @@ from types import TracebackType
 
 from paramsync import files, forgotten, layout, lock
 from paramsync.contents import Tensor
-from paramsync.errors import CorruptCheckpointError, SettingsError, StoreError
+from paramsync.errors import CorruptCheckpointError, SettingsError, StoreError, UnreadableError
+from paramsync.graph_files import GraphFiles
 from paramsync.index import index_file
 from paramsync.shards import ShardWriter
 from paramsync.spares import NO_ROOM, Spares
@@ -41,12 +42,14 @@ class StoreWriter:
 
     Versions without a record, or with that of other parameters, are TensorFlow's: they are never removed, and stay
     listed while they are there. Those of ours that somebody took out of `checkpoint` are listed again by the next one.
+    A `checkpoint` that is damaged is set aside, and written anew with what this publisher listed, or else with all
+    whole versions of ours; a graph that is damaged is written again.
     """
 
     def __init__(self, path: Path, *, keep: int = 5, durable: bool = False) -> None:
         """Make and lock the store, and clear away what a killed publisher left.
 
-        Raises SettingsError, StoreLockedError, StoreError, and CorruptCheckpointError where `checkpoint` is broken.
+        Raises SettingsError, StoreLockedError, StoreError.
         """
         if keep < 1:
             raise SettingsError(f"keep: expected at least 1 version, found {keep}")
@@ -56,7 +59,7 @@ class StoreWriter:
         self._durable = durable
         self._numbers = threading.Lock()
         self._fresh_graphs: set[str] = set()  # added, and not yet in a version
-        self._sound_graphs: set[str] = set()  # seen to be what they should be
+        self._graph_files = GraphFiles(durable=durable)
         self._graphs: dict[str, str | None] = {}  # by version; None where there is no record
         self._state: tuple[str | None, tuple[str, ...]] | None = None  # the text of `checkpoint`, and what is listed
         self._spares: Spares | None = None
@@ -67,14 +70,15 @@ class StoreWriter:
         self._take()
 
     def add_graph(self, digest: str, content: bytes) -> None:
-        """Put a graph where versions can refer to it; it stays as long as one does. Raises StoreError."""
+        """Put a graph where versions can refer to it; it stays as long as one does. Raises StoreError.
+
+        Called again, before each version, it has a graph that was damaged meanwhile written again.
+        """
         self._keep_hold()
         path = self._store.graph_file(digest)
         self._fresh_graphs.add(digest)
         with self._faults(f"graph {digest} was not written"):
-            if not (digest in self._sound_graphs and path.exists()) and not files.has(path, content):
-                self._put(path, content)
-            self._sound_graphs.add(digest)
+            self._graph_files.put(path, content)
 
     def next_number(self, step: int) -> int:
         """The number for a version of that step: the step where it is above every number before, else one more.
@@ -84,6 +88,15 @@ class StoreWriter:
         with self._numbers:
             self._reserved = max(step, self._reserved + 1)
             return self._reserved
+
+    @property
+    def path(self) -> Path:
+        """The store's directory."""
+        return self._path
+
+    def latest(self) -> Version | None:
+        """What followers see as the latest. Raises as `Store.latest` does."""
+        return self._store.latest()
 
     @property
     def unchanged(self) -> frozenset[str]:
@@ -199,13 +212,18 @@ class StoreWriter:
         """Take the store again where its directory was removed or replaced: the lock went with it."""
         if self._closed:
             raise StoreError(self._path, "is closed; expected an open StoreWriter")
-        if self._lock is None or not lock.holds(self._lock, self._path):
+        with self._faults("cannot be looked at"):
+            is_held = self._lock is not None and lock.holds(self._lock, self._path)
+        if not is_held:
             self._let_go()
             self._state = None
             self._take()
 
     def _check(self, version: Version, listed: Sequence[str]) -> None:
         above = max(map(layout.number_of, listed), default=-1)
+        if version.number <= above:  # a name that leads nowhere may be a slip of whoever wrote it, or of a disk
+            gone = forgotten.gone(self._path, listed)
+            above = max((layout.number_of(name) for name in listed if name not in gone), default=-1)
         if not above < version.number < layout.NUMBERS:
             raise StoreError(self._path, f"expected a version above {above}, found {version.number}")
         if wrong := layout.problem(version):
@@ -214,21 +232,54 @@ class StoreWriter:
             raise StoreError(self._path, f"expected graph {version.graph} to be added before version {version.number}")
 
     def _listed(self) -> tuple[str, ...]:
-        text = layout.read_text(layout.state_file(self._path))
-        if self._state is None or text != self._state[0]:  # a stranger's, or of an earlier publisher
-            state = layout.read_state(self._path)
-            listed = state.names if state else ()
-            self._state, self._graphs = (text, (*forgotten.names(self._path, listed), *listed)), {}
-        return self._state[1]
+        try:
+            text = layout.read_text(layout.state_file(self._path))
+            if self._state is not None and text == self._state[0]:
+                return self._state[1]
+            state = layout.read_state(self._path)  # a stranger's, or of an earlier publisher
+        except CorruptCheckpointError as error:
+            return self._heal(error)
+        listed = state.names if state else ()
+        names = (*forgotten.names(self._path, listed), *listed)
+        self._state, self._graphs = (text, names), {}
+        return names
+
+    def _heal(self, error: CorruptCheckpointError) -> tuple[str, ...]:
+        """Set a damaged `checkpoint` aside, and write it anew. Returns what is listed now."""
+        known = self._state[1] if self._state is not None else ()
+        gone = forgotten.gone(self._path, known)
+        listed = tuple(name for name in known if name not in gone)
+        names = (*forgotten.names(self._path, listed), *listed)
+        path, damaged = layout.state_file(self._path), layout.damaged_state_file(self._path)
+        text: str | None = None
+        with self._faults(f"{error}; it cannot be set aside"):
+            files.keep_aside(path, damaged)
+            if names:
+                text = layout.state_text(layout.State(names[-1], names))
+                self._put_text(path, text)
+            else:
+                path.unlink(missing_ok=True)
+            self._sync()
+        self._state, self._graphs = (text, names), {}
+        said = f"written anew with {names[-1]} as the latest" if names else "no version of ours is there"
+        _log.warning("%s: set aside as %s, %s", error, damaged.name, said)
+        return names
 
     def _kept(self, listed: Sequence[str]) -> list[str]:
         """What is still listed beside one more version."""
-        ours = [name for name in listed if self._graph(name) is not None]
+        ours = [name for name in listed if self._is_ours(name)]
         dropped = {*ours[: max(0, len(ours) + 1 - self._keep)], *forgotten.gone(self._path, set(listed) - set(ours))}
         return [name for name in listed if name not in dropped]
 
+    def _is_ours(self, name: str) -> bool:
+        """As far as anybody can tell now."""
+        try:
+            return self._graph(name) is not None
+        except UnreadableError:
+            return False
+
     def _graph(self, name: str) -> str | None:
-        """The digest in a record, "" where it cannot be read; None where there is no record."""
+        """The digest in a record, "" where that is broken; None where there is no record. Raises UnreadableError."""
         if name not in self._graphs:
             try:
                 record = forgotten.record(self._path, name)
@@ -253,7 +304,7 @@ class StoreWriter:
                     self._clear(file, listed, found)
                 else:
                     file.unlink(missing_ok=True)
-            except OSError as error:  # the others can go all the same
+            except (OSError, UnreadableError) as error:  # the others can go all the same
                 problems.append(error)
         self._graphs = {name: graph for name, graph in self._graphs.items() if name in listed}
         if self._spares is not None:

@@ -1,0 +1,32 @@
+"""What Prometheus reads of a program: what the program itself says, and its process."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator
+
+from prometheus_client import GCCollector, PlatformCollector, ProcessCollector
+from prometheus_client.exposition import generate_latest
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector, CollectorRegistry
+
+
+class Page(Collector):
+    """Reads what there is to say whenever it is asked, on any thread."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+        ProcessCollector(registry=self._registry)
+        PlatformCollector(registry=self._registry)
+        GCCollector(registry=self._registry)
+
+    def text(self) -> bytes:
+        return generate_latest(self._registry)
+
+    def describe(self) -> list[Metric]:
+        return []  # nobody else is in the registry who could take one of its names
+
+    @abstractmethod
+    def collect(self) -> Iterator[Metric]:
+        """What the program says now."""
