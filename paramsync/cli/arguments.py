@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import sys
+from collections.abc import Sequence
 
 from paramsync.addresses import CONTROL_PORT, HOST, PREDICTIONS_PORT, REST_PORT, TRAINER_PORT, address, read_port
 from paramsync.arguments import seconds
@@ -24,6 +26,8 @@ examples:
   paramsync versions /dev/shm/digits    what is in a store, and who uses it
   paramsync verify /dev/shm/digits      whether it is what was published
   paramsync graph show /dev/shm/digits  what its graph takes and gives, and is made of
+  paramsync serve --model digits=/dev/shm/digits
+  paramsync serve --tf-serving --port=8500 --rest_api_port=8501 --model_base_path=/models/digits
 
 exit codes: 0 done, 1 it did not happen, 2 wrong arguments
 """
@@ -37,13 +41,27 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+    top.add_argument("--version", action=_Release, help="print the release of paramsync that is installed")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True, title="commands")
     for add in (
         _add_up, _add_status, _add_sync, _add_watch, _add_pin, _add_unpin, _add_rollback, _add_label, _add_unlabel,
-        _add_predict, _add_versions, _add_verify, _add_graph,
+        _add_predict, _add_versions, _add_verify, _add_graph, _add_serve,
     ):  # fmt: skip
         add(commands)
     return top
+
+
+class _Release(argparse.Action):
+    """Looks the release up only where somebody asks."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, *, help: str) -> None:  # noqa: A002, argparse's word
+        super().__init__(option_strings, dest, nargs=0, help=help)
+
+    def __call__(self, top: argparse.ArgumentParser, *_: object) -> None:
+        from importlib.metadata import version
+
+        sys.stdout.write(f"paramsync {version('paramsync')}\n")
+        top.exit()
 
 
 _Commands = argparse._SubParsersAction  # argparse gives it no public name
@@ -77,6 +95,7 @@ def _add_up(commands: _Commands[argparse.ArgumentParser]) -> None:
 
 def _add_status(commands: _Commands[argparse.ArgumentParser]) -> None:
     one = _command(commands, "status", "status", "show what is trained, published and served, and how far apart")
+    one.add_argument("model", nargs="?", default="", metavar="MODEL", help="one model in place of all")
     _add_inferencer(one)
     one.add_argument(
         "--trainer", default=TRAINER, metavar="HOST:PORT", help=f"the trainer's control port (default {TRAINER})"
@@ -188,6 +207,15 @@ def _add_graph(commands: _Commands[argparse.ArgumentParser]) -> None:
     publish.add_argument("store", metavar="STORE", help="the directory that will be published to; made if need be")
     for action in (show, tensorboard, publish):
         _add_json(action)
+
+
+def _add_serve(commands: _Commands[argparse.ArgumentParser]) -> None:
+    summary = (
+        "serve predictions, as python -m inferencer does; with --tf-serving first, by tensorflow_model_server's flags"
+    )
+    one = commands.add_parser("serve", help=summary, add_help=False, prefix_chars="\0")  # all is passed on, --help too
+    one.set_defaults(module="serve")
+    one.add_argument("arguments", nargs="*")
 
 
 def _add_inferencer(one: argparse.ArgumentParser, *, json: str = "print one JSON object") -> None:

@@ -35,6 +35,11 @@ def last(content: memoryview, number: int, what: str) -> memoryview:
     return found
 
 
+def numbers(content: memoryview, what: str) -> set[int]:
+    """Of the fields that are there."""
+    return {one for one, _, _ in _fields(content, what)}
+
+
 def head(kind: Any, content: memoryview, what: str) -> Any:
     """A message of the fields in front of the first that `kind` does not know. Raises GraphError."""
     known = {field.number for field in kind.DESCRIPTOR.fields}

@@ -56,7 +56,7 @@ def _described(source: sources.Source) -> dict[str, Any]:
     wanted = [one.tensor or one.name for signature in source.signatures.values() for one in signature.outputs]
     ends = [] if wanted else found.ends()
     reached = found.reached(wanted or ends)  # what is said of ops is said of those that count when it predicts
-    parameters = [_spec(one) | {"bytes": _bytes(one)} for one in source.parameters]
+    parameters = [_spec(one) | {"variable": one.variable, "bytes": _bytes(one)} for one in source.parameters]
     sizes = [one["bytes"] for one in parameters]
     return {
         "source": str(source.path),
@@ -164,8 +164,9 @@ def _ends(names: Sequence[str]) -> Table:
 
 def _parameters(found: Mapping[str, Any]) -> Table:
     table = _grid("parameter", "dtype", "shape", "size", numbers=1)
+    called = sources.called((one["name"], one["variable"]) for one in found["parameters"])
     for one in found["parameters"]:
-        table.add_row(_plain(one["name"]), _type(one), _shape(one["shape"]), _size(one["bytes"]))
+        table.add_row(_plain(called[one["name"]]), _type(one), _shape(one["shape"]), _size(one["bytes"]))
     count = len(found["parameters"])
     table.add_row(f"{count} in all", "", "", _size(found["parameter_bytes"]), style="bold")
     return table

@@ -15,8 +15,11 @@ from paramsync.cli.values import Value, read
 from paramsync.cli.wording import console, duration, to_json
 from paramsync.client import Prediction, Predictor
 from paramsync.errors import RequestError, SettingsError
+from paramsync.terminal import harmless
 
-_ROWS = 12  # how many rows of an answer are shown
+_ROWS = 12  # how many rows of an answer a terminal shows
+_VALUES = 12  # and how many values of a row
+_UNBOUNDED = 1 << 30  # columns
 _CLASSES = 1000  # a wider row is hardly one of scores, so its greatest element says nothing
 
 _decoded = np.frompyfunc(lambda one: one.decode(errors="replace"), 1, 1)
@@ -37,6 +40,8 @@ def run(arguments: Namespace) -> bool:
         return True
     took = duration(time.monotonic() - started)
     screen = console()
+    if not screen.is_terminal:  # what a file or a program gets is whole
+        screen.width = _UNBOUNDED
     screen.print(f"{arguments.model}: version {prediction.version} answered in {took}", style="bold", soft_wrap=True)
     for name, array in sorted(prediction.outputs.items()):
         _show(screen, name, array)
@@ -65,28 +70,35 @@ def _listed(array: np.ndarray) -> object:
 def _show(screen: Console, name: str, array: np.ndarray) -> None:
     scores = array.ndim == 2 and 0 < array.shape[1] <= _CLASSES and array.dtype.kind in "fiu"
     rows = array.reshape(1, -1) if array.ndim == 0 else array
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0), expand=True)
+    watched = screen.is_terminal
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0), expand=watched)
     table.add_column("row", justify="right", no_wrap=True)
     if scores:
         table.add_column("argmax", justify="right", no_wrap=True)
     kind = "string" if array.dtype == object else array.dtype
     table.add_column(f"{name}: {kind} {list(array.shape)}", no_wrap=True, overflow="ellipsis", ratio=1)
-    for number in range(min(_ROWS, len(rows))):
+    count = min(_ROWS, len(rows)) if watched else len(rows)
+    for number in range(count):
         row = rows[number : number + 1]  # an array also where the elements of one are bytes
-        table.add_row(str(number), *([str(int(row.argmax()))] if scores else []), _shortened(row))
+        table.add_row(
+            str(number),
+            *([str(int(row.argmax()))] if scores else []),
+            _text(row, most=_VALUES if watched else row.size),
+        )
     screen.print(table)
-    if len(rows) > _ROWS:
-        screen.print(f"{len(rows) - _ROWS} more rows; --json gives all", style="dim")
+    if count < len(rows):
+        screen.print(f"{len(rows) - count} more rows; --json gives all", style="dim")
 
 
-def _shortened(row: np.ndarray) -> str:
+def _text(row: np.ndarray, *, most: int) -> str:
+    """Its values, the first and last few of them where there are more than `most`."""
     if row.dtype == object:
-        return " ".join(_decoded(row).flat)
+        return " ".join(map(harmless, _decoded(row).flat))
     text = np.array2string(
         row.reshape(-1),
         formatter={"float_kind": lambda value: f"{value:.4g}"},
-        threshold=12,
+        threshold=most,
         edgeitems=5,
-        max_line_width=10_000,
+        max_line_width=_UNBOUNDED,
     )
     return text.strip("[]")

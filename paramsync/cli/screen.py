@@ -6,14 +6,18 @@ import time
 from types import TracebackType
 
 from rich.console import Console, RenderableType
+from rich.constrain import Constrain
 from rich.live import Live
 from rich.text import Text
 
 from paramsync.cli.display import few, frame, line
 from paramsync.cli.ledger import View
-from paramsync.cli.wording import WIDE
+from paramsync.cli.wording import WIDE, redraws
 
 _LINE_SECONDS = 2.0
+_ECHO = len(
+    "^C"
+)  # columns that are left free: a terminal echoes Ctrl-C at the end, and a broken line moves the picture
 
 
 class Screen:
@@ -25,9 +29,7 @@ class Screen:
         self._started = time.monotonic()
         self._said = ""
         self._next_line = 0.0
-        self._live = (
-            Live(console=console, auto_refresh=False, vertical_overflow="crop") if console.is_terminal else None
-        )
+        self._live = Live(console=console, auto_refresh=False, vertical_overflow="crop") if redraws(console) else None
 
     def wait(self, what: str) -> None:
         """Say what is waited for."""
@@ -39,7 +41,8 @@ class Screen:
 
     def show(self, view: View) -> None:
         if self._live is not None:
-            self._live.update(self._picture(view, self._console.width), refresh=True)
+            width = self._console.width - _ECHO
+            self._live.update(Constrain(self._picture(view, width), width), refresh=True)
         elif self._elapsed >= self._next_line:
             self._next_line = self._elapsed + _LINE_SECONDS
             self._console.print(line(view, elapsed=self._elapsed), soft_wrap=True)
@@ -47,7 +50,7 @@ class Screen:
     def _picture(self, view: View, width: int) -> RenderableType:
         if width < WIDE:
             return few(view, elapsed=self._elapsed)
-        shades = self._console.color_system is not None
+        shades = self._console.color_system is not None and not self._console.no_color
         return frame(view, elapsed=self._elapsed, store=self._store, width=width, shades=shades)
 
     def __enter__(self) -> Screen:

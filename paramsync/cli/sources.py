@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -29,12 +30,16 @@ Shape = Sequence[int | None] | None
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """An input, output or parameter; `tensor` is what the graph calls it. What the source leaves open is None."""
+    """An input, output or parameter. What the source leaves open is None.
+
+    `tensor` is what the graph calls it, `variable` what the framework calls the variable of a parameter.
+    """
 
     name: str
     dtype: int | None
     shape: Shape
     tensor: str | None = None
+    variable: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +76,24 @@ class Source:
     digest: str | None = None
 
 
+def called(names: Iterable[tuple[str, str | None]]) -> dict[str, str]:
+    """What people are shown for parameters, of which the name and that of the variable are given, if it is known.
+
+    TensorFlow's key of a compiled Keras model's variable leads through the optimizer, and misleads who reads it: where
+    only one parameter has a variable of that name it is called like that.
+    """
+    pairs = list(names)
+    counts = Counter(variable for _, variable in pairs)
+    return {name: variable if variable and counts[variable] == 1 else name for name, variable in pairs}
+
+
+def variables(content: memoryview, what: str) -> dict[str, str | None]:
+    """What the framework calls the variable of each parameter of a graph file. Raises GraphError."""
+    parts = fields.each(content, pb.GraphFile.PARAMETERS_FIELD_NUMBER, what, limit=_MANY)
+    parameters = [_parameter(fields.build(graph_pb2.Parameter, part, what)) for part in parts]
+    return {one.name: one.variable for one in parameters}
+
+
 def spec(tensor: Tensor) -> Spec:
     """A placeholder or variable, as its node describes it."""
     return Spec(tensor.name, tensor.dtype, _shape(tensor.shape), tensor.tensor)
@@ -79,7 +102,7 @@ def spec(tensor: Tensor) -> Spec:
 def find(path: Path) -> Source:
     """The graph that a path leads to. Raises GraphError, StoreError, CorruptCheckpointError."""
     if not path.is_dir():
-        return _read(path)
+        return _read(path, path.resolve())  # who names a link means what it leads to
     if (path / SAVED_MODEL).exists():
         return _read(path / SAVED_MODEL)
     return _read(_in_store(path))
@@ -103,10 +126,10 @@ def _in_store(path: Path) -> Path:
     raise StoreError(path, f"version {version.number} came without a graph: {expected}")
 
 
-def _read(path: Path) -> Source:
+def _read(path: Path, at: Path | None = None) -> Source:
     what = str(path)
     try:
-        content = memoryview(files.content(path.resolve(), limit=files.MAX_MESSAGE))
+        content = memoryview(files.content(at or path, limit=files.MAX_MESSAGE))
     except OSError as error:
         raise GraphError(f"{what}: cannot be read: {error.strerror}") from error
     if path.suffix == ".meta":
@@ -228,7 +251,7 @@ def _endpoint(one: graph_pb2.Endpoint) -> Spec:
 
 
 def _parameter(one: graph_pb2.Parameter) -> Spec:
-    return Spec(one.name, one.dtype, _shape(one.shape), f"{one.node}:0")
+    return Spec(one.name, one.dtype, _shape(one.shape), f"{one.node}:0", one.variable or None)
 
 
 def _table(content: memoryview, what: str) -> Table:

@@ -10,23 +10,26 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from paramsync.cli.wording import NOTHING, WIDE, ago, console, duration, plain, to_json
+from paramsync.cli.streams import complain
+from paramsync.cli.wording import NOTHING, ago, console, duration, plain, to_json
 from paramsync.client import Inferencer, Trainer
 from paramsync.errors import CallError
 from paramsync.terminal import harmless, line
 from paramsync.v1 import sync_pb2 as pb
 
 _STATES = {pb.ModelStatus.SERVING: "green", pb.ModelStatus.WAITING: "yellow", pb.ModelStatus.DRAINING: "yellow"}
+_UNBOUNDED = 10_000  # columns
 _Found = TypeVar("_Found")
 
 
 def run(arguments: Namespace) -> bool:
     with Trainer(arguments.trainer) as trainer, Inferencer(arguments.inferencer) as inferencer:
         publisher, no_trainer = _ask(trainer.status)
-        models, no_inferencer = _ask(inferencer.status)
+        models, no_inferencer = _ask(lambda: inferencer.status(arguments.model))
     if arguments.json:
         found = {
             "trainer": _answer(arguments.trainer, no_trainer, status=publisher and plain(publisher)),
@@ -37,13 +40,13 @@ def run(arguments: Namespace) -> bool:
         sys.stdout.write(to_json(found))
     else:
         screen, now = console(), time.time()
-        whole = not screen.is_terminal  # one line for a program to read; a terminal breaks it within words
-        screen.print(
-            line(no_trainer) if publisher is None else _trainer(publisher, now), soft_wrap=whole and publisher is None
-        )
-        screen.print(
-            line(no_inferencer) if models is None else _models(models, now), soft_wrap=whole and models is None
-        )
+        if publisher is not None:
+            screen.print(_trainer(publisher, now))
+        if models is not None:
+            screen.print(_models(models, now) if models else "no model is served")
+        screen.file.flush()
+        for missing in filter(None, (no_trainer, no_inferencer)):
+            complain(f"paramsync status: {line(missing)}")
     return models is not None
 
 
@@ -61,12 +64,14 @@ def _trainer(status: pb.PublisherStatus, now: float) -> RenderableType:
     if status.refused:
         facts["refused"] = str(status.refused)
     notes = [f"last error: {status.last_error}"] if status.last_error else []
+    notes += [f"held back: {status.held_back}"] if status.held_back else []
     notes += [f"training state: last error: {status.state_error}"] if status.state_error else []
     return _Facts((facts,), notes=notes)
 
 
 def _models(models: tuple[pb.ModelStatus, ...], now: float) -> RenderableType:
-    return _Facts([_model(one) for one in models], notes=[note for one in models for note in _notes(one, now)])
+    notes = [note for one in models for note in _notes(one, now)]
+    return _Facts([_model(one) for one in models], said=list(filter(None, map(_ages, models))), notes=notes)
 
 
 def _model(one: pb.ModelStatus) -> dict[str, str | Text]:
@@ -91,6 +96,8 @@ def _notes(one: pb.ModelStatus, now: float) -> list[str]:
     notes = [
         f"{one.model}: version {bad.number} was refused {ago(bad.since, now)}: {bad.reason}" for bad in one.quarantined
     ]
+    if one.waiting_for:
+        notes.append(f"{one.model}: waits for a version: {one.waiting_for}")
     return [*notes, f"{one.model}: last error: {one.last_error}"] if one.last_error else notes
 
 
@@ -120,15 +127,29 @@ def _published(version: pb.Version, now: float) -> str:
     return f"{version.number}, {ago(version.committed_at, now)}"
 
 
+def _ages(one: pb.ModelStatus) -> str:
+    """How old what serves is: that is what shows where nothing new comes."""
+    ages = []
+    if one.HasField("since_publication_seconds"):
+        ages.append(f"published {duration(one.since_publication_seconds)} ago")
+    if one.HasField("serving_age_seconds"):
+        ages.append(f"answers are {duration(one.serving_age_seconds)} old")
+    return f"{one.model}: {', '.join(ages)}" if ages else ""
+
+
 @dataclass(frozen=True)
 class _Facts:
-    """Facts by name, of one or more: side by side where there is room, else below each other; then notes."""
+    """Facts by name, of one or more: side by side where there is room, else below each other; then lines and notes."""
 
     rows: Sequence[Mapping[str, str | Text]]
     notes: Sequence[str]
+    said: Sequence[str] = ()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield self._beside() if options.max_width >= WIDE else self._below()
+        beside = self._beside()
+        fits = Measurement.get(console, options.update(max_width=_UNBOUNDED), beside).maximum <= options.max_width
+        yield beside if fits else self._below()
+        yield from (Text(line(one)) for one in self.said)
         yield from (Text(line(note), "red") for note in self.notes)
         yield ""
 
@@ -145,9 +166,11 @@ class _Facts:
         table = _table(show_header=False)
         table.add_column(style="bold", no_wrap=True)
         table.add_column(overflow="fold")
-        for row in self.rows:
+        for number, row in enumerate(self.rows):
+            if number:
+                table.add_row()
             for name, fact in row.items():
-                table.add_row(name, _cell(fact))
+                table.add_row(name, fact if isinstance(fact, Text) else harmless(fact.replace("\n", ", ")))
         return table
 
 

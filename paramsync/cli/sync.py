@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
-from paramsync.cli.wording import console, duration, plain, to_json
+from paramsync.cli.wording import console, duration, plain, redraws, to_json
 from paramsync.client import Inferencer
 from paramsync.terminal import line
 from paramsync.v1 import sync_pb2 as pb
@@ -44,7 +44,7 @@ def run(arguments: Namespace) -> bool:
 def _shown(model: str) -> Iterator[Callable[[pb.SyncProgress], None]]:
     """Shows the phase, and how much of it is done, while it lasts, on a terminal; elsewhere nothing."""
     screen = console(stderr=True)
-    if not screen.is_terminal:
+    if not redraws(screen):
         yield lambda _: None
         return
     name = f"{model}: " if model else ""

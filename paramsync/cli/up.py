@@ -11,6 +11,7 @@ from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from paramsync import signals
 from paramsync.addresses import HOST, check_ports
 from paramsync.cli.folders import fast_place, places, remove_left_behind, run_folder
 from paramsync.cli.ledger import Ledger
@@ -156,9 +157,7 @@ def _serves(predictor: Predictor) -> bool:
 def _set_by_signals() -> Iterator[threading.Event]:
     """An event that Ctrl-C, SIGTERM and a closed terminal set, as often as they come."""
     wanted = threading.Event()
-    before = {
-        one: signal.signal(one, lambda *_: wanted.set()) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    }
+    before = {one: signal.signal(one, lambda *_: wanted.set()) for one in signals.ending()}
     try:
         yield wanted
     finally:

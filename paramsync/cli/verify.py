@@ -15,11 +15,14 @@ from rich.table import Table
 from rich.text import Text
 
 from paramsync import dtypes, files, layout
+from paramsync.cli import fields, sources
 from paramsync.cli.versions import look
-from paramsync.cli.wording import console, size, to_json
-from paramsync.errors import CorruptCheckpointError, StoreError, UnknownVersionError
+from paramsync.cli.wording import console, redraws, size, to_json
+from paramsync.errors import CorruptCheckpointError, GraphError, StoreError, UnknownVersionError, UnreadableError
+from paramsync.graph_files import is_sealed
 from paramsync.index import Entry, index_file
 from paramsync.store import Store
+from paramsync.v1 import graph_pb2
 from paramsync.version import Version
 
 _MANY = 512 << 20  # bytes that take long enough to say how far it is
@@ -27,9 +30,10 @@ _MANY = 512 << 20  # bytes that take long enough to say how far it is
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One tensor. `problem` is None where its bytes are what its checksum says."""
+    """One tensor. `problem` is None where its bytes are what its checksum says, `variable` where nobody says."""
 
     name: str
+    variable: str | None
     dtype: str
     shape: list[int]
     shards: list[int]
@@ -91,7 +95,7 @@ def _broken(store: Store, name: str) -> Verdict:
     try:
         layout.read_record(store.path, name)
         problem = f"{index_file(store.path / name)}: expected an index file, found no such file"
-    except CorruptCheckpointError as error:
+    except (CorruptCheckpointError, UnreadableError) as error:
         problem = str(error)
     number = layout.number_of(name)
     return Verdict(number=number, step=number, problems=[problem], tensors=[])
@@ -101,23 +105,60 @@ def _verify(store: Store, version: Version) -> Verdict:
     """Raises UnknownVersionError where it was pruned, StoreError where it cannot be read."""
     problems = []
     findings: list[Finding] = []
-    if version.graph and not store.graph_file(version.graph).is_file():
-        problems.append(f"{store.graph_file(version.graph)}: expected the version's graph, found no such file")
+    if version.graph and (broken := _graph_problem(store.graph_file(version.graph), version.graph)):
+        problems.append(broken)
     try:
         bundle = store.open(version, mapped=False)  # whoever cuts a file meanwhile ends nobody
-    except CorruptCheckpointError as error:
+    except (CorruptCheckpointError, UnreadableError) as error:
         problems.append(str(error))
     else:
         total = sum(entry.size for entry in bundle.entries.values())
         with _progress(f"version {version.number}", total) as advance:
             wrong = bundle.faults(advance)
-        findings = [_finding(name, bundle.entries[name], wrong.get(name)) for name in sorted(bundle.entries)]
+        variables = _variables(store, version)
+        findings = [
+            _finding(name, bundle.entries[name], wrong.get(name), variables.get(name))
+            for name in sorted(bundle.entries)
+        ]
     return Verdict(number=version.number, step=version.step, problems=problems, tensors=findings)
 
 
-def _finding(name: str, entry: Entry, problem: CorruptCheckpointError | None) -> Finding:
+def _graph_problem(path: Path, digest: str) -> str | None:
+    """What is wrong with a graph file, which is not built for that; one without a checksum is of an older publisher."""
+    try:
+        content = files.content(path, limit=files.MAX_MESSAGE)
+        known = {field.number for field in graph_pb2.Graph.DESCRIPTOR.fields}
+        strange = fields.numbers(memoryview(content), str(path)) - known
+        said = bytes(fields.last(memoryview(content), graph_pb2.Graph.DIGEST_FIELD_NUMBER, str(path)))
+        has_checksum = fields.last(memoryview(content), graph_pb2.Graph.CHECKSUM_FIELD_NUMBER, str(path))
+    except FileNotFoundError:
+        return f"{path}: expected the version's graph, found no such file"
+    except OSError as error:
+        return str(files.unread(path, "the version's graph", error))
+    except (CorruptCheckpointError, GraphError) as error:
+        return str(error)
+    if strange or (has_checksum and not is_sealed(content)):
+        return f"{path}: expected the version's graph as it was written, found one with another checksum"
+    if said != digest.encode():
+        return f"{path}: expected graph {digest}, found {files.shown(said.decode(errors='replace'))}"
+    return None
+
+
+def _variables(store: Store, version: Version) -> dict[str, str | None]:
+    """What the framework calls the variables, by parameter; nothing where the graph cannot be read, which is told."""
+    if not version.graph:
+        return {}
+    path = store.graph_file(version.graph)
+    try:
+        return sources.variables(memoryview(files.content(path, limit=files.MAX_MESSAGE)), str(path))
+    except (OSError, CorruptCheckpointError, GraphError):
+        return {}
+
+
+def _finding(name: str, entry: Entry, problem: Exception | None, variable: str | None) -> Finding:
     return Finding(
         name=name,
+        variable=variable,
         dtype=dtypes.name(entry.dtype),
         shape=list(entry.shape),
         shards=sorted({piece.shard for piece in entry.pieces}),
@@ -131,7 +172,7 @@ def _progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
     """A bar for what takes time, where a person is watching; gone when it is done."""
     people = console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, console=people, transient=True, disable=not people.is_terminal or total < _MANY) as bar:
+    with Progress(*columns, console=people, transient=True, disable=not redraws(people) or total < _MANY) as bar:
         task = bar.add_task(what, total=total)
         yield lambda done: bar.advance(task, done)
 
@@ -156,9 +197,11 @@ def _table(findings: Sequence[Finding]) -> Table:
     table.add_column("shard", justify="right", overflow="fold")
     table.add_column("size", justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
+    called = sources.called((one.name, one.variable) for one in findings)
     for one in findings:
+        name = called[one.name]
         table.add_row(
-            one.name if one.name.isprintable() else files.shown(one.name),
+            name if name.isprintable() else files.shown(name),
             one.dtype,
             str(one.shape),
             ", ".join(map(str, one.shards)),

@@ -17,9 +17,11 @@ from rich.text import Text
 from paramsync import files, layout
 from paramsync.cli import holders
 from paramsync.cli.wording import NOTHING, console, duration, size, to_json
-from paramsync.errors import CorruptCheckpointError, StoreError, UnknownVersionError
+from paramsync.errors import CorruptCheckpointError, StoreError, UnknownVersionError, UnreadableError
 from paramsync.store import Store
 from paramsync.version import Version
+
+_NAMED = 3  # files that stand in an error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,27 +69,34 @@ def run(arguments: Namespace) -> bool:
 def look(path: Path) -> tuple[str | None, list[Version], list[str]]:
     """The name of the latest version, all that can be read, and the names of those that are listed and cannot.
 
-    Raises StoreError for what is no directory, CorruptCheckpointError where `checkpoint` is broken.
+    Raises StoreError for what is no directory, or no store, CorruptCheckpointError where `checkpoint` is broken.
     """
     before = layout.read_state(path)
     versions = Store(path).versions()
     after = layout.read_state(path)
     if before is None or after is None:
         try:
-            os.scandir(path).close()
+            there = [one.name for one in path.iterdir()]
         except OSError as error:
             raise StoreError(path, f"cannot be read: {error.strerror}") from error
+        if there and layout.LOCK not in there:  # nobody ever published there
+            raise StoreError(path, f"is no store: expected a file 'checkpoint' in it, found {_some(there)}")
         return None, [], []
     found = {version.prefix for version in versions}
     # What is not in both was published, or pruned, while this looked.
     return after.latest, versions, [name for name in before.names if name in after.names and name not in found]
 
 
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return f"{', '.join(map(files.shown, sorted(names)[:_NAMED]))}{more}"
+
+
 def _is_whole(path: Path, version: Version) -> bool:
     """Whether its index can be read and its data files are as long as that says; pruned since, it is no concern."""
     try:
         Store(path).open(version, mapped=False)
-    except CorruptCheckpointError:
+    except (CorruptCheckpointError, UnreadableError):
         return False
     except UnknownVersionError:
         pass

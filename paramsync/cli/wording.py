@@ -11,7 +11,7 @@ from google.protobuf.message import Message
 if TYPE_CHECKING:
     from rich.console import Console
 
-WIDE = 70  # columns; with fewer, what is made to be side by side is below each other
+WIDE = 68  # columns; with fewer, what is made to be side by side is below each other
 
 NOTHING = "–"  # noqa: RUF001, stands where there is no value
 
@@ -21,6 +21,11 @@ def console(*, stderr: bool = False) -> Console:
     from rich.console import Console
 
     return Console(stderr=stderr, markup=False, highlight=False, emoji=False)
+
+
+def redraws(screen: Console) -> bool:
+    """Whether a person watches who can be shown something that changes in place."""
+    return screen.is_terminal and not screen.is_dumb_terminal
 
 
 def duration(seconds: float) -> str:
