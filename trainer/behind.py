@@ -20,13 +20,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublisherStatus:
-    """How publishing goes. `last_error` is None when the last publication went well."""
+    """How publishing goes. `last_error` is None when the last publication went well, `held_back` where none is."""
 
     published: Version | None = None
     publishes: int = 0  # committed by this publisher
     skipped: int = 0  # snapshots that a newer one overtook before they were written
     refused: int = 0  # snapshots that were not published because of their values
     last_error: str | None = None
+    held_back: str | None = None  # the step that was due last and is not published, and why: a gate's words
 
 
 @dataclass(frozen=True, slots=True)

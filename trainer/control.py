@@ -15,22 +15,26 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from paramsync import addresses
-from paramsync.errors import BusyError
+from paramsync import addresses, lock
+from paramsync.errors import BusyError, SettingsError
 from paramsync.messages import of_version
+from paramsync.ports import options
 from paramsync.status_codes import UNFORESEEN, code_of, one_line
 from paramsync.v1 import sync_pb2, sync_pb2_grpc
-from trainer import watchers
+from trainer import arrivals, watchers
+from trainer.arrivals import Arrivals
 from trainer.meter import Meter
-from trainer.publisher import Publisher
 from trainer.watchers import Watchers
 
 if TYPE_CHECKING:
+    from trainer.publisher import Publisher
     from trainer.state import TrainingState
 
 _SERVICE = sync_pb2.DESCRIPTOR.services_by_name["Publisher"].full_name
 MOST_PUBLISHING = 4  # callers that wait for a publication; each holds a thread of the server
-_THREADS = watchers.MOST + MOST_PUBLISHING + 4  # the last ones are for calls that are answered at once
+_THREADS = watchers.MOST + MOST_PUBLISHING + 4 + arrivals.MOST  # four are for calls that are answered at once
+_MOST_CALLS = 2 * _THREADS  # some wait for a thread until the oldest silent call is given up
+_MESSAGE_BYTES = 1 << 18  # of requests, which say hardly anything, and of answers
 _GRACE = 2.0  # seconds that calls have to end when the port is closed
 
 _log = logging.getLogger("paramsync.trainer")
@@ -55,15 +59,19 @@ class Training:
 class Control:
     """Answers from the moment it is made; healthy while training goes on."""
 
-    def __init__(self, host: str, port: int, *, store: Path) -> None:
-        """Port 0 is any free one. Raises SettingsError for an address that cannot be had."""
+    def __init__(self, host: str, port: int, *, store: Path, option: str = "--control-port") -> None:
+        """Port 0 is any free one. Raises SettingsError for an address that cannot be had, which names the option."""
+        if type(port) is not int or not 0 <= port <= addresses.LAST_PORT:  # gRPC takes another port for these
+            raise SettingsError(f"{option}: expected a port from 0 to {addresses.LAST_PORT}, found {port!r:.80}")
         self._service = _Service(store)
         self._health = health.HealthServicer()
         self._set_healthy(False)
+        self._arrivals = Arrivals()
         self._server = grpc.server(
             ThreadPoolExecutor(_THREADS, thread_name_prefix="control"),
-            options=[("grpc.so_reuseport", 0)],  # a second server on the same port is an error
-            maximum_concurrent_rpcs=_THREADS,
+            interceptors=[self._arrivals],
+            options=options(_MESSAGE_BYTES),
+            maximum_concurrent_rpcs=_MOST_CALLS,
         )
         sync_pb2_grpc.add_PublisherServicer_to_server(self._service, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
@@ -71,15 +79,26 @@ class Control:
         try:
             bound = self._server.add_insecure_port(addresses.address(host, port))
         except RuntimeError as error:
-            raise addresses.refused(host, port, "--control-port") from error
+            raise addresses.refused(host, port, option) from error
         self.address = addresses.address(host, bound)
         self._server.start()
+
+    @property
+    def training(self) -> Training | None:
+        """What has begun; None before it has."""
+        return self._service.training
 
     def training_begins(self, training: Training) -> None:
         """From here on, status tells of this, and Publish works."""
         training.publisher.subscribe(self._service.watchers.tell)
         self._service.training = training
         self._set_healthy(True)
+
+    def tell_of(self, publisher: Publisher, meter: Meter, *, device: str) -> None:
+        """The same of a training that is somebody else's, of which no more is known."""
+        self.training_begins(
+            Training(publisher=publisher, meter=meter, device=device, total_steps=None, steps_per_epoch=None)
+        )
 
     def training_ends(self) -> None:
         """Training has stopped; the last version may still be on its way."""
@@ -112,7 +131,9 @@ class _Service(sync_pb2_grpc.PublisherServicer):
         training = self.training
         states = sync_pb2.PublisherStatus
         if training is None:
-            return sync_pb2.PublisherStatus(state=states.STARTING, store=str(self._store))
+            return sync_pb2.PublisherStatus(
+                state=states.STARTING, store=str(self._store), publisher=lock.owner(self._store)
+            )
         publishing, state = training.publisher.status(), training.state
         version = publishing.published
         return sync_pb2.PublisherStatus(
@@ -133,6 +154,8 @@ class _Service(sync_pb2_grpc.PublisherServicer):
             publish_seconds=None if version is None else (version.committed_at or 0.0) - version.snapshot_at,
             saved_step=None if state is None else state.saved,
             state_error=(state and state.error) or "",
+            held_back=publishing.held_back or "",
+            publisher=lock.owner(self._store),
         )
 
     def Publish(self, request: sync_pb2.PublishRequest, context: grpc.ServicerContext) -> sync_pb2.Version:

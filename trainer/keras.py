@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 
+from paramsync.addresses import HOST
 from paramsync.errors import PublishError, SettingsError
+from trainer.gate import Gate, PublishIf
 from trainer.publisher import OnError, Publisher
 from trainer.schedule import PublishSchedule
 from trainer.snapshot import Averages
@@ -25,11 +27,19 @@ class PublishCallback(keras.callbacks.Callback):
 
     Where neither steps nor seconds are given, every second. Steps are counted from the optimizer's own count, so that
     they go on where an earlier fit stopped; where a `train_step` of the model's own uses another optimizer, batches are
-    counted. A model that is not built when training begins is published from its first batch on. What `inputs` are is
-    for models that do not say it themselves, as `capture` has it; `keep`, `durable`, `on_error` and `allow_nan` are as
-    Publisher has them. With `averages`, the moving averages of an optimizer that has `use_ema` are published in place
-    of the variables that it trains, from its first step on. A fit that is interrupted leaves the store locked until
-    nothing refers to the callback any more, it is used again, or the process ends.
+    counted. A model that is not built when training begins is published from its first batch on.
+
+    The start is published before the first epoch, when other callbacks have restored what they restore, and only where
+    the store has no version yet: a script that is run again does not put a model that has learnt nothing in the place
+    of a trained one. `at_start=True` publishes it always, `at_start=False` never. With `publish_if`, what is due is
+    published only where that says so, at the end of the fit too: the name of a metric that must not get worse, such as
+    "val_loss", or a function of Keras' logs. The ends of epochs, where logs are whole, are then asked about as well.
+
+    What `inputs` are is for models that do not say it themselves, as `capture` has it; `keep`, `durable`, `on_error`,
+    `allow_nan`, and `control_port` and `host`, where an operator is answered during a fit, are as Publisher has them.
+    With `averages`, the moving averages of an optimizer that has `use_ema` are published in place of the variables that
+    it trains, from its first step on. A fit that is interrupted leaves the store locked until nothing refers to the
+    callback any more, it is used again, or the process ends.
 
     Raises what Publisher does, when training begins, and SettingsError for `averages` of an optimizer that has none,
     and where Keras runs on another backend than TensorFlow.
@@ -47,11 +57,20 @@ class PublishCallback(keras.callbacks.Callback):
         inputs: Any = None,
         averages: bool = False,
         allow_nan: bool = False,
+        at_start: bool | None = None,
+        publish_if: PublishIf | None = None,
+        control_port: int | None = None,
+        host: str = HOST,
     ) -> None:
         super().__init__()
         if every_steps is None and every_seconds is None:
             every_seconds = 1.0
-        self._schedule = PublishSchedule(every_steps=every_steps, every_seconds=every_seconds)
+        self._schedule = PublishSchedule(every_steps=every_steps, every_seconds=every_seconds, at_start=at_start)
+        if publish_if is not None:
+            Gate(publish_if)  # what is wrong with it is said here
+        self._publish_if = publish_if
+        self._control_port = control_port
+        self._host = host
         self._store = Path(store)
         self._keep = keep
         self._durable = durable
@@ -61,6 +80,7 @@ class PublishCallback(keras.callbacks.Callback):
         self._allow_nan = allow_nan
         self._publisher: Publisher | None = None
         self._step = 0
+        self._begun = False
 
     def on_train_begin(self, logs: Any = None) -> None:
         self._release()  # of a fit that was interrupted
@@ -69,24 +89,44 @@ class PublishCallback(keras.callbacks.Callback):
                 f"PublishCallback: expected TensorFlow as the backend of Keras, found {keras.backend.backend()};"
                 " publish from a loop of your own with Publisher.of_graph, as examples/jax_trainer.py does"
             )
-        self._step = _counted(self.model.optimizer)
+        self._step, self._begun = _counted(self.model.optimizer), False
         if self.model.built:
-            self._publish_if_due(None)
+            self._open()
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._begin()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        if self._publish_if is not None and self._publisher is not None:
+            self._publisher.publish_if_due(self._step, logs)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         counted, optimizer = _counted(self.model.optimizer), self.model.optimizer
         # One that is not used stands still, and so do those that leave out updates, which is no step then.
         self._step = counted if _leaves_out(optimizer) else max(counted, self._step + 1)
-        self._publish_if_due(logs)
+        self._open().publish_if_due(self._step, logs)
 
     def on_train_end(self, logs: Any = None) -> None:
         try:
             if self._publisher is not None:
+                self._begin()  # of a fit without an epoch
                 self._publisher.finish(self._step, logs)
         finally:
             self._release()
 
-    def _publish_if_due(self, logs: Any) -> None:
+    @property
+    def control(self) -> str | None:
+        """Where an operator is answered now; None between fits, and without `control_port`."""
+        return None if self._publisher is None else self._publisher.control
+
+    def _begin(self) -> None:
+        """Once for each fit, as late as can be: other callbacks restore weights when training begins."""
+        if not self._begun and self._publisher is not None:
+            self._step = _counted(self.model.optimizer)
+            self._publisher.begin(self._step)
+        self._begun = True
+
+    def _open(self) -> Publisher:
         if self._publisher is None:
             from paramsync.graphs.capture import capture  # here: another backend gets an error that it understands
 
@@ -99,10 +139,13 @@ class PublishCallback(keras.callbacks.Callback):
                 on_error=self._on_error,
                 averages=_averages(self.model) if self._averages else None,
                 allow_nan=self._allow_nan,
+                publish_if=self._publish_if,
+                control_port=self._control_port,
+                host=self._host,
             )
             self._forgotten = weakref.finalize(self, _close, self._publisher)  # by a fit that was interrupted
             self._forgotten.atexit = False
-        self._publisher.publish_if_due(self._step, logs)
+        return self._publisher
 
     def _release(self) -> None:
         publisher, self._publisher = self._publisher, None

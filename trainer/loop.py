@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
-from contextlib import ExitStack, closing
+from collections.abc import Callable
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
-from typing import SupportsFloat
+from functools import partial
 
+from paramsync.version import Version
 from paramsync.writer import StoreWriter
 from trainer.control import Control, Training
 from trainer.job import Job
@@ -72,7 +73,8 @@ def train(
         try:
             loop.run(stop)
         finally:
-            screen.close()
+            with suppress(OSError):  # the terminal was closed: training goes on to its end
+                screen.close()
         control.training_ends()
         loop.finish()
 
@@ -90,7 +92,7 @@ class _Loop:
 
     def run(self, stop: Stop) -> None:
         first = step = self.meter.step
-        self._publish_if_due(step, None)
+        self._publish(partial(self.publisher.begin, step))
         now = time.monotonic()
         show_at, draw_at, save_at = now + self.screen.every, now + EVERY, now + self.save_every
         while not stop.requested and (self.last_step is None or step < self.last_step):
@@ -98,7 +100,7 @@ class _Loop:
             step += 1
             if step == first + 1:
                 self.job.check(step, loss)
-            self._publish_if_due(step, {"loss": loss})
+            self._publish(partial(self.publisher.publish_if_due, step, {"loss": loss}))
             now = time.monotonic()
             self.meter.advance(step, loss, now)
             if now >= show_at:
@@ -122,14 +124,15 @@ class _Loop:
         published = "nothing was published" if version is None else f"version {version.number} is the last published"
         _log.info("training stopped at step %d, %s", step, published)
 
-    def _publish_if_due(self, step: int, metrics: Mapping[str, SupportsFloat] | None) -> None:
+    def _publish(self, publish: Callable[[], Version | None]) -> None:
         began = time.perf_counter()
-        if self.publisher.publish_if_due(step, metrics) is not None:
+        if publish() is not None:
             self.meter.stall = time.perf_counter() - began
 
     def _show(self) -> None:
         out_of = self.last_step or self.job.steps_per_epoch
-        self.screen.show(self.meter, self.publisher.status().published, out_of=out_of)
+        with suppress(OSError):  # as above
+            self.screen.show(self.meter, self.publisher.status().published, out_of=out_of)
 
     def _draw(self) -> None:
         if self.scalars is not None:

@@ -17,7 +17,7 @@ class Meter:
         self._loss: SupportsFloat | None = None
         self._since = (step, now)
 
-    def advance(self, step: int, loss: SupportsFloat, now: float) -> None:
+    def advance(self, step: int, loss: SupportsFloat | None, now: float) -> None:
         """A step is done."""
         self.step = step
         self._loss = loss
@@ -28,6 +28,8 @@ class Meter:
 
     @property
     def loss(self) -> float | None:
-        """The loss of the last step; None before the first."""
-        loss = self._loss
-        return None if loss is None else float(loss)
+        """The loss of the last step; None before the first, and where it is no number."""
+        try:
+            return None if self._loss is None else float(self._loss)
+        except Exception:  # noqa: BLE001, a value of any kind, perhaps computed on another device
+            return None

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
-from paramsync import noise
-from paramsync.errors import CorruptCheckpointError, SettingsError
+from paramsync import descriptors, noise
+from paramsync.errors import SettingsError
 from paramsync.writer import StoreWriter
 from trainer import job_source
 from trainer.control import Control
+from trainer.exposition import Exposition
 from trainer.job import JobSettings
+from trainer.metrics_port import MetricsPort
 from trainer.screen import Screen
 from trainer.settings import Settings
 from trainer.stop import Stop
 
+_log = logging.getLogger("paramsync.trainer")
 STATES = 2  # training states that are kept: one may turn out to be unreadable
 
 
 def run(settings: Settings, *, stop: Stop) -> None:
     """Train until the last step, or until told to stop. Raises ParamsyncError where it cannot begin."""
+    descriptors.raise_limit()
     screen = Screen()
     screen.take_logs()
     for directory in (settings.store, settings.state, settings.tensorboard):
@@ -30,8 +36,9 @@ def run(settings: Settings, *, stop: Stop) -> None:
         function = job_source.find(settings.job)
     with (
         StoreWriter(settings.store, keep=settings.keep, durable=settings.durable) as store,
-        _states(settings) as states,
+        StoreWriter(settings.state, keep=STATES, durable=settings.durable) as states,
         closing(Control(settings.host, settings.control_port, store=settings.store)) as control,
+        _metrics(settings, control) as metrics,
     ):
         given = JobSettings(seed=settings.seed, data=settings.data, held_out=settings.held_out)
         with noise.left_out():
@@ -40,15 +47,19 @@ def run(settings: Settings, *, stop: Stop) -> None:
             from trainer.loop import train
 
             name = device.name()
+        if metrics is not None:
+            _log.info("metrics by HTTP: %s", metrics.address)
         train(settings, job, store=store, states=states, device=name, control=control, screen=screen, stop=stop)
 
 
-def _states(settings: Settings) -> StoreWriter:
-    try:
-        return StoreWriter(settings.state, keep=STATES, durable=settings.durable)
-    except CorruptCheckpointError as error:
-        problem = f"{error}; remove {settings.state} to begin anew, or give another --state"
-        raise SettingsError(problem) from error
+@contextmanager
+def _metrics(settings: Settings, control: Control) -> Iterator[MetricsPort | None]:
+    if settings.metrics_port is None:
+        yield None
+        return
+    exposition = Exposition(lambda: control.training)
+    with closing(MetricsPort(settings.host, settings.metrics_port, exposition.text)) as port:
+        yield port
 
 
 def _make_writable(directory: Path) -> None:

@@ -5,18 +5,21 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, SupportsFloat
+from typing import TYPE_CHECKING, Any, Literal
 
-from paramsync.errors import PublishError, SettingsError, StoppedError
+from paramsync.addresses import HOST
+from paramsync.errors import ParamsyncError, PublishError, SettingsError, StoppedError, StructureError
 from paramsync.version import Version
 from paramsync.writer import StoreWriter
 from trainer.behind import PublisherStatus, WriteBehind
+from trainer.gate import Gate, Metrics, PublishIf
 from trainer.given import Given, Values
+from trainer.meter import Meter
 from trainer.metrics import MetricReader
 from trainer.schedule import Moment, PublishSchedule
 from trainer.snapshot import Averages, Frozen, Live, Snapshot, Source
@@ -27,10 +30,10 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
     from paramsync.graphs.capture import Capture
+    from trainer.control import Control
 
 _log = logging.getLogger("paramsync.trainer")
 OnError = Literal["log", "raise"]
-Metrics = Mapping[str, SupportsFloat]
 
 
 class Publisher:
@@ -56,6 +59,17 @@ class Publisher:
     also of another framework, or a variable that holds one; anything else is a SettingsError at the call. One lower
     than the one before is published under a number that rises all the same, with one warning.
 
+    The first step seen is published where the store has no version yet, so that a training that begins anew does not
+    take the place of what was trained before (see PublishSchedule). With `publish_if`, what is due is published only
+    where that says so, the last step too: a metric's name, such as "val_loss", which must not get worse than that of
+    the newest version, or a function of the metrics. What it holds back, and what comes without metrics, stays due, and
+    is in the status. It is asked on the thread that trains, and waits for the metrics it looks at. `publish`, an
+    operator's request, and a start that the schedule says `at_start=True` of are not asked about.
+
+    With `control_port`, an operator is answered there while the publisher is open: `paramsync status`, and
+    `paramsync sync --fresh`, whose request is met at the next call of `publish_if_due`. 0 is any free port, `control`
+    says which; `host` is the address to listen on. Without it gRPC is not imported.
+
     With `durable`, a version is on the disk when it is published, and survives the machine's end too; that costs what
     the disk takes, in the background. `store` is its directory, or one open already, with its own `keep` and `durable`.
 
@@ -78,9 +92,13 @@ class Publisher:
         on_error: OnError = "log",
         averages: Averages | None = None,
         allow_nan: bool = False,
+        publish_if: PublishIf | None = None,
+        control_port: int | None = None,
+        host: str = HOST,
     ) -> None:
         if on_error not in ("log", "raise"):
             raise SettingsError(f'on_error: expected "log" or "raise", found {on_error!r}')
+        self._gate = None if publish_if is None else Gate(publish_if)
         self._source = source if isinstance(source, Source) else _live(source, averages)
         self._finite = not allow_nan
         self._schedule = schedule
@@ -92,12 +110,22 @@ class Publisher:
         self._lock = threading.Lock()  # guards the next two
         self._requests: list[Future[Version]] = []
         self._accepting = True
-        if not isinstance(store, StoreWriter):
-            store = StoreWriter(Path(store), keep=keep, durable=durable)
-        self._store = store
+        self._meter: Meter | None = None
+        path = store.path if isinstance(store, StoreWriter) else Path(store)
+        self._control = None if control_port is None else _listening(host, control_port, path)
+        try:
+            self._store = store if isinstance(store, StoreWriter) else StoreWriter(path, keep=keep, durable=durable)
+        except BaseException:
+            self._hang_up()
+            raise
+        self._empty, self._before = _found(self._store)  # when we came; and the metrics of what was the latest
+        self._begun: int | None = None  # the step that stands for what was the latest then
+        self._pinned: Metrics = self._before  # of the last publication, whether or not it is written
         self._frozen = Frozen()
         self._behind: WriteBehind[Snapshot] = WriteBehind(self._write)
         self._behind.start()
+        if self._control is not None:
+            self._answer(self._control)
 
     @classmethod
     def of_graph(
@@ -111,6 +139,9 @@ class Publisher:
         on_error: OnError = "log",
         allow_nan: bool = False,
         copy: bool = True,
+        publish_if: PublishIf | None = None,
+        control_port: int | None = None,
+        host: str = HOST,
     ) -> Publisher:
         """Publish values of JAX, PyTorch, numpy or anything else, for a graph that `paramsync graph publish` put there.
 
@@ -128,7 +159,26 @@ class Publisher:
         it is written. Raises as the constructor does, and SettingsError where the graph is not there.
         """
         given = Given.in_store(Path(store), digest, copy=copy)
-        return cls(store, given, schedule=schedule, keep=keep, durable=durable, on_error=on_error, allow_nan=allow_nan)
+        return cls(
+            store,
+            given,
+            schedule=schedule,
+            keep=keep,
+            durable=durable,
+            on_error=on_error,
+            allow_nan=allow_nan,
+            publish_if=publish_if,
+            control_port=control_port,
+            host=host,
+        )
+
+    def begin(self, step: int, *, values: Values | None = None) -> Version | None:
+        """Training begins at this step, of which nothing is trained yet: publish it where the schedule wants the start.
+
+        Optional. Where the store has versions, and no step comes after this one, the end is not published either.
+        """
+        self._begun = None if self._empty else number_of(step)
+        return self.publish_if_due(step, values=values)
 
     def publish_if_due(
         self, step: int, metrics: Metrics | None = None, *, values: Values | None = None
@@ -143,16 +193,21 @@ class Publisher:
         step = number_of(step)
         self._seen = (step, metrics, values)
         now = time.monotonic()
-        if self.is_due(step, now):
+        if self._meter is not None:
+            self._meter.advance(step, (metrics or {}).get("loss"), now)
+        if self.is_due(step, now) and not self._is_held_back(step, metrics):
             return self._publish(step, now, metrics, values)
         if self._since is None:
             self._since = Moment(step, now)
         return None
 
     def is_due(self, step: int, now: float | None = None) -> bool:
-        """Whether `publish_if_due` would publish this step now; for who has to know before metrics are computed."""
+        """Whether `publish_if_due` would publish this step now; for who has to know before metrics are computed.
+
+        With `publish_if`: whether it would ask that.
+        """
         now = time.monotonic() if now is None else now
-        return bool(self._requests) or self._schedule.due(step, now, since=self._since)
+        return bool(self._requests) or self._schedule.due(step, now, since=self._since, empty=self._empty)
 
     def publish(
         self, step: int, *, wait: bool = False, metrics: Metrics | None = None, values: Values | None = None
@@ -179,9 +234,12 @@ class Publisher:
         step = number_of(step)
         with self._lock:
             self._accepting = False
+        if self._control is not None:
+            self._control.training_ends()
         self._behind.flush(None)
         committed = self.status().published
-        if self._requests or self._schedule.due_at_end(step, published=committed.step if committed else None):
+        due = self._schedule.due_at_end(step, published=committed.step if committed else self._begun)
+        if self._requests or (due and not self._is_held_back(step, metrics)):
             self._publish(step, time.monotonic(), metrics, values)
         self.flush(None)
         return self.status().published
@@ -204,7 +262,12 @@ class Publisher:
 
     def status(self) -> PublisherStatus:
         """How publishing goes, as one value."""
-        return self._behind.status()
+        return replace(self._behind.status(), held_back=self._gate.held_back if self._gate else None)
+
+    @property
+    def control(self) -> str | None:
+        """Where an operator is answered; None where nobody is."""
+        return None if self._control is None else self._control.address
 
     def flush(self, timeout: float | None = None) -> bool:
         """Wait until everything is written; False where that takes longer than `timeout` seconds."""
@@ -236,9 +299,13 @@ class Publisher:
         self, step: int, now: float, metrics: Metrics | None, values: Values | None, *waiting: Future[Version]
     ) -> Version:
         self._seen = (step, metrics, values)
+        began = time.perf_counter()
         self._warn_of_lower(step)
         done_at = time.time()
-        pinned = self._source.pin(values)
+        try:
+            pinned, problem = self._source.pin(values), ""
+        except StructureError as error:  # which is told as any publication that fails, and costs no more
+            pinned, problem = {}, str(error)
         with self._lock:
             requests, self._requests = self._requests, []
         number = self._store.next_number(step)
@@ -251,11 +318,26 @@ class Publisher:
             snapshot_at=time.time(),
         )
         self._since = Moment(step, now)
-        self._behind.put(Snapshot(version=version, values=pinned, metrics=dict(metrics or {})), *requests, *waiting)
+        self._pinned = metrics or {}
+        if self._gate is not None:
+            self._gate.held_back = None
+        snapshot = Snapshot(
+            version=version,
+            values=pinned,
+            metrics=dict(metrics or {}),
+            graph=self._source.content,
+            problem=problem,
+        )
+        self._behind.put(snapshot, *requests, *waiting)
+        if self._meter is not None:
+            self._meter.step = step
+            self._meter.stall = time.perf_counter() - began
         return version
 
     def _write(self, snapshot: Snapshot) -> Version:
-        self._store.add_graph(self._source.digest, self._source.content)
+        if snapshot.problem:
+            raise StructureError(snapshot.problem)
+        self._store.add_graph(snapshot.version.graph, snapshot.graph)
         version = replace(snapshot.version, metrics=self._metrics.read(snapshot.metrics))
         tensors = snapshot.tensors()
 
@@ -268,6 +350,14 @@ class Publisher:
         )
         self._frozen.published(snapshot, tensors, self._store.unchanged)
         return version
+
+    def _is_held_back(self, step: int, metrics: Metrics | None) -> bool:
+        """Whether the gate keeps what is due from being published."""
+        if self._gate is None or self._requests or (self._since is None and self._schedule.at_start):
+            return False
+        status = self._behind.status()
+        committed = status.published.metrics if status.published else self._before
+        return self._gate.refuses(step, metrics, self._pinned if status.last_error is None else committed)
 
     def _warn_of_lower(self, step: int) -> None:
         if self._since is not None and step < self._since.step and not self._warned:
@@ -291,6 +381,39 @@ class Publisher:
                 future.set_exception(StoppedError())
         self._behind.close()
         self._store.close()
+        self._hang_up()
+
+    def _answer(self, control: Control) -> None:
+        """Have the control port tell of this publisher from now on."""
+        self._meter = Meter(0, time.monotonic())
+        control.tell_of(self, self._meter, device=_device() if isinstance(self._source, Live) else "")
+        _log.info("publisher ready: control %s, store %s", control.address, self._store.path)
+
+    def _hang_up(self) -> None:
+        control, self._control = self._control, None
+        if control is not None:
+            control.close()
+
+
+def _listening(host: str, port: int, store: Path) -> Control:
+    from trainer.control import Control  # here: gRPC is imported by who wants it
+
+    return Control(host, port, store=store, option="control_port")
+
+
+def _device() -> str:
+    from trainer.device import name  # here: other sources need no TensorFlow
+
+    return name()
+
+
+def _found(store: StoreWriter) -> tuple[bool, Metrics]:
+    """Whether the store has no version, and the metrics of its latest."""
+    try:
+        latest = store.latest()
+    except ParamsyncError:  # something is there
+        return False, {}
+    return latest is None, latest.metrics if latest else {}
 
 
 def _live(source: Any, averages: Averages | None) -> Live:

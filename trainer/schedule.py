@@ -19,7 +19,9 @@ class Moment(NamedTuple):
 class PublishSchedule:
     """Publish every so many steps, or every so many seconds; where both are given, whichever comes first.
 
-    Where neither is given, only the start and the end are published, and what an operator asks for.
+    Where neither is given, only the start and the end are published, and what an operator asks for. The start is
+    published where the store has no version yet, so that training which begins anew does not take the place of what was
+    trained before; `at_start=True` publishes it always, `at_start=False` never.
 
         schedule = PublishSchedule(every_steps=100, every_seconds=30)
         if schedule.due(step, now, since=last): ...
@@ -27,7 +29,7 @@ class PublishSchedule:
 
     every_steps: int | None = None
     every_seconds: float | None = None
-    at_start: bool = True
+    at_start: bool | None = None
     at_end: bool = True
 
     def __post_init__(self) -> None:
@@ -36,14 +38,15 @@ class PublishSchedule:
             if value is not None and not value > 0:
                 raise SettingsError(f"{name}: expected a number above 0, found {value}")
 
-    def due(self, step: int, now: float, *, since: Moment | None) -> bool:
+    def due(self, step: int, now: float, *, since: Moment | None, empty: bool = True) -> bool:
         """Whether `step` is to be published now. `since` is the last publication; None where there was none.
 
-        Without a publication at the start, `since` is where the counting began. Steps that fall back, as those of a
-        training that was set back do, are due at once where steps count.
+        Without a publication at the start, `since` is where the counting began. `empty` says whether the store had no
+        version then. Steps that fall back, as those of a training that was set back do, are due at once where steps
+        count.
         """
         if since is None:
-            return self.at_start
+            return empty if self.at_start is None else self.at_start
         if step == since.step:
             return False  # its values are published already
         by_steps = self.every_steps is not None and not 0 <= step - since.step < self.every_steps

@@ -22,11 +22,12 @@ class Screen:
         self._console = Console(stderr=True)
         self._bar: Progress | None = None
         self._task = TaskID(0)
-        self.every = 0.2 if self._console.is_terminal else 5.0
+        self._redraws = self._console.is_terminal and not self._console.is_dumb_terminal
+        self.every = 0.2 if self._redraws else 5.0
 
     def take_logs(self) -> None:
         """Have all log records written here, so that they and the bar leave each other whole."""
-        if not self._console.is_terminal:
+        if not self._redraws:
             logs.start()
             return
         handler = RichHandler(console=self._console, show_path=False)
@@ -35,12 +36,12 @@ class Screen:
 
     def show(self, meter: Meter, published: Version | None, *, out_of: int | None) -> None:
         """Show the step out of as many, or within an epoch of as many; None where nobody says how many."""
-        if not self._console.is_terminal:
+        if not self._redraws:
             _log.info("%s", _line(meter, published))
             return
         if self._bar is None:
-            columns = (TextColumn("step {task.fields[step]:,}"), BarColumn(None), TextColumn("{task.fields[text]}"))
-            self._bar = Progress(*columns, console=self._console, refresh_per_second=5, expand=True)
+            columns = (TextColumn("step {task.fields[step]:,}"), BarColumn(30), TextColumn("{task.fields[text]}"))
+            self._bar = Progress(*columns, console=self._console, refresh_per_second=5)
             self._task = self._bar.add_task("training", total=out_of, step=meter.step, text="")
             self._bar.start()
         done = meter.step if out_of is None or meter.step <= out_of else meter.step % out_of

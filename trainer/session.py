@@ -10,10 +10,12 @@ from typing import Any
 
 import tensorflow as tf
 
+from paramsync.addresses import HOST
 from paramsync.errors import SettingsError
 from paramsync.version import Version
 from trainer.behind import PublisherStatus
-from trainer.publisher import Metrics, OnError, Publisher
+from trainer.gate import Metrics, PublishIf
+from trainer.publisher import OnError, Publisher
 from trainer.schedule import PublishSchedule
 from trainer.session_values import Averages, SessionValues, tensors
 
@@ -54,6 +56,9 @@ class SessionPublisher:
         saver: Any = None,
         averages: Averages | None = None,
         allow_nan: bool = False,
+        publish_if: PublishIf | None = None,
+        control_port: int | None = None,
+        host: str = HOST,
     ) -> None:
         self._values = SessionValues(inputs, outputs, saver=saver, averages=averages)
         self._publisher = Publisher(
@@ -64,7 +69,14 @@ class SessionPublisher:
             durable=durable,
             on_error=on_error,
             allow_nan=allow_nan,
+            publish_if=publish_if,
+            control_port=control_port,
+            host=host,
         )
+
+    def begin(self, session: Any, step: int) -> Version | None:
+        """Training begins at this step: publish it where the schedule wants the start; see `Publisher.begin`."""
+        return self._publisher.begin(step, values=session)
 
     def publish_session_if_due(self, session: Any, step: int, metrics: Metrics | None = None) -> Version | None:
         """Publish this step where that is due; see `Publisher.publish_if_due`."""
@@ -93,6 +105,11 @@ class SessionPublisher:
     def subscribe(self, listener: Callable[[Version], None]) -> None:
         """Call this with every version once it is committed, on the writing thread: it must not block."""
         self._publisher.subscribe(listener)
+
+    @property
+    def control(self) -> str | None:
+        """Where an operator is answered; None where nobody is."""
+        return self._publisher.control
 
     def status(self) -> PublisherStatus:
         """How publishing goes, as one value."""
@@ -126,7 +143,9 @@ class PublishHook(tf.compat.v1.train.SessionRunHook):
 
     Steps are those of the graph's global step. Where neither steps nor seconds are given, every second. `metrics` are
     scalar tensors, or their names, by the name that versions have them under: they are computed within the run that is
-    published, which has to feed what they need. Everything else is as SessionPublisher has it.
+    published, which has to feed what they need. The start is published where the store has no version yet, or where
+    `at_start` says so, and with `publish_if` what that lets through (see Publisher), which the end, without metrics,
+    never is. Everything else is as SessionPublisher has it.
 
     One process publishes: give it as one of `chief_only_hooks`. Training that ends in an error leaves the store locked
     until the hook is used again, or the process ends. Raises what SessionPublisher does when the session is made.
@@ -147,10 +166,14 @@ class PublishHook(tf.compat.v1.train.SessionRunHook):
         averages: Averages | None = None,
         allow_nan: bool = False,
         metrics: Mapping[str, Any] | None = None,
+        at_start: bool | None = None,
+        publish_if: PublishIf | None = None,
+        control_port: int | None = None,
+        host: str = HOST,
     ) -> None:
         if every_steps is None and every_seconds is None:
             every_seconds = 1.0
-        schedule = PublishSchedule(every_steps=every_steps, every_seconds=every_seconds)
+        schedule = PublishSchedule(every_steps=every_steps, every_seconds=every_seconds, at_start=at_start)
         self._publish = {
             "store": store,
             "inputs": inputs,
@@ -162,9 +185,17 @@ class PublishHook(tf.compat.v1.train.SessionRunHook):
             "saver": saver,
             "averages": averages,
             "allow_nan": allow_nan,
+            "publish_if": publish_if,
+            "control_port": control_port,
+            "host": host,
         }
         self._metrics = dict(metrics or {})
         self._publisher: SessionPublisher | None = None
+
+    @property
+    def control(self) -> str | None:
+        """Where an operator is answered now; None outside sessions, and without `control_port`."""
+        return None if self._publisher is None else self._publisher.control
 
     def begin(self) -> None:
         """Adds what is needed to the graph, which is finalised after this."""
@@ -179,7 +210,7 @@ class PublishHook(tf.compat.v1.train.SessionRunHook):
         self._is_due = False
 
     def after_create_session(self, session: Any, coord: Any) -> None:
-        self._publish_if_due(session, {})
+        self._made.begin(session, self._counted(session))
 
     def before_run(self, run_context: Any) -> Any:
         self._is_due = self._made.is_due(self._next)
@@ -198,9 +229,12 @@ class PublishHook(tf.compat.v1.train.SessionRunHook):
             self._release()
 
     def _publish_if_due(self, session: Any, metrics: Metrics) -> None:
+        self._made.publish_session_if_due(session, self._counted(session), metrics)
+
+    def _counted(self, session: Any) -> int:
         step = int(session.run(self._step))
         self._next = step + 1  # the highest that the next run may end with
-        self._made.publish_session_if_due(session, step, metrics)
+        return step
 
     @property
     def _made(self) -> SessionPublisher:

@@ -39,6 +39,7 @@ class Settings:
     tensorboard: Path | None
     host: str
     control_port: int
+    metrics_port: int | None
 
 
 def parse(arguments: Sequence[str]) -> Settings:
@@ -67,6 +68,7 @@ def parse(arguments: Sequence[str]) -> Settings:
         tensorboard=given.tensorboard,
         host=given.host,
         control_port=given.control_port,
+        metrics_port=given.metrics_port,
     )
 
 
@@ -122,13 +124,19 @@ def _parser() -> argparse.ArgumentParser:
         help="given to the job; digits: where to write the examples not trained on, as .npz",
     )
     add("--tensorboard", type=Path, metavar="DIR", help="write loss, speed, version and stall for TensorBoard here")
-    add("--host", default=HOST, help="address of the control port (default: %(default)s)")
+    add("--host", default=HOST, help="address to listen on (default: %(default)s)")
     add(
         "--control-port",
         type=read_port,
         default=TRAINER_PORT,
         metavar="PORT",
         help="0: any free one (default: %(default)s)",
+    )
+    add(
+        "--metrics-port",
+        type=read_port,
+        metavar="PORT",
+        help="answer GET /metrics for Prometheus there (default: none)",
     )
     return parser
 

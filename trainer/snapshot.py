@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+import operator
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, SupportsFloat, TypeAlias, runtime_checkable
@@ -10,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paramsync import keys
-from paramsync.errors import SettingsError
+from paramsync.errors import SettingsError, StructureError
 from paramsync.version import Version
 from trainer.fetch import fetch
 
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
 
     from paramsync.graphs.capture import Capture
 
+_log = logging.getLogger("paramsync.trainer")
 Averages: TypeAlias = "Callable[[tf.Variable], tf.Variable | None]"
 """The average that is published in place of a variable; None where there is none."""
 
@@ -29,12 +33,15 @@ class Snapshot:
 
     `values` are tensors that share the variables' buffers: TensorFlow's variables are copy-on-write, so an update after
     the snapshot goes into a new buffer. That costs memory for as long as the snapshot lives. `metrics` may be tensors
-    that are still being computed; they are read when the snapshot is written, not on the training thread.
+    that are still being computed; they are read when the snapshot is written, not on the training thread. `graph` is
+    the file of the graph that they are for; `problem` says why there are no values.
     """
 
     version: Version
     values: dict[str, Any]
     metrics: Mapping[str, SupportsFloat]
+    graph: bytes = b""
+    problem: str = ""
 
     def tensors(self) -> dict[str, npt.NDArray[np.generic]]:
         """What a checkpoint holds, by key. On the CPU these are the pinned buffers; from a GPU they are fetched.
@@ -84,12 +91,13 @@ class Source(Protocol):
     """Where the values of a publication come from, and the graph that they are for."""
 
     digest: str
-    content: bytes  # of the graph file
+    content: bytes  # of the graph file, which is another one after a `pin` that found another structure
 
     def pin(self, values: Any = None) -> dict[str, Any]:
         """The values of this step by their keys in a checkpoint, so that no later step changes them.
 
-        `values` is what the publisher's caller gave, None where nothing.
+        `values` is what the publisher's caller gave, None where nothing. Raises StructureError where the structure is
+        another one and cannot be published.
         """
 
 
@@ -98,34 +106,62 @@ class Live:
 
     def __init__(self, capture: Capture, averages: Averages | None = None) -> None:
         """Raises SettingsError for a graph of a file, which has no variables, and what `pin` does."""
+        self._averages = averages
+        self._problem = ""
+        self._take(capture)
+        from trainer.reads import Reader  # here: other sources need no TensorFlow
+
+        self._read = Reader(self._published())
+
+    def _take(self, capture: Capture) -> None:
         if len(capture.variables) != len(capture.graph.parameters):
             raise SettingsError(
                 "what was captured has no live variables, as that of a file: capture the model itself, or put its graph"
                 " into the store and publish values by name with Publisher.of_graph"
             )
-        from trainer.reads import Reader  # here: other sources need no TensorFlow
-
         self.digest = capture.graph.digest
         self.content = capture.graph.to_bytes()
         self._names = [one.name for one in capture.graph.parameters]
         self._objects = np.array(capture.object_graph, dtype=object) if capture.object_graph else None
         self._variables = capture.variables
-        self._averages = averages
-        self._read = Reader(self._published())
+        self._origin = capture.origin
+        self._parts = () if capture.origin is None else capture.origin.parts
 
     def pin(self, values: Any = None) -> dict[str, Any]:
         """The value of every captured variable, or of its average where there is one, by its key in a checkpoint.
 
         To be called on the thread that updates the variables, between two steps: that is what makes them of one step.
-        Takes microseconds a variable, whatever its size. Raises SettingsError for an average that cannot stand for its
-        variable.
+        Takes microseconds a variable, whatever its size, and as long as capturing does where there are other variables
+        or layers than at the last call. Raises SettingsError for an average that cannot stand for its variable,
+        StructureError where what there is now cannot be captured.
         """
         if values is not None:
             raise SettingsError("values: they are the variables' own here; only Publisher.of_graph is given any")
+        self._follow()
         pinned: dict[str, Any] = dict(zip(self._names, self._read(self._published()), strict=True))
         if self._objects is not None:
             pinned[keys.OBJECT_GRAPH] = self._objects
         return pinned
+
+    def _follow(self) -> None:
+        """Capture what has other variables or layers now; what cannot be captured is tried again once they change."""
+        if self._origin is None:
+            return
+        parts = self._origin.now()
+        if len(parts) != len(self._parts) or not all(map(operator.is_, parts, self._parts)):
+            began, self._parts, self._problem = time.monotonic(), parts, ""
+            try:
+                self._take(self._origin.again())
+            except Exception as error:  # noqa: BLE001, of the model's own code too: training goes on
+                self._problem = (
+                    f"{type(self._origin.root).__name__} has other variables or layers than when it was captured, and"
+                    f" cannot be captured as it is now: {error}"
+                )
+            else:
+                took = time.monotonic() - began
+                _log.info("other variables or layers are published from now on: captured anew in %.1f s", took)
+        if self._problem:
+            raise StructureError(self._problem)
 
     def _published(self) -> Sequence[tf.Variable]:
         averages = self._averages

@@ -16,7 +16,8 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from paramsync import keys, layout
-from paramsync.errors import NotFiniteError, SettingsError
+from paramsync.bundle import Bundle
+from paramsync.errors import CorruptCheckpointError, NotFiniteError, SettingsError
 from paramsync.examine import soundness
 from paramsync.graphs.sources.objects import object_graph, variable_keys
 from paramsync.version import Version
@@ -77,8 +78,8 @@ class TrainingState:
     def restore(self) -> bool:
         """Go on from what was saved last; False where nothing was.
 
-        A save that cannot be read is passed over with a warning. Raises SettingsError for one of another job, and what
-        `layout.read_state` does.
+        A save that is damaged is passed over with a warning. Raises SettingsError for one of another job,
+        UnreadableError for one that cannot be read now, and what `layout.read_state` does.
         """
         state = layout.read_state(self._directory)
         for name in reversed(state.names if state else ()):
@@ -189,6 +190,8 @@ def _is_whole(prefix: str) -> bool:
         for name in reader.get_variable_to_shape_map():
             reader.get_tensor(name)
     except Exception as error:  # noqa: BLE001, TensorFlow raises errors of many kinds here: IndexError for a short file
+        with suppress(CorruptCheckpointError):
+            Bundle.open(Path(prefix), mapped=False)  # what may not be read now is not to be trained once more
         _log.warning("training state %s cannot be read, trying the one before: %s", prefix, _first_line(error))
         return False
     return True

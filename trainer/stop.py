@@ -6,9 +6,11 @@ import os
 import signal
 from types import FrameType
 
+from paramsync import signals
+
 
 class Stop:
-    """Set by SIGTERM and SIGINT, any number of times; read by the training loop.
+    """Set by SIGTERM, SIGINT and SIGHUP, any number of times; read by the training loop.
 
     Until training has begun there is nothing to finish, and TensorFlow may be in the middle of its import, where an
     exception would surface as a traceback: so the process ends at once, with exit code 0.
@@ -20,7 +22,7 @@ class Stop:
 
     def listen(self) -> None:
         """Take the signals over. To be called first of all, on the main thread."""
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in signals.ending():
             signal.signal(number, self._told)
 
     def training_begins(self) -> None:

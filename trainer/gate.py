@@ -1,0 +1,80 @@
+"""Gate: whether what training has come to is good enough to take the place of what is published. Knows no store."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, SupportsFloat, TypeAlias
+
+from paramsync.errors import SettingsError
+
+Metrics = Mapping[str, SupportsFloat]
+PublishIf: TypeAlias = "str | Callable[[Mapping[str, Any]], Any]"
+"""The metric that must not get worse, or a function of all metrics that says whether to publish."""
+
+_LOWER = ("loss", "error", "mae", "mse", "mape", "msle", "perplexity")
+_HIGHER = ("accuracy", "acc", "auc", "precision", "recall", "f1", "iou", "bleu")
+_DIRECTIONS = ("min", "max")
+
+_log = logging.getLogger("paramsync.trainer")
+
+
+class Gate:
+    """Decides by the metrics of a step, and those that the newest version has. Belongs to the thread that trains."""
+
+    def __init__(self, publish_if: PublishIf) -> None:
+        """A metric whose name does not say whether less or more is better has `min` or `max` before it, and a space.
+
+        Raises SettingsError.
+        """
+        self._function = None if isinstance(publish_if, str) else publish_if
+        if self._function is not None and not callable(self._function):
+            raise SettingsError(f"publish_if: expected a metric's name or a function, found {publish_if!r:.80}")
+        self._metric, self._less = ("", False) if not isinstance(publish_if, str) else _read(publish_if)
+        self.held_back: str | None = None
+        """The step that was due last and is not published, and why; None where there is none."""
+
+    def refuses(self, step: int, metrics: Metrics | None, published: Metrics) -> bool:
+        """Whether a step with these metrics is not to take the place of a version with those.
+
+        Waits for a metric that is still being computed. A function that raises holds the step back: training goes on.
+        """
+        try:
+            why = "no metrics are known" if metrics is None else self.refusal(metrics, published)
+        except Exception as error:  # noqa: BLE001, whatever the function does
+            why = f"publish_if raised {type(error).__name__}: {error}"
+        if why is not None and self.held_back is None:
+            _log.info("step %d is held back: %s", step, why)
+        self.held_back = None if why is None else f"step {step}: {why}"
+        return why is not None
+
+    def refusal(self, metrics: Metrics, published: Metrics) -> str | None:
+        """Why a step with these metrics is not published over a version with those; None where it is."""
+        if self._function is not None:
+            return None if self._function(metrics) else "publish_if says no"
+        if self._metric not in metrics:
+            return f"{self._metric} is not known at this step"
+        value = float(metrics[self._metric])
+        if math.isnan(value):
+            return f"{self._metric} is NaN"
+        if self._metric not in published:
+            return None
+        before = float(published[self._metric])
+        if not (value > before if self._less else value < before):
+            return None
+        return f"{self._metric} {value:.6g} is worse than {before:.6g}, which is published"
+
+
+def _read(text: str) -> tuple[str, bool]:
+    """The metric's name, and whether less of it is better."""
+    direction, _, name = text.partition(" ")
+    if direction in _DIRECTIONS and name:
+        return name, direction == "min"
+    last = text.lower().replace("-", "_").rpartition("_")[2]
+    if last in _LOWER or last in _HIGHER:
+        return text, last in _LOWER
+    raise SettingsError(
+        f'publish_if: expected a metric, such as "val_loss", found {text!r}, of which nobody knows whether less or more'
+        f' is better: say "min {text}" or "max {text}"'
+    )
