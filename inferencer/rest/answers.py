@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,11 +14,20 @@ from inferencer.rest.arrays import Array, listed
 from inferencer.services.classify import CLASSES, OUTPUTS, SCORES
 from paramsync.errors import InputError
 
-_VALUES = 4096  # in a piece
+_VALUES = 1024  # in a piece: it takes milliseconds
+_BYTES = 1 << 15  # of strings in an answer that is small
 
 
 def written(value: Any) -> bytes:
     return json.dumps(value, ensure_ascii=False).encode()
+
+
+def is_small(answer: Answer) -> bool:
+    """Whether it is written within a few milliseconds."""
+    arrays = answer.values()
+    if sum(map(_values, arrays)) > _VALUES:
+        return False
+    return sum(len(one) for array in arrays if array.dtype.kind == "O" for one in array.flat) <= _BYTES
 
 
 def columns(answer: Answer) -> Iterator[bytes]:
@@ -46,7 +56,7 @@ def rows(answer: Answer) -> Iterator[bytes]:
         return [dict(zip(answer, row, strict=True)) for row in zip(*lists, strict=True)]
 
     [count] = counts
-    yield from _pieces(count or 0, max(1, sum(array.size for array in answer.values())), piece)
+    yield from _pieces(count or 0, max(1, sum(map(_values, answer.values()))), piece)
 
 
 def results(answer: Answer) -> Iterator[bytes]:
@@ -63,19 +73,24 @@ def results(answer: Answer) -> Iterator[bytes]:
         both = zip(names, listed(SCORES, scores[first:end]), strict=True)
         return [list(map(list, zip(*row, strict=True))) for row in both]
 
-    yield from _pieces(shape[0], max(1, scores.size), piece)
+    yield from _pieces(shape[0], max(1, _values(scores)), piece)
 
 
 def _nested(name: str, array: Array) -> Iterator[bytes]:
-    if not array.ndim or array.size <= _VALUES:
+    if not array.ndim or (count := _values(array)) <= _VALUES:
         yield written(listed(name, array))
-    elif array.size // len(array) > _VALUES:
+    elif count // len(array) > _VALUES:
         for at, row in enumerate(array):
             yield b", " if at else b"["
             yield from _nested(name, row)
         yield b"]"
     else:
-        yield from _pieces(len(array), array.size, lambda first, end: listed(name, array[first:end]))
+        yield from _pieces(len(array), count, lambda first, end: listed(name, array[first:end]))
+
+
+def _values(array: Array) -> int:
+    """How many it is written as, lists among them: there may be many of these without any number in them."""
+    return sum(math.prod(array.shape[: rank + 1]) for rank in range(array.ndim)) or 1
 
 
 def _pieces(count: int, size: int, piece: Any) -> Iterator[bytes]:

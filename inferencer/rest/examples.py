@@ -9,7 +9,10 @@ from tensorflow_serving.apis import input_pb2
 
 from inferencer.rest.arrays import string
 from inferencer.rest.bodies import Body, kind
+from inferencer.rest.packed import Long
+from inferencer.services.specs import check_count
 from paramsync.errors import InputError
+from paramsync.files import shown
 
 _EXAMPLES, _CONTEXT = "examples", "context"
 
@@ -27,9 +30,13 @@ def fill(given: input_pb2.Input, body: Body) -> None:
 def _example(what: str, value: Any, example: example_pb2.Example) -> None:
     if not isinstance(value, dict):
         raise InputError(what, expected="an object of features", found=kind(value))
+    check_count(
+        f"{what}, features", value
+    )  # what has very many is written in one step, which nobody else can interrupt
     example.features.SetInParent()
     for name, values in value.items():
-        _feature(f"feature {name!r}", values if isinstance(values, list) else [values], _entry(example, name))
+        some = list(values) if isinstance(values, list | Long) else [values]
+        _feature(f"feature {shown(name)}", some, _entry(example, name))
 
 
 def _entry(example: example_pb2.Example, name: str) -> feature_pb2.Feature:

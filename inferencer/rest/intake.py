@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
 
 from aiohttp import web
 
-from paramsync.errors import BusyError, ParamsyncError, RequestError
+from inferencer.rest.encodings import FREE, MOST_TIMES, known, unpacked
+from inferencer.services.room import Share
+from paramsync import errors
+from paramsync.errors import ParamsyncError, RequestError
 
+_SMALL = 1 << 18  # bytes that are copied on the event loop
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
+Aside = Callable[[Callable[[], bytes]], Awaitable[bytes]]
+"""Does something on another thread."""
 
-class TooLargeError(ParamsyncError):
+
+class TooLargeError(errors.TooLargeError):
     """A body beyond the limit."""
 
-    def __init__(self, found: object, limit: int) -> None:
-        super().__init__(f"body: expected at most {limit} bytes, found {found}")
+    def __init__(self, most: str, found: str) -> None:
+        ParamsyncError.__init__(self, f"body: expected at most {most}, found {found}")
 
 
-class SlowError(ParamsyncError):
+class SlowError(ParamsyncError, TimeoutError):
     """A body that did not come in time."""
 
     def __init__(self, seconds: float, found: int) -> None:
@@ -26,47 +35,82 @@ class SlowError(ParamsyncError):
 
 
 class Intake:
-    """The room that all bodies share which came and were not read yet. Lives on one event loop."""
+    """Has each body come into the share that its request has of the server's memory. Lives on one event loop."""
 
-    def __init__(self, *, limit: int, room: int, patience: float) -> None:
-        """`limit` is of one body and `room` of all, in bytes; `patience` in seconds."""
+    def __init__(self, aside: Aside, *, limit: int, patience: float) -> None:
+        """`limit` is of one body, in bytes; `patience` in seconds."""
+        self._aside = aside
         self._limit = limit
-        self._room = room
         self._patience = patience
-        self.held = 0
 
-    async def take(self, request: web.BaseRequest) -> bytes:
-        """The whole body, to be let go of with `release`. Raises TooLargeError, SlowError, BusyError."""
+    async def take(self, request: web.BaseRequest, share: Share) -> bytes:
+        """The whole body, unpacked; the share has as much.
+
+        Raises RequestError, EncodingError, TooLargeError, SlowError, BusyError.
+        """
+        encoding = known(request.headers.get("Content-Encoding", ""))
         length = request.content_length
         if length is not None and length > self._limit:
-            raise TooLargeError(length, self._limit)
+            raise TooLargeError(f"{self._limit} bytes", str(length))
         if request.headers.get("Expect", "").lower() == "100-continue":
             await request.writer.write(_CONTINUE)
             request.writer.output_size = 0
+        content = await self._come(request, share)
+        if encoding:
+            content = await self._unpacked(content, encoding, share)
+            share.keep(len(content))
+        return content
+
+    async def _come(self, request: web.BaseRequest, share: Share) -> bytes:
         parts: list[bytes] = []
         try:
-            await asyncio.wait_for(self._collect(request, parts), self._patience)
+            await asyncio.wait_for(self._collect(request, parts, share), self._patience)
         except BaseException as error:
-            self.release(sum(map(len, parts)))
+            came = sum(map(len, parts))
+            parts.clear()  # asyncio keeps what is raised here, with what leads to it, until garbage is collected
             if isinstance(error, asyncio.TimeoutError):
-                raise SlowError(self._patience, sum(map(len, parts))) from error
+                raise SlowError(self._patience, came) from error
             if isinstance(error, web.RequestPayloadError):
-                raise RequestError("body: expected what its headers say, found what cannot be unpacked") from error
+                raise RequestError("body: expected what its headers say, found something else") from error
             if isinstance(error, ConnectionError):  # nobody reads this
                 raise RequestError("body: expected all of it, found that the caller left") from error
             raise
-        return b"".join(parts)
+        return await self._joined(parts, share)
 
-    def release(self, size: int) -> None:
-        self.held -= size
-
-    async def _collect(self, request: web.BaseRequest, parts: list[bytes]) -> None:
+    async def _collect(self, request: web.BaseRequest, parts: list[bytes], share: Share) -> None:
         size = 0
         async for part in request.content.iter_any():
-            parts.append(part)
             size += len(part)
-            self.held += len(part)
-            if size > self._limit:
-                raise TooLargeError(f"{size} or more", self._limit)
-            if self.held > self._room:
-                raise BusyError(f"requests of {self._room} bytes are being read already; try again in a moment")
+            self._hold(part, size, parts, share)
+
+    async def _unpacked(self, content: bytes, encoding: str, share: Share) -> bytes:
+        parts: list[bytes] = []
+        size, found = 0, unpacked(content, encoding)
+        while part := await self._aside(partial(next, found, b"")):
+            size += len(part)
+            self._hold(part, size, parts, share)
+            _check_times(size, len(content))
+        return await self._joined(parts, share)
+
+    async def _joined(self, parts: list[bytes], share: Share) -> bytes:
+        """To copy a large body takes tens of milliseconds, for which there are two of it. Raises BusyError."""
+        size = sum(map(len, parts))
+        if size <= _SMALL:
+            return b"".join(parts)
+        share.more(size)
+        content = await self._aside(lambda: b"".join(parts))
+        parts.clear()
+        share.keep(share.size - size)
+        return content
+
+    def _hold(self, part: bytes, size: int, parts: list[bytes], share: Share) -> None:
+        parts.append(part)
+        if size > self._limit:
+            raise TooLargeError(f"{self._limit} bytes", f"{size} or more")
+        share.more(len(part))
+
+
+def _check_times(size: int, packed: int) -> None:
+    if size > max(FREE, MOST_TIMES * packed):
+        most = f"{FREE} bytes, or {MOST_TIMES} times the {packed} that came"
+        raise TooLargeError(most, f"{size} or more when it was unpacked")

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from google.protobuf.json_format import MessageToDict
-from tensorflow_serving.apis import classification_pb2, regression_pb2
+from tensorflow_serving.apis import input_pb2, model_pb2
 
 from inferencer.answering.questions import Answer, Question
 from inferencer.resident import Resident
 from inferencer.rest.answers import columns, results, rows, written
-from inferencer.rest.arrays import is_b64, read
-from inferencer.rest.bodies import Body, kind, parsed
+from inferencer.rest.arrays import read
+from inferencer.rest.bodies import Body, kind, named, parsed
 from inferencer.rest.examples import fill
+from inferencer.rest.packed import Long, Part, is_b64, size
 from inferencer.rest.routes import Route
-from inferencer.services.classify import Classify, Regress, check_classified, check_regressed
+from inferencer.services.classify import (
+    CLASSIFY,
+    REGRESS,
+    check_classified,
+    check_regressed,
+    examples,
+    question_of,
+)
 from inferencer.services.models import Models
 from inferencer.services.specs import answered
-from paramsync.errors import InputError, UnknownSignatureError
+from paramsync.errors import InputError
 from paramsync.graphs.graph import DEFAULT_SIGNATURE, TensorSpec
 
 _ROW, _COLUMNS = "instances", "inputs"
@@ -39,34 +47,35 @@ class Predictions:
 
     def __init__(self, models: Models) -> None:
         self._models = models
-        self._classify = Classify(models)
-        self._regress = Regress(models)
 
-    def read(self, route: Route, content: bytes) -> Asked:
-        """Raises RequestError, NotServingError, NotImplementedError."""
-        served = self._models.find(route.model)  # before anything is made of the body
+    def take(self, route: Route) -> Resident:
+        """The version that answers. Raises RequestError, NotServingError."""
+        return self._models.find(route.model).take(route.version, route.label)
+
+    def read(self, route: Route, one: Resident, content: bytes) -> Asked:
+        """Raises RequestError, NotImplementedError."""
         body = parsed(content)
         name = body.text("signature_name") or DEFAULT_SIGNATURE
         if route.call == "predict":
-            return _predict(route.model, served.take(route.version, route.label), name, body)
-        if route.call == "classify":
-            classify = classification_pb2.ClassificationRequest(model_spec=route.spec(name))
-            fill(classify.input, body)
-            return Asked(self._classify.read(classify)[0], route.call)
-        regress = regression_pb2.RegressionRequest(model_spec=route.spec(name))
-        fill(regress.input, body)
-        return Asked(self._regress.read(regress)[0], route.call)
+            return _predict(route.model, one, name, body)
+        given = input_pb2.Input()
+        fill(given, body)
+        wanted = CLASSIFY if route.call == "classify" else REGRESS
+        spec = model_pb2.ModelSpec(name=route.model, signature_name=name)
+        return Asked(question_of(wanted, one, spec, examples(given)), route.call)
 
 
-def write(asked: Asked, answer: Answer) -> bytes:
-    """Raises InputError for what JSON cannot say, and for what is no result."""
+def write(asked: Asked, answer: Answer, *, named: bool) -> bytes:
+    """`named` adds what answered. Raises InputError for what JSON cannot say, and for what is no result."""
     question = asked.question
     key, check, pieces = _FORMS[asked.form]
     if check is not None:
         check(question, answer)
-    spec = answered(question.model, question.resident, question.signature)
-    told = written(MessageToDict(spec, preserving_proto_field_name=True))
-    return b"".join((b'{"', key, b'": ', *pieces(answer), b', "model_spec": ', told, b"}\n"))
+    said = b""
+    if named:
+        spec = answered(question.model, question.resident, question.signature)
+        said = b', "model_spec": ' + written(MessageToDict(spec, preserving_proto_field_name=True))
+    return b"".join((b'{"', key, b'": ', *pieces(answer), said, b"}\n"))
 
 
 _FORMS: dict[str, tuple[bytes, Callable[[Question, Answer], None] | None, Callable[[Answer], Iterator[bytes]]]] = {
@@ -79,38 +88,57 @@ _FORMS: dict[str, tuple[bytes, Callable[[Question, Answer], None] | None, Callab
 
 def _predict(model: str, one: Resident, name: str, body: Body) -> Asked:
     if name not in one.graph.signatures:
-        raise UnknownSignatureError(name, one.graph.signatures)
+        raise one.graph.unknown(name)
     given = [key for key in (_ROW, _COLUMNS) if key in body.fields]
     if len(given) != 1:
-        found = " and ".join(given) or ", ".join(map(repr, body.fields)) or "no key"
+        found = " and ".join(given) or named(body.fields) or "no key"
         raise InputError("body", expected=f"either {_ROW!r} or {_COLUMNS!r}", found=found)
     specs = one.graph.signatures[name].inputs
     values = _of_rows(body.listed(_ROW), specs) if given == [_ROW] else _of_columns(body.fields[_COLUMNS], specs)
     inputs = {key: read(key, value, specs[key], body) for key, value in values.items()}
-    one.graph.check_inputs(name, inputs)
-    return Asked(Question(model, one, name, inputs), given[0])
+    fits = one.graph.fits(name, inputs)
+    return Asked(Question(model, one, name, inputs, fits=fits), given[0])
 
 
-def _of_rows(given: Sequence[Any], specs: Mapping[str, TensorSpec]) -> dict[str, Any]:
+def _of_rows(given: list[Any] | Long, specs: Mapping[str, TensorSpec]) -> dict[str, Any]:
     """The values of each input from those of each row."""
-    if not any(isinstance(row, dict) and not is_b64(row) for row in given):
+    parts = [given] if isinstance(given, list) else given.parts
+    if not any(map(_has_names, parts)):
         return {_only(specs, _ROW): given}
-    values: dict[str, list[Any]] = {name: [] for name in specs}
-    for at, row in enumerate(given):
+    values: dict[str, list[Part]] = {name: [] for name in specs}
+    at = 0
+    for part in [given] if isinstance(given, list) else given.taken():
+        for name, column in _by_name(part, specs, at).items():
+            values[name].append(column)
+        at += size(part)
+    return {name: found[0] if isinstance(given, list) else Long(found) for name, found in values.items()}
+
+
+def _has_names(part: Part) -> bool:
+    if isinstance(part, list):
+        return any(isinstance(row, dict) and not is_b64(row) for row in part)
+    return isinstance(part, dict)
+
+
+def _by_name(part: Part, specs: Mapping[str, TensorSpec], before: int) -> Mapping[str, Part]:
+    """The values of each input, in some rows, before which there are so many."""
+    if isinstance(part, dict) and part.keys() == specs.keys():
+        return part
+    rows = [part] if isinstance(part, dict) else part
+    for at, row in enumerate(rows):
         if not isinstance(row, dict) or row.keys() != specs.keys():
-            found = ", ".join(sorted(row)) if isinstance(row, dict) else kind(row)
-            raise InputError(f"{_ROW}, row {at}", expected=f"an object of {', '.join(specs)}", found=found or "none")
-        for name, value in row.items():
-            values[name].append(value)
-    return values
+            found = named(sorted(row)) if isinstance(row, dict) else kind(row)
+            expected = f"an object of {', '.join(specs)}"
+            raise InputError(f"{_ROW}, row {before + at}", expected=expected, found=found or "none")
+    return {name: [row[name] for row in rows] for name in specs}
 
 
 def _of_columns(given: Any, specs: Mapping[str, TensorSpec]) -> dict[str, Any]:
     if not isinstance(given, dict) or is_b64(given):
         return {_only(specs, _COLUMNS): given}
     if given.keys() != specs.keys():
-        found = ", ".join(sorted(given)) or "none"
-        raise InputError(_COLUMNS, expected=", ".join(sorted(specs)) or "none", found=found)
+        found = named(sorted(given)) or "none"
+        raise InputError(_COLUMNS, expected=", ".join(map(repr, sorted(specs))) or "none", found=found)
     return given
 
 

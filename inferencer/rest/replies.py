@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from http import HTTPStatus
+from types import MappingProxyType
 
 import grpc
 
+SERVER = "paramsync"
 JSON = "application/json"
 
 
@@ -21,8 +24,17 @@ class Reply:
     """Whether the connection ends with it: what else comes on it cannot be told from the rest of this request."""
 
 
-def failed(status: int, text: str, *, last: bool = False) -> Reply:
-    return Reply(status, json.dumps({"error": text}).encode() + b"\n", last=last)
+def failed(status: int, text: str, *, headers: Mapping[str, str] = MappingProxyType({}), last: bool = False) -> Reply:
+    return Reply(status, json.dumps({"error": text}).encode() + b"\n", headers, last=last)
+
+
+def bare(reply: Reply) -> bytes:
+    """All that is sent, where no request was read, after which the connection ends."""
+    head = (
+        f"HTTP/1.1 {reply.status} {HTTPStatus(reply.status).phrase}\r\nServer: {SERVER}\r\nConnection: close\r\n"
+        f"Content-Type: {reply.content_type}\r\nContent-Length: {len(reply.body)}\r\n\r\n"
+    )
+    return head.encode() + reply.body
 
 
 _Code = grpc.StatusCode

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from types import MappingProxyType
 from typing import TypeVar
 
 import grpc
@@ -14,6 +15,11 @@ from aiohttp import web
 
 from inferencer.batching import Batching
 from inferencer.metrics import Metrics
+from inferencer.resident import Resident
+from inferencer.rest.answers import is_small
+from inferencer.rest.bodies import parsed_bytes
+from inferencer.rest.connections import FULL, Connections, response
+from inferencer.rest.encodings import KNOWN, EncodingError
 from inferencer.rest.intake import Intake, SlowError, TooLargeError
 from inferencer.rest.lookups import metadata_body, status_body
 from inferencer.rest.predictions import Asked, Predictions, write
@@ -22,25 +28,26 @@ from inferencer.rest.routes import Route, route
 from inferencer.rest.undisturbed import Undisturbed
 from inferencer.services.errors import status_of
 from inferencer.services.models import Models
+from inferencer.services.room import Room, Share, weight
 from inferencer.services.trailers import trailers
-from paramsync.addresses import refused
-from paramsync.errors import BusyError
+from paramsync.errors import BusyError, NotServingError
 
 _log = logging.getLogger("paramsync.rest")
-_THEIRS = logging.getLogger("paramsync.rest.http")
-_THEIRS.setLevel(logging.CRITICAL)  # what strangers send that is no HTTP is an error of theirs
-_MOST_CONNECTIONS = 1024
-_ROOM = 4  # times the limit of one body, for all that are being read
-_SMALL = 1 << 16  # bytes that are read, and values that are written, on the event loop itself
+_WRITTEN = 16  # bytes of JSON that a byte of an answer becomes at most, with what it is made of: more for few
+_BESIDE = 2  # values as arrays, and as TensorFlow has them
+_UNREAD = 2  # an answer as bytes, and as the kernel has them
+_SMALL = 1 << 14  # bytes that are read on the event loop itself
 _THREADS = 2
 _SECONDS = 30.0  # for an answer, as TensorFlow Serving gives one
 _MOST_ANSWERING = 3.0  # seconds from the beginning of the end, where requests go on coming
 _MOST_REFUSING = 2.0  # seconds after that
 _STOPPING = "the server is stopping"
 _PATIENCE = 60.0
-_LINGERING = 1.0  # for what a client goes on sending of a body that was refused, so that it comes to read why
+_HEALTH = "/healthz"
 _METRICS = ("/metrics", "/monitoring/prometheus/metrics")  # the second is where TensorFlow Serving has them
-_FULL = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+
+_NAMED = "model_spec"  # in the query of a request whose answer is to have it
+_EARLY = {TooLargeError: 413, SlowError: 408, EncodingError: 415}
 
 _T = TypeVar("_T")
 
@@ -53,45 +60,34 @@ class Rest:
         models: Models,
         batching: Batching,
         metrics: Metrics,
+        room: Room,
         *,
         message_bytes: int,
+        metrics_path: str | None = None,
         patience: float = _PATIENCE,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`patience` is how many seconds a client may take to send a request, or to read its answer."""
+        """`metrics_path` is where the metrics are besides; `patience` is how many seconds a client may take to send a
+        request, or to read its answer."""
         self._models = models
         self._batching = batching
         self._metrics = metrics
+        self._metrics_paths = (*_METRICS, metrics_path)
         self._patience = patience
         self._clock = clock
         self._predictions = Predictions(models)
-        self._intake = Intake(limit=message_bytes, room=_ROOM * message_bytes, patience=patience)
+        self._room = room
+        self._intake = Intake(self._aside, limit=message_bytes, patience=patience)
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="rest")
         self._undisturbed = Undisturbed()
         self._draining = False
         self._refusing = False
         self._came = 0
-        self._silent: dict[web.RequestHandler, None] = {}  # new connections of which no request came yet, in order
-        self._web: web.Server | None = None
-        self._listening: asyncio.Server | None = None
+        self._connections = Connections(self._handle, patience=patience)
 
     async def start(self, host: str, port: int) -> int:
         """Listen. Returns the port. Raises SettingsError where it cannot be had."""
-        lingering = min(_LINGERING, self._patience / 10)
-        self._web = web.Server(
-            self._handle,
-            handler_cancellation=True,
-            access_log=None,
-            lingering_time=lingering,
-            keepalive_timeout=self._patience,
-            logger=_THEIRS,
-        )
-        loop = asyncio.get_running_loop()
-        try:
-            self._listening = await loop.create_server(self._connection, host, port)
-        except OSError as error:
-            raise refused(host, port, "--rest-port") from error
-        return int(self._listening.sockets[0].getsockname()[1])
+        return await self._connections.listen(host, port)
 
     def drain(self) -> None:
         """/healthz says so from now on, and every answer ends its connection. What comes is still answered."""
@@ -112,10 +108,7 @@ class Rest:
         if not await self._quiet(quiet_seconds, most=_MOST_ANSWERING):
             self._refusing = True
             await self._quiet(quiet_seconds, most=_MOST_REFUSING)
-        if self._listening is not None and self._web is not None:
-            self._listening.close()
-            self._web.pre_shutdown()
-            await self._web.shutdown(max(0.0, end - loop.time()))
+        await self._connections.close(max(0.0, end - loop.time()))
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _quiet(self, seconds: float, *, most: float) -> bool:
@@ -128,120 +121,124 @@ class Rest:
             await asyncio.sleep(seconds)
         return seen == self._came
 
-    def _connection(self) -> asyncio.Protocol:
-        """For each new connection, which has to say something soon."""
-        assert self._web is not None
-        if len(self._web.connections) >= _MOST_CONNECTIONS:
-            if not self._silent:
-                return _Full()
-            self._check_silent(next(iter(self._silent)))  # it was given time to say something
-        one = self._web()
-        self._silent[one] = None
-        asyncio.get_running_loop().call_later(self._patience, self._check_silent, one)
-        return one
-
-    def _check_silent(self, one: web.RequestHandler) -> None:
-        if one in self._silent:
-            del self._silent[one]
-            one.force_close()
-
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         self._came += 1
-        self._silent.pop(request.protocol, None)
-        reply = await self._replied(request)
-        headers = {"Content-Type": reply.content_type, "Server": "paramsync", **reply.headers}
-        response = web.Response(status=reply.status, body=reply.body, headers=headers)
-        if reply.last or self._draining:
-            response.force_close()
-        await response.prepare(request)
+        may_predict = self._connections.asked(request.protocol)
+        share = self._room.share()
         try:
-            await asyncio.wait_for(response.write_eof(), self._patience)
-        except asyncio.TimeoutError:  # a client that does not read
-            if request.transport is not None:
-                request.transport.abort()
-        return response
+            welcome = may_predict or request.rel_url.raw_path in (_HEALTH, *self._metrics_paths)
+            answer = response(await self._replied(request, share) if welcome else FULL)
+            if self._draining:
+                answer.force_close()
+            await answer.prepare(request)
+            try:
+                await asyncio.wait_for(answer.write_eof(), self._patience)
+            except asyncio.TimeoutError:  # a client that does not read
+                if request.transport is not None:
+                    request.transport.abort()
+            return answer
+        finally:
+            share.leave()
+            self._connections.answered(request.protocol)
 
-    async def _replied(self, request: web.BaseRequest) -> Reply:
+    async def _replied(self, request: web.BaseRequest, share: Share) -> Reply:
         try:
-            return await self._answered(request)
-        except TooLargeError as error:
-            return failed(413, str(error), last=True)
-        except SlowError as error:
-            return failed(408, str(error), last=True)
+            return await self._answered(request, share)
         except Exception as error:  # noqa: BLE001, the edge
-            code, text = status_of(error)
-            if code is grpc.StatusCode.INTERNAL:
-                _log.error("a request failed in a way nobody foresaw", exc_info=error)
-            return failed(STATUS[code], text, last=isinstance(error, BusyError))
+            return _refusal(error)
 
-    async def _answered(self, request: web.BaseRequest) -> Reply:
-        if self._refusing:
-            return failed(503, _STOPPING)
+    async def _answered(self, request: web.BaseRequest, share: Share) -> Reply:
         method = "GET" if request.method == "HEAD" else request.method
         path = request.rel_url.raw_path
-        if path == "/healthz" and method == "GET":
+        if path == _HEALTH and method == "GET":
             return self._health()
-        if path in _METRICS and method == "GET":
+        if self._refusing and not path.lower().startswith("/v1/"):
+            return failed(503, _STOPPING)
+        if path in self._metrics_paths and method == "GET":
             text = await asyncio.to_thread(self._metrics.text)  # it takes milliseconds
             return Reply(200, text, content_type=self._metrics.content_type)
         if not path.lower().startswith("/v1/"):
             return failed(404, f"expected /v1/models/..., /healthz or /metrics, found {request.method} {path[:200]}")
         asked = route(method, path)
-        if asked.call == "status":
-            return Reply(200, status_body(self._models, asked))
-        if asked.call == "metadata":
-            return Reply(200, metadata_body(self._models, asked))
-        return await self._predicted(asked, request)
+        if asked.call not in ("status", "metadata"):
+            return await self._predicted(asked, request, share)
+        if self._refusing:
+            return failed(503, _STOPPING)
+        body = status_body if asked.call == "status" else metadata_body
+        return Reply(200, await self._aside(lambda: body(self._models, asked)))
 
     def _health(self) -> Reply:
         if self._draining:
             return failed(503, _STOPPING)
         if waiting := self._models.missing():
-            return failed(503, f"not serving yet: {', '.join(waiting)}")
+            told = (f"{name} ({why})" if why else name for name, why in waiting.items())
+            return failed(503, f"not serving yet: {', '.join(told)}")
         return Reply(200, b'{"status": "serving"}\n')
 
-    async def _predicted(self, asked: Route, request: web.BaseRequest) -> Reply:
+    async def _predicted(self, asked: Route, request: web.BaseRequest, share: Share) -> Reply:
         began = asyncio.get_running_loop().time()
-        code, found = grpc.StatusCode.OK, None
+        code, one, signature = grpc.StatusCode.CANCELLED, None, ""
         try:
-            found = await self._read(asked, request)
-            answer = await self._batching.answer(found.question, deadline=began + _SECONDS)
-            size = sum(array.size for array in answer.values())
-            written, one = found, found.question.resident
-            body = await self._aside(size, lambda: write(written, answer))
-            names = {name.title(): value for name, value in trailers(one, self._clock())}
-            return Reply(200, body, names)
-        except BaseException as error:
-            code = grpc.StatusCode.CANCELLED if isinstance(error, asyncio.CancelledError) else status_of(error)[0]
-            raise
+            self._check_refusing(asked.model)
+            content = await self._intake.take(request, share)
+            one = self._predictions.take(asked)
+            found = await self._read(asked, one, content, share)
+            del content
+            signature = found.question.signature
+            reply = Reply(200, await self._written(found, began + _SECONDS, request, share), self._said(one))
+            code = grpc.StatusCode.OK
+        except Exception as error:  # noqa: BLE001, the edge
+            code, _ = status_of(error)
+            return _refusal(error, {} if one is None else self._said(one))
+        else:
+            return reply
         finally:
             self._metrics.answered(
                 model=asked.model,
-                signature="" if found is None else found.question.signature,
-                version="" if found is None else str(found.question.resident.version.number),
+                signature=signature,
+                version="" if one is None else str(one.version.number),
                 protocol="rest",
                 code=code.name,
                 seconds=asyncio.get_running_loop().time() - began,
             )
 
-    async def _read(self, asked: Route, request: web.BaseRequest) -> Asked:
-        content = await self._intake.take(request)
-        try:
-            return await self._aside(len(content), lambda: self._predictions.read(asked, content))
-        finally:
-            self._intake.release(len(content))
+    def _check_refusing(self, model: str) -> None:
+        if self._refusing:
+            raise NotServingError(model, _STOPPING)
 
-    async def _aside(self, size: int, work: Callable[[], _T]) -> _T:
+    async def _read(self, asked: Route, one: Resident, content: bytes, share: Share) -> Asked:
+        share.need(len(content) + parsed_bytes(content))
+        if len(content) <= _SMALL:
+            return self._predictions.read(asked, one, content)
+        found = await self._aside(lambda: self._predictions.read(asked, one, content))
+        share.keep(_BESIDE * weight(found.question.inputs))
+        return found
+
+    async def _written(self, asked: Asked, deadline: float, request: web.BaseRequest, share: Share) -> bytes:
+        share.need(max(share.size, _BESIDE * weight(asked.question.inputs)))
+        answer = await self._batching.answer(asked.question, deadline=deadline)
+        named = request.query.get(_NAMED, "false").lower() not in ("false", "0")
+        if is_small(answer):
+            return write(asked, answer, named=named)
+        share.more(_WRITTEN * weight(answer))
+        body = await self._aside(lambda: write(asked, answer, named=named))
+        share.keep(_UNREAD * len(body))
+        return body
+
+    def _said(self, one: Resident) -> dict[str, str]:
+        return {name.title(): value for name, value in trailers(one, self._clock())}
+
+    async def _aside(self, work: Callable[[], _T]) -> _T:
         """What takes long is done on another thread."""
-        if size <= _SMALL:
-            return work()
         return await asyncio.get_running_loop().run_in_executor(self._threads, self._undisturbed.run, work)
 
 
-class _Full(asyncio.Protocol):
-    """A connection that there is no room for."""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        transport.write(_FULL)
-        transport.close()
+def _refusal(error: Exception, headers: Mapping[str, str] = MappingProxyType({})) -> Reply:
+    code, text = status_of(error)
+    if code is grpc.StatusCode.INTERNAL:
+        _log.error("a request failed in a way nobody foresaw", exc_info=error)
+    last = isinstance(error, (*_EARLY, BusyError))  # what is left of its body would be taken for the next request
+    if isinstance(error, EncodingError):
+        headers = {**headers, "Accept-Encoding": KNOWN}
+    status = next((_EARLY[kind] for kind in _EARLY if isinstance(error, kind)), STATUS[code])
+    return failed(status, text, headers=headers, last=last)
