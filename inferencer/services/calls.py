@@ -9,15 +9,15 @@ from typing import Any, TypeGuard
 import grpc
 from google.protobuf import message_factory
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 
 from inferencer.services.arrivals import Arrivals
 from inferencer.services.door import Door
 from inferencer.services.errors import abort
-from inferencer.services.pieces import parse
+from inferencer.services.pieces import read
 from inferencer.services.predictions import Prediction, Predictions
 from inferencer.services.streams import Places, each
-from paramsync.errors import BusyError, RequestError, TooLargeError
+from paramsync.errors import BusyError, TooLargeError
 
 _MOST = 1 << 18  # bytes of a request that does not predict: it is read on the event loop
 _MOST_WAITING = 256  # of each method that does not predict: some of them wait for a version to serve
@@ -62,10 +62,10 @@ class Calls(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # it takes none 
     def _handler(self, method: Any, described: MethodDescriptor) -> Any:
         # without a deserializer gRPC hands over the bytes; its own answer to what cannot be parsed is an INTERNAL error
         if _is_prediction(method):
-            return self._unary(self._predictions.answering(method, _parser(described)))
+            return self._unary(self._predictions.answering(method, _kind(described)))
         if described.client_streaming:
-            answer = self._predictions.answering(method.prediction, _parser(described))
-            return grpc.stream_stream_rpc_method_handler(self._limited(each(method, answer)))
+            answer = self._predictions.answering(method.prediction, _kind(described))
+            return grpc.stream_stream_rpc_method_handler(self._limited(each(method, answer, self._arrivals)))
         if described.server_streaming:
             return self._streaming(self._limited(_streamed(method, described)))
         return self._unary(_answered(method, described))
@@ -94,7 +94,7 @@ class Calls(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # it takes none 
             self._door.taken_up()
             try:
                 async with aclosing(method(asked, context)) as responses:
-                    with self._streams.one():
+                    with self._streams.one(context.peer()):
                         async for response in responses:
                             yield response
             except BusyError as error:
@@ -113,7 +113,7 @@ def _answered(method: Callable[..., Awaitable[Message]], described: MethodDescri
 
     async def call(content: bytes, context: Any) -> bytes:
         try:
-            with waiting.one():
+            with waiting.one(context.peer()):
                 return (await method(parsed(content), context)).SerializeToString()
         except Exception as error:  # noqa: BLE001, the edge
             await abort(error, context)
@@ -135,17 +135,17 @@ def _streamed(method: Callable[..., Any], described: MethodDescriptor) -> Callab
     return call
 
 
-def _parser(described: MethodDescriptor, *, most: int | None = None) -> Callable[[bytes], Any]:
-    kind = message_factory.GetMessageClass(described.input_type)
+def _parser(described: MethodDescriptor, *, most: int) -> Callable[[bytes], Any]:
+    kind = _kind(described)
 
     def parsed(content: bytes) -> Any:
         """Raises RequestError."""
-        if most is not None and len(content) > most:
+        if len(content) > most:
             raise TooLargeError(f"request, a {described.input_type.full_name}", limit=most, found=len(content))
-        try:
-            return parse(kind, content)
-        except DecodeError as error:
-            found = f"{len(content)} bytes that are none"
-            raise RequestError(f"request: expected a {described.input_type.full_name}, found {found}") from error
+        return read(kind, content)
 
     return parsed
+
+
+def _kind(described: MethodDescriptor) -> type[Message]:
+    return message_factory.GetMessageClass(described.input_type)

@@ -30,9 +30,12 @@ class Classify:
     def __init__(self, models: Models) -> None:
         self._models = models
 
+    def asked(self, request: classification_pb2.ClassificationRequest) -> tuple[str, str]:
+        return request.model_spec.name, request.model_spec.signature_name or DEFAULT_SIGNATURE
+
     def read(self, request: classification_pb2.ClassificationRequest) -> list[Question]:
         one = taken(self._models, request.model_spec)
-        return [_question(CLASSIFY, one, request.model_spec, examples(request.input))]
+        return [question_of(CLASSIFY, one, request.model_spec, examples(request.input))]
 
     def write(
         self,
@@ -54,9 +57,12 @@ class Regress:
     def __init__(self, models: Models) -> None:
         self._models = models
 
+    def asked(self, request: regression_pb2.RegressionRequest) -> tuple[str, str]:
+        return request.model_spec.name, request.model_spec.signature_name or DEFAULT_SIGNATURE
+
     def read(self, request: regression_pb2.RegressionRequest) -> list[Question]:
         one = taken(self._models, request.model_spec)
-        return [_question(REGRESS, one, request.model_spec, examples(request.input))]
+        return [question_of(REGRESS, one, request.model_spec, examples(request.input))]
 
     def write(
         self, request: regression_pb2.RegressionRequest, questions: Sequence[Question], answers: Sequence[Answer]
@@ -73,6 +79,10 @@ class MultiInference:
     def __init__(self, models: Models) -> None:
         self._models = models
 
+    def asked(self, request: inference_pb2.MultiInferenceRequest) -> tuple[str, str]:
+        spec = request.tasks[0].model_spec if request.tasks else model_pb2.ModelSpec()
+        return spec.name, spec.signature_name or DEFAULT_SIGNATURE
+
     def read(self, request: inference_pb2.MultiInferenceRequest) -> list[Question]:
         tasks = request.tasks
         if not tasks:
@@ -82,7 +92,7 @@ class MultiInference:
         kinds = [_kind(task.method_name) for task in tasks]
         one = taken(self._models, tasks[0].model_spec)
         found = examples(request.input)
-        return [_question(kind, one, task.model_spec, found) for kind, task in zip(kinds, tasks, strict=True)]
+        return [question_of(kind, one, task.model_spec, found) for kind, task in zip(kinds, tasks, strict=True)]
 
     def write(
         self, request: inference_pb2.MultiInferenceRequest, questions: Sequence[Question], answers: Sequence[Answer]
@@ -123,7 +133,8 @@ class _Kind:
     result: Callable[[Question, Answer], Any]
 
 
-def _question(kind: _Kind, one: Resident, spec: model_pb2.ModelSpec, found: np.ndarray[Any, Any]) -> Question:
+def question_of(kind: _Kind, one: Resident, spec: model_pb2.ModelSpec, found: np.ndarray[Any, Any]) -> Question:
+    """What serialised examples ask of a signature. Raises InputError."""
     name = spec.signature_name or DEFAULT_SIGNATURE
     signature = one.graph.signatures.get(name)
     if signature is None:  # INVALID_ARGUMENT here, unlike for Predict, as in TensorFlow Serving
@@ -137,8 +148,8 @@ def _question(kind: _Kind, one: Resident, spec: model_pb2.ModelSpec, found: np.n
             expected=f"input {INPUTS} and {kind.expected}, for {kind.method}",
             found=f"{', '.join(signature.inputs) or 'none'} and {', '.join(signature.outputs)}{said}",
         )
-    one.graph.check_inputs(name, {INPUTS: found}, outputs)
-    return Question(str(spec.name), one, name, {INPUTS: found}, outputs)
+    fits = one.graph.fits(name, {INPUTS: found}, outputs)
+    return Question(str(spec.name), one, name, {INPUTS: found}, outputs, fits)
 
 
 def _classify_outputs(signature: Signature) -> tuple[str, ...]:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-import re
+from argparse import ArgumentTypeError
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -14,20 +13,29 @@ from typing import Any
 
 from tensorflow_serving.config import model_server_config_pb2
 
-from inferencer.following.kept import Choices
-from inferencer.following.wishes import Action
+from inferencer import readers
+from inferencer.following.change import Change
+from inferencer.following.kept import MOST_LABELS, check_label
+from inferencer.services.allowed import Allowed
 from inferencer.services.aside import aside
 from inferencer.services.models import Models
-from inferencer.services.specs import check_label
 from inferencer.settings import AnySettings, ConnectionSettings, ModelSettings
 from paramsync.errors import InputError, RequestError, SettingsError, StoreError, UnknownVersionError
+from paramsync.files import shown
 
-_log = logging.getLogger("paramsync.services")
-_SECONDS = 60.0  # for versions to come to serve; what is not there by then is taken back
 _MARGIN = 0.1  # before the caller's deadline in which to say why it will not be met
 _PLATFORM = "tensorflow"
 _MOST_RESIDENT = 64
 _MOST_MODELS = 256  # each has a thread, and a watch on its store
+_MOST_SAID = 1024  # models of which it is known what a configuration said, whether they are served still or not
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What a configuration said of a model's pin and labels: taken back by the next one, unless it says so again."""
+
+    pin: bool = False
+    labels: Collection[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +43,8 @@ class Wanted:
     """What a configuration says, in our words."""
 
     models: tuple[AnySettings, ...]
-    choices: Mapping[str, Choices]
+    changes: Mapping[str, Change]
+    said: Mapping[str, Said]
 
 
 class Configuring:
@@ -45,72 +54,65 @@ class Configuring:
         self._models = models
         self._lock = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._said: Mapping[str, Said] = {}
 
-    async def apply(self, config: model_server_config_pb2.ModelServerConfig, *, seconds: float | None) -> None:
+    async def apply(
+        self,
+        config: model_server_config_pb2.ModelServerConfig,
+        *,
+        seconds: float | None = None,
+        allowed: Allowed | None = None,
+    ) -> None:
         """Returns once all of it is so: where it raises, nothing changed, unless the caller had no more `seconds`.
 
-        What was begun is ended also when its caller leaves. Raises RequestError for what is wrong with the
-        configuration, SyncError where a version that it names cannot be used, TimeoutError, NotServingError.
+        `allowed` is for callers that nobody knows; without it everything is. What was begun is ended also when its
+        caller leaves. Raises RequestError for what is wrong with the configuration, NotAllowedError for what callers
+        may not do, SyncError where a version that it needs cannot be used, TimeoutError, NotServingError.
         """
-        task = asyncio.ensure_future(self._apply(config))
+        if allowed is not None:
+            allowed.check("HandleReloadConfigRequest")
+        task = asyncio.ensure_future(self._apply(config, allowed))
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._over)
         left = None if seconds is None else max(0.0, seconds - min(_MARGIN, seconds / 5))
         await asyncio.wait({task}, timeout=left)
         if not task.done():
             raise TimeoutError(f"the configuration was not in place within {seconds:.3g} s, and is still being applied")
         task.result()
 
-    async def _apply(self, config: model_server_config_pb2.ModelServerConfig) -> None:
+    def _over(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # nobody else asks for it where the caller left
+
+    async def _apply(self, config: model_server_config_pb2.ModelServerConfig, allowed: Allowed | None) -> None:
         async with self._lock:
-            before = Wanted(
-                tuple(one.settings for one in self._models), {one.name: _choices(one) for one in self._models}
-            )
-            wanted = await aside(partial(read, config, before.models), "a look at base paths")
+            there = tuple(one.settings for one in self._models)
+            wanted = await aside(partial(read, config, there, self._said, allowed), "a look at base paths")
             try:
-                await asyncio.wait_for(self._become(wanted), _SECONDS)
-            except asyncio.TimeoutError:
-                await self._back(before)
-                raise TimeoutError(
-                    f"the configuration was not in place within {_SECONDS:g} s, and was taken back"
-                ) from None
-            except Exception:
-                await self._back(before)
+                await self._models.apply(wanted.models, wanted.changes)
+            except (SettingsError, StoreError, UnknownVersionError) as error:
+                raise RequestError(f"config: {error}") from error
+            except TimeoutError:
+                self._remember(wanted)
                 raise
+            self._remember(wanted)
 
-    async def _back(self, before: Wanted) -> None:
-        try:
-            await self._become(before)
-        except Exception:  # noqa: BLE001, why it was needed says more
-            _log.exception("what was served before a configuration that failed could not be had back as a whole")
-
-    async def _become(self, wanted: Wanted) -> None:
-        try:
-            await self._models.apply(wanted.models)
-            for model, choices in wanted.choices.items():
-                await self._choose(model, choices)
-        except (SettingsError, StoreError, UnknownVersionError) as error:
-            raise RequestError(f"config: {error}") from error
-
-    async def _choose(self, model: str, choices: Choices) -> None:
-        """What is so already costs nothing. Labels first: no version that keeps one is to leave meanwhile."""
-        found = self._models.find(model)
-        if isinstance(found.settings, ConnectionSettings):
-            return
-        [follower] = found.followers
-        there = _choices(found)
-        for label, number in choices.labels.items():
-            if there.labels.get(label) != number:
-                await asyncio.wrap_future(follower.ask(Action.LABEL, number, label))
-        if choices.pinned != there.pinned:
-            action = Action.UNPIN if choices.pinned is None else Action.PIN
-            await asyncio.wrap_future(follower.ask(action, choices.pinned))
-        for label in there.labels.keys() - choices.labels.keys():
-            await asyncio.wrap_future(follower.ask(Action.UNLABEL, None, label))
+    def _remember(self, wanted: Wanted) -> None:
+        said = {**self._said, **wanted.said}
+        self._said = dict([*said.items()][-_MOST_SAID:])
 
 
-def read(config: model_server_config_pb2.ModelServerConfig, there: tuple[AnySettings, ...]) -> Wanted:
-    """What a configuration asks for, where `there` is served now. Looks at base paths. Raises RequestError."""
+def read(
+    config: model_server_config_pb2.ModelServerConfig,
+    there: Collection[AnySettings],
+    said: Mapping[str, Said],
+    allowed: Allowed | None,
+) -> Wanted:
+    """What a configuration asks for, where `there` is served now, and `said` was what the ones before it said.
+
+    Looks at base paths. Raises RequestError.
+    """
     if config.WhichOneof("config") != "model_config_list":
         found = config.WhichOneof("config") or "none"
         raise InputError("config", expected="a model_config_list", found=found)
@@ -121,14 +123,18 @@ def read(config: model_server_config_pb2.ModelServerConfig, there: tuple[AnySett
         if count > 1:
             raise InputError(f"config of model {name!r}", expected="one", found=count)
     known = {one.name: one for one in there}
-    settings = tuple(_settings(one, known.get(one.name)) for one in listed)
-    return Wanted(settings, {one.name: _wanted(one) for one in listed})
+    settings = tuple(_settings(one, known.get(one.name), allowed) for one in listed)
+    changes = {one.name: _change(one, said.get(one.name, Said())) for one in listed}
+    now = {name: Said(change.pinned is not None, change.labels.keys()) for name, change in changes.items()}
+    return Wanted(settings, changes, now)
 
 
-def _settings(config: Any, known: AnySettings | None) -> AnySettings:
+def _settings(config: Any, known: AnySettings | None, allowed: Allowed | None) -> AnySettings:
+    try:
+        readers.name(config.name)
+    except ArgumentTypeError as error:
+        raise RequestError(f"config of model {shown(config.name)}: {error}") from error
     where = f"config of model {config.name!r}"
-    if not re.fullmatch(r"[\w.-]+", config.name):
-        raise InputError(where, expected="a name of letters, digits, '_', '.' and '-'", found=repr(config.name))
     if config.model_platform not in ("", _PLATFORM):
         raise InputError(f"{where}, model_platform", expected=_PLATFORM, found=repr(config.model_platform))
     if config.HasField("logging_config"):
@@ -139,18 +145,20 @@ def _settings(config: Any, known: AnySettings | None) -> AnySettings:
             raise InputError(where, expected=expected, found="more")
         return known
     path = Path(config.base_path)
-    if known is None or path != known.store:
-        _check_path(where, config.base_path)
+    if known is None or path != known.store.absolute():
+        _check_path(where, config.base_path, allowed)
         known = ModelSettings(name=config.name, store=path)
     count = config.model_version_policy.latest.num_versions
     if count > _MOST_RESIDENT:
         raise InputError(f"{where}, num_versions", expected=f"at most {_MOST_RESIDENT}", found=count)
-    return replace(known, resident=count) if count else known
+    return replace(known, latest=count or None)
 
 
-def _check_path(where: str, path: str) -> None:
+def _check_path(where: str, path: str, allowed: Allowed | None) -> None:
     if not path.startswith("/") or "\0" in path:
         raise InputError(f"{where}, base_path", expected="an absolute path", found=repr(path))
+    if allowed is not None:
+        allowed.check_store(f"{where}, base_path", Path(path))  # first: callers are not told what is elsewhere
     try:
         is_there = Path(path).is_dir()
     except OSError:  # too long
@@ -159,9 +167,12 @@ def _check_path(where: str, path: str) -> None:
         raise InputError(f"{where}, base_path", expected="a directory that is there", found=repr(path))
 
 
-def _wanted(config: Any) -> Choices:
+def _change(config: Any, said: Said) -> Change:
+    """What it names, and what was named before and is no more."""
     where = f"config of model {config.name!r}, model_version_policy"
     labels = dict(config.version_labels)
+    if len(labels) > MOST_LABELS:
+        raise InputError(where, expected=f"at most {MOST_LABELS} labels", found=len(labels))
     for label in labels:
         check_label(f"config of model {config.name!r}, version_labels", label)
     policy = config.model_version_policy
@@ -169,14 +180,12 @@ def _wanted(config: Any) -> Choices:
         expected = "latest or specific: all versions of a training run would not fit into memory"
         raise InputError(where, expected=expected, found="all")
     if not policy.HasField("specific"):
-        return Choices(labels=labels)
+        unpin = policy.HasField("latest") or said.pin
+        latest = policy.latest.num_versions or None
+        return Change(unpin=unpin, labels=labels, without={*said.labels} - labels.keys(), latest=latest)
     versions = sorted(set(policy.specific.versions))
     if not versions or len(versions) > _MOST_RESIDENT:
         raise InputError(where, expected=f"from 1 to {_MOST_RESIDENT} specific versions", found=len(versions))
     kept = {str(number): number for number in versions[:-1] if number not in labels.values()}
-    return Choices(pinned=versions[-1], labels={**kept, **labels})
-
-
-def _choices(served: Any) -> Choices:
-    status = served.status()
-    return Choices(pinned=status.pinned, labels=dict(status.labels))
+    labels = {**kept, **labels}
+    return Change(pinned=versions[-1], labels=labels, without={*said.labels} - labels.keys())

@@ -12,10 +12,11 @@ from inferencer.following.wishes import Action
 from inferencer.metrics import Metrics, Statistics
 from inferencer.release import release
 from inferencer.services import kserve_tensors as tensors
+from inferencer.services.allowed import Allowed
 from inferencer.services.kserve_infer import ModelInfer, ModelStreamInfer, taken
 from inferencer.services.models import Models
 from inferencer.services.sync import wait
-from paramsync.errors import InputError, NotServingError, ParamsyncError, UnknownSignatureError
+from paramsync.errors import InputError, NotServingError, ParamsyncError
 from paramsync.graphs.graph import DEFAULT_SIGNATURE
 from paramsync.kserve import open_inference_pb2 as pb
 
@@ -41,8 +42,9 @@ def _not_offered(why: str) -> Callable[[Any, Any, Any], Any]:
 class KServe:
     """Lives on one event loop; ModelInfer is called from threads too."""
 
-    def __init__(self, models: Models, metrics: Metrics, draining: asyncio.Event) -> None:
+    def __init__(self, models: Models, metrics: Metrics, draining: asyncio.Event, allowed: Allowed) -> None:
         self._models = models
+        self._allowed = allowed
         self._metrics = metrics
         self.ModelInfer = ModelInfer(models)
         self.ModelStreamInfer = ModelStreamInfer(self.ModelInfer, draining)
@@ -72,7 +74,7 @@ class KServe:
         resident = taken(self._models, request.name, request.version)
         signature = resident.graph.signatures.get(DEFAULT_SIGNATURE)
         if signature is None:
-            raise UnknownSignatureError(DEFAULT_SIGNATURE, resident.graph.signatures)
+            raise resident.graph.unknown(DEFAULT_SIGNATURE)
         return pb.ModelMetadataResponse(
             name=request.name,
             versions=[str(number) for number in sorted(self._models.find(request.name).status().resident)],
@@ -102,6 +104,7 @@ class KServe:
         self, request: pb.RepositoryModelLoadRequest, context: Any
     ) -> pb.RepositoryModelLoadResponse:
         """Answers once the newest published version serves. Where nothing was published nobody is kept waiting."""
+        self._allowed.check("RepositoryModelLoad")
         _check_repository(request.repository_name)
         followers = self._models.find(request.model_name).followers
         if request.parameters:

@@ -13,6 +13,7 @@ from inferencer.answering.questions import Answer, Question
 from inferencer.resident import Resident
 from inferencer.services import kserve_tensors as tensors
 from inferencer.services.models import Models
+from inferencer.services.pieces import beginning
 from inferencer.services.specs import check_count
 from paramsync.errors import InputError
 from paramsync.graphs.graph import DEFAULT_SIGNATURE
@@ -34,6 +35,10 @@ class ModelInfer:
 
     def __init__(self, models: Models) -> None:
         self._models = models
+
+    def asked(self, request: pb.ModelInferRequest) -> tuple[str, str]:
+        named = request.parameters[SIGNATURE].string_param if SIGNATURE in request.parameters else ""
+        return request.model_name, named or DEFAULT_SIGNATURE
 
     def read(self, request: pb.ModelInferRequest) -> list[Question]:
         for what, named in (("inputs", request.inputs), ("outputs", request.outputs)):
@@ -91,15 +96,12 @@ def _check(named: Iterable[Any]) -> None:
 
 
 def _check_outputs(resident: Resident, signature: str, outputs: Sequence[str]) -> None:
-    """Raise InputError where an answer could not be told, or would be told many times."""
+    """Raise InputError where an answer could not be told."""
     given = resident.graph.signatures[signature].outputs
     for name in outputs or given:
         if tensors.datatype(given[name].dtype) is None:
             expected = "one of a datatype that this protocol has; ask for others by name, or use TensorFlow Serving's"
             raise InputError(f"output {name!r}", expected=expected, found=given[name].dtype)
-    if len(set(outputs)) != len(outputs):
-        twice = next(name for at, name in enumerate(outputs) if name in outputs[:at])
-        raise InputError("outputs", expected="each output once", found=f"{twice!r} again")
 
 
 class ModelStreamInfer:
@@ -115,9 +117,9 @@ class ModelStreamInfer:
         return pb.ModelStreamInferResponse(infer_response=found).SerializeToString()
 
     def refused(self, request: bytes, text: str) -> bytes:
-        """With the id, where there is one to be read."""
+        """With the id, where there is one to be read, which takes no memory however large the request is."""
         try:
-            asked = pb.ModelInferRequest.FromString(request).id
+            asked = beginning(pb.ModelInferRequest, request).id
         except DecodeError:
             asked = ""
         response = pb.ModelStreamInferResponse(error_message=text, infer_response=pb.ModelInferResponse(id=asked))

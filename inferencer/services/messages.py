@@ -46,6 +46,9 @@ def of_status(status: Status) -> pb.ModelStatus:
         labels=status.labels,
         restores=status.restores,
         quarantines=status.quarantines,
+        waiting_for=status.waiting_for or "",
+        serving_age_seconds=status.serving_age_seconds,
+        since_publication_seconds=status.since_publication_seconds,
         parts=[pb.Part(model=model, version=of_version(version)) for model, version in status.parts],
     )
 

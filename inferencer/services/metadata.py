@@ -50,4 +50,4 @@ def _info(spec: TensorSpec) -> meta_graph_pb2.TensorInfo:
     for size in spec.shape or ():
         shape.dim.add(size=-1 if size is None else size)
     dtype = types_pb2.DataType.Value(f"DT_{_TENSORFLOW.get(spec.dtype, spec.dtype).upper()}")
-    return meta_graph_pb2.TensorInfo(name=spec.name, dtype=dtype, tensor_shape=shape)
+    return meta_graph_pb2.TensorInfo(name=spec.tensor or spec.name, dtype=dtype, tensor_shape=shape)

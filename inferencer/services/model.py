@@ -8,6 +8,7 @@ import grpc
 from tensorflow_serving.apis import get_model_status_pb2, model_management_pb2, model_pb2
 
 from inferencer.following.status import Course, Stage, Status
+from inferencer.services.allowed import Allowed
 from inferencer.services.configuring import Configuring
 from inferencer.services.models import Models
 from inferencer.services.specs import named
@@ -26,9 +27,10 @@ _STATES = {
 class ModelService:
     """Lives on one event loop."""
 
-    def __init__(self, models: Models) -> None:
+    def __init__(self, models: Models, configuring: Configuring, allowed: Allowed) -> None:
         self._models = models
-        self._configuring = Configuring(models)
+        self._configuring = configuring
+        self._allowed = allowed
 
     async def GetModelStatus(
         self, request: get_model_status_pb2.GetModelStatusRequest, context: Any
@@ -38,7 +40,7 @@ class ModelService:
     async def HandleReloadConfigRequest(
         self, request: model_management_pb2.ReloadConfigRequest, context: Any
     ) -> model_management_pb2.ReloadConfigResponse:
-        await self._configuring.apply(request.config, seconds=context.time_remaining())
+        await self._configuring.apply(request.config, seconds=context.time_remaining(), allowed=self._allowed)
         response = model_management_pb2.ReloadConfigResponse()
         response.status.SetInParent()  # OK
         return response
@@ -68,6 +70,8 @@ def courses(status: Status, spec: model_pb2.ModelSpec) -> list[Course]:
     if choice == "version_label" and spec.version_label not in status.labels:
         raise UnknownLabelError(status.model, spec.version_label, status.labels)
     number = status.labels[spec.version_label] if choice == "version_label" else spec.version.value
+    if choice == "version" and number == 0 not in found:  # some clients say so when they name none
+        return list(found.values())
     if number not in found:
         raise UnknownVersionError(f"model {status.model!r}", number, found)
     return [found[number]]

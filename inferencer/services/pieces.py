@@ -10,7 +10,8 @@ from typing import TypeVar
 from google.protobuf.descriptor import FieldDescriptor as Field
 from google.protobuf.message import DecodeError, Message
 
-from paramsync.errors import InputError
+from inferencer.services.fields import SIZED, Fields
+from paramsync.errors import InputError, RequestError
 
 _M = TypeVar("_M", bound=Message)
 
@@ -28,7 +29,31 @@ _VARINTS = {
     Field.TYPE_BOOL,
     Field.TYPE_ENUM,
 }
-_VARINT, _FIXED64, _SIZED, _FIXED32 = 0, 1, 2, 5  # how values are on the wire
+_FIRST = 64  # fields that are looked at for what a message is about
+_BRIEF = 4096  # bytes of such a field
+
+
+def read(kind: type[_M], content: bytes) -> _M:
+    """A request. Any thread. Raises RequestError for what is none, and InputError for one of too many fields."""
+    try:
+        return parse(kind, content)
+    except DecodeError as error:
+        name, found = kind.DESCRIPTOR.full_name, f"{len(content)} bytes that are none"
+        raise RequestError(f"request: expected a {name}, found {found}") from error
+
+
+def beginning(kind: type[_M], content: bytes) -> _M:
+    """What short fields among the first ones say, such as which model a request asks; it takes no time.
+
+    Raises DecodeError for bytes that are none.
+    """
+    fields, parts, at = Fields(content, _FIRST), [], 0
+    while at < len(content) and fields.left:
+        after = fields.field(at, len(content))[2]
+        if after - at <= _BRIEF:
+            parts.append(content[at:after])
+        at = after
+    return kind.FromString(b"".join(parts))
 
 
 def parse(kind: type[_M], content: bytes) -> _M:
@@ -49,7 +74,7 @@ class _Merge:
 
     def __init__(self, content: bytes) -> None:
         self._content = content
-        self._left = MOST_FIELDS
+        self._fields = Fields(content, MOST_FIELDS)
 
     def merge(self, message: Message, at: int, end: int, depth: int) -> None:
         """Add the fields from here to there, as many as fit into a piece at a time."""
@@ -113,7 +138,7 @@ class _Merge:
 
     def _numbers(self, message: Message, field: Field, at: int, end: int) -> None:
         """Packed ones, each of which takes some bytes of which the last is below 128."""
-        tag = _varint(field.number << 3 | _SIZED)
+        tag = _varint(field.number << 3 | SIZED)
         while at < end:
             after = min(at + PIECE, end)
             while after < end and self._content[after - 1] & 0x80:
@@ -134,48 +159,22 @@ class _Merge:
 
     def _short(self, at: int, end: int) -> int:
         """Where short fields with a size end that begin here: of many strings, most are; as many as are a piece."""
-        content, left, most, last = self._content, self._left, at + PIECE, end - 1
+        content, left, most, last = self._content, self._fields.left, at + PIECE, end - 1
         begin = at
-        while at < last and content[at] & 0x87 == _SIZED and content[at + 1] < 0x80 and at < most and left > 0:
+        while at < last and content[at] & 0x87 == SIZED and content[at + 1] < 0x80 and at < most and left > 0:
             after = at + 2 + content[at + 1]
             if after > end or content[at] < 8:
                 break
             at = after
             left -= 1
-        self._left = left
+        self._fields.left = left
         return at if at > begin else 0
 
     def _field(self, at: int, end: int) -> tuple[int, int, int]:
-        """Its number, and where its value begins and ends."""
-        self._left -= 1
-        if self._left < 0:
+        if not self._fields.left:
             expected = f"at most {MOST_FIELDS} fields in a message above {PIECE} bytes; numbers may be packed"
             raise InputError("request", expected=expected, found="more")
-        tag, body = self._number(at, end)
-        kind = tag & 7
-        if kind == _SIZED:
-            size, body = self._number(body, end)
-            after = body + size
-        elif kind == _VARINT:
-            after = self._number(body, end)[1]
-        elif kind in (_FIXED32, _FIXED64):
-            after = body + (4 if kind == _FIXED32 else 8)
-        else:
-            raise DecodeError("a group")
-        if after > end or not tag >> 3:
-            raise DecodeError("a field that ends beyond its message")
-        return tag >> 3, body, after
-
-    def _number(self, at: int, end: int) -> tuple[int, int]:
-        """A number of any length, and where it ends."""
-        found = shift = 0
-        for position in range(at, min(at + 10, end)):
-            byte = self._content[position]
-            found |= (byte & 0x7F) << shift
-            if byte < 0x80:
-                return found, position + 1
-            shift += 7
-        raise DecodeError("a number that does not end")
+        return self._fields.field(at, end)
 
 
 def _varint(number: int) -> bytes:

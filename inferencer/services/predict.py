@@ -42,20 +42,24 @@ class Predict:
     def __init__(self, models: Models) -> None:
         self._models = models
 
+    def asked(self, request: predict_pb2.PredictRequest) -> tuple[str, str]:
+        return request.model_spec.name, request.model_spec.signature_name or DEFAULT_SIGNATURE
+
     def read(self, request: predict_pb2.PredictRequest) -> list[Question]:
         spec = request.model_spec
         one = taken(self._models, spec)
         signature = spec.signature_name or DEFAULT_SIGNATURE
         inputs = _plain(request, one.graph.signatures.get(signature))
         outputs: tuple[str, ...] = ()
+        fits = True
         if inputs is None or request.output_filter:
             check_count("inputs", request.inputs)
             check_count("output filter", request.output_filter)
             outlines = {name: wire.outline(proto, f"input {name!r}") for name, proto in request.inputs.items()}
             outputs = tuple(request.output_filter)
-            one.graph.check_inputs(signature, outlines, outputs)  # before memory is spent on any of them
+            fits = one.graph.fits(signature, outlines, outputs)  # before memory is spent on any of them
             inputs = wire.to_arrays(request.inputs, "input")
-        return [Question(str(spec.name), one, signature, inputs, outputs)]
+        return [Question(str(spec.name), one, signature, inputs, outputs, fits)]
 
     def write(
         self, request: predict_pb2.PredictRequest, questions: Sequence[Question], answers: Sequence[Answer]

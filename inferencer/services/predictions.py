@@ -10,18 +10,23 @@ from time import perf_counter
 from typing import Any, Protocol
 
 import grpc
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 
 from inferencer.answering.questions import Answer, Question
 from inferencer.batching import Batching
 from inferencer.services.errors import abort, status_of
-from inferencer.services.room import Room
+from inferencer.services.pieces import beginning, read
+from inferencer.services.room import BRIEF, Room, Share, weight
 from inferencer.services.threads import Threads
 from inferencer.services.trailers import Trailers, trailers
+from inferencer.services.unfolding import unfolded
 from paramsync.errors import TooLargeError
 
 _LARGE = 1 << 17  # bytes of a message that is read or written on a thread: on the event loop it would take milliseconds
-_ROOM = 8  # of the largest messages
+_LOOKED_AT = 1000  # fields of a message that is read on the event loop, for what it takes
+_BESIDE = 2  # a parsed message's values as arrays, and as TensorFlow has them
+_WRITTEN = 3  # an answer as a message, as bytes, and as gRPC has them
+_UNREAD = 2  # the last two
 
 
 class Prediction(Protocol):
@@ -29,6 +34,9 @@ class Prediction(Protocol):
 
     protocol: str
     """By which requests are counted: "tfs" or "kserve"."""
+
+    def asked(self, request: Any) -> tuple[str, str]:
+        """The model and the signature that a request names, which may be none of ours."""
 
     def read(self, request: Any) -> list[Question]:
         """What is asked for. Raises an error of paramsync.errors."""
@@ -40,22 +48,24 @@ class Prediction(Protocol):
 class Predictions:
     """Answers requests by any protocol. Lives on one event loop."""
 
-    def __init__(self, batching: Batching, *, message_bytes: int = 64 << 20) -> None:
+    def __init__(self, batching: Batching, room: Room, *, message_bytes: int = 64 << 20) -> None:
         self._batching = batching
         self._aside = Threads(2, "messages")
-        self._room = Room(_ROOM * message_bytes)
+        self._room = room
         self._most = message_bytes
 
     def announce(self) -> None:
         """A request is coming."""
         self._batching.announce()
 
-    def answering(self, method: Prediction, parsed: Callable[[bytes], Any]) -> Callable[..., Awaitable[bytes]]:
+    def answering(self, method: Prediction, kind: type[Message]) -> Callable[..., Awaitable[bytes]]:
         """The response to a request, or the end of its call where there is none."""
 
         async def answer(content: bytes, context: Any) -> bytes:
+            share = self._room.share()
+            context.add_done_callback(lambda _: share.leave())
             try:
-                response, said = await self._answered(method, parsed, content, context)
+                response, said = await self._answered(method, kind, content, share)
             except Exception as error:  # noqa: BLE001, the edge
                 content = b""  # gRPC keeps this frame for a while, see abort
                 await abort(error, context)
@@ -65,31 +75,39 @@ class Predictions:
         return answer
 
     async def _answered(
-        self, method: Prediction, parsed: Callable[[bytes], Any], content: bytes, context: Any
+        self, method: Prediction, kind: type[Message], content: bytes, share: Share
     ) -> tuple[bytes, Trailers]:
         began = perf_counter()
+        size = len(content)
         questions: list[Question] = []
         code = grpc.StatusCode.OK
         try:
             self._batching.begin()
-            if len(content) <= _LARGE:
-                request = parsed(content)
+            if size <= _LARGE:
+                if size > BRIEF:
+                    share.need(_taken(size, unfolded(kind.DESCRIPTOR, content, fields=_LOOKED_AT)))
+                request = read(kind, content)
                 questions = method.read(request)
             else:
-                self._room.hold(len(content), context)
-                request, questions = await self._aside.run(partial(_read, method, parsed, content))
-            if (more := _held(questions) - len(content)) > _LARGE:  # what one value stands for, or small numbers
-                self._room.hold(more, context)
+                share.need(_taken(size, size))
+                share.need(_taken(size, await self._aside.run(partial(unfolded, kind.DESCRIPTOR, content))))
+                request, questions = await self._aside.run(partial(_read, method, kind, content))
+            if (values := weight(questions[0].inputs)) > BRIEF:  # what one value stands for is seen only now
+                share.need(max(share.size, size + _BESIDE * values))
             if len(questions) == 1:
                 found: Sequence[Answer] = (await self._batching.answer(questions[0]),)
             else:
                 found = await asyncio.gather(*map(self._batching.answer, questions))
-            if (size := _size(found)) <= _LARGE:
+            if (answered := sum(map(weight, found))) > BRIEF:
+                self._check_size(answered, most=(self._room.most - share.size) // (1 + _WRITTEN))
+                share.more((1 + _WRITTEN) * answered)
+            if answered <= _LARGE:
                 response = _written(method, request, questions, found)
             else:
-                self._room.hold(size, context)
                 response = await self._aside.run(partial(_written, method, request, questions, found))
             self._check_size(len(response))
+            if share.size:
+                share.keep(_UNREAD * len(response))
         except asyncio.CancelledError:
             code = grpc.StatusCode.CANCELLED
             raise
@@ -98,32 +116,40 @@ class Predictions:
             raise
         finally:  # counted once the response is on its way
             seconds = perf_counter() - began
-            asyncio.get_running_loop().call_soon(self._count, method.protocol, questions, code, seconds)
+            named = partial(_named, method, kind, questions or content)
+            asyncio.get_running_loop().call_soon(self._count, method.protocol, named, code, seconds)
         return response, trailers(questions[0].resident, time.time())
 
     def close(self) -> None:
         """Waits for nothing."""
         self._aside.close()
 
-    def _check_size(self, found: int) -> None:
-        """Raise TooLargeError for an answer that gRPC would not send."""
-        if found > self._most:
+    def _check_size(self, found: int, *, most: int | None = None) -> None:
+        """Raise TooLargeError for an answer that gRPC would not send, or that takes more than may be before that."""
+        if found > (self._most if most is None else most):
             raise TooLargeError("answer", limit=self._most, found=found)
 
-    def _count(self, protocol: str, questions: list[Question], code: grpc.StatusCode, seconds: float) -> None:
-        one = questions[0] if questions else None
+    def _count(
+        self, protocol: str, named: Callable[[], tuple[str, str, str]], code: grpc.StatusCode, seconds: float
+    ) -> None:
+        model, signature, version = named()
         self._batching.metrics.answered(
-            model=one.model if one else "",
-            signature=one.signature if one else "",
-            version=str(one.resident.version.number) if one else "",
-            protocol=protocol,
-            code=code.name,
-            seconds=seconds,
+            model=model, signature=signature, version=version, protocol=protocol, code=code.name, seconds=seconds
         )
 
 
-def _read(method: Prediction, parsed: Callable[[bytes], Any], content: bytes) -> tuple[Any, list[Question]]:
-    request = parsed(content)
+def _named(method: Prediction, kind: type[Message], found: list[Question] | bytes) -> tuple[str, str, str]:
+    """Model, signature and version, of questions or of a message that became none."""
+    if isinstance(found, bytes):
+        try:
+            return *method.asked(beginning(kind, found)), ""
+        except DecodeError:
+            return "", "", ""
+    return found[0].model, found[0].signature, str(found[0].resident.version.number)
+
+
+def _read(method: Prediction, kind: type[Message], content: bytes) -> tuple[Any, list[Question]]:
+    request = read(kind, content)
     return request, method.read(request)
 
 
@@ -131,10 +157,6 @@ def _written(method: Prediction, request: Any, questions: list[Question], answer
     return method.write(request, questions, answers).SerializeToString()
 
 
-def _held(questions: Sequence[Question]) -> int:
-    """In bytes. Questions of one request share their inputs."""
-    return sum([array.nbytes for array in questions[0].inputs.values()])
-
-
-def _size(answers: Sequence[Answer]) -> int:
-    return sum([array.nbytes for answer in answers for array in answer.values()])
+def _taken(size: int, unfolded: int) -> int:
+    """What a request takes: the message as it came, as it is parsed, and its values."""
+    return size + unfolded + _BESIDE * min(size, unfolded)

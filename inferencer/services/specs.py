@@ -8,13 +8,10 @@ from tensorflow_serving.apis import model_pb2
 
 from inferencer.resident import Resident
 from inferencer.services.models import Models
-from paramsync.errors import InputError
-from paramsync.files import shown
-
-_LABEL = 200
-
+from paramsync.errors import InputError, NotServingError, UnknownModelError, UnknownVersionError
 
 _MOST_NAMES = 4096
+_NO_SERVABLE = "Servable not found"  # TensorFlow Serving's clients look for its word to see that a server is up
 
 
 def check_count(what: str, names: Sized) -> None:
@@ -30,23 +27,26 @@ def named(spec: model_pb2.ModelSpec) -> str:
     return str(spec.name)
 
 
-def check_label(where: str, label: str) -> str:
-    """A label that may be given to a version: what status, metrics and kept choices can hold. Raises InputError."""
-    if not label:
-        raise InputError(where, expected="a name, such as stable", found="none")
-    if len(label) > _LABEL or not label.isprintable():
-        expected = f"a name of at most {_LABEL} characters that can be printed"
-        raise InputError(where, expected=expected, found=shown(label))
-    return label
-
-
 def taken(models: Models, spec: model_pb2.ModelSpec) -> Resident:
     """The version that answers: by number, by label, or the one that serves.
 
+    0 is the one that serves too, where there is no version 0: some clients say so when they mean any.
+
     Raises InputError, UnknownModelError, UnknownVersionError, UnknownLabelError, NotServingError.
     """
-    version = spec.version.value if spec.HasField("version") else None
-    return models.find(named(spec)).take(version, spec.version_label)
+    try:
+        served = models.find(named(spec))
+        if not spec.HasField("version"):
+            return served.take(None, spec.version_label)
+        try:
+            return served.take(spec.version.value)
+        except UnknownVersionError:
+            if spec.version.value:
+                raise
+            return served.take()
+    except (UnknownModelError, NotServingError) as error:
+        error.args = (f"{_NO_SERVABLE}: {error}",)
+        raise
 
 
 def answered(model: str, one: Resident, signature: str) -> model_pb2.ModelSpec:

@@ -8,12 +8,12 @@ from typing import Any
 
 from inferencer.follower import Follower
 from inferencer.following.events import Event, EventKind
+from inferencer.following.kept import check_label
 from inferencer.following.status import Status
 from inferencer.following.wishes import Action
 from inferencer.services.feed import Feed
 from inferencer.services.messages import of_event, of_progress, of_status
 from inferencer.services.models import Models
-from inferencer.services.specs import check_label
 from inferencer.services.trainer import publish
 from paramsync.errors import InputError, SyncError
 from paramsync.v1 import sync_pb2 as pb
@@ -38,7 +38,10 @@ class SyncService:
             if number is not None:
                 raise InputError("version", expected="none where a fresh one is asked for", found=number)
             yield pb.SyncProgress(phase=pb.SyncProgress.PUBLISHING)
-            number = await publish(self._trainer(follower.model), seconds=_left(context))
+            store = follower.replica.source.path
+            number = await publish(
+                self._trainer(follower.model), model=follower.model, store=store, seconds=_left(context)
+            )
         yield pb.SyncProgress(phase=pb.SyncProgress.LOOKING, version=number or 0)
         with Feed([follower]) as feed:
             done = asyncio.ensure_future(wait(follower, Action.SYNC, context, number))
