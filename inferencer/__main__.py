@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from inferencer.stop import Stop
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit code 0 after a drain, 2 for settings that cannot be used."""
+def main(arguments: Sequence[str] | None = None, *, parsing: str = "inferencer.settings") -> int:
+    """Exit code 0 after a drain, 2 for settings that cannot be used; the `parse` of that module reads them."""
     stop = Stop()
     stop.listen()  # before the imports, which take time
+    import importlib
+
     from inferencer import program
-    from inferencer.settings import parse
     from paramsync.errors import ParamsyncError
     from paramsync.terminal import line
 
     try:
-        program.run(parse(sys.argv[1:] if arguments is None else arguments), stop=stop)
+        settings = importlib.import_module(parsing).parse(sys.argv[1:] if arguments is None else arguments)
+        program.run(settings, stop=stop)
     except ParamsyncError as error:
         if sys.stderr is not None:  # it was closed before the program began
             sys.stderr.write(f"inferencer: {line(str(error))}\n")
@@ -27,8 +31,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-if __name__ == "__main__":
-    code = main()
+def end(code: int) -> NoReturn:
+    """End the process: all is over; but the interpreter would wait for a computation that never ends."""
     if sys.stderr is not None:
-        sys.stderr.flush()
-    os._exit(code)  # all is over; but the interpreter would wait for a computation that never ends
+        with contextlib.suppress(OSError):  # its terminal was closed
+            sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    end(main())

@@ -35,8 +35,9 @@ class Batching:
     2. While a call of its lane runs a question waits, together with all others of that lane, for that call's end.
        Prompt ones wait until the event loop would rest, 2 ms at most: for those that came already or are seen coming.
        So they are few where it has little to do, and the more, the more it is late.
-    3. What waited goes as one call of `rows` rows at most. A question with more rows goes alone, and at most half of
-       the threads compute such ones; one thread is always left by calls of one signature to those of others.
+    3. What waited goes as one call of `rows` rows at most. A question with more rows, or with inputs of shapes that its
+       signature does not name, goes alone. At most half of the threads compute such with more rows; one thread is
+       always left by calls of one signature to those of others.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class Batching:
         self._computing = 0
         self._large = 0
         self._lanes: dict[Hashable, Lane] = {}  # with something that waits or runs; whose turn it is first
-        self._paces: WeakKeyDictionary[Graph, dict[tuple[str, str], Pace]] = WeakKeyDictionary()
+        self._paces: WeakKeyDictionary[Graph, dict[tuple[str, str, bool], Pace]] = WeakKeyDictionary()
 
     def check(self) -> None:
         """Raise BusyError where no question more is taken now."""
@@ -130,10 +131,10 @@ class Batching:
         paces = self._paces.get(graph)
         if paces is None:
             paces = self._paces[graph] = {}
-        key = (question.model, question.signature)  # models may share a graph
+        key = (question.model, question.signature, question.fits)  # models may share a graph
         pace = paces.get(key)
         if pace is None:
-            found = traits.of(graph, question.signature)
+            found = traits.of(graph, question.signature) if question.fits else traits.UNKNOWN
             together = found.together and self._rows > 1 and self._together(question.model)
             pace = paces[key] = Pace(together, found.prompt)
         return pace
@@ -142,7 +143,7 @@ class Batching:
         rows = answers.rows_of(question)
         joined = pace.together and rows is not None and 0 < rows <= self._rows
         large = rows is not None and rows > self._rows
-        key: tuple[Hashable, ...] = (question.resident, question.signature, large)
+        key: tuple[Hashable, ...] = (question.resident, question.signature, question.fits, large)
         if joined:
             shapes = [(name, array.shape[1:]) for name, array in question.inputs.items()]
             key = (*key, question.outputs, *(shapes if len(shapes) == 1 else sorted(shapes)))

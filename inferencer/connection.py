@@ -152,9 +152,7 @@ class Connection:
         if view.problem is not None:
             return view.problem
         waiting = [one for one in self.parts if not one.residents]
-        return ", ".join(f"part {one.model!r} has no version yet (store {one.source.path})" for one in waiting) or (
-            "its parts are being joined"
-        )
+        return ", ".join(map(_absent, waiting)) or "its parts are being joined"
 
     # For the followers of the parts -----------------------------------------------------------------------------------
 
@@ -223,6 +221,11 @@ class Connection:
             if plan is not None:
                 one = self._held[id(pair[0]), id(pair[1])] = plan.join(pair, self._names)
         return one
+
+
+def _absent(part: Replica) -> str:
+    obstacle = f", {part.obstacle}" if part.obstacle else ""
+    return f"part {part.model!r} has no version yet (store {part.source.path}{obstacle})"
 
 
 def _prefixes(first: str, second: str) -> tuple[str, str]:

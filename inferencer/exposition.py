@@ -3,51 +3,44 @@
 from __future__ import annotations
 
 import platform
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from prometheus_client import GCCollector, PlatformCollector, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST as CONTENT_TYPE
-from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector, CollectorRegistry
 
 from inferencer.counts import Histogram
 from inferencer.following.status import State, Status
 from inferencer.release import release
+from paramsync.exposition import Page
 
 if TYPE_CHECKING:
     from inferencer.metrics import Metrics
 
 __all__ = ["CONTENT_TYPE", "Exposition"]
 
+_ENTRIES = {"rest": "REST"}  # by protocol what TensorFlow Serving calls it
 _VERSION = ("model", "signature", "version")
 
 
-class Exposition(Collector):
+class Exposition(Page):
     """Reads what there is to say whenever it is asked."""
 
-    def __init__(self, metrics: Metrics) -> None:
+    def __init__(self, metrics: Metrics, *, as_tf_serving: bool = False) -> None:
         self._metrics = metrics
+        self._as_tf_serving = as_tf_serving
         self._build = InfoMetricFamily("paramsync_build", "What answers.", value=_build())
-        self._registry = CollectorRegistry()
-        self._registry.register(self)
-        ProcessCollector(registry=self._registry)
-        PlatformCollector(registry=self._registry)
-        GCCollector(registry=self._registry)
-
-    def text(self) -> bytes:
-        return generate_latest(self._registry)
-
-    def describe(self) -> list[Metric]:
-        return []  # nobody else is in the registry who could take one of its names
+        super().__init__()
 
     def collect(self) -> Iterator[Metric]:
         yield from self._of_requests()
         yield from self._of_calls()
         yield from self._of_models()
         yield from self._of_followers()
+        if self._as_tf_serving:
+            yield from self._of_requests_as_tf_serving()
         yield self._build
 
     def _of_requests(self) -> Iterator[Metric]:
@@ -64,6 +57,27 @@ class Exposition(Collector):
             if code == "OK":
                 _add(seconds, common, one)
         yield from (answered, seconds)
+
+    def _of_requests_as_tf_serving(self) -> Iterator[Metric]:
+        """Its names, labels and units. It knows no version and no signature."""
+        counts: Counter[tuple[str, str]] = Counter()
+        latencies: dict[tuple[str, str], Histogram] = {}
+        for (model, _, _, protocol, code), one in list(self._metrics.requests.items()):
+            counts[model, code] += one.count
+            if code == "OK":
+                entry = latencies.setdefault((model, _ENTRIES.get(protocol, "GRPC")), Histogram(one.bounds))
+                entry.take_in(one)
+        answered = Metric(":tensorflow:serving:request_count", "The total number of requests.", "untyped")
+        for (model, code), count in counts.items():
+            answered.add_sample(answered.name, {"model_name": model, "status": code}, count)
+        taken = HistogramMetricFamily(
+            ":tensorflow:serving:request_latency",
+            "Distribution of wall time (in microseconds) for requests that were answered.",
+            labels=("model_name", "entrypoint"),
+        )
+        for key, one in latencies.items():
+            _add(taken, key, one, scale=1e6)
+        yield from (answered, taken)
 
     def _of_calls(self) -> Iterator[Metric]:
         rows = HistogramMetricFamily("paramsync_batch_rows", "Rows in each call of a model.", labels=_VERSION)
@@ -82,6 +96,10 @@ class Exposition(Collector):
         version = _gauge("paramsync_served_version", "The version that serves.")
         step = _gauge("paramsync_served_step", "The training step of the version that serves.")
         seconds = _gauge("paramsync_lag_seconds", "How long the newest published version has not served; 0: it serves.")
+        since = _gauge(
+            "paramsync_since_publication_seconds", "How long ago the newest version in the store was published."
+        )
+        age = _gauge("paramsync_serving_age_seconds", "How long ago the training step was that answers come from.")
         versions = _gauge("paramsync_lag_versions", "Published versions newer than the one that serves.")
         resident = _gauge("paramsync_resident_versions", "Versions in memory that requests may name.")
         pinned = _gauge("paramsync_pinned", "1 where the model is pinned to a version.")
@@ -94,6 +112,8 @@ class Exposition(Collector):
                 (version, None if serving is None else serving.number),
                 (step, None if serving is None else serving.step),
                 (seconds, status.lag_seconds),
+                (since, status.since_publication_seconds),
+                (age, status.serving_age_seconds),
                 (versions, status.lag_versions),
                 (resident, len(status.resident)),
                 (pinned, status.pinned is not None),
@@ -102,7 +122,7 @@ class Exposition(Collector):
                     gauge.add_metric([name], value)
             for label, number in sorted(status.labels.items()):
                 labels.add_metric([name, label], number)
-        yield from (state, version, step, seconds, versions, resident, pinned, labels)
+        yield from (state, version, step, seconds, since, age, versions, resident, pinned, labels)
 
     def _statuses(self) -> list[tuple[str, Status]]:
         models = self._metrics.models
@@ -136,12 +156,12 @@ def _counter(name: str, said: str) -> CounterMetricFamily:
     return CounterMetricFamily(name, said, labels=("model",))
 
 
-def _add(family: HistogramMetricFamily, labels: Sequence[str], one: Histogram) -> None:
+def _add(family: HistogramMetricFamily, labels: Sequence[str], one: Histogram, *, scale: float = 1) -> None:
     total, buckets = 0, []
-    for bound, count in zip((*map(str, one.bounds), "+Inf"), one.buckets, strict=True):
+    for bound, count in zip((*(str(bound * scale) for bound in one.bounds), "+Inf"), one.buckets, strict=True):
         total += count
         buckets.append((bound, total))
-    family.add_metric(labels, buckets, one.sum)
+    family.add_metric(labels, buckets, one.sum * scale)
 
 
 def _build() -> dict[str, str]:

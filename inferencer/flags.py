@@ -16,9 +16,9 @@ OF_MODELS = {
     "verify": "--verify",
     "resident": "--resident",
     "allowed": "--allow-op",
-    "trainer": "--trainer",
+    "trainers": "--trainer",
 }
-"""What is said of every model of the command line, by the name it has in ModelSettings."""
+"""What is said of models of the command line: but for trainers, of every one, by the name it has in ModelSettings."""
 
 VERIFICATIONS = ("auto", "checksums", "sizes")
 read_resident = whole(1, 1000)
@@ -32,6 +32,7 @@ examples:
   python -m inferencer --model digits=/dev/shm/digits
   python -m inferencer --model digits=/dev/shm/digits --trainer 127.0.0.1:8503
   python -m inferencer --model a=/stores/a --model b=/stores/b --resident 3
+  python -m inferencer --model a=/a --model b=/b --trainer b=other-host:8503
   python -m inferencer --model mlp=/checkpoints --inputs x:0 --outputs y:0
   python -m inferencer --config models.toml --port 9000
 """
@@ -98,9 +99,11 @@ def _add_models(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--trainer",
-        type=readers.called,
-        metavar="HOST:PORT",
-        help="whom a fresh sync asks to publish first",
+        dest="trainers",
+        action=_Appended,
+        type=readers.trainer,
+        metavar="[MODEL=]HOST:PORT",
+        help="whom a fresh sync asks to publish first; repeated where models have trainers of their own",
     )
 
 
@@ -125,6 +128,15 @@ def _add_server(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="where pins and labels are remembered (default: paramsync/CONTROL_PORT in $XDG_STATE_HOME or"
         " ~/.local/state)",
+    )
+    add(
+        "--reload-root",
+        dest="reload_roots",
+        action=_Appended,
+        type=readers.path,
+        metavar="DIR",
+        help="callers may change the models that are served (HandleReloadConfigRequest), to any whose stores are below"
+        " this folder; may be repeated (default: any folder where --host is a loopback address, else refused)",
     )
     add(
         "--queue",
@@ -160,6 +172,6 @@ def _model(text: str) -> tuple[str, Path]:
     name, _, store = text.partition("=")
     try:
         return readers.name(name), readers.path(store)
-    except argparse.ArgumentTypeError:
-        problem = f"expected NAME=STORE, such as digits=/var/lib/paramsync/digits, found {text!r}"
+    except argparse.ArgumentTypeError as error:
+        problem = f"expected NAME=STORE, such as digits=/var/lib/paramsync/digits, found {text!r}: {error}"
         raise argparse.ArgumentTypeError(problem) from None

@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from inferencer.following import priority
+from inferencer.following.change import Change
 from inferencer.following.events import EVERY_KIND, EventKind, Subscription
 from inferencer.following.faults import told
 from inferencer.following.kept import Kept
@@ -55,17 +56,21 @@ class Follower:
         clock: Callable[[], float] = time.time,
         keep: Path | None = None,
         labels: Mapping[str, int] | None = None,
+        latest: int | None = None,
+        change: Change | None = None,
         rests: Rests | None = None,
     ) -> None:
         """In the directory `keep` pins and labels survive a restart; then of `labels` those count that were not given
-        before, or were others. To an event loop that has `rests` each round gives way."""
+        before, or were others. So many of the `latest` versions stay in memory, in place of those that served last.
+        What a `change` says counts from the start, and is kept once it is asked for. To an event loop that has `rests`
+        each round gives way."""
         kept = Kept(keep, replica.model, replica.source.path, given=labels)
-        choices = kept.read()
+        choices = kept.read() if change is None else change.of(kept.read())
         self.replica = replica
         self.model = replica.model
         self._poll_seconds = poll_seconds
         self._rests = rests
-        self._wishes = Wishes(choices, kept.write)
+        self._wishes = Wishes(choices, kept.write, latest=latest)
         self._report = Report(self.model, replica.source.path, pinned=choices.pinned, clock=clock)
         self._rung = threading.Event()
         self._draining = threading.Event()
@@ -73,7 +78,13 @@ class Follower:
         self.looked: Future[None] = Future()
         """Done once the worker has done its first round, whatever came of it."""
         self._following = Following(
-            replica, self._wishes, self._report, clock=clock, ended=self._draining.is_set, notify=self.notify
+            replica,
+            self._wishes,
+            self._report,
+            clock=clock,
+            ended=self._draining.is_set,
+            notify=self.notify,
+            asked=self._rung.is_set,
         )
 
     # For everybody ----------------------------------------------------------------------------------------------------
@@ -91,9 +102,21 @@ class Follower:
         """Every event of these kinds, until the listener falls too far behind. `wake` must return at once."""
         return self._report.subscribers.add(wake, kinds)
 
-    def ask(self, action: Action, number: int | None = None, label: str = "") -> Future[Status]:
-        """What `sync`, `pin` and the like ask, without waiting. The future may be cancelled."""
-        answer = self._wishes.ask(action, number, label)
+    @property
+    def latest(self) -> int | None:
+        """How many of the newest versions stay in memory; None: those that served last do."""
+        return self._wishes.latest
+
+    def hold(self, change: Change | None) -> None:
+        """Have in memory what this change needs, until another is said, or None; `Action.PREPARE` tells when it is."""
+        self._wishes.hold(change)
+        self.notify()
+
+    def ask(
+        self, action: Action, number: int | None = None, label: str = "", change: Change | None = None
+    ) -> Future[Status]:
+        """What `sync`, `pin` and the like ask, without waiting. The future may be cancelled. Raises InputError."""
+        answer = self._wishes.ask(action, number, label, change)
         answer.add_done_callback(self._answered)
         self.notify()
         return answer
@@ -159,10 +182,11 @@ class Follower:
         self._worker = threading.Thread(target=self._run, args=(bell,), name=f"follower {self.model}", daemon=True)
         self._worker.start()
 
-    def drain(self) -> None:
+    def drain(self, why: str = "the server is stopping") -> None:
         """Report DRAINING from now on, restore nothing more, refuse what is asked. What serves goes on serving."""
-        self._draining.set()
-        self._wishes.refuse(NotServingError(self.model, "the server is stopping"))
+        if not self._draining.is_set():
+            self._draining.set()
+            self._wishes.refuse(NotServingError(self.model, why))
         self.notify()
 
     def close(self) -> None:
@@ -173,6 +197,8 @@ class Follower:
 
     def release(self) -> None:
         """After `close`: keep nothing in memory. Returns once no request holds a version, and all of it is freed."""
+        if self._worker is None:  # which closes it itself
+            self.replica.source.close()
         self.replica.release()
         while self.replica.leaving:
             self.replica.tend()
@@ -202,7 +228,8 @@ class Follower:
             self._has_looked()
             look_again = self._following.look_again
             pause = self._poll_seconds if self.replica.residents else min(self._poll_seconds, _WAITING_SECONDS)
-            self._rest(pause if look_again is None else look_again)
+            self._rest(pause if look_again is None else min(pause, look_again))
+        self.replica.source.close()  # not when this is collected, which may be hours later
         bell.close()
 
     def _follow(self) -> None:
@@ -243,5 +270,6 @@ class Follower:
 
         A version that cannot be used is quarantined, and the next best one is taken in the same round.
         """
+        self._rung.clear()
         with nullcontext() if self._rests is None else self._rests.first():
             return self._following.run_once()

@@ -20,3 +20,9 @@ def keep_some() -> None:
         set_option = ctypes.CDLL(None).mallopt
         set_option(_M_MMAP_THRESHOLD, _LARGE)
         set_option(_M_TRIM_THRESHOLD, _KEPT)
+
+
+def give_back() -> None:
+    """What was freed and lies between what is used, after much was freed at once."""
+    with suppress(AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)

@@ -1,8 +1,9 @@
-"""The server's event loop: it knows when it rests, and gRPC wakes it once for all that came."""
+"""The server's event loop: knows when it rests, is woken once for all that came to gRPC, and repeats no error."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from collections.abc import Callable
 from functools import partial
@@ -10,7 +11,9 @@ from typing import Any
 
 from inferencer.rests import Rests
 
+_log = logging.getLogger("paramsync.loop")
 _BYTES = 4096  # more events than ever come before they are looked at
+_AGAIN = 10.0  # seconds until the same error is worth another line
 
 
 class Policy(asyncio.DefaultEventLoopPolicy):
@@ -30,10 +33,40 @@ class Loop(asyncio.SelectorEventLoop):
     The bytes that are left wake the loop again and again: several turns for each call, and no rest between them.
     """
 
+    def __init__(self, rests: Rests) -> None:
+        super().__init__(rests)
+        self.set_exception_handler(_Seldom())
+
     def add_reader(self, fd: Any, callback: Callable[..., Any], *args: Any) -> None:  # type: ignore[override]
         if isinstance(fd, socket.socket) and _is_grpcs(callback):
             callback = partial(_woken, fd, callback)
         super().add_reader(fd, callback, *args)
+
+
+class _Seldom:
+    """Says an error that nobody waits for, and the same one again only after a while: without file descriptors
+    asyncio has hundreds a second.
+    """
+
+    def __init__(self) -> None:
+        self._said: dict[tuple[str, str], float] = {}
+        self._left_out = 0
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        key = (str(context.get("message", "")), type(error).__name__)
+        now = loop.time()
+        self._said = {one: when for one, when in self._said.items() if now - when < _AGAIN}
+        if key in self._said:
+            self._left_out += 1
+            return
+        self._said[key] = now
+        more = f" ({self._left_out} more like this were left out)" if self._left_out else ""
+        self._left_out = 0
+        if isinstance(error, OSError):  # the machine's, whose traceback says nothing
+            _log.error("%s: %s%s", key[0], error, more)
+        else:
+            _log.error("%s%s", key[0], more, exc_info=error)
 
 
 def _is_grpcs(callback: Any) -> bool:

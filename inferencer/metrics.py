@@ -60,8 +60,10 @@ class Metrics:
 
     content_type = CONTENT_TYPE
 
-    def __init__(self, models: Models | None = None, *, clock: Callable[[], float] = time.time) -> None:
-        """Without models no name is known."""
+    def __init__(
+        self, models: Models | None = None, *, as_tf_serving: bool = False, clock: Callable[[], float] = time.time
+    ) -> None:
+        """Without models no name is known. `as_tf_serving` tells them by TensorFlow Serving's names too."""
         self.models = models
         self.waiting: Callable[[], int] = lambda: 0
         """How many requests wait for a call now: whoever makes them wait says so here."""
@@ -69,7 +71,7 @@ class Metrics:
         self.calls: dict[_Called, Calls] = {}
         self._followed: dict[Follower, Followed] = {}
         self._clock = clock
-        self._exposition = Exposition(self)
+        self._exposition = Exposition(self, as_tf_serving=as_tf_serving)
         self._asking = threading.Lock()
         self.followed()
 

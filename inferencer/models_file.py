@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from inferencer import flags, readers
+from inferencer.following.kept import MOST_LABELS
 from paramsync.addresses import read_port
 from paramsync.errors import SettingsError
 from paramsync.layout import NUMBERS
@@ -116,6 +117,7 @@ def _server(base: Path) -> dict[str, tuple[str, Read]]:
         "control_port": ("control_port", _whole(read_port)),
         "poll_seconds": ("poll_seconds", _number(flags.read_poll)),
         "state": ("state", _path(base)),
+        "reload_roots": ("reload_roots", _texts(_path(base))),
         "queue": ("queue", _whole(flags.read_queue)),
         "batch_rows": ("batch_rows", _whole(flags.read_rows)),
         "max_message_mb": ("message_bytes", _whole(flags.read_message)),
@@ -159,8 +161,8 @@ def _path(base: Path) -> Read:
     return _text(reading)
 
 
-def _texts(read: Callable[[str], str]) -> Read:
-    def reading(value: Any) -> tuple[str, ...]:
+def _texts(read: Callable[[str], Any]) -> Read:
+    def reading(value: Any) -> tuple[Any, ...]:
         one_or_more = isinstance(value, list) and bool(value) and all(isinstance(one, str) for one in value)
         return tuple(read(one) for one in _expected(value, one_or_more, "a list of texts"))
 
@@ -173,6 +175,8 @@ def _either(value: Any) -> Any:
 
 def _labels(value: Any) -> dict[str, int]:
     table = _expected(value, isinstance(value, dict), "a table of versions by label, such as { stable = 420 }")
+    if len(table) > MOST_LABELS:
+        raise ArgumentTypeError(f"expected at most {MOST_LABELS} labels, found {len(table)}")
     for label, number in table.items():
         readers.name(label)
         if not (_is_whole(number) and 0 <= number < NUMBERS):

@@ -1,8 +1,8 @@
-"""next_restore(): which version to restore now, if any. Pure: no clock, disk or thread; the standard library only."""
+"""Which version to restore, and which ones served before. Pure: no clock, disk or thread; the standard library only."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -13,6 +13,7 @@ class Numbered(Protocol):
 
 
 V = TypeVar("V", bound=Numbered)
+MOST_BEFORE = 16  # versions that served before which a rollback knows of
 
 
 @dataclass(frozen=True)
@@ -58,3 +59,27 @@ def next_restore(
         if one.number not in quarantined or quarantined[one.number] != one.files:
             return one
     return None
+
+
+def newest(published: Sequence[Candidate[V]], *, quarantined: Mapping[int, Hashable], count: int) -> list[Candidate[V]]:
+    """So many of the newest that can be used, the newest first: those to have in memory beside each other."""
+    bad = {one.number for one in published if one.number in quarantined and quarantined[one.number] == one.files}
+    wanted = usable([one.number for one in published], bad)[:count]
+    by_number = {one.number: one for one in published}
+    return [by_number[number] for number in wanted]
+
+
+def usable(published: Collection[int], quarantined: Collection[int]) -> list[int]:
+    """The newest first."""
+    return sorted({*published} - {*quarantined}, reverse=True)
+
+
+def served_before(before: Sequence[int], *, left: int | None, now: int, back: bool) -> tuple[int, ...]:
+    """The versions that served before `now`, each once, the last one first, after `left` was swapped for it.
+
+    `back` says that a rollback did so: what it went back from, or past, is not gone back to.
+    """
+    if back:
+        return tuple(before[before.index(now) + 1 :]) if now in before else ()
+    earlier = before if left is None else (left, *before)
+    return tuple(dict.fromkeys(number for number in earlier if number != now))[:MOST_BEFORE]

@@ -13,9 +13,10 @@ from inferencer.own_processor import OwnProcessor
 from inferencer.rests import Rests
 from inferencer.settings import Settings, ports, prepare_environment
 from inferencer.stop import Stop
-from paramsync import logs, noise
+from paramsync import descriptors, logs, noise
 from paramsync.addresses import check_ports
 
+_log = logging.getLogger("paramsync.inferencer")
 _SWITCH_SECONDS = 0.001  # the longest that a thread which restores keeps the interpreter from those that serve
 _COLLECTIONS = (10_000, 10, 20)
 """How many objects there are between two collections of garbage, how many of these between two of older objects, and
@@ -27,7 +28,9 @@ def run(settings: Settings, *, stop: Stop) -> None:
     """Serve until told to stop. Raises SettingsError, or StoreError, where it cannot begin."""
     check_ports(settings.host, ports(settings))
     prepare_environment()
+    descriptors.raise_limit()
     logs.start()
+    _log.info("inferencer starts: %s; TensorFlow is imported first", ", ".join(one.name for one in settings.models))
     logging.getLogger("watchdog").setLevel(logging.CRITICAL)  # it calls its own end an error
     logging.getLogger("grpc._cython.cygrpc").addFilter(_is_no_leaving)
     rests = Rests()

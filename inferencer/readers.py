@@ -5,15 +5,21 @@ from __future__ import annotations
 import re
 from argparse import ArgumentTypeError
 from pathlib import Path
+from urllib.parse import quote
 
 from paramsync.addresses import check_address
 from paramsync.errors import SettingsError
+
+_NAME = 200  # bytes as a file's name has them, which may be 255 with what stands around it
 
 
 def name(text: str) -> str:
     """Of a model or a label: what may stand in a URL, a file's name and a metric as it is."""
     if not re.fullmatch(r"[\w.-]+", text):
         raise ArgumentTypeError(f"expected a name of letters, digits, '_', '.' and '-', found {text!r}")
+    if (size := len(quote(text, safe=""))) > _NAME:
+        found = f"{size} in {text[:20]!r}..."
+        raise ArgumentTypeError(f"expected a name of at most {_NAME} bytes, as a URL has them, found {found}")
     return text
 
 
@@ -53,3 +59,9 @@ def called(text: str) -> str:
         return check_address(text)
     except SettingsError as error:
         raise ArgumentTypeError(str(error)) from error
+
+
+def trainer(text: str) -> tuple[str | None, str]:
+    """The model that it is of, None where it is of all that have none of their own; and the address."""
+    of, equals, address = text.rpartition("=")
+    return (name(of) if equals else None), called(address)

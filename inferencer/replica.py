@@ -7,9 +7,8 @@ import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
-import numpy as np
 import tensorflow as tf
 
 from inferencer.answering import traits
@@ -37,12 +36,12 @@ class _View:
 
     recent: tuple[Resident, ...] = ()  # those that served last, the serving one first
     labels: Mapping[str, Resident] = field(default_factory=dict)
+    beside: tuple[Resident, ...] = ()  # what else is to be in memory
     residents: tuple[Resident, ...] = field(init=False)
     numbered: Mapping[int, Resident] = field(init=False)
 
     def __post_init__(self) -> None:
-        labelled = dict.fromkeys(one for one in self.labels.values() if one not in self.recent)
-        residents = (*self.recent, *labelled)
+        residents = tuple(dict.fromkeys((*self.recent, *self.beside, *self.labels.values())))
         object.__setattr__(self, "residents", residents)
         # Of two with one number, a labelled one and the same rewritten, the one that served last is meant.
         object.__setattr__(self, "numbered", {one.version.number: one for one in reversed(residents)})
@@ -90,16 +89,19 @@ class Replica:
             )
         self.model = model
         self.source: Source = source
+        self.resident = resident
         self._most = resident
         self._view = _View()
         self._leaving: list[_Leaving] = []
         self._prepares: tuple[Prepare, ...] = ()
+        self.obstacle = ""
+        """Why nothing serves, where its follower knows more than that no version has come."""
 
     # For everybody ----------------------------------------------------------------------------------------------------
 
     @property
     def residents(self) -> tuple[Resident, ...]:
-        """What is in memory: the serving version first, then those that served before it, then the labelled ones."""
+        """What is in memory: the serving version first, then those that served before it, then all others."""
         return self._view.residents
 
     @property
@@ -123,7 +125,8 @@ class Replica:
         """
         view = self._view
         if not view.recent:
-            raise NotServingError(self.model, f"no version from store {self.source.path} serves yet")
+            why = f"no version from store {self.source.path} serves yet"
+            raise NotServingError(self.model, f"{why}: {self.obstacle}" if self.obstacle else why)
         if label:
             if label not in view.labels:
                 raise UnknownLabelError(self.model, label, view.labels)
@@ -136,7 +139,7 @@ class Replica:
 
     def predict(
         self,
-        inputs: Mapping[str, tf.Tensor | np.ndarray],
+        inputs: Mapping[str, Any],
         *,
         signature: str = DEFAULT_SIGNATURE,
         outputs: Collection[str] = (),
@@ -168,19 +171,19 @@ class Replica:
         `tell` raises.
         """
         view = self._view
-        self.source.let_pages_go([one for one in view.recent[1:] if one not in view.labels.values()])
+        self.source.let_pages_go([one for one in view.recent[1:] if one not in (*view.labels.values(), *view.beside)])
         restored = self.source.restore(version, tell)
         self._warm(restored, tell)
         return restored
 
     def swap(self, resident: Resident) -> None:
-        """Makes it the serving version: one assignment. Those that served before it stay resident, up to `resident`."""
+        """Makes it the serving version: one assignment. Those that served before it stay resident, as `hold` says."""
         view = self._view
         number = resident.version.number
         others = [one for one in view.recent if one.version.number != number]
         prepares = self._prepares
         prepared = [self._prepared(prepare, resident) for prepare in prepares]
-        self._show(_View((resident, *others)[: self._most], view.labels))
+        self._show(_View((resident, *others)[: self._most], view.labels, view.beside))
         came = [one for one in self._prepares if one not in prepares]  # while others prepared
         prepared += [self._prepared(prepare, resident) for prepare in came]
         for serve in prepared:
@@ -189,12 +192,20 @@ class Replica:
     def label(self, label: str, resident: Resident) -> None:
         """Requests that name the label are answered from it from now on; it stays in memory as long as it has one."""
         view = self._view
-        self._show(_View(view.recent, {**view.labels, label: resident}))
+        self._show(_View(view.recent, {**view.labels, label: resident}, view.beside))
 
     def unlabel(self, label: str) -> None:
         """Forget the label, if there is one."""
         view = self._view
-        self._show(_View(view.recent, {name: one for name, one in view.labels.items() if name != label}))
+        labels = {name: one for name, one in view.labels.items() if name != label}
+        self._show(_View(view.recent, labels, view.beside))
+
+    def hold(self, beside: Sequence[Resident], *, recent: int, most: int) -> None:
+        """Keep these in memory beside so many of those that served last; from the next swap on that is `most`."""
+        self._most = most
+        view = self._view
+        if (view.recent[:recent], view.beside) != (view.recent, tuple(beside)):
+            self._show(_View(view.recent[:recent], view.labels, tuple(beside)))
 
     def release(self) -> None:
         """Nothing serves any more, and nothing stays in memory but what requests hold."""
@@ -209,7 +220,7 @@ class Replica:
         """
         self._leaving = [one for one in self._leaving if one.resident() is not None]
         view = self._view
-        self.source.tend([*view.recent[:1], *view.labels.values()])
+        self.source.tend([*view.recent[:1], *view.labels.values(), *view.beside])
 
     def prepare(self) -> bool:
         """Do a portion, of milliseconds, of what restoring the next version takes; False where nothing is left."""

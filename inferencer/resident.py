@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
+from inferencer.values import fitting
 from paramsync.errors import RequestError
 from paramsync.graphs.graph import DEFAULT_SIGNATURE, Graph, TensorSpec
 from paramsync.version import Version
@@ -28,17 +29,21 @@ class Resident:
 
     def predict(
         self,
-        inputs: Mapping[str, tf.Tensor | np.ndarray],
+        inputs: Mapping[str, Any],
         *,
         signature: str = DEFAULT_SIGNATURE,
         outputs: Collection[str] = (),
     ) -> dict[str, tf.Tensor]:
         """The outputs named, or all of them. Raises UnknownSignatureError, InputError, RequestError.
 
+        Inputs are tensors, arrays or lists; numbers of another dtype are converted where the model sees no difference.
+
         Not to be called where TensorFlow only notes what is to be computed: this version would be in those notes.
         """
         if not tf.executing_eagerly():
             raise RequestError("predict computes at once: call it outside of tf.function and tf.Graph().as_default()")
+        if signature in self.graph.signatures:
+            inputs = fitting(inputs, self.graph.signatures[signature])
         self.graph.check_inputs(signature, inputs, outputs)
         tensors = {name: tf.convert_to_tensor(value) for name, value in inputs.items()}
         return self.graph(self.parameters, tensors, signature=signature, outputs=outputs)

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 from inferencer.connection import Connection
 from inferencer.follower import Follower
+from inferencer.following.change import Change
 from inferencer.following.status import State, Status
-from inferencer.following.wishes import Action
 from inferencer.replica import Replica
 from inferencer.resident import Resident
 from inferencer.rests import Rests
 from inferencer.settings import AnySettings, ConnectionSettings, ModelSettings
 
-_log = logging.getLogger("paramsync.inferencer")
+_GONE = "it is not served any more, or from another store"
 
 
 class Served(Protocol):
@@ -94,13 +91,16 @@ class Maker:
         self._state = state
         self._rests = rests
 
-    def make(self, models: Sequence[AnySettings], before: Mapping[str, Served]) -> dict[str, Served]:
-        """By name. What was there before with the same settings is there again. Raises ParamsyncError."""
+    def make(
+        self, models: Sequence[AnySettings], before: Mapping[str, Served], changes: Mapping[str, Change] | None = None
+    ) -> dict[str, Served]:
+        """By name. What was there before with the same settings is there again, and so is who follows a store that is
+        read as before. For who is new, what is said of changes counts from the start. Raises ParamsyncError."""
         made: dict[str, Served] = {}
         try:
             for one in models:
                 if isinstance(one, ModelSettings):
-                    made[one.name] = self._model(one, before.get(one.name))
+                    made[one.name] = self._model(one, before.get(one.name), (changes or {}).get(one.name))
             for one in models:
                 if isinstance(one, ConnectionSettings):
                     made[one.name] = self._connection(one, made, before.get(one.name))
@@ -119,17 +119,15 @@ class Maker:
             return before
         return ServedConnection(settings, first, second)
 
-    def _model(self, settings: ModelSettings, before: Served | None) -> Served:
+    def _model(self, settings: ModelSettings, before: Served | None, change: Change | None) -> Served:
         if before is not None and before.settings == settings:
             return before
-        if before is None or not _same_but_for_labels(before.settings, settings):
-            return ServedModel(settings, self._follower(settings))
+        if before is None or not _followed_alike(before.settings, settings):
+            return ServedModel(settings, self._follower(settings, change))
         [follower] = before.followers
-        for label, number in settings.labels.items():
-            follower.ask(Action.LABEL, number, label).add_done_callback(partial(_labelled, follower.model, label))
         return ServedModel(settings, follower)
 
-    def _follower(self, settings: ModelSettings) -> Follower:
+    def _follower(self, settings: ModelSettings, change: Change | None) -> Follower:
         replica = Replica(
             settings.name,
             settings.store,
@@ -141,7 +139,13 @@ class Maker:
             allowed=settings.allowed,
         )
         return Follower(
-            replica, poll_seconds=self._poll_seconds, keep=self._state, labels=settings.labels, rests=self._rests
+            replica,
+            poll_seconds=self._poll_seconds,
+            keep=self._state,
+            labels=settings.labels,
+            latest=settings.latest,
+            change=change,
+            rests=self._rests,
         )
 
     def end(self, gone: Iterable[Served], *, kept: Collection[Served]) -> None:
@@ -151,7 +155,7 @@ class Maker:
                 one.connection.close()
         for follower in followers_of(gone):
             if follower not in followers_of(kept):
-                follower.drain()
+                follower.drain(_GONE)
                 threading.Thread(target=_end, args=(follower,), name=f"end {follower.model}", daemon=True).start()
 
 
@@ -160,10 +164,10 @@ def _end(follower: Follower) -> None:
     follower.release()
 
 
-def _same_but_for_labels(one: AnySettings, other: ModelSettings) -> bool:
-    return isinstance(one, ModelSettings) and replace(one, labels=other.labels) == other
-
-
-def _labelled(model: str, label: str, answer: Future[Status]) -> None:
-    if not answer.cancelled() and answer.exception() is not None:
-        _log.warning("%s: label %s was not set: %s", model, label, answer.exception())
+def _followed_alike(one: AnySettings, other: ModelSettings) -> bool:
+    """Whether whoever follows for the one can do so for the other: what differs can be said to him, or is not his."""
+    if not isinstance(one, ModelSettings):
+        return False
+    return (
+        replace(one, labels=other.labels, latest=other.latest, trainer=other.trainer, batching=other.batching) == other
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import grpc
@@ -17,8 +18,10 @@ from inferencer.metrics import Metrics
 from inferencer.rests import Rests
 from inferencer.served import Maker
 from inferencer.services import accepting
+from inferencer.services.allowed import Allowed
 from inferencer.services.arrivals import Arrivals
 from inferencer.services.calls import Calls
+from inferencer.services.configuring import Configuring
 from inferencer.services.door import QUIET_SECONDS, Door
 from inferencer.services.health import Health
 from inferencer.services.kserve import KServe
@@ -27,12 +30,16 @@ from inferencer.services.models import Models
 from inferencer.services.predict import PredictionService
 from inferencer.services.predictions import Predictions
 from inferencer.services.reflection import add_reflection
+from inferencer.services.room import SHARES, Room
 from inferencer.services.streams import Places
 from inferencer.services.sync import SyncService
 from inferencer.services.threads import Threads
-from inferencer.settings import Settings
+from inferencer.settings import Settings, TfServing
+from inferencer.tf_serving.config_file import ConfigFile
 from paramsync.addresses import address, refused
+from paramsync.errors import SettingsError
 from paramsync.kserve import open_inference_pb2 as kserve_pb2
+from paramsync.ports import options
 from paramsync.v1 import sync_pb2
 
 _log = logging.getLogger("paramsync.inferencer")
@@ -57,10 +64,13 @@ class Server:
     def __init__(self, settings: Settings, rests: Rests) -> None:
         """`rests` are those of its event loop. Raises ParamsyncError where a model cannot be made."""
         self._settings = settings
-        self._options = _options(settings.message_bytes)
+        self._tf_serving = theirs = settings.tf_serving or TfServing()
+        self._options = (*_options(settings.message_bytes), *theirs.channel_arguments)
         maker = Maker(poll_seconds=settings.poll_seconds, state=settings.state, rests=rests)
         self.models = models = Models(settings.models, maker)
-        self._metrics = metrics = Metrics(models)
+        self._metrics = metrics = Metrics(models, as_tf_serving=theirs.metrics_path is not None)
+        allowed = Allowed(settings.reload_roots, host=settings.host)
+        self._configuring = Configuring(models)
         self._batching = Batching(
             Threads(_thread_count()),
             metrics,
@@ -69,13 +79,20 @@ class Server:
             together=models.batched,
             rests=rests,
         )
-        self._answering = Predictions(self._batching, message_bytes=settings.message_bytes)
+        self._room = Room(SHARES * settings.message_bytes)
+        self._answering = Predictions(self._batching, self._room, message_bytes=settings.message_bytes)
         self._draining = asyncio.Event()
         self._arrivals: list[Arrivals] = []
+        self._following_file: asyncio.Future[None] | None = None
+        self._room.coming = lambda: sum([one.coming.total for one in self._arrivals])
         of_predictions = {
             prediction_service_pb2.DESCRIPTOR.services_by_name["PredictionService"]: PredictionService(models),
-            model_service_pb2.DESCRIPTOR.services_by_name["ModelService"]: ModelService(models),
-            kserve_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"]: KServe(models, metrics, self._draining),
+            model_service_pb2.DESCRIPTOR.services_by_name["ModelService"]: ModelService(
+                models, self._configuring, allowed
+            ),
+            kserve_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"]: KServe(
+                models, metrics, self._draining, allowed
+            ),
         }
         of_control = {sync_pb2.DESCRIPTOR.services_by_name["Sync"]: SyncService(models, self._draining)}
         self._health = Health(models, [one.full_name for one in (*of_predictions, *of_control)])
@@ -87,20 +104,41 @@ class Server:
         """Listen, and follow the stores. Raises SettingsError where a port is taken."""
         self.models.start()  # first of all: versions are restored while the rest is imported and set up
         try:
+            if self._settings.tf_serving is not None:
+                await self._first()
             return await self._listen()
         except BaseException:
             self.models.drain()
             await asyncio.gather(self._predictions.stop(None), self._control.stop(None))
             raise
 
+    async def _first(self) -> None:
+        """What TensorFlow Serving does before it listens, whose clients take a port that answers for a model that does:
+        every model is looked at, and what its file of models says is so."""
+        await self.models.looked()
+        if self._tf_serving.config_file is not None:
+            file = ConfigFile(self._tf_serving.config_file, self._configuring.apply)
+            await file.run_once(asyncio.get_running_loop().time())
+            self._following_file = asyncio.ensure_future(file.follow(self._tf_serving.config_poll_seconds))
+
     async def _listen(self) -> Ports:
         from inferencer.rest.server import Rest
 
-        host = self._settings.host
-        port = _bind(self._predictions, host, self._settings.port, "--port")
-        control_port = _bind(self._control, host, self._settings.control_port, "--control-port")
-        self._rest = Rest(self.models, self._batching, self._metrics, message_bytes=self._settings.message_bytes)
-        rest_port = await self._rest.start(host, self._settings.rest_port)
+        host, theirs = self._settings.host, self._tf_serving
+        port = _bind(self._predictions, host, self._settings.port, "--port") if theirs.port else 0
+        if theirs.socket is not None:
+            _bind_socket(self._predictions, theirs.socket)
+        control_host = self._settings.control_host or host
+        control_port = _bind(self._control, control_host, self._settings.control_port, "--control-port")
+        self._rest = Rest(
+            self.models,
+            self._batching,
+            self._metrics,
+            self._room,
+            message_bytes=self._settings.message_bytes,
+            metrics_path=theirs.metrics_path,
+        )
+        rest_port = await self._rest.start(host, self._settings.rest_port) if theirs.http else 0
         await self._predictions.start()
         await self._control.start()
         self._following_health = asyncio.ensure_future(self._health.follow())
@@ -119,6 +157,8 @@ class Server:
         self._health.drain()
         self._rest.drain()
         self._following_health.cancel()
+        if self._following_file is not None:
+            self._following_file.cancel()
         self.models.drain()
         self._draining.set()
         for one in self._arrivals:
@@ -135,22 +175,32 @@ class Server:
 
     def _part(self, servicers: dict[ServiceDescriptor, Any], door: Door, rests: Rests | None = None) -> grpc.aio.Server:
         part = accepting.server([door], options=self._options, most=_MOST_CALLS, rests=rests)
-        streams, arrivals = Places(_MOST_STREAMS, "streams"), Arrivals(_MOST_SILENT)
+        streams, arrivals = Places(_MOST_STREAMS, "streams"), Arrivals(_MOST_SILENT, self._room)
         self._arrivals.append(arrivals)
         servicers = {**servicers, health_pb2.DESCRIPTOR.services_by_name["Health"]: self._health}
         for service, servicer in servicers.items():
             part.add_generic_rpc_handlers((Calls(servicer, service, self._answering, streams, arrivals, door),))
-        add_reflection([one.full_name for one in servicers], part, self._draining, streams)
+        add_reflection([one.full_name for one in servicers], part, self._draining, streams, arrivals)
         return part
 
 
 async def serve(settings: Settings, stop: asyncio.Event, rests: Rests) -> None:
     """Serve until `stop` is set. Raises SettingsError where a port is taken."""
+    theirs = settings.tf_serving
+    if theirs is not None and theirs.changing_nothing:
+        _log.warning("flags that change nothing here: %s", ", ".join(theirs.changing_nothing))
     server = Server(settings, rests)
-    ports = await server.start()
-    predictions, rest, control = (address(settings.host, port) for port in ports)
+    starting, stopping = asyncio.ensure_future(server.start()), asyncio.ensure_future(stop.wait())
+    await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    if not starting.done():
+        starting.cancel()  # it has not listened yet
+        await asyncio.wait({starting})
+        return
+    ports = await starting
+    predictions, rest = (address(settings.host, port) if port else "none" for port in (ports.predictions, ports.rest))
+    control = address(settings.control_host or settings.host, ports.control)
     _log.info("inferencer ready: predictions %s, control %s, HTTP %s", predictions, control, rest)
-    await stop.wait()
+    await stopping
     _log.info("inferencer stops: answering what is in flight")
     await server.drain()
     _log.info("inferencer stopped")
@@ -158,10 +208,9 @@ async def serve(settings: Settings, stop: asyncio.Event, rests: Rests) -> None:
 
 def _options(message_bytes: int) -> tuple[tuple[str, int], ...]:
     return (
-        ("grpc.so_reuseport", 0),  # else a second server could take the same port, and each would get some of the calls
-        ("grpc.max_receive_message_length", message_bytes),
-        ("grpc.max_send_message_length", message_bytes),
+        *options(message_bytes),
         ("grpc.max_concurrent_streams", _MOST_CALLS_OF_ONE),
+        ("grpc.http.overload_protection", 0),  # it counts calls that are over too, and so refuses callers that waited
         # where more than 1000 calls came that nobody has looked at, gRPC ends some with CANCELLED by chance: an event
         # loop that was kept from running for a moment loses calls. So they wait, and are answered or refused by name
         ("grpc.server.max_pending_requests", _MOST_PENDING),
@@ -174,6 +223,13 @@ def _bind(server: grpc.aio.Server, host: str, port: int, option: str) -> int:
         return server.add_insecure_port(address(host, port))
     except RuntimeError as error:
         raise refused(host, port, option) from error
+
+
+def _bind_socket(server: grpc.aio.Server, path: Path) -> None:
+    try:
+        server.add_insecure_port(f"unix:{path}")
+    except RuntimeError as error:
+        raise SettingsError(f"--grpc_socket_path {path}: cannot listen there; choose another path") from error
 
 
 def _thread_count() -> int:

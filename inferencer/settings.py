@@ -22,7 +22,8 @@ class ModelSettings:
 
     `inputs` and `outputs` name tensors, for what TensorFlow's Saver wrote; `graph` is where the graph of parameters is
     that come without one. `labels` are set at the start where no other ones are remembered. `trainer` is asked to
-    publish by a sync that wants what is not published yet.
+    publish by a sync that wants what is not published yet. So many of the `latest` versions stay in memory where that
+    is said, and are brought there, in place of `resident` ones that served last.
     """
 
     name: str
@@ -32,6 +33,7 @@ class ModelSettings:
     graph: Path | None = None
     verify: Literal["auto", "checksums", "sizes"] = "auto"
     resident: int = 2
+    latest: int | None = None
     allowed: tuple[str, ...] = ()
     trainer: str | None = None
     labels: Mapping[str, int] = field(default_factory=dict)
@@ -49,23 +51,52 @@ class ConnectionSettings:
     outputs: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TfServing:
+    """What TensorFlow Serving's flags say beyond our own. With it the ports of predictions open as that server's do:
+    once every model was looked at."""
+
+    port: bool = True
+    """Whether gRPC listens on a port."""
+    http: bool = True
+    """Whether HTTP does."""
+    socket: Path | None = None
+    """A UNIX socket on which gRPC listens too."""
+    channel_arguments: tuple[tuple[str, int | str], ...] = ()
+    metrics_path: str | None = None
+    """Where the metrics are besides, its names among them."""
+    config_file: Path | None = None
+    """A ModelServerConfig as text: it is applied at the start, and again with each change."""
+    config_poll_seconds: float | None = None
+    """How often to look for one; None: never."""
+    changing_nothing: tuple[str, ...] = ()
+    """Flags that were given and are told at the start, with how it is here."""
+
+
 AnySettings: TypeAlias = "ModelSettings | ConnectionSettings"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What one run of the program is told. Ports: 0 is any free one. Without `state` pins end with the process."""
+    """What one run of the program is told. Ports: 0 is any free one. Without `state` pins end with the process.
+
+    Callers may have models served whose stores are below `reload_roots`; without them any store on loopback, else none.
+    """
 
     models: tuple[AnySettings, ...]
     host: str = HOST
     port: int = PREDICTIONS_PORT
     rest_port: int = REST_PORT
+    control_host: str | None = None
+    """None: the same host."""
     control_port: int = CONTROL_PORT
     poll_seconds: float = 5.0
     state: Path | None = None
+    reload_roots: tuple[Path, ...] = ()
     queue: int = 1024
     batch_rows: int = 256
     message_bytes: int = 64 << 20
+    tf_serving: TfServing | None = None
 
 
 def parse(arguments: Sequence[str]) -> Settings:
@@ -89,7 +120,11 @@ def parse(arguments: Sequence[str]) -> Settings:
         except (SettingsError, StoreError) as error:
             raise SettingsError(f"--config {config}: {error}") from error
     else:
-        served = tuple(ModelSettings(name=name, store=store, **of_models) for name, store in models)
+        trainers = _trainers(of_models.pop("trainers", ()), [name for name, _ in models])
+        served = tuple(
+            ModelSettings(name=name, store=store, trainer=trainers.get(name, trainers.get(None)), **of_models)
+            for name, store in models
+        )
         if of_models.keys() & {"inputs", "outputs", "graph"} and len(served) > 1:
             raise SettingsError(
                 "--inputs, --outputs and --graph are of one graph: expected one --model with them,"
@@ -159,6 +194,21 @@ def prepare_environment() -> None:
 
 def _served(name: str, values: Mapping[str, Any]) -> AnySettings:
     return ConnectionSettings(name=name, **values) if "first" in values else ModelSettings(name=name, **values)
+
+
+def _trainers(given: Sequence[tuple[str | None, str]], models: Collection[str]) -> dict[str | None, str]:
+    """By model; None: of those that have none of their own."""
+    trainers: dict[str | None, str] = {}
+    for model, address in given:
+        if model is not None and model not in models:
+            raise SettingsError(
+                f"--trainer {model}={address}: expected one of the models {', '.join(models)}, found {model!r}"
+            )
+        if model in trainers:
+            whose = "all models" if model is None else model
+            raise SettingsError(f"--trainer: expected one trainer for {whose}, found {trainers[model]} and {address}")
+        trainers[model] = address
+    return trainers
 
 
 def _state(control_port: int) -> Path | None:

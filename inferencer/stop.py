@@ -1,4 +1,4 @@
-"""Stop: what SIGTERM and SIGINT do, from the first moment on. Knows nothing that takes time to import."""
+"""Stop: what SIGTERM, SIGINT and SIGHUP do, from the first moment on. Knows nothing that takes time to import."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import os
 import signal
 from collections.abc import Callable
 from types import FrameType
+
+from paramsync import signals
 
 
 class Stop:
@@ -16,7 +18,7 @@ class Stop:
 
     def listen(self) -> None:
         """Take the signals over. To be called first of all, on the main thread."""
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in signals.ending():
             signal.signal(number, self._on_signal)
 
     def arm(self, tell: Callable[[], object]) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
+from inferencer.answering import misfits
 from inferencer.answering.questions import Answer, Question
 from inferencer.resident import Resident
 from paramsync.errors import RequestError
@@ -16,22 +17,33 @@ from paramsync.errors import RequestError
 Arrays = Mapping[str, npt.NDArray[Any]]
 
 
-def called(resident: Resident, signature: str, inputs: Arrays, outputs: Collection[str] = ()) -> Answer:
-    """The outputs named, or all of them. The inputs fit the signature; nobody changes them any more.
+def called(
+    resident: Resident, signature: str, inputs: Arrays, outputs: Collection[str] = (), *, fits: bool = True
+) -> Answer:
+    """The outputs named, or all of them. The inputs are those of the signature; nobody changes them any more.
 
     Raises TensorFlow's errors, and RequestError where a kernel complains of strings that are no text.
     """
     # the op makes tensors of arrays at a fraction of what it takes to make them one by one
     given: Any = {name: value if value.dtype.kind in "fiubc" else tf.constant(value) for name, value in inputs.items()}
     try:
-        found = resident.graph(resident.parameters, given, signature=signature, outputs=outputs)
+        found = resident.graph(resident.parameters, given, signature=signature, outputs=outputs, of_any_shape=not fits)
     except UnicodeDecodeError as error:  # the kernel's own words, with the bytes that it was given among them
         raise RequestError(error.object.decode(errors="backslashreplace")) from error
     return {name: _array(tensor) for name, tensor in found.items()}
 
 
 def answer(question: Question) -> Answer:
-    return called(question.resident, question.signature, question.inputs, question.outputs)
+    """Raises as `called` does, and InputError for inputs whose shapes the graph cannot compute."""
+    if question.fits:
+        return called(question.resident, question.signature, question.inputs, question.outputs)
+    misfits.check(question)
+    try:
+        return called(question.resident, question.signature, question.inputs, question.outputs, fits=False)
+    except tf.errors.ResourceExhaustedError:
+        raise
+    except tf.errors.OpError as error:
+        raise misfits.refused(question, error) from None
 
 
 def answers(questions: Sequence[Question]) -> list[Answer | Exception]:

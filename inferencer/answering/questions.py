@@ -17,7 +17,7 @@ Answer: TypeAlias = Mapping[str, npt.NDArray[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One call of one version. Its inputs were checked against the signature."""
+    """One call of one version. The names and dtypes of its inputs were checked against the signature."""
 
     model: str
     resident: Resident
@@ -25,3 +25,5 @@ class Question:
     inputs: Mapping[str, npt.NDArray[np.generic]]
     outputs: tuple[str, ...] = ()
     """None named: all of them."""
+    fits: bool = True
+    """Whether the inputs have shapes that the signature names; others go alone."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from inferencer.answering.inlining import inlined
 from inferencer.answering.row_rules import ALL, FIRST_ONLY, NOTHING, ROW, RULES, Made, Of
 from paramsync.graphs.graph import Graph
 
@@ -19,14 +20,15 @@ def are_apart(graph: Graph, signature: str) -> bool:
     """Whether rows may go in one call with those of others, for all that its ops say. Takes milliseconds."""
     message = graph.message()
     described = message.signatures[signature]
+    whole = inlined(tf.compat.v1.GraphDef.FromString(message.graph_def))
     with tf.Graph().as_default() as built:
-        tf.graph_util.import_graph_def(tf.compat.v1.GraphDef.FromString(message.graph_def), name="")
+        tf.graph_util.import_graph_def(whole.graph_def, name="")
     made: dict[str, Made] = {one.tensor: ROW for one in described.inputs}
     for operation in built.get_operations():  # in an order in which all that one reads comes before it
         results = _results(operation, [made.get(tensor.name, ALL) for tensor in operation.inputs])
         for tensor, result in zip(operation.outputs, results, strict=True):
             made.setdefault(tensor.name, result)
-    return all(made.get(one.tensor, ALL) == ROW for one in described.outputs)
+    return all(made.get(whole.tensor(one.tensor), ALL) == ROW for one in described.outputs)
 
 
 def _results(operation: Any, given: Sequence[Made]) -> list[Made]:
@@ -35,6 +37,8 @@ def _results(operation: Any, given: Sequence[Made]) -> list[Made]:
         return [ALL] * len(outputs)
     if all(one.of is Of.NOTHING for one in given):
         return [NOTHING] * len(outputs)
+    if operation.type == "IdentityN":  # of gradients that are not TensorFlow's own
+        return list(given)
     if any(one.of is Of.ALL for one in given):
         return [ALL] * len(outputs)
     rule = RULES.get(operation.type)

@@ -29,7 +29,9 @@ class Traits:
     """How long it takes depends on the shapes of its inputs alone, and nothing in it waits."""
 
 
-_UNKNOWN = Traits()
+UNKNOWN = Traits()
+"""Of what nothing was found out."""
+
 _FOUND: WeakKeyDictionary[Graph, Mapping[str, Traits]] = WeakKeyDictionary()  # facts of what never changes
 
 # Ops whose work is bounded by the sizes of what they are given
@@ -52,7 +54,7 @@ _WORDS = np.array([b"", b"a", b"bc", b"0", b"1"], object)
 
 def of(graph: Graph, signature: str) -> Traits:
     """Any thread; cautious where nothing was found out."""
-    return _FOUND.get(graph, {}).get(signature, _UNKNOWN)
+    return _FOUND.get(graph, {}).get(signature, UNKNOWN)
 
 
 def find_out(resident: Resident) -> None:

@@ -12,12 +12,24 @@ from typing import Any
 from urllib.parse import quote
 
 from paramsync import files
-from paramsync.errors import CorruptCheckpointError
+from paramsync.errors import CorruptCheckpointError, InputError
 from paramsync.layout import NUMBERS
 
+MOST_LABELS = 256  # of a model
+_LABEL = 200  # characters, of four bytes at most
 _log = logging.getLogger("paramsync.kept")
-_LIMIT = 1 << 20  # bytes; a larger file is none of ours
+_LIMIT = 1 << 22  # bytes, eight times what all labels of one process take; a larger file is none of ours
 _ERRORS = (OSError, ValueError, RecursionError, CorruptCheckpointError)
+
+
+def check_label(where: str, label: str) -> str:
+    """A label that may be given to a version: what status, metrics and kept choices can hold. Raises InputError."""
+    if not label:
+        raise InputError(where, expected="a name, such as stable", found="none")
+    if len(label) > _LABEL or not label.isprintable():
+        expected = f"a name of at most {_LABEL} characters that can be printed"
+        raise InputError(where, expected=expected, found=files.shown(label))
+    return label
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,8 +80,8 @@ class Kept:
         return self._known
 
     def write(self, choices: Choices) -> None:
-        """All at once: a reader finds what was before or what is now."""
-        if self._path is None:
+        """All at once: a reader finds what was before or what is now. The same again writes nothing."""
+        if self._path is None or choices == self._known:
             return
         before, self._known = self._known, choices
         try:
@@ -100,21 +112,28 @@ class Kept:
     def _save(self, choices: Choices) -> None:
         assert self._path is not None
         found = {"model": self._model, "store": self._store, "pinned": choices.pinned, "labels": dict(choices.labels)}
-        content = json.dumps({**found, "given": self._given}, indent=1)
+        content = f"{json.dumps({**found, 'given': self._given}, indent=1, ensure_ascii=False)}\n".encode()
         # Of a name that no other process takes, which may write the same file at this moment.
         aside = self._path.with_name(f"{files.TEMPORARY}{secrets.token_hex(4)}-{self._path.name}")
         try:
+            _check_size(content)  # what others chose in the same file is in it too
             self._path.parent.mkdir(parents=True, exist_ok=True)
             try:
-                aside.write_text(f"{content}\n")
+                aside.write_bytes(content)
                 aside.replace(self._path)
             finally:
                 aside.unlink(missing_ok=True)
             self._warned = False
-        except OSError as error:
+        except (OSError, ValueError) as error:
             if not self._warned:
                 self._warned = True
                 _log.warning("%s: pins and labels will not survive a restart: %s", self._model, error)
+
+
+def _check_size(content: bytes) -> None:
+    """Raise ValueError for what could not be read again."""
+    if len(content) > _LIMIT:
+        raise ValueError(f"expected at most {_LIMIT} bytes, found {len(content)}; give each inferencer a --state")
 
 
 def _changed(labels: Mapping[str, int], before: Mapping[str, int], now: Mapping[str, int]) -> dict[str, int]:

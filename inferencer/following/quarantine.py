@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable
+from collections.abc import Collection, Hashable, Iterable
 from dataclasses import dataclass
 
 from inferencer.following.status import Quarantined
+from inferencer.policy import Candidate
+from paramsync.version import Version
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,15 @@ class Quarantine:
     def keep(self, numbers: Collection[int]) -> None:
         """Forget all others: they are not in the store any more."""
         self._cases = {number: one for number, one in self._cases.items() if number in numbers}
+
+    def forget_rewritten(self, published: Iterable[Candidate[Version]]) -> None:
+        """What has other files by now, and was not tried with them, is as good as any that was not."""
+        files = {one.number: one.files for one in published}
+        self._cases = {
+            number: one
+            for number, one in self._cases.items()
+            if one.files is None or number not in files or files[number] == one.files
+        }
 
     def files(self) -> dict[int, Hashable]:
         """The files each version had when it was quarantined for a fault of its own."""

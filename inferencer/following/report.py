@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import math
+import statistics
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
@@ -18,6 +20,7 @@ from paramsync.version import Version
 
 _log = logging.getLogger("paramsync.follower")
 _BETWEEN = 0.05  # seconds between events about the progress of one restore
+_BETWEEN_SWAPS = 10.0  # and between log lines about swaps
 _ENDED = 8  # versions that left and are still spoken of
 
 
@@ -30,13 +33,17 @@ class Report:
         self._status = Status(model=model, store=store, pinned=pinned)
         self._progress: Progress | None = None
         self._told_at = 0.0
-        self._found_at = time.monotonic()
+        self._found_at = self._served_at = time.monotonic()
+        self._swaps = SwapLog(model)
 
     def status(self) -> Status:
         """How the model is doing now."""
         status = self._status
         progress = self._progress if status.restoring is not None else None
-        return replace(status, restoring_progress=progress).at(self._clock(), time.monotonic() - self._found_at)
+        now = time.monotonic()
+        return replace(status, restoring_progress=progress).at(
+            self._clock(), known_for=now - self._found_at, served_for=now - self._served_at
+        )
 
     def now(self) -> Status:
         """The same without what depends on the time."""
@@ -48,7 +55,14 @@ class Report:
             _log.warning("%s: %s", self._status.model, text)
         self._set(last_error=text)
 
+    def waiting(self, reason: str | None) -> None:
+        """Why the store has no version; None where it has one."""
+        if reason is not None and reason != self._status.waiting_for:
+            _log.warning("%s: waits for a version: %s", self._status.model, reason)
+        self._set(waiting_for=reason)
+
     def found(self, latest: Version | None, numbers: Sequence[int]) -> None:
+        self._swaps.flush()
         known = self._status.published
         news = latest is not None and (known is None or known.number != latest.number)
         if news:
@@ -86,8 +100,9 @@ class Report:
         self._set(restoring=None)
 
     def swapped(self, version: Version, seconds: float) -> None:
+        self._served_at = time.monotonic()
         self._set(state=State.SERVING, serving=version, swaps=self._status.swaps + 1, restore_seconds=seconds)
-        _log.info("%s: version %d serves, after %.1f ms", self._status.model, version.number, seconds * 1000)
+        self._swaps.add(version.number, seconds)
         self._tell(EventKind.SWAPPED, version, restore_seconds=seconds)
 
     def quarantined(self, version: Version, reason: str, quarantine: Quarantine) -> None:
@@ -121,6 +136,37 @@ class Report:
         self.subscribers.tell(
             Event(kind=kind, model=self._status.model, version=version, at=self._clock(), **more),
         )
+
+
+class SwapLog:
+    """Logs a swap at once where none was logged for a while, and otherwise one line about all since. One thread."""
+
+    def __init__(self, model: str, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._model = model
+        self._clock = clock
+        self._number = 0
+        self._seconds: list[float] = []  # of the restore before each swap that was not logged
+        self._logged_at = -math.inf
+
+    def add(self, number: int, seconds: float) -> None:
+        self._number = number
+        self._seconds.append(seconds)
+        self.flush()
+
+    def flush(self) -> None:
+        """Log what is due. To be called now and then."""
+        now = self._clock()
+        if not self._seconds or now - self._logged_at < _BETWEEN_SWAPS:
+            return
+        took = statistics.median(self._seconds) * 1000
+        if len(self._seconds) == 1:
+            _log.info("%s: version %d serves, after %.1f ms", self._model, self._number, took)
+        else:
+            since = now - self._logged_at
+            text = "%s: version %d serves, the last of %d swaps in %.0f s, each after %.1f ms (median)"
+            _log.info(text, self._model, self._number, len(self._seconds), since, took)
+        self._seconds.clear()
+        self._logged_at = now
 
 
 def _latest(numbers: list[int], *, without: Collection[int]) -> tuple[int, ...]:

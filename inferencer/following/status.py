@@ -10,6 +10,8 @@ from pathlib import Path
 from inferencer.following.progress import Progress
 from paramsync.version import Version
 
+_SHORT = 400  # characters of a reason, where others are told
+
 
 class State(Enum):
     WAITING = "waiting"  # no version serves yet
@@ -65,6 +67,7 @@ class Status:
     quarantined: tuple[Quarantined, ...] = ()
     pinned: int | None = None
     last_error: str | None = None
+    waiting_for: str | None = None  # why the store has no version, with its path
     swaps: int = 0
     restores: int = 0  # versions brought in since the start, as all counts
     quarantines: int = 0
@@ -72,21 +75,39 @@ class Status:
     lag_seconds: float | None = None
     lag_steps: int | None = None
     lag_versions: int | None = None
+    since_publication_seconds: float | None = None
+    serving_age_seconds: float | None = None  # since the step that answers come from
 
-    def at(self, now: float, known_for: float = 0.0) -> Status:
-        """This status with its lag at a time in seconds since the epoch.
+    def at(self, now: float, known_for: float = 0.0, served_for: float = 0.0) -> Status:
+        """This status with its lag and its ages at a time in seconds since the epoch.
 
-        What is published has been known here for so many seconds, whatever clocks were set to since it was recorded.
+        What is published has been known here for so many seconds, and what serves has served for so many, whatever
+        clocks were set to since it was recorded.
         """
-        if self.published is None:
-            return self
-        age = _age(self.published, now, known_for)
-        if self.serving is None:
-            return replace(self, lag_seconds=age, lag_versions=len(self.in_store))
-        seconds = 0.0 if self.serving.number == self.published.number else age
-        newer = sum(number > self.serving.number for number in self.in_store)
-        steps = self.published.step - self.serving.step
-        return replace(self, lag_seconds=seconds, lag_steps=steps, lag_versions=newer)
+        published, serving = self.published, self.serving
+        ages: dict[str, float | int | None] = {}
+        if serving is not None:
+            ages["serving_age_seconds"] = max(served_for, now - serving.step_done_at)
+        if published is not None:
+            age = _age(published, now, known_for)
+            serves = serving is not None and serving.number == published.number
+            ages["since_publication_seconds"] = age
+            ages["lag_seconds"] = 0.0 if serves else age
+            ages["lag_versions"] = sum(serving is None or one > serving.number for one in self.in_store)
+            if serving is not None:
+                ages["lag_steps"] = published.step - serving.step
+        return replace(self, **ages)  # type: ignore[arg-type]
+
+    @property
+    def obstacle(self) -> str:
+        """Why nothing serves, in short: the newest quarantine, else the trouble with the store; empty where nothing is
+        known but that no version has come."""
+        if self.serving is not None:
+            return ""
+        if not self.quarantined:
+            return _short(self.last_error or (self.waiting_for or "").removeprefix(f"{self.store}: "))
+        newest = self.quarantined[-1]
+        return f"version {newest.number} is quarantined: {_short(newest.reason)}"
 
     def quarantine_of(self, number: int) -> Quarantined | None:
         return next((one for one in self.quarantined if one.number == number), None)
@@ -115,6 +136,10 @@ class Status:
         for number in self.resident:
             put(number, Stage.LEAVING if self.state is State.DRAINING else Stage.RESIDENT)
         return tuple(found[number] for number in sorted(found, reverse=True))
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _SHORT else f"{text[:_SHORT]}..."
 
 
 def _age(version: Version, now: float, known_for: float) -> float | None:

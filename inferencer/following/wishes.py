@@ -8,9 +8,10 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
-from inferencer.following.kept import Choices
+from inferencer.following.change import Change
+from inferencer.following.kept import MOST_LABELS, Choices, check_label
 from inferencer.following.status import Status
-from inferencer.following.wish import PINNING, Action, Wish
+from inferencer.following.wish import PINNING, PREPARING, Action, Wish
 from paramsync.errors import ParamsyncError, SyncError, UnknownLabelError
 
 __all__ = ["Action", "Known", "Wishes"]
@@ -32,18 +33,28 @@ class Wishes:
     another one takes its place, what was chosen before it stands.
     """
 
-    def __init__(self, choices: Choices, keep: Callable[[Choices], None]) -> None:
-        """`keep` is called whenever the choices become others, before anybody is told that they did."""
+    def __init__(self, choices: Choices, keep: Callable[[Choices], None], *, latest: int | None = None) -> None:
+        """`keep` is called whenever the choices become others, before anybody is told that they did.
+
+        So many of the newest versions are to be in memory; without `latest` those that served last are.
+        """
         self._choices = choices
         self._keep = keep
+        self._latest = latest
+        self._held: Change | None = None
         self._tried: Wish | None = None
         self._labelling: dict[str, Wish] = {}
         self._lock = threading.Lock()
         self._open: list[Wish] = []
         self._refusal: ParamsyncError | None = None
 
-    def ask(self, action: Action, number: int | None = None, label: str = "") -> Future[Status]:
-        wish = Wish(action, number, label)
+    def ask(
+        self, action: Action, number: int | None = None, label: str = "", change: Change | None = None
+    ) -> Future[Status]:
+        """Raises InputError for a label that could not be kept."""
+        if action is Action.LABEL:
+            check_label("label", label)
+        wish = Wish(action, number, label, change or Change())
         with self._lock:
             if self._refusal is None:
                 self._open.append(wish)
@@ -51,6 +62,27 @@ class Wishes:
                 wish.answer.set_exception(self._refusal)
         wish.answer.add_done_callback(lambda _: self._take(wish))  # whose caller left is nobody's concern any more
         return wish.answer
+
+    def hold(self, change: Change | None) -> None:
+        """Have in memory what this change needs, from now on, whoever asks for what; None: no longer."""
+        self._held = change
+
+    @property
+    def held(self) -> list[int]:
+        """The versions that a change will need. For the worker."""
+        return [] if self._held is None else self._held.versions
+
+    @property
+    def latest(self) -> int | None:
+        """How many of the newest versions are to be in memory; None: those that served last are. For the worker."""
+        held = self._held
+        return self._latest if held is None or held.latest is None else max(held.latest, self._latest or 0)
+
+    @property
+    def preparing(self) -> bool:
+        """Whether somebody waits for what a change needs. For the worker."""
+        with self._lock:
+            return any(wish.action in PREPARING for wish in self._open)
 
     @property
     def pinned(self) -> int | None:
@@ -84,12 +116,13 @@ class Wishes:
 
     def urgent(self, resident: Collection[int], before: Sequence[int]) -> list[Wish]:
         """What is new and needs no look at the store, for it is about versions in memory; in the order it was asked."""
-        changes = (wish for wish in self.fresh() if wish.action is not Action.SYNC)
+        changes = (wish for wish in self.fresh() if wish.action not in (Action.SYNC, *PREPARING))
         return list(takewhile(lambda wish: _in_memory(wish, resident, before), changes))
 
     def overtaking(self, resident: Collection[int], before: Sequence[int]) -> bool:
         """Whether among them is what makes any restore idle."""
-        return any(wish.action in PINNING for wish in self.urgent(resident, before))
+        urgent = self.urgent(resident, before)
+        return any(wish.action in PINNING or wish.change.pinned is not None for wish in urgent)
 
     def admit(self, fresh: Iterable[Wish], status: Status, known: Known) -> set[int]:
         """Take up what can be judged now. Returns the versions it asks for: a quarantined one is tried once more."""
@@ -102,9 +135,29 @@ class Wishes:
                 self._choose(replace(self._choices, pinned=None))
             elif wish.action is Action.UNLABEL:
                 self._unlabel(wish, status)
+            elif wish.action in PREPARING:
+                wish.admitted = known.published is not None or {*wish.change.versions} <= {*status.resident}
+                if len(wish.change.of(self._choices).labels) > MOST_LABELS:
+                    wish.failure = _too_many(status)
+            elif wish.action is Action.CHANGE:
+                self._change(wish, status)
             else:
                 self._try(wish, status, known)
-        return {wish.number for wish in fresh if wish.admitted and wish.number is not None}
+        admitted = [wish for wish in fresh if wish.admitted]
+        asked = {wish.number for wish in admitted if wish.number is not None}
+        return asked.union(*(wish.change.versions for wish in admitted if wish.action in PREPARING))
+
+    def _change(self, wish: Wish, status: Status) -> None:
+        """From here on it is chosen: what it needs is in memory."""
+        wish.admitted = True
+        change = wish.change
+        self._latest = change.latest
+        if change.unpin or change.pinned is not None:
+            self._tried = None
+        for label in {*change.labels, *change.without} & self._labelling.keys():
+            self._overtake(label, f"a configuration spoke of the label {label!r}", status)
+        self._choices = change.of(self._choices)
+        self._keep(self._choices)
 
     def _try(self, wish: Wish, status: Status, known: Known) -> None:
         there = {*status.resident, *(known.published or ())}
@@ -114,7 +167,9 @@ class Wishes:
                 wish.failure = _nothing_before(status, known.before)
         is_there = wish.number is not None and wish.number in there
         wish.admitted = is_there or known.published is not None
-        if is_there and wish.action is Action.LABEL:
+        if wish.action is Action.LABEL and wish.label not in self.labels and len(self.labels) >= MOST_LABELS:
+            wish.admitted, wish.failure = True, _too_many(status)
+        elif is_there and wish.action is Action.LABEL:
             self._overtake(wish.label, f"version {wish.number} was given the label {wish.label!r}", status)
             self._labelling[wish.label] = wish
         elif is_there:
@@ -134,15 +189,14 @@ class Wishes:
         if before is not None:
             before.failure = SyncError(f"model {status.model!r}: {what} before version {before.number} had it")
 
-    def settle(self, status: Callable[[], Status], published: Collection[int] | None) -> None:
-        """Answer every wish that has come true in the status of now or never will. `published` is None where nobody
-        knows."""
+    def settle(self, status: Callable[[], Status], published: Collection[int] | None, *, whole: bool) -> None:
+        """Answer every wish that has come true in the status of now or never will. For the rest see Wish.outcome."""
         with self._lock:
             waiting = [wish for wish in self._open if wish.admitted]
         if not waiting:
             return
         now = status()
-        outcomes = [(wish, wish.outcome(now, published)) for wish in waiting]
+        outcomes = [(wish, wish.outcome(now, published, whole=whole)) for wish in waiting]
         for wish, outcome in outcomes:
             if outcome is None or not self._take(wish) or not wish.answer.set_running_or_notify_cancel():
                 continue
@@ -185,6 +239,8 @@ def _in_memory(wish: Wish, resident: Collection[int], before: Sequence[int]) -> 
         return wish.number in resident
     if wish.action is Action.ROLLBACK:
         return bool(before) and before[0] in resident
+    if wish.action is Action.CHANGE:
+        return not wish.change.unpin  # which is answered when the store was looked at
     return wish.action is Action.UNLABEL
 
 
@@ -204,6 +260,13 @@ def _before(status: Status, known: Known, there: Collection[int]) -> int | None:
         return found
     lower = [number for number in there if number < status.serving.number and status.quarantine_of(number) is None]
     return max(lower, default=None)
+
+
+def _too_many(status: Status) -> SyncError:
+    return SyncError(
+        f"model {status.model!r}: expected at most {MOST_LABELS} labels, found one more: take one away first"
+        " (paramsync unlabel)"
+    )
 
 
 def _nothing_before(status: Status, before: Sequence[int]) -> SyncError:

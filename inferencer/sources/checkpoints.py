@@ -212,6 +212,10 @@ class CheckpointSource:
                 self._ahead.expect(changed, held)
         return self._ahead.step()
 
+    def close(self) -> None:
+        self._folder.close()
+        self._ahead.forget()
+
     def bell(self, ring: Callable[[], None]) -> Bell:
         return Watch(self.places, ring)
 

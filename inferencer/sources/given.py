@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Callable, Collection, Hashable, Sequence
 from pathlib import Path
 
@@ -14,8 +15,10 @@ from paramsync.graphs.capture import capture
 from paramsync.graphs.graph import Graph
 from paramsync.graphs.sources.meta_graphs import capture_meta
 from paramsync.store import Store
+from paramsync.terminal import line
 from paramsync.version import Version
 
+_log = logging.getLogger("paramsync.sources")
 _KEPT = 4  # graphs: those of a version and its predecessor, and of some that were there before
 
 
@@ -37,7 +40,8 @@ class Graphs:
 
     def keep(self, key: Hashable, graph: Graph) -> Graph:
         """The graph, or one with the same digest that is here already: then nothing has to be prepared for it again."""
-        return self._put(key, next((one for one in self._graphs.values() if one.digest == graph.digest), graph))
+        same = (one for one in self._graphs.values() if (one.digest, one.refused) == (graph.digest, graph.refused))
+        return self._put(key, next(same, graph))
 
     def _put(self, key: Hashable, graph: Graph) -> Graph:
         self._graphs[key] = graph
@@ -108,11 +112,18 @@ class GivenGraphs:
         if not path.exists():
             raise GraphError(_needs(version, path))
         key = identity.of_graph(path)
-        return self._graphs.known((path, key), lambda: _captured(path, self._allowed))
+        return self._graphs.known((path, key), lambda: self._captured(path))
+
+    def _captured(self, path: Path) -> Graph:
+        return captured(path, self._allowed) if path.is_dir() else _of_file(path, self._allowed)
 
 
-def _captured(path: Path, allowed: frozenset[str]) -> Graph:
-    return capture(path, allowed=allowed).graph if path.is_dir() else _of_file(path, allowed)
+def captured(directory: Path, allowed: frozenset[str]) -> Graph:
+    """The graph of a SavedModel. Tells which of its signatures cannot be served. Raises GraphError where none can."""
+    graph = capture(directory, allowed=allowed).graph
+    for name, why in graph.refused.items():
+        _log.warning("%s: signature %s is not served: %s", directory, files.shown(name), line(why))
+    return graph
 
 
 def _of_file(path: Path, allowed: frozenset[str]) -> Graph:

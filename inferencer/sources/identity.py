@@ -9,7 +9,8 @@ from collections import defaultdict
 from collections.abc import Hashable
 from pathlib import Path
 
-from paramsync import files, kernel
+from paramsync import beneath, files, kernel
+from paramsync.errors import CorruptCheckpointError
 from paramsync.kernel import Facts
 
 _OF_A_CHECKPOINT = re.compile(r"(?P<prefix>.+)\.(?:index|json|meta|data-\d+-of-\d+)")
@@ -76,13 +77,15 @@ def of_graph(path: Path) -> Hashable:
 
 def _files(directory: Path, folder: str) -> list[Hashable]:
     try:
-        with os.scandir(directory / folder) as entries:
+        with beneath.folder(directory, *([folder] if folder else [])) as descriptor, os.scandir(descriptor) as entries:
             files = [one for one in entries if one.name not in _UNREAD and not one.is_dir(follow_symlinks=False)]
+            return [(folder, _of_entry(one)) for one in files]
     except (FileNotFoundError, NotADirectoryError):
         return []
+    except CorruptCheckpointError:  # it is a link, which is not followed
+        return [(folder, errno.ELOOP)]
     except OSError as error:
         return [(folder, error.errno)]
-    return [(folder, _of_entry(one)) for one in files]
 
 
 def _of_entry(entry: os.DirEntry[str]) -> Hashable:

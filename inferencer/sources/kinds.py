@@ -10,8 +10,9 @@ import tensorflow as tf
 
 from inferencer.following.progress import Tell
 from inferencer.resident import Resident
+from inferencer.sources import strangers
 from inferencer.sources.checkpoints import CheckpointSource
-from inferencer.sources.saved_models import SavedModelsSource, committed, numbered
+from inferencer.sources.saved_models import SavedModelsSource, numbered
 from inferencer.sources.source import Bell, Look, Source, Verification
 from inferencer.watch import Place, Watch
 from paramsync import layout
@@ -74,12 +75,8 @@ class _Either:
             wrong = f"expected checkpoints, found numbered SavedModels, which say themselves what {self._told} would"
             return Look(problem=StoreError(self.path, f"{wrong}: leave that out"))
         found = self._now.look()
-        if found.latest is None and found.problem is None and _is_saved_model(self.path):
-            wrong = (
-                "expected checkpoints, or SavedModels in directories whose names are numbers, found one SavedModel:"
-                f" move it to {self.path / '1'}"
-            )
-            return replace(found, problem=StoreError(self.path, wrong))
+        if found.latest is None and found.problem is None and (said := strangers.told(self.path)):
+            return replace(found, problem=StoreError(self.path, said))
         return found
 
     def _shown(self) -> CheckpointSource | SavedModelsSource | None:
@@ -108,15 +105,12 @@ class _Either:
     def prepare(self, serving: Resident) -> bool:
         return self._now.prepare(serving)
 
+    def close(self) -> None:
+        for one in (self._checkpoints, self._saved_models):
+            one.close()
+
     def bell(self, ring: Callable[[], None]) -> Bell:
         return Watch(self._places, ring)
 
     def _places(self) -> list[Place]:
         return (self._shown() or self._now).places()
-
-
-def _is_saved_model(path: Path) -> bool:
-    try:
-        return committed(path) is not None
-    except OSError:
-        return False

@@ -6,7 +6,7 @@ from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from inferencer.sources.identity import Listing
-from paramsync.errors import CorruptCheckpointError
+from paramsync.errors import CorruptCheckpointError, UnreadableError
 from paramsync.store import Store
 from paramsync.version import Version
 
@@ -47,7 +47,7 @@ class Records:
         if latest is None:
             try:
                 latest = self._store.latest()
-            except CorruptCheckpointError as error:  # older versions may be sound
+            except (CorruptCheckpointError, UnreadableError) as error:  # older versions may be sound
                 problem = error
             versions, listing = self._store.versions(), None
             traces.clear()

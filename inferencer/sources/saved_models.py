@@ -17,16 +17,15 @@ from inferencer.policy import Candidate
 from inferencer.resident import Resident
 from inferencer.sources import identity, places
 from inferencer.sources.checkpoints import verify
-from inferencer.sources.given import Graphs
+from inferencer.sources.given import Graphs, captured
 from inferencer.sources.recent import RECENT
 from inferencer.sources.source import Bell, Look
 from inferencer.watch import Place, Watch
-from paramsync import files
-from paramsync.bundle import Bundle
+from paramsync import beneath, files
 from paramsync.errors import CorruptCheckpointError, GraphError, StoreError, UnfinishedError, UnsafeGraphError
-from paramsync.graphs.capture import capture
 from paramsync.graphs.graph import Graph
 from paramsync.graphs.parameters import located, shared
+from paramsync.graphs.sources.v1_saved_models import variables
 from paramsync.version import Version
 
 _NUMBER = re.compile(r"[0-9]{1,18}")
@@ -77,7 +76,7 @@ class SavedModelsSource:
             step_done_at=written,
             snapshot_at=written,
             committed_at=written,
-            bytes=_size(self.path / name / "variables"),
+            bytes=_size(self.path / name),
         )
 
     def identity(self, version: Version) -> Hashable:
@@ -99,7 +98,7 @@ class SavedModelsSource:
         graph = self._graph_of(directory)
         if not graph.parameters:
             return Resident(version, graph, ())
-        bundle = Bundle.open(directory / "variables" / "variables", mapped=False)
+        bundle = variables(directory)
         keys = located(graph, bundle, where=f"version {version.number}")
         verify(bundle, keys, tell)
         return Resident(version, graph, shared(bundle, keys))
@@ -115,7 +114,7 @@ class SavedModelsSource:
         if (known := RECENT.find(key)) is not None:
             return self._graphs.keep(key, known)
         try:
-            graph = capture(directory, allowed=self._allowed).graph
+            graph = captured(directory, self._allowed)
         except GraphError as error:
             if not isinstance(error, UnsafeGraphError) and _is_cut(content):
                 raise UnfinishedError(str(error)) from error
@@ -135,6 +134,9 @@ class SavedModelsSource:
     def prepare(self, serving: Resident) -> bool:
         """Nothing can be done: all of the next version will be copied."""
         return False
+
+    def close(self) -> None:
+        """Nothing is open."""
 
     def bell(self, ring: Callable[[], None]) -> Bell:
         return Watch(self.places, ring)
@@ -180,11 +182,12 @@ def _is_directory(entry: os.DirEntry[str]) -> bool:
         raise
 
 
-def _size(variables: Path) -> int:
-    """Of their data, as far as it can be seen."""
+def _size(directory: Path) -> int:
+    """Of the data of its variables, as far as it can be seen."""
     try:
-        return sum(one.stat().st_size for one in _entries(variables) if ".data-" in one.name)
-    except OSError:
+        with beneath.folder(directory, "variables") as descriptor, os.scandir(descriptor) as entries:
+            return sum(one.stat(follow_symlinks=False).st_size for one in entries if ".data-" in one.name)
+    except (OSError, CorruptCheckpointError):
         return 0
 
 

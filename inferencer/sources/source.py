@@ -74,5 +74,8 @@ class Source(Protocol):
         Returns False where nothing is left to do.
         """
 
+    def close(self) -> None:
+        """Keep nothing open between two looks. Versions in memory stay whole; a later look opens what it needs."""
+
     def bell(self, ring: Callable[[], None]) -> Bell:
         """A bell for what is published here. It calls `ring` from any thread."""
