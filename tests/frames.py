@@ -8,7 +8,7 @@ import struct
 from tests.running import LONG
 
 PREDICT = "/tensorflow.serving.PredictionService/Predict"
-_DATA, _HEADERS, _SETTINGS = 0, 1, 4
+_DATA, _HEADERS, _RESET, _SETTINGS = 0, 1, 3, 4
 _END_STREAM, _END_HEADERS = 1, 4
 _INITIAL_WINDOW = 4
 _LARGEST = 16_000
@@ -34,6 +34,11 @@ def headers(stream: int, path: str = PREDICT) -> bytes:
     }  # fmt: skip
     content = b"".join(b"\0" + _text(name) + _text(value) for name, value in fields.items())
     return frame(_HEADERS, _END_HEADERS, stream, content)
+
+
+def reset(stream: int) -> bytes:
+    """The end of a call whose caller wants no answer."""
+    return frame(_RESET, 0, stream, struct.pack(">I", 8))
 
 
 def message(stream: int, content: bytes, *, most: int | None = None) -> bytes:

@@ -36,14 +36,15 @@ _FLOAT32 = 1
 
 
 class Sync(sync_pb2_grpc.SyncServicer):
-    """One model, `digits`, that serves version 420."""
+    """One model, `digits` unless another status is given, that serves version 420."""
 
-    def __init__(self) -> None:
+    def __init__(self, status: pb.ModelStatus = SERVING) -> None:
+        self._status = status
         self.restoring = threading.Event()
 
     def GetStatus(self, request: pb.GetStatusRequest, context: grpc.ServicerContext) -> pb.GetStatusResponse:
         _check(request.model, context)
-        return pb.GetStatusResponse(models=[SERVING])
+        return pb.GetStatusResponse(models=[self._status])
 
     def Sync(self, request: pb.SyncRequest, context: grpc.ServicerContext) -> Iterator[pb.SyncProgress]:
         _check(request.model, context)

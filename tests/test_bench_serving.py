@@ -67,6 +67,15 @@ def test_serve_reports_every_case_beside_grpc_alone(capsys: pytest.CaptureFixtur
     assert "callers x rows" in captured.err
 
 
+def test_exported_reports_both_forms_of_a_model_and_their_quotient(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["exported", "--runs", "1", "--seconds", "0.1", "--json", "-"]) == 0
+    captured = capsys.readouterr()
+    found = json.loads(captured.out)
+    assert found["exported_of_published"] == found["exported_per_second"] / found["published_per_second"]
+    assert found["exported_per_second"] > 0
+    assert "answers a second as an export" in captured.err.replace("\n", " ")
+
+
 def _measured(capsys: pytest.CaptureFixture[str], benchmark: str, *arguments: str) -> dict[str, Any]:
     """What it prints: one JSON object, and the same for people."""
     assert main([benchmark, "--mb", "1", *arguments, "--json", "-"]) == 0

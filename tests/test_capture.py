@@ -198,6 +198,7 @@ def test_v1_tensors_and_the_meta_file_of_their_graph_give_one_graph(tmp_path: Pa
 
 
 def test_one_name_where_a_list_belongs_is_refused(tmp_path: Path) -> None:
-    for arguments in ({"outputs": "y"}, {"signatures": "score"}):
+    mistaken: list[dict[str, Any]] = [{"outputs": "y"}, {"signatures": "score"}]
+    for arguments in mistaken:
         with pytest.raises(GraphError, match=r"expected names in a list, found '(y|score)'"):
             capture(tmp_path, **arguments)

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from paramsync.errors import GraphError
 from paramsync.graphs.graph import Graph
-from paramsync.graphs.sources.saved_models import draft_of_saved_model
+from paramsync.graphs.sources.saved_models import SavedModel
 from paramsync.graphs.sources.v1_saved_models import is_v1, parsed_saved_model
 from tests.v1_captured import ONES, answer, names, saved_graph
 
@@ -64,6 +64,15 @@ def test_a_saved_model_of_tensorflow_1_gives_all_its_signatures_over_one_set_of_
     np.testing.assert_array_equal(whole["logits"], [[12.0] * 2])
 
 
+def test_inputs_and_outputs_are_called_as_in_the_saved_model_whatever_nodes_were_added(tmp_path: Path) -> None:
+    saved_with_signatures(tmp_path / "exported")
+    signatures = saved_graph(tmp_path / "exported").signatures
+    whole, encode, head = (signatures[name] for name in ("whole", "encode", "head"))
+    assert whole.inputs["image"].tensor == encode.inputs["image"].tensor == "x:0"
+    assert head.inputs["features"].tensor == encode.outputs["features"].tensor == "MatMul:0"
+    assert head.outputs["logits"].tensor == whole.outputs["logits"].tensor == "MatMul_1:0"
+
+
 def test_only_the_signatures_asked_for_are_captured(tmp_path: Path) -> None:
     saved_with_signatures(tmp_path / "exported")
     graph = saved_graph(tmp_path / "exported", signatures=["encode"])
@@ -104,7 +113,7 @@ def test_a_saved_model_whose_functions_multiply_is_refused_in_no_time(tmp_path: 
     meta.saver_def.restore_op_name = "restore"
     (tmp_path / "saved_model.pb").write_bytes(saved.SerializeToString())
     with pytest.raises(GraphError, match="not a whole SavedModel: more than 200000 operations"):
-        draft_of_saved_model(tmp_path)
+        SavedModel(tmp_path).draft()
 
 
 def test_a_saved_model_of_tensorflow_2_is_told_apart(tmp_path: Path) -> None:

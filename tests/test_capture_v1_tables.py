@@ -80,7 +80,7 @@ def test_an_asset_outside_the_assets_is_refused(tmp_path: Path, name: str) -> No
     packed.Unpack(asset)
     asset.filename = name
     packed.Pack(asset)
-    with pytest.raises(GraphError, match="expected assets in"):
+    with pytest.raises(GraphError, match=r"expected assets in its own folder|found a symbolic link"):
         draft_of_v1_saved_model(directory, saved)
 
 

@@ -10,8 +10,9 @@ import pytest
 from paramsync.cli.__main__ import main
 from paramsync.cli.wording import duration, plain, to_json
 from paramsync.v1 import sync_pb2 as pb
+from paramsync.v1 import sync_pb2_grpc
 from tests.commands import only_line
-from tests.servers import CORRUPT, NEVER, SERVING, add_publisher, serving
+from tests.servers import CORRUPT, NEVER, SERVING, Sync, add_publisher, serving
 
 pytestmark = pytest.mark.usefixtures("eighty_columns")
 
@@ -92,7 +93,7 @@ def test_an_unknown_model_is_one_line_with_the_known_ones(
     command: str, inferencer: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([command, "cats", *WORDS[command][1:], "--inferencer", inferencer]) == 1
-    assert only_line(capsys.readouterr().err).endswith("model 'cats' is not served here; served: digits")
+    assert only_line(capsys.readouterr().err).endswith("model 'cats' is not served here; served: 'digits'")
 
 
 def test_status_shows_both_programs_in_80_columns(
@@ -114,7 +115,13 @@ def test_status_shows_a_fact_a_line_in_40_columns(
     assert main(["status", "--inferencer", inferencer, "--trainer", trainer]) == 0
     lines = capsys.readouterr().out.splitlines()
     words = [line.split() for line in lines]
-    for fact in (["trainer", "training"], ["step", "7"], ["model", "digits"], ["serving", "420"], ["lag", "12", "s"]):
+    for fact in (
+        ["trainer", "training"],
+        ["step", "7"],
+        ["model", "digits"],
+        ["serving", "420"],
+        ["lag", "12", "s,", "1", "steps"],
+    ):
         assert fact in words
     assert max(map(len, lines)) <= 40
 
@@ -135,18 +142,41 @@ def test_status_without_the_trainer_shows_the_inferencer(
     inferencer: str, nobody: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["status", "--inferencer", inferencer, "--trainer", nobody]) == 0
-    text = capsys.readouterr().out
-    assert f"trainer not reachable at {nobody}" in text
-    assert "digits" in text
+    said = capsys.readouterr()
+    assert only_line(said.err).startswith(f"paramsync status: trainer not reachable at {nobody}")
+    assert "digits" in said.out
 
 
 def test_status_without_the_inferencer_shows_the_trainer_and_fails(
     nobody: str, trainer: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["status", "--inferencer", nobody, "--trainer", trainer]) == 1
-    text = capsys.readouterr().out
-    assert f"inferencer not reachable at {nobody}" in text
-    assert "CPU" in text
+    said = capsys.readouterr()
+    assert only_line(said.err).startswith(f"paramsync status: inferencer not reachable at {nobody}")
+    assert "CPU" in said.out
+
+
+def test_status_of_one_model_asks_for_that_one(
+    inferencer: str, trainer: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    addresses = ["--inferencer", inferencer, "--trainer", trainer]
+    assert main(["status", "digits", *addresses]) == 0
+    assert "digits" in capsys.readouterr().out
+    assert main(["status", "cats", *addresses]) == 1
+    assert only_line(capsys.readouterr().err) == ("paramsync status: model 'cats' is not served here; served: 'digits'")
+
+
+def test_status_of_long_names_keeps_each_name_whole_in_80_columns(
+    nobody: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = "recommender-candidate-generation-tower-european-union"
+    status = pb.ModelStatus(model=model, labels={"canary-of-the-week": 418})
+    with serving(lambda server: sync_pb2_grpc.add_SyncServicer_to_server(Sync(status), server)) as address:
+        assert main(["status", "--inferencer", address, "--trainer", nobody]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert ["model", model] in map(str.split, lines)
+    assert any("canary-of-the-week 418" in line for line in lines)
+    assert max(map(len, lines)) <= 80
 
 
 def test_sync_says_which_version_serves(inferencer: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -55,7 +55,7 @@ def test_status_tells_of_every_model(inferencer: Inferencer) -> None:
 
 
 def test_an_unknown_model_is_the_callers_fault(inferencer: Inferencer) -> None:
-    with pytest.raises(errors.RequestError, match="'cats' is not served here; served: digits"):
+    with pytest.raises(errors.RequestError, match="'cats' is not served here; served: 'digits'"):
         inferencer.status("cats")
 
 

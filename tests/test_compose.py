@@ -123,6 +123,10 @@ def test_http_answers_with_the_version(stack: Stack, log: Log) -> None:
         f"http://{stack.address('PARAMSYNC_REST_PORT')}/v1/models/digits", timeout=10
     ) as answer:
         states = {one["state"] for one in json.load(answer)["model_version_status"]}
+    with urllib.request.urlopen(
+        f"http://{stack.address('PARAMSYNC_TRAINER_METRICS_PORT')}/metrics", timeout=10
+    ) as answer:
+        assert b"paramsync_trainer_published_version" in answer.read()
     with urllib.request.urlopen(f"http://{stack.address('PARAMSYNC_REST_PORT')}/metrics", timeout=10) as answer:
         metrics = answer.read().decode()
     log.line(f"by HTTP: digits is {', '.join(sorted(states))}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
@@ -175,3 +176,32 @@ def test_a_connected_graph_is_served_as_any_other(tmp_path: Path) -> None:
     rounds = capture(Rounds()).graph
     connect(rounds, rounds, {"x": "y"}).save(tmp_path / "graph.pb")
     assert Graph.load(tmp_path / "graph.pb")([], {"x": tf.constant([1.0])})["y"].numpy().tolist() == [128.0]
+
+
+WRONG: list[Any] = [
+    None,
+    5,
+    "",
+    "x",
+    [],
+    [5],
+    {},
+    {"x": 5},
+    {5: "features"},
+    object(),
+    X,
+    tf.constant(1.0),
+    b"x",
+    ("a",),
+]
+
+
+@pytest.mark.parametrize("argument", ["first", "second", "inputs", "prefixes", "signatures", "outputs"])
+def test_what_is_given_wrongly_is_refused_by_name(argument: str) -> None:
+    graph = capture(dense("first", into=4)).graph
+    right: dict[str, Any] = {"first": graph, "second": graph, "inputs": {"x": "features"}}
+    for given in WRONG:
+        if argument == "outputs" and isinstance(given, list | dict) and not given:
+            continue
+        with pytest.raises(GraphError, match=f"^({argument}|nothing is connected|inputs of second|outputs of first)"):
+            connect(**{**right, argument: given})

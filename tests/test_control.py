@@ -103,7 +103,7 @@ def test_publish_after_training_has_stopped_is_a_failed_precondition(pair: Pair)
 
 def test_a_publication_that_fails_is_an_internal_error_that_says_why(pair: Pair) -> None:
     with pair.training() as publisher:
-        (pair.store / "checkpoint").mkdir()
+        (pair.store / ".tmp-checkpoint").mkdir()
         with stepping(publisher), pytest.raises(grpc.RpcError) as failed:
             pair.stub.Publish(sync_pb2.PublishRequest(), timeout=TIMEOUT)
     assert failed.value.code() is grpc.StatusCode.INTERNAL

@@ -55,8 +55,8 @@ def test_inputs_that_fit_are_accepted_as_arrays_and_tensors(graph: Graph) -> Non
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [
-        ({}, "inputs: expected x, found none"),
-        ({"z": np.ones((1, 2), np.float32)}, "inputs: expected x, found z"),
+        ({}, "inputs: expected 'x', found none"),
+        ({"z": np.ones((1, 2), np.float32)}, "inputs: expected 'x', found 'z'"),
         ({"x": np.ones((1, 2))}, r"input 'x': expected float32 \[\?, 2\], found float64 \[1, 2\]"),
         ({"x": np.ones((1, 3), np.float32)}, r"expected float32 \[\?, 2\], found float32 \[1, 3\]"),
         ({"x": np.ones(2, np.float32)}, r"found float32 \[2\]"),
@@ -71,9 +71,9 @@ def test_inputs_that_do_not_fit_are_refused_with_both_sides(
 
 
 def test_unknown_signatures_and_outputs_are_refused_with_those_there_are(graph: Graph) -> None:
-    with pytest.raises(UnknownSignatureError, match="'other' does not exist; there are: serving_default"):
+    with pytest.raises(UnknownSignatureError, match="'other' does not exist; there are: 'serving_default'"):
         graph.check_inputs("other", {})
-    with pytest.raises(InputError, match="expected some of rows, y, found z"):
+    with pytest.raises(InputError, match="expected some of 'rows', 'y', found 'z'"):
         graph.check_inputs(DEFAULT_SIGNATURE, {"x": np.ones((1, 2), np.float32)}, ["z"])
 
 
@@ -126,14 +126,14 @@ def test_a_file_that_names_what_is_not_there_is_refused(graph: Graph, field: str
 
 @pytest.mark.parametrize("inputs", [{}, {"z": tf.ones((1, 2))}, {"x": tf.ones((1, 2)), "z": tf.ones((1, 2))}])
 def test_a_call_with_other_inputs_says_what_was_expected(graph: Graph, inputs: dict[str, tf.Tensor]) -> None:
-    with pytest.raises(InputError, match="inputs: expected x, found"):
+    with pytest.raises(InputError, match="inputs: expected 'x', found"):
         graph([tf.ones((2, 1))], inputs)
 
 
 def test_a_call_of_what_is_not_there_says_what_is(graph: Graph) -> None:
-    with pytest.raises(UnknownSignatureError, match="'other' does not exist; there are: serving_default"):
+    with pytest.raises(UnknownSignatureError, match="'other' does not exist; there are: 'serving_default'"):
         graph([tf.ones((2, 1))], {"x": tf.ones((1, 2))}, signature="other")
-    with pytest.raises(InputError, match="expected some of rows, y, found z"):
+    with pytest.raises(InputError, match="expected some of 'rows', 'y', found 'z'"):
         graph([tf.ones((2, 1))], {"x": tf.ones((1, 2))}, outputs=["z"])
 
 

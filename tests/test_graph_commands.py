@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -198,3 +200,42 @@ assert main(["graph", "show", {str(sources / "store")!r}]) == 0
 assert "tensorflow" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
+
+
+def test_parameters_of_a_compiled_keras_model_are_shown_by_the_names_of_its_variables(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, name="hidden")], name="small")
+    model.compile("adam", "mse")
+    found = capture(model)
+    names = [spec.name for spec in found.graph.parameters]
+    with StoreWriter(tmp_path) as writer:
+        writer.add_graph(found.graph.digest, found.graph.to_bytes())
+        values = {name: variable.numpy() for name, variable in zip(names, found.variables, strict=True)}
+        writer.commit(version(7, graph=found.graph.digest), values)
+    for command in (["graph", "show"], ["verify"]):
+        assert main([*command, str(tmp_path)]) == 0
+        shown = capsys.readouterr().out
+        assert "small/hidden/kernel" in shown
+        assert "optimizer" not in shown
+    graph = json_of(["graph", "show", str(tmp_path)], capsys)["parameters"]
+    (verified,) = json_of(["verify", str(tmp_path)], capsys)["versions"]
+    for listed in (graph, verified["tensors"]):
+        assert sorted(one["variable"] for one in listed) == ["small/hidden/bias", "small/hidden/kernel"]
+        assert sorted(one["name"] for one in listed) == sorted(names)
+
+
+def test_a_link_in_a_store_or_a_saved_model_is_not_followed_and_one_that_is_named_is(
+    sources: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(sources / "saved", tmp_path / "saved")
+    (tmp_path / "saved" / "saved_model.pb").rename(tmp_path / "elsewhere")
+    (tmp_path / "saved" / "saved_model.pb").symlink_to(tmp_path / "elsewhere")
+    shutil.copytree(sources / "store", tmp_path / "store")
+    (graph,) = (tmp_path / "store").glob("graph-*.pb")
+    graph.rename(tmp_path / "graph")
+    graph.symlink_to(tmp_path / "graph")
+    for source in (tmp_path / "saved", tmp_path / "store"):
+        assert main(["graph", "show", str(source)]) == 1
+        assert "found a symbolic link" in capsys.readouterr().err
+    assert main(["graph", "show", str(graph)]) == 0

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import random
 import socket
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
 import pytest
 from tensorflow_serving.apis import predict_pb2
 
-from tests.frames import PREDICT, connected, headers, message
+from tests.frames import PREDICT, connected, headers, message, reset
 from tests.inferencers import LONG, Process
 from tests.programs import eventually
 
@@ -113,3 +115,29 @@ def test_thousands_of_bad_requests_leave_memory_as_it_was(echoing: Process) -> N
     check_answered(echoing)
     eventually(lambda: memory(echoing) < before + 32 * MB, lambda: f"{memory(echoing)} to be {before}")
     assert "Traceback" not in "".join(echoing.lines)
+
+
+@pytest.mark.slow
+def test_a_client_that_opens_and_resets_calls_delays_others_by_no_more_than_seconds(echoing: Process) -> None:
+    check_answered(echoing)
+    over = threading.Event()
+
+    def attack() -> int:
+        sent = 0
+        with connected(int(echoing.address.rpartition(":")[2])) as client:
+            client.settimeout(LONG)
+            while not over.is_set():
+                streams = range(2 * sent + 1, 2 * sent + 401, 2)
+                client.sendall(b"".join(headers(one) + reset(one) for one in streams))
+                sent += len(streams)
+        return sent
+
+    with ThreadPoolExecutor(1) as threads:
+        attacking = threads.submit(attack)
+        try:
+            for _ in range(100):
+                echoing.predict(repeated(1), timeout=5.0)
+        finally:
+            over.set()
+        assert attacking.result() > 1000
+    check_answered(echoing)

@@ -17,6 +17,7 @@ from paramsync.checksums import crc32c, mask
 from paramsync.errors import CorruptCheckpointError
 from paramsync.index import Entry, Index
 from paramsync.v1 import bundle_pb2
+from tests import compressed
 from tests.fuzz import mutate
 
 WHERE = Path("a.index")
@@ -70,6 +71,13 @@ def test_names_that_share_long_beginnings_are_refused() -> None:
     block = record(*HEAD) + record(long, b"")
     block += b"".join(table.varint(len(long) + number) + b"\1\0k" for number in range(100_000))
     refused(mutate.assembled([block + bytes(4)]), "keys of at most .* bytes together")
+
+
+def test_few_bytes_that_become_many_are_refused() -> None:
+    empty = bytes(9 * MIB - 4) + ((9 * MIB - 4) // 4).to_bytes(4, "little")  # a block of restarts alone
+    first, large = compressed.of_snappy(record(*HEAD) + bytes(4)), compressed.of_snappy(empty)
+    refused(compressed.assembled([first, *[large] * 8]), "compressed blocks of at most 67108864 bytes together")
+    refused(compressed.assembled([table.varint(60 * MIB) + bytes(9)]), "bytes compressed at 0")
 
 
 def listed(blocks: bytes, listing: bytes) -> bytes:

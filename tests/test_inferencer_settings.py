@@ -34,6 +34,29 @@ def test_every_flag_of_a_model_is_said_of_each(tmp_path: Path) -> None:
         assert one.allowed == ("ReadFile", "Add>Ons")
 
 
+def test_each_model_may_have_a_trainer_of_its_own() -> None:
+    models = [word for name in "abc" for word in ("--model", f"{name}=/{name}")]
+    found = parse([*models, "--trainer", "c=h:3", "--trainer", "h:1", "--trainer", "a=[::1]:2"]).models
+    assert [one.trainer for one in found if isinstance(one, ModelSettings)] == ["[::1]:2", "h:1", "h:3"]
+    found = parse([*models, "--trainer", "b=h:2"]).models
+    assert [one.trainer for one in found if isinstance(one, ModelSettings)] == [None, "h:2", None]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["d=h:1"], "--trainer d=h:1: expected one of the models a, b, found 'd'"),
+        (["a=h:1", "a=h:2"], "--trainer: expected one trainer for a, found h:1 and h:2"),
+        (["h:1", "h:2"], "--trainer: expected one trainer for all models, found h:1 and h:2"),
+        (["a=h"], "--trainer: address 'h': expected HOST:PORT"),
+        (["=h:1"], "--trainer: expected a name"),
+    ],
+)
+def test_a_trainer_of_a_model_that_is_not_there_or_has_one_is_refused(given: list[str], message: str) -> None:
+    with pytest.raises(SettingsError, match=re.escape(message)):
+        parse(["--model", "a=/s", "--model", "b=/t", *(word for one in given for word in ("--trainer", one))])
+
+
 def test_a_graph_may_be_given() -> None:
     [found] = parse(["--model", "a=/s", "--graph", "/exported"]).models
     assert isinstance(found, ModelSettings)
@@ -45,7 +68,8 @@ def test_a_graph_may_be_given() -> None:
 def test_every_flag_of_the_server(tmp_path: Path) -> None:
     ports = ["--host", "::1", "--port", "1", "--rest-port", "2", "--control-port", "3", "--poll-seconds", "0.5"]
     limits = ["--state", str(tmp_path), "--queue", "9", "--batch-rows", "1", "--max-message-mb", "8"]
-    assert parse(["--model", "a=/s", *ports, *limits]) == Settings(
+    roots = ["--reload-root", "/stores", "--reload-root", "more"]
+    assert parse(["--model", "a=/s", *ports, *limits, *roots]) == Settings(
         models=(ModelSettings(name="a", store=Path("/s")),),
         host="::1",
         port=1,
@@ -53,6 +77,7 @@ def test_every_flag_of_the_server(tmp_path: Path) -> None:
         control_port=3,
         poll_seconds=0.5,
         state=tmp_path,
+        reload_roots=(Path("/stores"), Path("more")),
         queue=9,
         batch_rows=1,
         message_bytes=8 << 20,
@@ -98,6 +123,7 @@ def test_tensor_names_are_split() -> None:
             "--inputs, --outputs and --graph are of one graph: expected one --model with them, found 2",
         ),
         (["--model", "a=x", "--inputs", "x:0,", "--outputs", "y:0"], "expected names of tensors"),
+        (["--model", "n" * 201 + "=x"], "expected a name of at most 200 bytes, as a URL has them, found 201 in"),
         (["--model", "a=x", "--port", "65536"], "expected a port from 0 to 65535, found '65536'"),
         (["--model", "a=x", "--port", "-1"], "port"),
         (["--model", "a=x", "--port", "9000", "--control-port", "9000"], "expected two different ports, found 9000"),

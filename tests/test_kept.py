@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from inferencer.follower import Follower
-from inferencer.following.kept import Choices, Kept
+from inferencer.following.kept import MOST_LABELS, Choices, Kept
 from inferencer.following.wishes import Action
 from inferencer.replica import Replica
-from paramsync.errors import SyncError
+from paramsync.errors import InputError, SyncError
 from tests.followers import LONG, serving
 from tests.published import Publisher, ask, proven
 
@@ -127,6 +127,45 @@ def test_a_label_of_the_settings_that_was_taken_away_stays_away_until_they_say_a
     assert after_restart(stable=2, canary=2).status().labels == {"stable": 2, "canary": 3}
     assert after_restart(stable=1, canary=1).status().labels == {"stable": 1, "canary": 1}
     assert after_restart(stable=1).status().labels == {"stable": 1}
+
+
+@pytest.mark.parametrize("name", ["\N{GRINNING FACE}" * 190, "x" * 190], ids=["emoji", "letters"])
+def test_every_label_that_was_given_survives_a_restart_however_many_are_asked_for(
+    publisher: Publisher, tmp_path: Path, name: str
+) -> None:
+    for step in (1, 2):
+        publisher.publish(step)
+    first = restarted(publisher, tmp_path / "state")
+    done(first, Action.PIN, 1)
+    answers = {f"{name}{at}": first.ask(Action.LABEL, 1, f"{name}{at}") for at in range(600)}
+    first.run_once()
+    given = {label: 1 for label, answer in answers.items() if answer.exception(0) is None}
+    assert len(given) == MOST_LABELS
+    with pytest.raises(SyncError, match=f"expected at most {MOST_LABELS} labels.*take one away first"):
+        answers[f"{name}599"].result(0)
+    second = restarted(publisher, tmp_path / "state")
+    assert (second.status().pinned, second.status().labels) == (1, given)
+    done(second, Action.LABEL, 2, f"{name}0")  # one that is there may be moved
+    done(second, Action.UNLABEL, None, f"{name}1")
+    done(second, Action.LABEL, 2, "another")
+
+
+@pytest.mark.parametrize("label", ["", "a\nb", "\ud800", "x" * 201])
+def test_a_label_that_could_not_be_kept_is_refused(publisher: Publisher, tmp_path: Path, label: str) -> None:
+    publisher.publish(1)
+    first = restarted(publisher, tmp_path / "state")
+    done(first, Action.PIN, 1)
+    with pytest.raises(InputError, match="label: expected a name"):
+        first.label(label, 1)
+    assert restarted(publisher, tmp_path / "state").status().pinned == 1
+
+
+def test_what_could_not_be_read_again_is_not_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    kept = Kept(tmp_path, "m", tmp_path / "m")
+    kept.write(Choices(pinned=4))
+    kept.write(Choices(pinned=5, labels={f"{at}" + "x" * 1000: at for at in range(5000)}))
+    assert caplog.text.count("pins and labels will not survive a restart") == 1
+    assert Kept(tmp_path, "m", tmp_path / "m").read() == Choices(pinned=4)
 
 
 DAMAGED = {

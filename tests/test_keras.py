@@ -36,12 +36,16 @@ def fit(model: keras.Model, callback: PublishCallback, **arguments: Any) -> None
 class Unhurried(PublishCallback):
     """Waits for each publication, so that none is overtaken by the next."""
 
-    def on_train_begin(self, logs: Any = None) -> None:
-        super().on_train_begin(logs)
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        super().on_epoch_begin(epoch, logs)
         self._wait()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         super().on_train_batch_end(batch, logs)
+        self._wait()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        super().on_epoch_end(epoch, logs)
         self._wait()
 
     def _wait(self) -> None:

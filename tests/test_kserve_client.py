@@ -77,7 +77,7 @@ def test_compressed_requests_are_answered(said: dict[str, Any], algorithm: str) 
 def test_a_stream_is_answered_in_order_and_goes_on_after_a_refusal(said: dict[str, Any]) -> None:
     ids = [one[0] for one in said["streamed"]]
     assert ids == ["0", "1", "refused", "3", "4"]
-    assert said["streamed"][2][1] == "model 'other' is not served here; served: empty, m"
+    assert said["streamed"][2][1] == "model 'other' is not served here; served: 'empty', 'm'"
     assert said["streamed"][4] == ["4", "4", [[-4.0, -8.0], [-12.0, -16.0]]]
 
 
@@ -101,7 +101,7 @@ def test_statistics_count_requests_rows_and_calls_of_each_version(said: dict[str
 
 
 @pytest.mark.parametrize(("what", "code", "text"), [
-    ("unknown model", "NOT_FOUND", "model 'other' is not served here; served: empty, m"),
+    ("unknown model", "NOT_FOUND", "model 'other' is not served here; served: 'empty', 'm'"),
     ("no version", "UNAVAILABLE", "model 'empty' is not serving"),
     ("no metadata", "NOT_FOUND", "model 'other' is not served here"),
     ("wrong datatype", "INVALID_ARGUMENT", "input 'x': expected float32 [?, 2], found float64 [2, 2]"),

@@ -32,7 +32,7 @@ _TEXT = pb.InferParameter(string_param="region")
 _CONTENTS = pb.InferTensorContents(fp32_contents=[1, 2])
 _MISTAKES: dict[str, tuple[pb.ModelInferRequest, grpc.StatusCode, str]] = {
     "no model": (negated(""), Code.INVALID_ARGUMENT, "model_name: expected the name of a model, found none"),
-    "unknown model": (negated("other"), Code.NOT_FOUND, "model 'other' is not served here; served: empty, m"),
+    "unknown model": (negated("other"), Code.NOT_FOUND, "model 'other' is not served here; served: 'empty', 'm'"),
     "model without a version": (negated("empty"), Code.UNAVAILABLE, "model 'empty' is not serving"),
     "unknown version": (negated(version="5"), Code.NOT_FOUND, "version 5 of model 'm' is not there; there are: 3, 4"),
     "version without end": (negated(version="9" * 9999), Code.NOT_FOUND, "label '999"),
@@ -40,26 +40,30 @@ _MISTAKES: dict[str, tuple[pb.ModelInferRequest, grpc.StatusCode, str]] = {
     "unknown signature": (
         signature(pb.InferParameter(string_param="train")),
         Code.FAILED_PRECONDITION,
-        "signature 'train' does not exist; there are: negated, serving_default, shaped",
+        "signature 'train' does not exist; there are: 'negated', 'serving_default', 'shaped'",
     ),
     "signature that is no name": (
         signature(pb.InferParameter(int64_param=1)),
         Code.INVALID_ARGUMENT,
         "parameter 'signature': expected its name as string_param, found int64_param",
     ),
-    "missing inputs": (negated(inputs=[], raw_input_contents=[]), Code.INVALID_ARGUMENT, "expected x, found none"),
+    "missing inputs": (negated(inputs=[], raw_input_contents=[]), Code.INVALID_ARGUMENT, "expected 'x', found none"),
     "unknown input": (
         negated(inputs=[x(), pb.ModelInferRequest.InferInputTensor(name="y", datatype="FP32")]),
         Code.INVALID_ARGUMENT,
-        "inputs: expected x, found x, y",
+        "inputs: expected 'x', found 'x', 'y'",
     ),
     "input twice": (negated(inputs=[x(), x()]), Code.INVALID_ARGUMENT, "input 'x': expected each input once"),
     "unknown output": (
         negated(outputs=wanted("z")),
         Code.INVALID_ARGUMENT,
-        "expected some of half, version, y, found z",
+        "expected some of 'half', 'version', 'y', found 'z'",
     ),
-    "output twice": (negated(outputs=wanted("y", "y")), Code.INVALID_ARGUMENT, "expected each output once, found 'y'"),
+    "output twice": (
+        negated(outputs=wanted("y", "y")),
+        Code.INVALID_ARGUMENT,
+        "expected each output once, found 'y' more than once",
+    ),
     "output without a datatype": (
         signature(pb.InferParameter(string_param="shaped")),
         Code.INVALID_ARGUMENT,

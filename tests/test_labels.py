@@ -204,3 +204,29 @@ def test_a_label_whose_caller_left_is_given_up(follower: Follower, publisher: Pu
     answer.cancel()
     follower.run_once()
     assert (follower.status().labels, follower.status().resident) == ({}, (2,))
+
+
+def test_a_label_is_gone_once_that_is_answered_though_a_pin_interrupts_the_round(publisher: Publisher) -> None:
+    follower = Follower(Replica("m", publisher.path, resident=3))
+    for step in (1, 2):
+        publisher.publish(step)
+        follower.run_once()
+    labelled(follower, "stable", 1)
+    publisher.publish(3)
+    answers: dict[Action, Future[Status]] = {}
+
+    def pin() -> None:
+        if follower.status().restoring == 3 and Action.PIN not in answers:
+            answers[Action.PIN] = follower.ask(Action.PIN, 2)
+
+    def unlabel(_: Future[Status]) -> None:
+        answers[Action.UNLABEL] = follower.ask(Action.UNLABEL, label="stable")
+        answers[Action.UNLABEL].add_done_callback(lambda _: left.append(dict(follower.replica.labels)))
+
+    left: list[dict[str, int]] = []
+    follower.subscribe(pin)
+    follower.ask(Action.LABEL, 2, "canary").add_done_callback(unlabel)  # answered before the store is looked at
+    for _ in range(2):
+        follower.run_once()
+    assert (answers[Action.UNLABEL].result(0).labels, left) == ({"canary": 2}, [{"canary": 2}])
+    assert answers[Action.PIN].result(0).pinned == 2

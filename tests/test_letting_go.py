@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,10 +12,15 @@ import pytest
 
 from inferencer.follower import Follower
 from inferencer.replica import Replica
+from inferencer.served import Maker, Served, followers_of
+from inferencer.settings import ModelSettings
 from paramsync.store import Store
 from paramsync.version import Version
-from tests.followers import freed_by
-from tests.published import GATED_OPS, PARAMETERS, Publisher
+from tests.followers import LONG, freed_by, quarantined, serving
+from tests.programs import eventually
+from tests.published import GATED_OPS, PARAMETERS, Publisher, follower_of
+from tests.stores import saved_by_v1
+from tests.troubles import descriptors
 
 X = {"x": np.ones([3, 2], np.float32)}
 
@@ -84,3 +90,71 @@ def test_a_version_restored_again_takes_the_place_of_the_one_in_memory(publisher
     replica.tend()
     assert len(threads) == 1
     assert [one.version.number for one in replica.residents] == [1]
+
+
+@pytest.fixture
+def uncollected() -> Iterator[None]:
+    """Nothing is freed for being garbage that refers to itself."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def removed(models: dict[str, Served]) -> None:
+    """As a server removes them; returns once that is done."""
+    Maker(poll_seconds=60.0, state=None).end(models.values(), kept=())
+    for thread in threading.enumerate():
+        if thread.name.startswith(("end ", "follower ")):
+            thread.join(LONG)
+            assert not thread.is_alive()
+
+
+@pytest.mark.usefixtures("uncollected")
+def test_models_that_are_removed_leave_nothing_open(memory: Path, tmp_path: Path) -> None:
+    for path in (memory / "ours", tmp_path / "ours"):
+        writer = Publisher(path)
+        writer.publish(1)
+        writer.publish(2)
+        writer.close()
+    for path in (memory / "theirs", tmp_path / "theirs"):
+        saved_by_v1(path / "1", 1.0)
+    stores = [memory / "ours", tmp_path / "ours", memory / "theirs", tmp_path / "theirs", memory]
+
+    def come_and_go() -> None:
+        settings = [ModelSettings(name=f"m{at}", store=store) for at, store in enumerate(stores)]
+        models = Maker(poll_seconds=60.0, state=None).make(settings, {})
+        followers = followers_of(models.values())
+        for follower in followers:
+            follower.start()
+        eventually(
+            lambda: all(serving(one) for one in followers[:-1]), lambda: str([one.status() for one in followers])
+        )
+        removed(models)
+
+    come_and_go()  # what is shared by all, such as the reader of inotify, is there from now on
+    before = descriptors()
+    for _ in range(3):
+        come_and_go()
+    assert len(descriptors()) == len(before)
+
+
+@pytest.mark.usefixtures("uncollected")
+def test_versions_that_cannot_be_restored_leave_nothing_open(memory: Path, tmp_path: Path) -> None:
+    writer = Publisher(memory / "ours")
+    for number in (1, 2, 3):
+        writer.publish_corrupt(number)
+    writer.close()
+    saved_by_v1(tmp_path / "theirs" / "1", 1.0)
+    data = next((tmp_path / "theirs" / "1" / "variables").glob("*.data-*"))
+    data.write_bytes(b"\xff" * data.stat().st_size)
+    before = descriptors()
+    ours, theirs = follower_of(memory / "ours"), follower_of(tmp_path / "theirs")
+    for _ in range(3):
+        ours.run_once()
+        theirs.run_once()
+    assert (quarantined(ours), serving(theirs)) == ([1, 2, 3], None)
+    for one in (ours, theirs):
+        one.close()
+        one.release()
+    assert len(descriptors()) == len(before)

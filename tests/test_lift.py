@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from paramsync.graphs.draft import finish
 from paramsync.graphs.graph import Graph
+from paramsync.graphs.lifting.lift import lift
 from tests.v1_drafts import check, draft_of
 
 v1 = tf.compat.v1
@@ -206,3 +207,28 @@ def test_calls_stay_stateful_where_something_in_them_is() -> None:
 
     found = ops(check(build))
     assert (found["StatefulPartitionedCall"], found["PartitionedCall"]) == (1, 1)
+
+
+def test_every_result_of_a_function_is_of_the_value_that_was_read() -> None:
+    """Many, so that one would be left out or taken twice if they were changed while they are looked through."""
+    count, graph_def = 200, v1.GraphDef()
+    resource, number = tf.resource.as_datatype_enum, tf.float32.as_datatype_enum
+    function = graph_def.library.function.add()
+    function.signature.name = "reads"
+    call = graph_def.node.add(name="call", op="PartitionedCall")
+    call.attr["f"].func.name = "reads"
+    for at in range(count):
+        handle = graph_def.node.add(name=f"variable_{at}", op="VarHandleOp")
+        handle.attr["dtype"].type = number
+        handle.attr["shape"].shape.CopyFrom(tf.TensorShape([]).as_proto())
+        call.input.append(handle.name)
+        call.attr["Tin"].list.type.append(resource)
+        call.attr["Tout"].list.type.append(number)
+        function.signature.input_arg.add(name=f"handle_{at}", type=resource)
+        function.signature.output_arg.add(name=f"value_{at}", type=number)
+        read = function.node_def.add(name=f"read_{at}", op="ReadVariableOp", input=[f"handle_{at}"])
+        read.attr["dtype"].type = number
+        function.ret[f"value_{at}"] = f"read_{at}:value:0"
+    lifted = lift(graph_def, {f"variable_{at}": tf.TensorSpec([]) for at in range(count)})
+    (reads,) = lifted.library.function
+    assert dict(reads.ret) == {f"value_{at}": f"read_{at}:output:0" for at in range(count)}

@@ -43,6 +43,14 @@ def test_metadata_tells_inputs_and_outputs(served: Running) -> None:
     x = signature.inputs["x"]
     assert (x.dtype, [dim.size for dim in x.tensor_shape.dim]) == (types_pb2.DT_FLOAT, [-1, 2])
     assert set(signature.outputs) == {"seen", "total"}
+    assert x.name == "x:0"
+    assert all(":" in one.name for one in signature.outputs.values())
+
+
+def test_version_0_is_every_version_where_there_is_none_of_that_number(served: Running) -> None:
+    answer = served.prediction_service.GetModelMetadata(metadata("signature_def", version=0), timeout=LONG)
+    assert answer.model_spec.version.value == 7
+    assert statuses(served, 0) == statuses(served)
 
 
 @pytest.mark.parametrize("fields", [(), ("signatures",), ("signature_def", "more")])
@@ -132,7 +140,7 @@ def test_a_version_goes_from_found_to_ended_and_the_highest_is_told_first() -> N
     assert course(replace(status, state=State.DRAINING), version=9) == [(9, Stage.LEAVING)]
     with pytest.raises(UnknownVersionError, match="version 5 of model 'm' is not there"):
         course(status, version=5)
-    with pytest.raises(UnknownLabelError, match="label 'canary' of model 'm' is not there; there are: stable"):
+    with pytest.raises(UnknownLabelError, match="label 'canary' of model 'm' is not there; there are: 'stable'"):
         course(status, label="canary")
     with pytest.raises(NotServingError, match="store /store has no version yet"):
         course(Status(model="m", store=STORE))

@@ -19,6 +19,7 @@ rest_port = 9501
 control_port = 9502
 poll_seconds = 2.5
 state = "state"
+reload_roots = ["/stores", "stores"]
 queue = 64
 batch_rows = 1
 max_message_mb = 8
@@ -78,6 +79,7 @@ def test_a_file_says_everything_that_flags_do_and_more(tmp_path: Path) -> None:
         control_port=9502,
         poll_seconds=2.5,
         state=tmp_path / "state",
+        reload_roots=(Path("/stores"), tmp_path / "stores"),
         queue=64,
         batch_rows=1,
         message_bytes=8 << 20,
@@ -117,9 +119,16 @@ def test_the_example_can_be_read() -> None:
         ("[server]\nhost = ''\n", "[server] host: expected an address to listen on, such as 127.0.0.1, found ''"),
         ("[server]\npoll_seconds = 0\n", "[server] poll_seconds: expected seconds above 0, found '0'"),
         ("[server]\npoll_seconds = nan\n", "[server] poll_seconds: expected seconds above 0, found 'nan'"),
+        ("[server]\nreload_roots = '/s'\n", "[server] reload_roots: expected a list of texts, found '/s'"),
+        ("[server]\nreload_roots = ['']\n", "[server] reload_roots: expected a path, found ''"),
         ("[server]\nqueue = 0\n", "[server] queue: expected a whole number of at least 1, found '0'"),
         ("[server]\nmax_message_mb = 2048\n", "max_message_mb: expected a whole number of at most 2047, found '2048'"),
         ("[models.'a b']\nstore = '/s'\n", "[models.a b] expected a name of letters, digits, '_', '.' and '-'"),
+        (f"[models.{'n' * 201}]\nstore = '/s'\n", "expected a name of at most 200 bytes, as a URL has them, found 201"),
+        (
+            "[models.a]\nstore = '/s'\nlabels = {" + ", ".join(f"n{at} = 1" for at in range(257)) + "}\n",
+            "[models.a] labels: expected at most 256 labels, found 257",
+        ),
         ("[models]\na = 1\n", "[models.a] expected a table, found 1"),
         ("[models.a]\n", "[models.a] expected store, or connect = [FIRST, SECOND], found neither"),
         ("[models.a]\nstore = '/s'\nconnect = ['b', 'c']\n", "[models.a] expected store, or connect ="),

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
 
 from inferencer.follower import Follower
+from inferencer.following.status import Status
 from inferencer.following.wishes import Action
+from inferencer.replica import Replica
 from paramsync.errors import SyncError, UnknownVersionError
 from tests.followers import LONG, saver_follower, serving
 from tests.published import Publisher, ask, proven, saver_store
@@ -115,3 +118,30 @@ def test_a_pin_whose_caller_left_before_it_came_true_is_given_up(tmp_path: Path)
     pin.cancel()
     follower.run_once()
     assert (follower.status().pinned, serving(follower)) == (None, 2)
+
+
+def test_unpin_is_answered_once_the_newest_serves_though_a_pin_that_fails_interrupts_its_restore(
+    publisher: Publisher,
+) -> None:
+    follower = Follower(Replica("m", publisher.path), poll_seconds=60.0)
+    for step in (1, 2):
+        publisher.publish(step)
+        follower.run_once()
+    pinned = follower.ask(Action.PIN, 1)
+    follower.run_once()
+    assert pinned.result(0).pinned == 1
+    publisher.publish(3)
+    interrupting: list[Future[Status]] = []
+
+    def pin_and_leave() -> None:
+        if follower.status().restoring == 3 and not interrupting:
+            interrupting.append(follower.ask(Action.PIN, 2))
+
+    follower.subscribe(pin_and_leave)
+    serves: list[int | None] = []
+    follower.ask(Action.UNPIN).add_done_callback(lambda _: serves.append(serving(follower)))
+    follower.run_once()
+    assert serves == []
+    interrupting[0].cancel()
+    follower.run_once()
+    assert serves == [3]

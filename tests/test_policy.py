@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from inferencer.policy import Candidate, next_restore
+from inferencer.policy import Candidate, newest, next_restore, served_before
 
 
 @dataclass(frozen=True)
@@ -82,3 +82,57 @@ CASES = [
 def test_next_restore(case: Case) -> None:
     found = next_restore(case.published, serving=case.serving, quarantined=case.quarantined or {}, pinned=case.pinned)
     assert found == case.expected
+
+
+@dataclass(frozen=True)
+class Swaps:
+    """What came to serve, in this order; a rollback to it is a negative number."""
+
+    name: str
+    swaps: Sequence[int]
+    expected: tuple[int, ...]
+
+
+HISTORIES = [
+    Swaps("nothing served before the first", [1], ()),
+    Swaps("what served last comes first", [1, 2, 3], (2, 1)),
+    Swaps("a rewritten version was not before itself", [1, 2, 2], (1,)),
+    Swaps("a version pinned and left again is there once", [1, 2, 3, 2, 3], (2, 1)),
+    Swaps("what serves is not before itself", [1, 2, 3, 1], (3, 2)),
+    Swaps("a rollback leaves nothing to go back to", [1, 2, 3, -2], (1,)),
+    Swaps("two rollbacks go back twice", [1, 2, 3, 2, 3, -2, -1], ()),
+    Swaps("what was rolled back from is known once it served again", [1, 2, 3, -2, 3], (2, 1)),
+    Swaps("a rollback past what is gone leaves that out", [1, 2, 3, 4, -2], (1,)),
+    Swaps("a rollback to what never served leaves nothing", [5, 7, 9, -3], ()),
+    Swaps("a store that started over goes on", [7, 1, 2], (1, 7)),
+    Swaps("number 0 is a version like any other", [0, 1, 2], (1, 0)),
+    Swaps("it does not grow for ever", range(100), tuple(range(98, 82, -1))),
+]
+
+
+@pytest.mark.parametrize("case", HISTORIES, ids=lambda case: case.name)
+def test_served_before(case: Swaps) -> None:
+    before: tuple[int, ...] = ()
+    serving: int | None = None
+    for swap in case.swaps:
+        before, serving = served_before(before, left=serving, now=abs(swap), back=swap < 0), abs(swap)
+    assert before == case.expected
+
+
+@pytest.mark.parametrize(
+    ("published", "quarantined", "count", "expected"),
+    [
+        ([], {}, 2, []),
+        ([1, 2, 3], {}, 2, [3, 2]),
+        ([1], {}, 2, [1]),
+        ([1, 2, 3], {}, 1, [3]),
+        ([1, 2, 3], {3: BAD}, 2, [2, 1]),
+        ([1, 2, 3], {2: BAD}, 2, [3, 1]),
+        ([1, 2, 3], {3: "other files"}, 2, [3, 2]),
+        ([1, 2], {1: BAD, 2: BAD}, 2, []),
+        ([0, 1], {}, 2, [1, 0]),
+    ],
+)
+def test_newest(published: list[int], quarantined: Mapping[int, str], count: int, expected: list[int]) -> None:
+    found = newest([one(number) for number in published], quarantined=quarantined, count=count)
+    assert [candidate.number for candidate in found] == expected

@@ -33,7 +33,16 @@ def test_predict_shows_the_version_and_the_greatest_of_each_row(
     assert head.startswith("digits: version 420 answered in ")
     assert columns.split() == ["row", "argmax", "image:", "float32", "[2,", "10]"]
     assert [row.split()[:2] for row in rows] == [["0", "3"], ["1", "4"]]
-    assert max(map(len, rows)) <= 80
+
+
+def test_predict_into_a_pipe_shows_every_row_and_value_whole(
+    predictions: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    image = np.linspace(0, 1, 40 * 50, dtype=np.float32).reshape(40, 50) * 1e-7
+    np.save(tmp_path / "a.npy", image)
+    assert main(["predict", "digits", "--input", f"image=@{tmp_path / 'a.npy'}", "--server", predictions]) == 0
+    _, _, *rows = capsys.readouterr().out.splitlines()
+    np.testing.assert_allclose([list(map(float, row.split()[2:])) for row in rows], image, rtol=1e-3)
 
 
 def test_predict_as_json_gives_every_value(

@@ -56,6 +56,9 @@ class Gated:
     def prepare(self, serving: Resident) -> bool:
         return self._source.prepare(serving)
 
+    def close(self) -> None:
+        self._source.close()
+
     def bell(self, ring: Callable[[], None]) -> Bell:
         return self._source.bell(ring)
 

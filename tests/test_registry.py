@@ -113,7 +113,7 @@ def test_a_model_that_is_removed_is_not_found_and_its_memory_is_freed(
     assert next(watched).status == UNKNOWN
     assert refused(stub.Check, health_pb2.HealthCheckRequest(service="m"))[0] is Code.NOT_FOUND
     code, text = refused(served.prediction_service.Predict, request("m"))
-    assert (code, text) == (Code.NOT_FOUND, "model 'm' is not served here; served: other")
+    assert (code, text) == (Code.NOT_FOUND, "Servable not found: model 'm' is not served here; served: 'other'")
     assert (served.health(), answered(served, "other")) == (SERVING, 3)
     eventually(lambda: not is_held(publisher, 7), lambda: "the memory of m to be freed")
     apply(served, model(tmp_path / "m"))

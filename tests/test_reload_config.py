@@ -11,10 +11,10 @@ from typing import Any
 import grpc
 import pytest
 from tensorflow_serving.apis import get_model_status_pb2, model_management_pb2
-from tensorflow_serving.config import model_server_config_pb2
 
+from tests.configurations import answers, apply, config, model
 from tests.programs import eventually
-from tests.published import PARAMETERS, Publisher, proven
+from tests.published import PARAMETERS, Publisher
 from tests.running import LONG, SERVING, Running, refused, request, seen, synced
 
 Code = grpc.StatusCode
@@ -39,50 +39,6 @@ def other(tmp_path: Path) -> Iterator[Path]:
     publisher.close()
 
 
-def config(*models: Any) -> model_management_pb2.ReloadConfigRequest:
-    message = model_management_pb2.ReloadConfigRequest()
-    message.config.model_config_list.SetInParent()
-    message.config.model_config_list.config.extend(models)
-    return message
-
-
-def model(
-    path: Path | str,
-    *,
-    name: str = "m",
-    latest: int | None = None,
-    specific: tuple[int, ...] | None = None,
-    labels: dict[str, int] | None = None,
-    **fields: Any,
-) -> Any:
-    message = model_server_config_pb2.ModelConfig(
-        name=name, base_path=str(path), **{"model_platform": "tensorflow", **fields}
-    )
-    if latest is not None:
-        message.model_version_policy.latest.num_versions = latest
-    if specific is not None:
-        message.model_version_policy.specific.versions.extend(specific)
-        message.model_version_policy.specific.SetInParent()
-    message.version_labels.update(labels or {})
-    return message
-
-
-def apply(running: Running, *models: Any) -> None:
-    answer = running.model_service.HandleReloadConfigRequest(config(*models), timeout=LONG)
-    assert (answer.status.error_code, answer.status.error_message) == (0, "")
-
-
-def answers(running: Running, *, name: str = "m", label: str = "", version: int | None = None) -> int:
-    """Which version answers, as its parameters prove."""
-    message = request(name, version=version)
-    if label:
-        message.model_spec.version_label = label
-    answer = running.prediction_service.Predict(message, timeout=LONG)
-    number = int(answer.model_spec.version.value)
-    assert proven(seen(answer), number)
-    return number
-
-
 def told(running: Running) -> dict[str, Any]:
     return {one.name: (one.status().pinned, dict(one.status().labels)) for one in running.server.models}
 
@@ -97,7 +53,7 @@ def test_what_is_not_named_any_more_is_not_served_any_more(three: Running, tmp_p
     apply(three, model(other, name="new"))
     assert answers(three, name="new") == 21
     code, text = refused(three.prediction_service.Predict, request("m"))
-    assert (code, text) == (Code.NOT_FOUND, "model 'm' is not served here; served: new")
+    assert (code, text) == (Code.NOT_FOUND, "Servable not found: model 'm' is not served here; served: 'new'")
     apply(three, model(tmp_path / "m"))
     assert answers(three) == 9
 
@@ -105,7 +61,7 @@ def test_what_is_not_named_any_more_is_not_served_any_more(three: Running, tmp_p
 def test_an_empty_list_ends_every_model_and_the_server_goes_on(three: Running, tmp_path: Path) -> None:
     apply(three)
     code, text = refused(three.prediction_service.Predict, request("m"))
-    assert (code, text) == (Code.NOT_FOUND, "model 'm' is not served here; served: none")
+    assert (code, text) == (Code.NOT_FOUND, "Servable not found: model 'm' is not served here; served: none")
     assert (three.health(), list(told(three))) == (SERVING, [])
     apply(three, model(tmp_path / "m"))
     assert (answers(three), three.health("m")) == (9, SERVING)
@@ -191,7 +147,7 @@ def test_labels_are_set_moved_and_taken_away(three: Running, tmp_path: Path) -> 
     assert [one.version for one in found] == [8]
     message.model_spec.version_label = "canary"
     code, text = refused(three.model_service.GetModelStatus, message)
-    assert (code, text) == (Code.NOT_FOUND, "label 'canary' of model 'm' is not there; there are: stable")
+    assert (code, text) == (Code.NOT_FOUND, "label 'canary' of model 'm' is not there; there are: 'stable'")
 
 
 def test_so_many_of_the_latest_stay_in_memory(three: Running, tmp_path: Path, publisher: Publisher) -> None:
@@ -238,6 +194,9 @@ STORE = "{store}"
         (EMPTY, "config: expected a model_config_list, found none"),
         (config(model(STORE, name="")), "config of model '': expected a name of letters"),
         (config(model(STORE, name="a/b")), "config of model 'a/b': expected a name of letters"),
+        (config(model(STORE, name="n" * 201)), "expected a name of at most 200 bytes, as a URL has them, found 201 in"),
+        (config(model(STORE, name="\N{GREEK SMALL LETTER ALPHA}" * 34)), "expected a name of at most 200 bytes"),
+        (config(model(STORE, labels={f"n{at}": 8 for at in range(257)})), "expected at most 256 labels, found 257"),
         (config(model(STORE), model(STORE)), "config of model 'm': expected one, found 2"),
         (
             config(model("relative", name="n")),
@@ -256,7 +215,7 @@ STORE = "{store}"
         (config(model(STORE, specific=(8, 99))), "version 99 of store"),
         (config(model(STORE, specific=(-1,))), "version -1 of store"),
     ],
-    ids=[str(at) for at in range(17)],
+    ids=[str(at) for at in range(20)],
 )
 def test_a_wrong_configuration_is_refused_and_nothing_changes(
     three: Running, tmp_path: Path, message: model_management_pb2.ReloadConfigRequest, text: str

@@ -219,9 +219,20 @@ def test_wrong_requests_are_refused_with_both_sides(publisher: Publisher, replic
     replica.swap(replica.restore(publisher.publish(1)))
     with pytest.raises(UnknownSignatureError, match="serving_default"):
         replica.predict(X, signature="train")
-    with pytest.raises(InputError, match="expected x, found y"):
+    with pytest.raises(InputError, match="expected 'x', found 'y'"):
         replica.predict({"y": X["x"]})
-    with pytest.raises(InputError, match=r"expected float32 \[\?, 2\], found float64 \[3, 2\]"):
-        replica.predict({"x": np.ones([3, 2])})
-    with pytest.raises(InputError, match=r"expected some of seen, total, found logits"):
+    with pytest.raises(InputError, match=r"expected float32 \[\?, 2\], found float32 \[3, 3\]"):
+        replica.predict({"x": np.ones([3, 3])})
+    with pytest.raises(InputError, match=r"expected some of 'seen', 'total', found 'logits'"):
         replica.predict(X, outputs=["logits"])
+
+
+def test_lists_and_numbers_of_another_dtype_are_taken_where_nothing_is_lost(
+    publisher: Publisher, replica: Replica
+) -> None:
+    replica.swap(replica.restore(publisher.publish(3)))
+    for value in ([[1.0, 2.0]], [[1, 2]], np.array([[1.0, 2.0]]), np.array([[1, 2]], np.uint8)):
+        answer, version = replica.predict({"x": value})
+        assert (answer["total"].numpy().tolist(), version.number) == ([3.0 * 3 * PARAMETERS], 3)
+    with pytest.raises(InputError, match=r"pass \.astype"):
+        replica.predict({"x": [[1j, 2.0]]})

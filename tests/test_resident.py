@@ -62,7 +62,7 @@ def test_a_labelled_version_does_not_take_the_place_of_another(publisher: Publis
     follower.run_once()
     assert [one.version.number for one in replica.residents] == [3, 2]
     assert (replica.take(label="old").version.number, replica.labels) == (2, {"old": 2})
-    with pytest.raises(UnknownLabelError, match="label 'new' of model 'm' is not there; there are: old"):
+    with pytest.raises(UnknownLabelError, match="label 'new' of model 'm' is not there; there are: 'old'"):
         replica.take(label="new")
 
 

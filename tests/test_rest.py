@@ -49,9 +49,9 @@ def said(version: int, model: str = "plain", signature: str = "serving_default")
 
 def test_rows_and_columns_of_one_tensor_need_no_names(web: Running) -> None:
     rows = predict(web, {"instances": [[1, 2], [0.5, -1]]})
-    assert rows.json == {"predictions": [[4.0, 8.0], [2.0, -4.0]], "model_spec": said(4)}
+    assert rows.json == {"predictions": [[4.0, 8.0], [2.0, -4.0]]}
     columns = predict(web, {"inputs": [[1, 2], [0.5, -1]], "signature_name": "serving_default"})
-    assert columns.json == {"outputs": [[4.0, 8.0], [2.0, -4.0]], "model_spec": said(4)}
+    assert columns.json == {"outputs": [[4.0, 8.0], [2.0, -4.0]]}
     named = predict(web, {"inputs": {"x": [[1, 2]]}})
     assert named.json["outputs"] == [[4.0, 8.0]]
     assert predict(web, {"instances": [{"x": [1, 2]}]}).json["predictions"] == [[4.0, 8.0]]
@@ -61,7 +61,7 @@ def test_rows_and_columns_of_one_tensor_need_no_names(web: Running) -> None:
 def test_rows_and_columns_of_several_tensors_have_names(web: Running) -> None:
     rows = [{"count": 1, "said": "a"}, {"count": 3, "said": {"b64": "/w=="}}]
     answer = predict(web, {"instances": rows}, "named").json
-    assert answer["model_spec"] == said(5, "named")
+    assert list(answer) == ["predictions"]
     assert answer["predictions"] == [
         {"times": 5.0, "more": False, "said": "a", "said_bytes": {"b64": "YQ=="}},
         {"times": 15.0, "more": True, "said": {"b64": "/w=="}, "said_bytes": {"b64": "/w=="}},
@@ -79,6 +79,26 @@ def test_every_answer_names_its_version_and_age_in_headers(web: Running) -> None
     assert answer.headers["Content-Type"] == "application/json"
 
 
+@pytest.mark.parametrize("query", ["?model_spec", "?model_spec=true", "?model_spec=1"])
+def test_an_answer_says_what_made_it_in_its_body_to_who_asks_for_that(web: Running, query: str) -> None:
+    for path, body, spec in (
+        ("plain:predict", {"instances": [[1, 2]]}, said(4)),
+        ("plain/versions/3:predict", {"inputs": [[1, 2]]}, said(3)),
+        ("examples:classify", {"examples": [{"x": [1, 2.5], "bias": 1.0}]}, said(6, "examples")),
+    ):
+        assert call(web.rest_port, "POST", f"/v1/models/{path}{query}", body).json["model_spec"] == spec
+    plain = call(web.rest_port, "POST", "/v1/models/plain:predict?model_spec=false", {"instances": [[1, 2]]})
+    assert list(plain.json) == ["predictions"]
+
+
+def test_a_refusal_names_the_version_that_refused(web: Running) -> None:
+    for where, version in (("", "4"), ("/versions/3", "3")):
+        refused = call(web.rest_port, "POST", f"/v1/models/plain{where}:predict", {"instances": [["a", 2]]})
+        assert (refused.status, refused.headers["Paramsync-Version"]) == (400, version)
+    for path in ("other:predict", "plain/versions/9:predict", "empty:predict"):
+        assert "Paramsync-Version" not in call(web.rest_port, "POST", f"/v1/models/{path}", {}).headers
+
+
 def test_a_version_can_be_asked_for_by_number_or_label(web: Running) -> None:
     web.server.models.follower("plain").label("stable", 3, timeout=LONG)
     for where, number in (("/versions/3", 3), ("/versions/4", 4), ("/labels/stable", 3), ("", 4)):
@@ -92,7 +112,7 @@ def test_a_version_can_be_asked_for_by_number_or_label(web: Running) -> None:
 def test_numbers_come_as_they_are_and_as_short_as_they_can_be(web: Running) -> None:
     answer = predict(web, b'{"instances": [[0.1, 0.2], [NaN, Infinity], [-Infinity, 1e10], [16777216, -0.0]]}')
     assert answer.body.startswith(
-        b'{"predictions": [[0.4, 0.8], [NaN, Infinity], [-Infinity, 40000000000.0], [67108864.0, -0.0]], '
+        b'{"predictions": [[0.4, 0.8], [NaN, Infinity], [-Infinity, 40000000000.0], [67108864.0, -0.0]]}'
     )
 
 
@@ -106,7 +126,7 @@ def test_classify_and_regress_take_examples_as_objects(web: Running) -> None:
     examples = [{"x": [1, 2.5], "bias": 1.0}, {"x": [0.5, 4]}]
     answer = call(web.rest_port, "POST", "/v1/models/examples:classify", {"examples": examples})
     assert answer.json["results"] == [[["no", 6.0], ["yes", 15.0]], [["no", 3.0], ["yes", 24.0]]]
-    assert answer.json["model_spec"] == said(6, "examples")
+    assert list(answer.json) == ["results"]
     body = {"examples": examples, "context": {"bias": [2.0]}, "signature_name": "regress"}
     answer = call(web.rest_port, "POST", "/v1/models/examples:regress", body)
     assert answer.json["results"] == [22.0, 29.0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import gc
 import json
 from typing import Any
@@ -10,6 +11,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from inferencer.rest.answers import columns, is_small
 from inferencer.rest.arrays import listed, read
 from inferencer.rest.bodies import parsed
 from inferencer.rest.undisturbed import Undisturbed
@@ -58,6 +60,18 @@ def test_float32_is_written_with_the_digits_it_has() -> None:
     ]
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_numbers_of_two_bytes_are_written_with_the_digits_they_need(dtype: str) -> None:
+    kind = np.dtype(getattr(ml_dtypes, dtype, dtype))
+    assert listed("x", np.array([[0.1, 0.2], [0.5, -1e-3]]).astype(kind)) == [[0.1, 0.2], [0.5, -1e-3]]
+    every = np.arange(1 << 16, dtype=np.uint16).view(kind)
+    with np.errstate(invalid="ignore"):
+        every = every[~np.isnan(every)]
+    texts = [repr(one) for one in listed("x", every)]
+    assert (np.array(texts, np.float64).astype(kind) == every).all()
+    assert max(len(one.strip("-").partition("e")[0].replace(".", "").strip("0")) for one in texts) <= 5
+
+
 def test_booleans_are_no_numbers_and_numbers_no_booleans() -> None:
     assert as_array([True, False], "bool").tolist() == [True, False]
     for value, dtype in (([1, 0], "bool"), ([True], "int32"), ([1.5, True], "float32")):
@@ -81,6 +95,16 @@ def test_bytes_may_be_padded_or_not() -> None:
     assert as_array([{"b64": "YQ=="}, {"b64": "YQ"}, {"b64": ""}], "string").tolist() == [b"a", b"a", b""]
 
 
+def test_base64_may_have_line_breaks_and_be_long() -> None:
+    content = np.random.default_rng(0).bytes(1_000_001)
+    texts = [base64.b64encode(content).decode(), base64.encodebytes(content).decode(), " Y W\r\n J j \t"]
+    found = as_array([{"b64": text} for text in texts], "string").tolist()
+    assert found == [content, content, b"abc"]
+    for wrong in ("Y", "Y-J_", "YWJ=Yw==", "\u00e9AAA", base64.b64encode(content).decode() + "*AAA"):
+        with pytest.raises(InputError, match="expected base64"):
+            as_array([{"b64": wrong}], "string")
+
+
 @pytest.mark.parametrize("dtype", ["complex64", "qint8", "complex128"])
 def test_what_json_cannot_say_is_not_offered(dtype: str) -> None:
     with pytest.raises(NotImplementedError, match=f"JSON has no {dtype}; use gRPC"):
@@ -89,11 +113,11 @@ def test_what_json_cannot_say_is_not_offered(dtype: str) -> None:
         listed("x", np.zeros(1, np.complex64))
 
 
-def test_a_thousand_rows_are_one_array_and_one_that_differs_is_noticed() -> None:
-    rows = np.arange(3000).reshape(1000, 3)
+def test_many_rows_are_one_array_and_one_that_differs_is_noticed() -> None:
+    rows = np.arange(30_000).reshape(10_000, 3)
     assert as_array(rows.tolist(), "int64").tolist() == rows.tolist()
-    with pytest.raises(InputError, match=r"found rows of \[2\] and \[3\]"):
-        as_array([*rows.tolist()[:256], *[[1, 2]] * 256], "int64")
+    with pytest.raises(InputError, match="expected lists of one shape, found "):
+        as_array([*rows.tolist(), *[[1, 2]] * 10_000], "int64")
 
 
 def test_garbage_is_collected_again_once_all_large_bodies_are_read() -> None:
@@ -102,3 +126,12 @@ def test_garbage_is_collected_again_once_all_large_bodies_are_read() -> None:
     with pytest.raises(ZeroDivisionError):
         undisturbed.run(lambda: 1 // 0)
     assert gc.isenabled()
+
+
+@pytest.mark.parametrize("shape", [(5000, 0), (40, 300, 0), (3000, 1, 0), (5000, 2), (0, 7), (3,), ()])
+def test_lists_without_a_value_are_written_in_pieces_too(shape: tuple[int, ...]) -> None:
+    array = np.zeros(shape, np.int32)
+    pieces = list(columns({"y": array}))
+    assert json.loads(b"".join(pieces)) == array.tolist()
+    assert max(piece.count(b",") for piece in pieces) < 2048
+    assert is_small({"y": array}) == (json.dumps(array.tolist()).count("[") + array.size <= 1025)

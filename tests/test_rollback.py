@@ -67,6 +67,15 @@ def test_after_a_rollback_what_comes_next_can_be_rolled_back_too(publisher: Publ
     assert rolled_back(follower).pinned == 1
 
 
+def test_after_a_pin_that_was_taken_back_rollbacks_go_back_further_each_time(publisher: Publisher) -> None:
+    follower = followed(publisher, 1, 2, 3, resident=3)
+    for action, number in ((Action.PIN, 2), (Action.UNPIN, None)):
+        follower.ask(action, number)
+        follower.run_once()
+    assert serving(follower) == 3
+    assert [rolled_back(follower).pinned for _ in range(2)] == [2, 1]
+
+
 def test_where_nothing_served_there_is_nothing_to_go_back_to(publisher: Publisher, follower: Follower) -> None:
     with pytest.raises(SyncError, match="no version to go back to: none serves"):
         rolled_back(follower)

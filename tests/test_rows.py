@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -11,7 +12,9 @@ import tensorflow as tf
 
 from inferencer.answering import traits
 from inferencer.answering.rows import are_apart
+from inferencer.answering.traits import Traits
 from inferencer.resident import Resident
+from inferencer.sources.saved_models import SavedModelsSource
 from paramsync.graphs.capture import Capture, capture
 from paramsync.version import Version
 
@@ -100,6 +103,53 @@ def test_what_keeps_rows_apart_is_seen_to(specs: Spec, function: Computed) -> No
     assert are_apart(made(specs, function).graph, "serving_default")
 
 
+def called(function: Computed) -> Computed:
+    """The same as exports have it: in a function that a function calls, of which some results are not used."""
+
+    @tf.function(reduce_retracing=True)
+    def inner(*inputs: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        return tf.identity(inputs[0]), *tf.split(tf.zeros([2]), 2), function(*inputs)
+
+    @tf.function(reduce_retracing=True)
+    def outer(*inputs: tf.Tensor) -> tf.Tensor:
+        return tf.identity(inner(*inputs)[-1])
+
+    found: Computed = outer
+    return found
+
+
+def test_calls_are_looked_into() -> None:
+    for function, expected in ((tf.nn.softmax, True), (lambda x: x - tf.reduce_max(x), False)):
+        graph = made(FLOATS, called(function)).graph
+        graph_def = tf.compat.v1.GraphDef.FromString(graph.message().graph_def)
+        assert {"PartitionedCall"} == {node.op for node in graph_def.node} - {"Placeholder", "Identity", "NoOp"}
+        assert are_apart(graph, "serving_default") is expected
+
+
+@pytest.mark.parametrize(("specs", "function"), MIXED.values(), ids=MIXED)
+def test_what_depends_on_other_rows_is_found_in_calls(specs: Spec, function: Computed) -> None:
+    assert not are_apart(made(specs, called(function)).graph, "serving_default")
+
+
+@pytest.mark.parametrize(("specs", "function"), APART.values(), ids=APART)
+def test_what_keeps_rows_apart_is_seen_to_in_calls(specs: Spec, function: Computed) -> None:
+    assert are_apart(made(specs, called(function)).graph, "serving_default")
+
+
+@pytest.mark.parametrize(("first", "expected"), [(lambda x: 2.0 * x, True), (lambda x: x - tf.reduce_max(x), False)])
+def test_one_function_called_several_times_is_looked_at_each_time(first: Computed, expected: bool) -> None:
+    twice = tf.function(lambda x, t: (x + t, x - t))
+    computed = made(FLOATS, called(lambda x: twice(twice(x, x)[1], twice(x, first(x))[0])[0]))
+    assert are_apart(computed.graph, "serving_default") is expected
+
+
+def test_a_loop_in_a_call_is_not_looked_into() -> None:
+    def looped(x: tf.Tensor) -> tf.Tensor:
+        return tf.while_loop(lambda at, _: at < 3, lambda at, y: (at + 1, y * 2.0), (0, x))[1]
+
+    assert not are_apart(made(FLOATS, called(looped)).graph, "serving_default")
+
+
 def attention() -> keras.Model:
     x = keras.Input((6, 8))
     seen = layers.LayerNormalization()(layers.MultiHeadAttention(2, 4)(x, x) + x)
@@ -111,10 +161,24 @@ def convolutions() -> keras.Model:
     return keras.Sequential([keras.Input((8, 8, 3)), *stack, layers.Dropout(0.5), layers.Dense(2, "softmax")])
 
 
-@pytest.mark.parametrize("model", [attention, convolutions])
-def test_usual_networks_are_batched(model: Callable[[], keras.Model]) -> None:
-    found = capture(model())
-    version = Version(number=1, step=1, prefix="ckpt-1", graph=found.graph.digest, step_done_at=1.0, snapshot_at=1.0)
-    parameters = tuple(tf.convert_to_tensor(one) for one in found.variables)
-    traits.find_out(Resident(version, found.graph, parameters))
-    assert traits.of(found.graph, "serving_default").together
+def gated() -> keras.Model:
+    return keras.Sequential([keras.Input((8,)), layers.Dense(4, "silu"), layers.Dense(4, "gelu"), layers.Dense(2)])
+
+
+@pytest.mark.parametrize("form", ["the model", "its export"])
+@pytest.mark.parametrize("model", [attention, convolutions, gated])
+def test_usual_networks_are_batched(model: Callable[[], keras.Model], form: str, tmp_path: Path) -> None:
+    if form == "the model":
+        found = capture(model())
+        version = Version(
+            number=1, step=1, prefix="ckpt-1", graph=found.graph.digest, step_done_at=1.0, snapshot_at=1.0
+        )
+        resident = Resident(version, found.graph, tuple(tf.convert_to_tensor(one) for one in found.variables))
+    else:
+        model().export(tmp_path / "1", verbose=False)
+        source = SavedModelsSource(tmp_path)
+        latest = source.look().latest
+        assert latest is not None
+        resident = source.restore(latest, lambda progress: None)
+    traits.find_out(resident)
+    assert traits.of(resident.graph, "serving_default") == Traits(together=True, prompt=True)

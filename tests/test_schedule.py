@@ -40,9 +40,14 @@ def test_a_publication_is_due_after_so_many_steps_or_seconds(
     assert schedule.due(step, now, since=LAST) is due
 
 
-@pytest.mark.parametrize("at_start", [True, False])
-def test_the_first_step_seen_is_due_where_the_start_is_wanted(at_start: bool) -> None:
-    assert PublishSchedule(every_steps=10, at_start=at_start).due(7, 0.0, since=None) is at_start
+@pytest.mark.parametrize(
+    ("at_start", "empty", "due"),
+    [(None, True, True), (None, False, False), (True, False, True), (False, True, False)],
+)
+def test_the_first_step_seen_is_due_where_the_store_is_empty_or_the_start_is_wanted(
+    at_start: bool | None, empty: bool, due: bool
+) -> None:
+    assert PublishSchedule(every_steps=10, at_start=at_start).due(7, 0.0, since=None, empty=empty) is due
 
 
 @pytest.mark.parametrize(

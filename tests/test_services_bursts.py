@@ -120,3 +120,10 @@ def test_beyond_the_queue_both_protocols_refuse_at_once_and_others_are_answered(
     running.drain()
     running.close()
     publisher.close()
+
+
+def test_callers_of_one_connection_wait_beyond_its_calls_and_none_is_refused(served: Running) -> None:
+    call = served.predictions.unary_unary("/tensorflow.serving.PredictionService/Predict", bytes, bytes)
+    content = request().SerializeToString()
+    calls = [call.future(content, timeout=2 * LONG) for _ in range(2500)]
+    assert Counter(one.code() for one in calls) == {Code.OK: 2500}

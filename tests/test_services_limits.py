@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
 import numpy as np
 import pytest
+import tensorflow as tf
 from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tensorflow_serving.apis import get_model_metadata_pb2, inference_pb2, model_management_pb2, model_pb2, predict_pb2
 
+from inferencer.services.unfolding import unfolded
 from paramsync.kserve import open_inference_pb2 as kserve_pb2
+from paramsync.wire import VALUE_FIELDS, packed
 from tests.echoes import Echoes
+from tests.programs import eventually
 from tests.running import LONG, Running, request, synced
 
 MB = 1 << 20
@@ -127,13 +130,77 @@ def shape_of(running: Running, count: int) -> list[int]:
 
 def test_what_small_messages_unfold_to_has_to_find_room(small: Running) -> None:
     message = shaped(np.ones(1, np.float32))
-    message.inputs["x"].tensor_shape.dim[0].size = 15 * MB  # 60 MB, of one value
+    message.inputs["x"].tensor_shape.dim[0].size = 3 * MB // 4  # 3 MB, of one value, and as much for TensorFlow
     message.output_filter.append("version")
-    asked = small.prediction_service.Predict
-    with ThreadPoolExecutor(8) as threads:
-        calls = [threads.submit(asked, message, timeout=LONG) for _ in range(8)]
-        errors = [call.exception() for call in calls]
-    codes = [one.code() for one in errors if isinstance(one, grpc.RpcError)]
-    assert None in errors
-    assert set(codes) == {Code.RESOURCE_EXHAUSTED}
-    assert shape_of(small, 3) == [3]
+    other = small.server._room.share()
+    small.call(as_coroutine(lambda: other.need(8 * MB)))
+    code, text = refused(small, f"{TFS}/Predict", message)
+    assert (code, "requests and unread answers take 8388608 bytes: expected 12582912" in text) == (
+        Code.RESOURCE_EXHAUSTED,
+        True,
+    )
+    small.call(as_coroutine(other.leave))
+    small.prediction_service.Predict(message, timeout=LONG)
+    eventually(lambda: small.server._room.taken == 0, lambda: f"{small.server._room.taken} bytes to be left")
+
+
+def test_what_no_room_could_hold_is_refused_for_good(small: Running) -> None:
+    message = shaped(np.ones(1, np.float32))
+    message.inputs["x"].tensor_shape.dim[0].size = 15 * MB
+    code, text = refused(small, f"{TFS}/Predict", message)
+    assert (code, "request, with all that is made of it: expected at most 12582912 bytes" in text) == (
+        Code.RESOURCE_EXHAUSTED,
+        True,
+    )
+
+
+def as_coroutine(work: Callable[[], Any]) -> Callable[[], Any]:
+    async def call() -> Any:
+        return work()
+
+    return call
+
+
+TINY = {
+    "examples": (f"{TFS}/Classify", packed(2, packed(1, b"\x0a\x00" * 400_000))),
+    "entries of a map": (f"{TFS}/Predict", b"\x12\x00" * 400_000),
+    "numbers": (f"{TFS}/Predict", packed(2, packed(1, b"x") + packed(2, packed(10, b"\x01" * 900_000)))),
+    "dimensions": (f"{TFS}/Predict", packed(2, packed(1, b"x") + packed(2, packed(2, b"\x12\x00" * 400_000)))),
+}
+
+
+@pytest.mark.parametrize("kind", TINY)
+def test_a_message_of_tiny_fields_counts_as_what_it_becomes(small: Running, kind: str) -> None:
+    path, content = TINY[kind]
+    with pytest.raises(grpc.RpcError) as raised:
+        small.predictions.unary_unary(f"/{path}", bytes, bytes)(content, timeout=LONG)
+    assert raised.value.code() is Code.RESOURCE_EXHAUSTED, raised.value.details()
+    assert "with all that is made of it" in (raised.value.details() or "")
+
+
+@pytest.mark.parametrize("kind", [float, np.float32, np.int64, np.int32, np.uint8, bytes, bool])
+def test_a_message_becomes_no_more_than_is_counted(kind: Any) -> None:
+    for count in (10, 5000, 100_000):
+        array = np.ones(count).astype(kind) if kind is not bytes else np.array([b"word"] * count, object)
+        for message in (request(x=array), valued(array)):
+            content = message.SerializeToString()
+            found = unfolded(type(message).DESCRIPTOR, content)
+            least = array.nbytes if kind is not bytes else 4 * count
+            assert least <= found <= 30 * len(content) + 4096, (found, len(content))
+
+
+def valued(array: Any) -> predict_pb2.PredictRequest:
+    """Each value by itself, not as bytes."""
+    message = predict_pb2.PredictRequest()
+    proto = message.inputs["x"]
+    proto.CopyFrom(tf.make_tensor_proto(array, shape=[len(array)]) if array.dtype.kind == "O" else as_values(array))
+    return message
+
+
+def as_values(array: Any) -> Any:
+    field = VALUE_FIELDS[str(array.dtype)]
+    proto = tf.make_tensor_proto(array[:1])
+    proto.ClearField(field)
+    proto.ClearField("tensor_content")
+    getattr(proto, field).extend(array.tolist())
+    return proto

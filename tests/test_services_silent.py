@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import queue
+import socket
 import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2
 
 from inferencer.services.streams import Places
 from paramsync.errors import BusyError
@@ -152,11 +157,64 @@ def test_silent_calls_do_not_hold_up_the_end(served: Running, monkeypatch: pytes
 
 
 def test_each_method_has_room_of_its_own_for_calls_that_wait() -> None:
-    places, others = Places(2, "calls of Pin"), Places(2, "calls of Unpin")
-    with places.one(), places.one():
-        with pytest.raises(BusyError, match="2 calls of Pin are open already"), places.one():
-            raise AssertionError
-        with others.one():
+    async def waiting() -> None:
+        places, others = Places(2, "calls of Pin"), Places(2, "calls of Unpin")
+        with places.one("a"), places.one("a"):
+            with pytest.raises(BusyError, match="2 calls of Pin are open already"), places.one("a"):
+                raise AssertionError
+            with others.one("a"):
+                pass
+        with places.one("a"):
             pass
-    with places.one():
-        pass
+
+    asyncio.run(waiting())
+
+
+def test_connections_that_say_nothing_or_have_no_call_are_closed(
+    publisher: Publisher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("paramsync.ports.SILENT_SECONDS", 1)
+    monkeypatch.setattr("paramsync.ports.IDLE_SECONDS", 1)
+    monkeypatch.setattr("paramsync.ports.MOST_CONNECTIONS", 20)
+    publisher.publish(7)
+    running = Running(tmp_path / "m")
+    try:
+        synced(running)
+        silent = [socket.create_connection(("127.0.0.1", running.port), LONG) for _ in range(25)]
+        for one in silent:
+            one.settimeout(LONG)
+            while one.recv(1 << 10):  # those beyond the limit at once, the others in a second
+                pass
+            one.close()
+        idle = [connected(running.port) for _ in range(10)]
+        assert answered(running)
+        for one in idle:
+            one.settimeout(LONG)
+            while one.recv(1 << 10):
+                pass
+            one.close()
+        assert answered(running)  # the caller makes a new connection unnoticed
+    finally:
+        running.drain()
+        running.close()
+
+
+def test_a_connection_that_holds_all_streams_gives_one_up_for_another_connection(served: Running) -> None:
+    watch = "/grpc.health.v1.Health/Watch"
+    content = health_pb2.HealthCheckRequest(service="m").SerializeToString()
+    greedy: list[Any] = [served.predictions.unary_stream(watch, bytes, bytes)(content) for _ in range(512)]
+    for stream in greedy:
+        next(stream)
+    options = [("grpc.use_local_subchannel_pool", 1)]
+    with grpc.insecure_channel(f"127.0.0.1:{served.port}", options) as channel:
+        mine: list[Any] = [channel.unary_stream(watch, bytes, bytes)(content, timeout=LONG) for _ in range(3)]
+        for stream in mine:
+            assert next(stream)
+        for stream in greedy[-3:]:
+            with pytest.raises(grpc.RpcError) as raised:
+                next(stream)
+            assert raised.value.code() is Code.RESOURCE_EXHAUSTED
+            assert "this one was given to another connection" in (raised.value.details() or "")
+    assert not greedy[0].done()
+    for stream in greedy:
+        stream.cancel()

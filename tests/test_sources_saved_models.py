@@ -18,6 +18,7 @@ from inferencer.resident import Resident
 from inferencer.sources import Source, open_source
 from paramsync.errors import UnfinishedError, UnsafeGraphError
 from paramsync.version import Version
+from tests.compressed import compress
 from tests.stores import (
     WRITERS,
     Scaled,
@@ -46,6 +47,18 @@ def test_each_one_that_tensorflow_writes_comes_to_serve(base: Path, write: Calla
             assert np.array_equal(answer(follower), number * X)
         first, last = follower.replica.residents[-1], follower.replica.serving()
         assert first.graph is last.graph  # the same model again: nothing has to be prepared for it
+
+
+@pytest.mark.parametrize("write", [saved_by_v1, saved_by_v2])
+def test_one_whose_index_older_tensorflow_compressed_comes_to_serve(
+    base: Path, write: Callable[[Path, float], None]
+) -> None:
+    write(base / "1", 3.0)
+    compress(base / "1" / "variables" / "variables.index")
+    assert tf.train.list_variables(str(base / "1" / "variables" / "variables"))  # TensorFlow reads it too
+    with following(base) as follower:
+        serves(follower, 1)
+        assert np.array_equal(answer(follower), 3 * X)
 
 
 def numbers(base: Path) -> list[int]:

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from paramsync.errors import SettingsError
+from paramsync.errors import SettingsError, UnreadableError
 from tests.states import job, newest, restored, saved, saved_by_an_earlier_release, state_of
+from tests.troubles import as_nobody
 
 
 def spoil(path: Path) -> None:
@@ -38,6 +39,25 @@ def test_a_save_that_cannot_be_read_is_passed_over_with_a_warning(
     assert int(one.step) == 3
     np.testing.assert_array_equal(one.model.weights, np.full(1000, 3))
     assert "cannot be read, trying the one before" in caplog.text
+
+
+@pytest.mark.parametrize("suffix", [".index", ".data"])
+def test_a_save_that_may_not_be_read_now_is_not_trained_once_more(tmp_path: Path, suffix: str) -> None:
+    saved(tmp_path, 3, 5)
+    path = newest(tmp_path, suffix)
+    before = path.stat().st_mode
+    path.chmod(0)
+
+    def refused() -> str:
+        with pytest.raises(UnreadableError) as caught:
+            restored(tmp_path, job())
+        return str(caught.value)
+
+    assert as_nobody(refused) == f"store {tmp_path}: {path.name} cannot be read: Permission denied"
+    path.chmod(before)
+    one = job()
+    assert restored(tmp_path, one)
+    assert int(one.step) == 5
 
 
 def test_after_falling_back_the_next_save_is_the_newest_again(tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ def test_shared_variables_are_the_originals() -> None:
         x = v1.placeholder(tf.float32, [None, 4], name="x")
         y = dense(x, 3, "one")
         known = v1.global_variables()
-        copy = duplicate(y, x, variables="shared", replace={x: tf.constant(DATA) * 2})
+        copy = duplicate(y, variables="shared", replace={x: tf.constant(DATA) * 2})
         assert v1.global_variables() == known
         assert not copy.variables
         assert copy[known[0]].op is known[0].op
@@ -123,9 +123,9 @@ def test_a_variable_is_replaced_by_a_variable_or_a_value_wherever_it_is_read(res
         filled = [session.run(one) if isinstance(one, tf.Variable) else np.full((4, 4), 2.0) for one in values]
         for copy, value in zip(copies, [*filled, filled[2]], strict=True):
             found = session.run(copy.outputs[0], {copy.inputs[0]: DATA})
-            np.testing.assert_allclose(found, DATA @ value + value[0], rtol=1e-5)
+            np.testing.assert_allclose(found, DATA @ value + value[0], rtol=1e-4, atol=1e-5)
         found = session.run(fed.outputs[0], {fed.inputs[0]: DATA, fed.inputs[1]: filled[2]})
-        np.testing.assert_allclose(found, DATA @ filled[2] + filled[2][0], rtol=1e-5)
+        np.testing.assert_allclose(found, DATA @ filled[2] + filled[2][0], rtol=1e-4, atol=1e-5)
 
 
 def test_a_tensor_in_the_middle_can_be_an_input_or_be_replaced() -> None:

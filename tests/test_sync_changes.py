@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -13,9 +14,11 @@ from typing import Any
 import grpc
 import pytest
 
+from inferencer.services.trainer import follows
 from inferencer.settings import ModelSettings
+from paramsync.client import Trainer
 from paramsync.v1 import sync_pb2 as pb
-from tests.published import GATED_OPS, PARAMETERS, Publisher, captured
+from tests.published import GATED_OPS, PARAMETERS, Publisher, captured, saver_store
 from tests.running import LONG, Running, refused, request, seen, synced
 from trainer.control import Control, Training
 from trainer.meter import Meter
@@ -96,6 +99,53 @@ def test_a_fresh_sync_has_the_trainer_publish_and_serves_that_version(tmp_path: 
         found = synced(running, fresh=True)
         assert [found[0].phase, found[-1].phase] == [pb.SyncProgress.PUBLISHING, pb.SyncProgress.DONE]
         assert found[-1].status.serving.number > before
+
+
+def test_a_fresh_sync_of_a_store_that_has_another_path_here_is_done(tmp_path: Path) -> None:
+    (tmp_path / "mounted").symlink_to(tmp_path / "m")
+    with _trained(tmp_path / "m") as address, _served(tmp_path / "mounted", trainer=address) as running:
+        found = synced(running, fresh=True)
+    assert found[-1].phase == pb.SyncProgress.DONE
+
+
+@pytest.mark.parametrize("there", ["a publisher of its own", "a Saver's checkpoints", "an empty directory", "nothing"])
+def test_a_fresh_sync_whose_trainer_publishes_elsewhere_says_so_at_once_and_publishes_nothing(
+    tmp_path: Path, publisher: Publisher, there: str
+) -> None:
+    store = tmp_path / "m"
+    publisher.publish(1)
+    publisher.close()
+    if there != "a publisher of its own":
+        shutil.rmtree(store)
+    if there == "an empty directory":
+        store.mkdir()
+    if there == "a Saver's checkpoints":
+        saver_store(store, 1)
+    with _trained(tmp_path / "other") as address, _served(store, trainer=address) as running:
+        before = published_by(address)
+        code, text = _refused_fresh(running)
+        assert published_by(address) == before
+    assert code is Code.FAILED_PRECONDITION
+    assert f"the trainer at {address} publishes to {tmp_path / 'other'}" in text
+    assert f"model 'm' is followed in {store}" in text
+    assert "--trainer m=HOST:PORT" in text
+
+
+def published_by(address: str) -> int:
+    with Trainer(address) as trainer:
+        return int(trainer.status().publishes)
+
+
+@pytest.mark.parametrize("left_out", [None, "publisher.lock"])
+def test_a_copy_of_a_store_is_taken_for_that_store(tmp_path: Path, left_out: str | None) -> None:
+    with _trained(tmp_path / "m") as address, Trainer(address) as trainer:
+        shutil.copytree(tmp_path / "m", tmp_path / "copy")
+        if left_out is not None:
+            (tmp_path / "copy" / left_out).unlink()
+        trainer.publish()  # which the copy does not have yet
+        assert follows(tmp_path / "copy", trainer.status())
+        assert not follows(tmp_path / "nowhere", trainer.status())
+        assert follows(tmp_path / "nowhere", pb.PublisherStatus(store="of an earlier release"))
 
 
 def test_a_fresh_sync_without_a_trainer_says_what_is_missing(served: Running) -> None:

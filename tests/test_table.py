@@ -10,6 +10,8 @@ import pytest
 from paramsync import table
 from paramsync.checksums import crc32c, mask
 from paramsync.errors import CorruptCheckpointError
+from tests.compressed import assembled as assembled_compressed
+from tests.compressed import compressed, of_snappy
 
 WHERE = Path("a.index")
 
@@ -121,7 +123,9 @@ def test_the_hostile_tables_below_are_well_formed_but_for_one_thing() -> None:
         pytest.param(block(b"\0\1\0a", restarts=1 << 30), "1073741824 restarts", id="restarts outside the block"),
         pytest.param(assembled([b"ab"]), "its count of restarts", id="no count of restarts"),
         pytest.param(assembled([b"\0\1\0a\0\0\0\0"], repeat=2), "a block behind 8", id="the same block twice"),
-        pytest.param(assembled([b"\0\1\0a\0\0\0\0"], kind=1), "uncompressed blocks", id="compressed"),
+        pytest.param(
+            assembled([b"\0\1\0a\0\0\0\0"], kind=2), "type 0 or 1 .snappy., found .* 2", id="compressed by zlib"
+        ),
         pytest.param(
             block(b"\0\xd0\x86\x03\0" + b"k" * 50_000 + b"".join(EXPANDING)),
             "together",
@@ -132,6 +136,62 @@ def test_the_hostile_tables_below_are_well_formed_but_for_one_thing() -> None:
 def test_hostile_tables_are_refused(content: bytes, message: str) -> None:
     with pytest.raises(CorruptCheckpointError, match=message):
         read(content)
+
+
+# Compressed -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [0, 1, 33, 40_000])
+def test_blocks_compressed_by_snappy_are_read(count: int) -> None:
+    content = table.write(records(count))
+    smaller = compressed(content)
+    assert read(smaller) == records(count)
+    assert len(smaller) < max(len(content), 200)
+
+
+def test_a_compressed_table_cut_anywhere_is_refused() -> None:
+    content = compressed(table.write(records(40)))
+    for length in range(len(content)):
+        with pytest.raises(CorruptCheckpointError):
+            read(content[:length])
+
+
+def test_every_bit_that_flips_in_a_compressed_block_is_found_though_its_checksum_is_right() -> None:
+    """Or says the same: whoever computes a checksum may compress as he likes."""
+    whole = table.write(records(4))
+    for bit in range(8, 60 * 8):
+
+        def flip(block: bytes, bit: int = bit) -> bytes:
+            changed = bytearray(of_snappy(block))
+            changed[bit // 8 % len(changed)] ^= 1 << bit % 8
+            return bytes(changed)
+
+        try:
+            found = read(compressed(whole, flip))
+        except CorruptCheckpointError:
+            continue
+        assert len(found) <= 4
+
+
+SMALL = b"\0\1\0a\0\0\0\0"
+
+
+@pytest.mark.parametrize(
+    ("block", "message"),
+    [
+        pytest.param(b"", "compressed by snappy at 0, found a malformed one", id="nothing"),
+        pytest.param(b"\xff" * 20, "compressed by snappy at 0, found a malformed one", id="no size"),
+        pytest.param(table.varint(8), "compressed by snappy at 0, found", id="a size alone"),
+        pytest.param(table.varint(1 << 40) + b"a" * 20, "at most", id="a terabyte"),
+        pytest.param(table.varint(60 << 20) + b"a" * 20, "at most", id="more than so few bytes can become"),
+        pytest.param(table.varint(7) + of_snappy(SMALL)[1:], "malformed", id="a smaller size than it has"),
+        pytest.param(table.varint(9) + of_snappy(SMALL)[1:], "malformed", id="a larger size than it has"),
+        pytest.param(of_snappy(SMALL) + b"\0", "malformed", id="more behind its end"),
+    ],
+)
+def test_what_snappy_would_not_write_is_refused(block: bytes, message: str) -> None:
+    with pytest.raises(CorruptCheckpointError, match=message):
+        read(assembled_compressed([block]))
 
 
 def test_a_checksum_is_masked_as_the_format_says() -> None:

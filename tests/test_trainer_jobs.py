@@ -129,7 +129,7 @@ def test_a_training_that_diverged_is_published_only_where_that_is_allowed(tmp_pa
 
 @pytest.mark.slow
 def test_the_job_in_the_documentation_trains_and_tensorflow_restores_its_state(tmp_path: Path) -> None:
-    module, restoring, _ = re.findall(r"```python\n(.*?)```", DOCUMENTATION.read_text(), re.DOTALL)
+    module, restoring, *_ = re.findall(r"```python\n(.*?)```", DOCUMENTATION.read_text(), re.DOTALL)
     jobs.put(tmp_path, module, name="my_jobs")
     store = tmp_path / "store"
     with trainer(store, "--job", "my_jobs:small", "--steps", "300", folder=tmp_path) as process:

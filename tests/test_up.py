@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import socket
 import subprocess
 import sys
@@ -100,6 +101,40 @@ def test_a_narrow_terminal_gets_the_line_broken_between_its_parts(width: int) ->
     for part in ("step 7", "412 steps/s", "published 6", "serving 420", "lag 12 s, 1 steps", "accuracy 100.0%"):
         assert part in text
     assert "│" not in text
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_the_echo_of_ctrl_c_does_not_break_the_last_line(width: int) -> None:
+    out = io.StringIO()
+    terminal = Console(file=out, width=width, height=24, force_terminal=True, color_system=None, markup=False)
+    with Screen(terminal, store="/s") as screen:
+        screen.show(seen_run().view(1021.0))
+    lines = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", out.getvalue()).splitlines()
+    assert max(map(len, lines)) <= width - len("^C")
+
+
+def test_a_terminal_that_cannot_redraw_gets_lines_while_it_waits() -> None:
+    out = io.StringIO()
+    dumb = Console(file=out, width=80, force_terminal=True, _environ={"TERM": "dumb"}, markup=False)
+    with Screen(dumb, store="/s") as screen:
+        screen.wait("waiting for the trainer to start")
+        assert out.getvalue() == "waiting for the trainer to start\n"
+        screen.show(seen_run().view(1021.0))
+    assert "serving 420" in out.getvalue()
+    assert "\x1b" not in out.getvalue()
+
+
+def test_without_colours_a_digit_is_an_outline() -> None:
+    view = seen_run().view(1021.0)
+    for environment, blocks in ({}, 28), ({"NO_COLOR": "1"}, 0):
+        out = io.StringIO()
+        terminal = Console(
+            file=out, width=80, height=24, force_terminal=True, color_system="256", _environ=environment, markup=False
+        )
+        with Screen(terminal, store="/s") as screen:
+            screen.show(view)
+        first = out.getvalue().splitlines()[6]  # the upper lines of the image are black
+        assert first.count("▀") == blocks
 
 
 def test_a_frame_shows_what_counts() -> None:

@@ -98,6 +98,19 @@ def test_only_shared_locks_that_were_got_count_as_holding(tmp_path: Path) -> Non
     assert holders.shared_locks(tmp_path / "locks") == {(0, 0x1B, 11203): frozenset({11, 12})}
 
 
+@pytest.mark.parametrize("command", ["versions", "verify"])
+def test_a_directory_that_is_no_store_is_told_with_what_is_in_it(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("notes.txt", "a", "b", "c"):
+        (tmp_path / name).touch()
+    assert main([command, str(tmp_path)]) == 1
+    assert only_line(capsys.readouterr().err) == (
+        f"paramsync {command}: store {tmp_path}: is no store: expected a file 'checkpoint' in it, found 'a', 'b', 'c'"
+        " and 1 more"
+    )
+
+
 def test_versions_of_an_empty_store_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["versions", str(tmp_path)]) == 0
     assert only_line(capsys.readouterr().out).startswith(f"{tmp_path}: nothing published yet")

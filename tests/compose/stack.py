@@ -18,7 +18,9 @@ from tests.compose.commands import CommandError, run
 
 ROOT = Path(__file__).resolve().parents[2]
 IMAGE = "paramsync-test"
-PORTS = ("PARAMSYNC_PORT", "PARAMSYNC_REST_PORT", "PARAMSYNC_CONTROL_PORT", "PARAMSYNC_TRAINER_PORT")
+PORTS = tuple(
+    f"PARAMSYNC_{one}" for one in ("PORT", "REST_PORT", "CONTROL_PORT", "TRAINER_PORT", "TRAINER_METRICS_PORT")
+)
 
 
 def compose_command(environment: Mapping[str, str]) -> tuple[str, ...] | None:

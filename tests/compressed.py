@@ -1,0 +1,49 @@
+"""Index files as older releases of TensorFlow wrote them: their blocks compressed by snappy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from cramjam import snappy
+
+from paramsync import table
+from paramsync.checksums import crc32c, mask
+
+_END = table.write([])[-8:]
+
+
+def of_snappy(block: bytes) -> bytes:
+    return bytes(snappy.compress_raw(block))
+
+
+def compressed(content: bytes, compress: Callable[[bytes], bytes] = of_snappy) -> bytes:
+    """The same table, each block of it compressed, the list of blocks too."""
+    reader = table._Reader(content, Path("a.index"))
+    return assembled([compress(reader.block(offset, size)) for offset, size in reader.handles()])
+
+
+def compress(index: Path) -> None:
+    """Put the same table there, compressed, as another file."""
+    aside = index.with_name(f"{index.name}.compressed")
+    aside.write_bytes(compressed(index.read_bytes()))
+    aside.replace(index)
+
+
+def assembled(blocks: Sequence[bytes]) -> bytes:
+    """A table of blocks that are compressed already, or say that they are."""
+    content = bytearray()
+    listing = table._BlockWriter(1)
+    for number, block in enumerate(blocks):
+        # the last of the keys in that block, or any from there to the next one
+        listing.add(b"\xff%09d" % number, table.varint(len(content)) + table.varint(len(block)))
+        content += _trailed(block)
+    at = len(content)
+    last = of_snappy(listing.finish())
+    content += _trailed(last)
+    footer = b"\0\0" + table.varint(at) + table.varint(len(last))
+    return bytes(content) + footer.ljust(40, b"\0") + _END
+
+
+def _trailed(block: bytes) -> bytes:
+    return block + b"\1" + mask(crc32c(block + b"\1")).to_bytes(4, "little")

@@ -1,0 +1,138 @@
+"""TensorFlow Serving's flags and files: what each becomes, and what is said of those that cannot be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from inferencer.settings import ModelSettings, Settings, TfServing
+from inferencer.tf_serving.flags import CHANGE_NOTHING, REFUSED, parse
+from paramsync.errors import SettingsError
+
+BASE = "--model_base_path=/models/m"
+
+
+def written(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+def theirs(*arguments: str) -> TfServing:
+    found = parse([BASE, *arguments]).tf_serving
+    assert found is not None
+    return found
+
+
+def test_defaults_are_those_of_tensorflow_serving() -> None:
+    assert parse([BASE]) == Settings(
+        models=(ModelSettings(name="default", store=Path("/models/m")),),
+        host="0.0.0.0",
+        port=8500,
+        rest_port=0,
+        control_host="127.0.0.1",
+        control_port=0,
+        poll_seconds=1.0,
+        tf_serving=TfServing(http=False),
+    )
+
+
+def test_ports_and_the_socket() -> None:
+    found = parse([BASE, "--port=9000", "--rest_api_port", "9001", "--grpc_socket_path=/run/s", "--control_port=9002"])
+    assert (found.port, found.rest_port, found.control_port) == (9000, 9001, 9002)
+    assert found.tf_serving == TfServing(socket=Path("/run/s"))
+    assert theirs("--port=0", "--grpc_socket_path=/run/s").port is False
+    with pytest.raises(SettingsError, match="expected --port or --grpc_socket_path, found neither"):
+        parse([BASE, "--port=0"])
+    with pytest.raises(SettingsError, match="found 8500 for both --port and --rest_api_port"):
+        parse([BASE, "--rest_api_port=8500"])
+
+
+def test_where_callers_may_have_models_served_from() -> None:
+    found = parse([BASE, "--reload_root=/models", "--reload_root", "/more"])
+    assert found.reload_roots == (Path("/models"), Path("/more"))
+    assert parse([BASE]).reload_roots == ()
+
+
+def test_models_of_a_file(tmp_path: Path) -> None:
+    config = written(
+        tmp_path / "models.config",
+        'model_config_list { config { name: "a" base_path: "/a" model_platform: "tensorflow"'
+        ' model_version_policy { latest { num_versions: 3 } } } config { name: "b" base_path: "/b" } }',
+    )
+    found = parse([f"--model_config_file={config}", "--model_config_file_poll_wait_seconds=2", "--model_name=ignored"])
+    assert found.models == (
+        ModelSettings(name="a", store=Path("/a"), resident=3),
+        ModelSettings(name="b", store=Path("/b")),
+    )
+    assert found.tf_serving == TfServing(http=False, config_file=config, config_poll_seconds=2.0)
+
+
+def test_batching_parameters_count_where_batching_is_enabled(tmp_path: Path) -> None:
+    file = written(tmp_path / "batching", "max_batch_size { value: 128 } batch_timeout_micros { value: 0 }")
+    of_file = f"--batching_parameters_file={file}"
+    assert parse([BASE, "--enable_batching", of_file]).batch_rows == 128
+    assert parse([BASE, "--enable_batching=false", of_file]).batch_rows == 256
+
+
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [
+        ("prometheus_config { enable: true }", "/monitoring/prometheus/metrics"),
+        ('prometheus_config { enable: true path: "/m" }', "/m"),
+        ('prometheus_config { path: "/m" }', None),
+        ("", None),
+    ],
+)
+def test_where_metrics_are(tmp_path: Path, text: str, path: str | None) -> None:
+    assert theirs(f"--monitoring_config_file={written(tmp_path / 'monitoring', text)}").metrics_path == path
+
+
+def test_arguments_of_the_channel() -> None:
+    found = parse([BASE, "--grpc_channel_arguments=grpc.max_connection_age_ms=2000,grpc.lb_policy_name=grpclb"])
+    assert found.tf_serving is not None
+    assert found.tf_serving.channel_arguments == (
+        ("grpc.max_connection_age_ms", 2000),
+        ("grpc.lb_policy_name", "grpclb"),
+    )
+    assert parse([BASE, f"--grpc_channel_arguments=grpc.max_receive_message_length={9 << 20}"]).message_bytes == 9 << 20
+    assert parse([BASE, "--grpc_channel_arguments=grpc.max_send_message_length=-1"]).message_bytes == 2047 << 20
+
+
+@pytest.mark.parametrize("flag", CHANGE_NOTHING)
+def test_what_changes_nothing_is_taken_and_told(flag: str) -> None:
+    assert [one.partition(" ")[0] for one in theirs(f"--{flag}=1").changing_nothing] == [f"--{flag}"]
+
+
+@pytest.mark.parametrize("flag", REFUSED)
+def test_what_somebody_relies_on_is_refused(flag: str) -> None:
+    with pytest.raises(SettingsError, match=f"--{flag} cannot be had: .*leave the flag out"):
+        parse([BASE, f"--{flag}=/x"])
+    assert parse([BASE, f"--{flag}="]) == parse([BASE])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--prot=1"], "found '--prot'; similar: --port"),
+        (["--rest-api-port=1"], "similar: --rest_api_port"),
+        (["--model_base_pth", "/m"], "similar: --model_base_path"),
+        ([], "expected --model_base_path or --model_config_file, found neither"),
+        (["--model_base_path=gs://bucket/m"], "expected a directory of this machine, found gs://: mount it"),
+        ([BASE, "--saved_model_tags=serve,gpu"], "expected serve, found 'serve,gpu'"),
+        ([BASE, "--file_system_poll_wait_seconds=0"], "name it in a model_version_policy"),
+        ([BASE, "--enable_batching=maybe"], "expected true or false, found 'maybe'"),
+        ([BASE, "--model_name=a/b"], "expected a name of letters"),
+        ([BASE, "--monitoring_config_file=/not/there"], "--monitoring_config_file /not/there: cannot be read"),
+    ],
+)
+def test_what_cannot_be_is_said_in_one_line(arguments: list[str], said: str) -> None:
+    with pytest.raises(SettingsError, match=said) as refused:
+        parse(arguments)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_file_that_is_none_is_named_as_tensorflow_serving_names_it(tmp_path: Path) -> None:
+    config = written(tmp_path / "bad", "improperly formatted file")
+    with pytest.raises(SettingsError, match=r"Error parsing text-format tensorflow\.serving\.ModelServerConfig: 1:1"):
+        parse([f"--model_config_file={config}"])
