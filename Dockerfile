@@ -1,7 +1,7 @@
 # One image for trainer, inferencer and operator; the command chooses. Any base with Python 3.10 to 3.13 and its venv
-# module will do. Nothing here is compiled, so there is one stage.
+# module will do. Nothing here is compiled. The target tf-serving is the same image, started as tensorflow/serving is.
 ARG BASE_IMAGE=python:3.11-slim-bookworm
-FROM ${BASE_IMAGE}
+FROM ${BASE_IMAGE} AS paramsync
 
 # The slow layer: it is made again only when the locked requirements change, never when the code does.
 ARG REQUIREMENTS=requirements.lock
@@ -22,12 +22,14 @@ COPY trainer /app/trainer
 COPY inferencer /app/inferencer
 COPY bench /app/bench
 COPY deploy/healthcheck.py /app/healthcheck.py
+COPY deploy/tf_serving_entrypoint.sh /usr/bin/tf_serving_entrypoint.sh
 COPY pyproject.toml /app/pyproject.toml
 RUN printf '#!/bin/sh\nexec python3 -m paramsync.cli "$@"\n' > /opt/venv/bin/paramsync \
+ && printf '#!/bin/sh\nexec python3 -m inferencer.tf_serving "$@"\n' > /opt/venv/bin/tensorflow_model_server \
  && version=$(sed -n 's/^version = "\(.*\)"$/\1/p' /app/pyproject.toml) \
  && mkdir "/app/paramsync-$version.dist-info" \
  && printf 'Metadata-Version: 2.1\nName: paramsync\nVersion: %s\n' "$version" > "/app/paramsync-$version.dist-info/METADATA" \
- && chmod 0755 /opt/venv/bin/paramsync \
+ && chmod 0755 /opt/venv/bin/paramsync /opt/venv/bin/tensorflow_model_server /usr/bin/tf_serving_entrypoint.sh \
  && /opt/venv/bin/python3 -m compileall -q --invalidation-mode unchecked-hash /app
 
 ENV PATH=/opt/venv/bin:$PATH \
@@ -39,5 +41,13 @@ WORKDIR /app
 USER 10001:10001
 STOPSIGNAL SIGTERM
 # The inferencer: predictions by gRPC, by HTTP, and control. The trainer: control.
-EXPOSE 8500 8501 8502 8503
+EXPOSE 8500 8501 8502 8503 8504
 CMD ["paramsync", "--help"]
+
+FROM paramsync AS tf-serving
+ENV MODEL_NAME=model \
+    MODEL_BASE_PATH=/models
+ENTRYPOINT ["/usr/bin/tf_serving_entrypoint.sh"]
+CMD []
+
+FROM paramsync

@@ -4,6 +4,7 @@ PYTHON ?= $(shell for one in python3 python3.13 python3.12 python3.11 python3.10
 	$$one -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null && echo $$one && break; done)
 VENV := .venv
 BIN := $(VENV)/bin
+RUNS := $(VENV)/.runs
 READY := $(VENV)/.ready
 FUZZ := $(VENV)/fuzz
 TO ?= build/bench
@@ -17,9 +18,13 @@ generate = $(PROTOC) --python_out=$(1) --pyi_out=$(1) proto/paramsync/*/*.proto 
 
 RESOLVE := $(BIN)/uv pip compile --quiet --universal --python-version 3.10 --generate-hashes --no-annotate --no-header
 
-.PHONY: up test check lint types imports generated fast memory slow compose-test campaign bench proto lock format clean
+PIP := $(BIN)/python -m pip install --disable-pip-version-check
+# pip where uv is not to be had, or finds no index: it reads no pip.conf
+install = $(BIN)/uv pip install --python $(BIN)/python $(1) || $(PIP) $(1)
 
-up: $(READY)  ## trainer and inferencer over a fresh store, live; ARGS="--seconds 20 --json" are passed on
+.PHONY: up test check lint types imports generated fast memory slow compose-test campaign bench tf-serving-test proto lock format clean
+
+up: $(RUNS)  ## trainer and inferencer over a fresh store, live; ARGS="--seconds 20 --json" are passed on
 	@$(BIN)/paramsync up $(ARGS)
 
 test: check fast memory slow  ## everything CI checks
@@ -57,6 +62,10 @@ compose-test: $(READY)  ## the Docker tests, after installing what they need fro
 	deploy/compose-deps
 	COMPOSE_TEST_LOG=$(COMPOSE_TEST_LOG) $(BIN)/pytest -m docker $(ARGS)
 
+tf-serving-test: $(READY)  ## TensorFlow Serving's own server test and example models, from a checkout: SERVING=/path; ARGS="-k UDS"
+	@test -n "$(SERVING)" || { echo "make: SERVING=/path/to/a/checkout/of/tensorflow/serving" >&2; exit 2; }
+	@$(BIN)/python -m tests.tf_serving "$(SERVING)" $(ARGS)
+
 bench: $(READY)  ## every benchmark against all peers, which it installs; the figures go into TO=FOLDER as JSON
 	$(BIN)/python -m pip install --quiet --require-hashes -r requirements-bench.lock
 	mkdir -p "$(TO)"
@@ -83,11 +92,18 @@ lock: $(READY)  ## resolve the locked requirements again
 	$(RESOLVE) -c requirements-dev.lock pyproject.toml --extra gpu -o requirements-gpu.lock
 	$(RESOLVE) -c requirements-dev.lock --group bench -o requirements-bench.lock
 
-$(READY): requirements-dev.lock pyproject.toml
+$(RUNS): requirements.lock pyproject.toml  # what runs
 	@test -n "$(PYTHON)" || { echo "make: needs Python 3.10 to 3.13; set PYTHON=/path/to/python" >&2; exit 2; }
+	@echo "make: installing TensorFlow and what else runs into $(VENV), once"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --require-hashes -r requirements-dev.lock
-	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	@sed -n '/^uv==/,/[^\\]$$/p' requirements-dev.lock > $(VENV)/uv.lock
+	-$(PIP) --require-hashes -r $(VENV)/uv.lock
+	$(call install,--require-hashes -r requirements.lock)
+	$(call install,--no-deps --editable .)
+	@touch $@
+
+$(READY): requirements-dev.lock $(RUNS)  # what tests and checks need, into the same place
+	$(call install,--require-hashes -r requirements-dev.lock)
 	@touch $@
 
 clean:  ## forget the virtual environment and all caches

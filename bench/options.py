@@ -53,6 +53,9 @@ BENCHMARKS = {
     "swap": Benchmark("answers while versions are swapped in", ("seconds", "runs"), SWAPPING, runs=40, seconds=0.5),
     "memory": Benchmark("what a server takes, over many swaps", ("tensors", "swaps"), runs=1),
     "serve": Benchmark("answers a second, beside gRPC that only answers", ("seconds", "runs"), runs=5),
+    "exported": Benchmark(
+        "answers a second of an export, beside the same model published", ("seconds", "runs"), runs=5
+    ),
     "start": Benchmark("until a server's first answer", ("tensors", "runs"), runs=5),
 }
 

@@ -17,8 +17,8 @@ class Progress:
         console = Console(stderr=True)
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         self._bar = Bar(
-            *columns, console=console, transient=True, disable=not console.is_terminal, redirect_stdout=False,
-            redirect_stderr=False, refresh_per_second=2,
+            *columns, console=console, transient=True, redirect_stdout=False, redirect_stderr=False,
+            disable=not console.is_terminal or console.is_dumb_terminal, refresh_per_second=2,
         )  # fmt: skip
         self._task = self._bar.add_task("", total=None)
 

@@ -202,7 +202,17 @@ def _show_serve(figures: Mapping[str, Any], conditions: Mapping[str, Any], scree
     screen.print(table)
 
 
+def _show_exported(figures: Mapping[str, Any], conditions: Mapping[str, Any], screen: Console) -> None:
+    _headline(
+        f"exported: 784-256-256-10 for {figures['concurrency']} callers, {figures['exported_per_second']:.0f} answers a"
+        f" second as an export, {figures['published_per_second']:.0f} as published:"
+        f" {figures['exported_of_published']:.2f}, medians of {conditions['runs']} rounds",
+        screen,
+    )
+
+
 _SHOWN = {
+    "exported": _show_exported,
     "serve": _show_serve,
     "call": _show_calls,
     "stall": _show_stalls,
