@@ -193,8 +193,13 @@ def test_requests_are_counted(web: Running) -> None:
 def test_health_is_good_once_all_models_serve_and_no_more_when_the_end_begins(
     running: Running, publisher: Publisher
 ) -> None:
-    health = call(running.rest_port, "GET", "/healthz")
-    assert (health.status, health.error) == (503, "not serving yet: m")
+    expected = (503, "not serving yet: m (its publisher has published nothing yet)")  # once the follower has looked
+
+    def found() -> tuple[int, str]:
+        health = call(running.rest_port, "GET", "/healthz")
+        return health.status, health.error
+
+    eventually(lambda: found() == expected, lambda: str(found()))
     publisher.publish(7)
     running.server.models.follower("m").sync(timeout=LONG)
     assert call(running.rest_port, "GET", "/healthz").status == 200
