@@ -25,7 +25,7 @@ COPY deploy/healthcheck.py /app/healthcheck.py
 COPY deploy/tf_serving_entrypoint.sh /usr/bin/tf_serving_entrypoint.sh
 COPY pyproject.toml /app/pyproject.toml
 RUN printf '#!/bin/sh\nexec python3 -m paramsync.cli "$@"\n' > /opt/venv/bin/paramsync \
- && printf '#!/bin/sh\nexec python3 -m inferencer.tf_serving "$@"\n' > /opt/venv/bin/tensorflow_model_server \
+ && printf '#!/bin/sh\nexec python3 -m inferencer.program.tf_serving "$@"\n' > /opt/venv/bin/tensorflow_model_server \
  && version=$(sed -n 's/^version = "\(.*\)"$/\1/p' /app/pyproject.toml) \
  && mkdir "/app/paramsync-$version.dist-info" \
  && printf 'Metadata-Version: 2.1\nName: paramsync\nVersion: %s\n' "$version" > "/app/paramsync-$version.dist-info/METADATA" \

@@ -23,7 +23,7 @@ from bench.progress import Progress
 from bench.settings import NOT_ASKED_FOR, Settings
 from bench.timing import Contestant, Timings, measure
 from paramsync.graphs.tensors import alias
-from paramsync.store import Store
+from paramsync.store.store import Store
 
 THREADS = (1, 4)
 

@@ -15,7 +15,7 @@ from bench.ours import Publications
 from bench.progress import Progress
 from bench.served import PREDICT, Served, request
 from bench.settings import Settings
-from paramsync import wire
+from paramsync.rpc import tensor_proto
 
 CONCURRENCY = 64
 
@@ -45,7 +45,7 @@ def run(settings: Settings, folder: Path) -> dict[str, Any]:
         servers = {"published": published, "exported": exported}
         for server in servers.values():
             server.ask_until(file.read_bytes(), 0)
-            [found] = wire.to_arrays(server.ask(file.read_bytes()).outputs, "output").values()
+            [found] = tensor_proto.to_arrays(server.ask(file.read_bytes()).outputs, "output").values()
             np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
         order = random.Random(0)
         for number in progress.track(range(settings.runs), settings.runs):

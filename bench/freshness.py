@@ -27,10 +27,10 @@ from bench.progress import Progress
 from bench.served import MODEL, Served, request
 from bench.settings import NOT_ASKED_FOR, Settings
 from bench.timing import Contestant, measure
-from paramsync.client import Inferencer
+from paramsync.publishing.publisher import Publisher
+from paramsync.publishing.schedule import PublishSchedule
+from paramsync.rpc.client import Inferencer
 from paramsync.v1 import sync_pb2 as pb
-from trainer.publisher import Publisher
-from trainer.schedule import PublishSchedule
 
 _ALONE = 10  # rounds of ours for each of all contestants', for the 99th percentile
 _PHASES = ("pin", "publish", "notice", "restore", "answer")

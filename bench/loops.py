@@ -17,7 +17,7 @@ from bench import arrays
 from bench.model import Model
 from bench.publishing import KINDS as NETWORKS
 from bench.served import said_ready
-from paramsync import wire
+from paramsync.rpc import tensor_proto
 from paramsync.v1 import serving_pb2
 
 _MANY_LOOKS = 0.001  # seconds between two, for a loop that is to lose no time by waiting
@@ -115,11 +115,11 @@ def serve(loop: Loop, *, poll_seconds: float) -> None:
     def answer(content: bytes, context: grpc.ServicerContext) -> bytes:
         version = loop.version
         request = serving_pb2.PredictRequest.FromString(content)
-        outputs = loop.predict(wire.to_arrays(request.inputs, "input")["x"])
+        outputs = loop.predict(tensor_proto.to_arrays(request.inputs, "input")["x"])
         response = serving_pb2.PredictResponse(model_spec=request.model_spec)
         response.model_spec.version.value = version
         for name, array in outputs.items():
-            response.outputs[name].CopyFrom(wire.from_array(array))
+            response.outputs[name].CopyFrom(tensor_proto.from_array(array))
         return response.SerializeToString()
 
     server = grpc.server(futures.ThreadPoolExecutor(_THREADS))

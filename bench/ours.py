@@ -9,8 +9,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from bench.arrays import Array
+from paramsync.store.commit import StoreWriter
 from paramsync.version import Version
-from paramsync.writer import StoreWriter
 
 if TYPE_CHECKING:
     from paramsync.graphs.capture import Capture

@@ -18,7 +18,7 @@ from bench.progress import Progress
 from bench.settings import Settings
 from bench.timing import Contestant, measure
 from paramsync.graphs.capture import Capture, capture
-from trainer.snapshot import Live
+from paramsync.publishing.snapshot import Live
 
 
 def run(settings: Settings, folder: Path) -> dict[str, Any]:

@@ -17,12 +17,12 @@ from bench.progress import Progress
 from bench.publish import pinned
 from bench.settings import Settings
 from bench.timing import Contestant, measure
-from inferencer.following.progress import untold
-from inferencer.sources import open_source
 from paramsync.graphs.capture import capture
 from paramsync.graphs.tensors import alias
-from paramsync.store import Store
-from trainer.snapshot import Live
+from paramsync.publishing.snapshot import Live
+from paramsync.sources import open_source
+from paramsync.sources.progress import untold
+from paramsync.store.store import Store
 
 _OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"  # what a checkpoint holds beside the parameters
 

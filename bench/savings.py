@@ -15,8 +15,8 @@ import tensorflow as tf
 
 from bench.ours import KEEP, WARM_UPS
 from bench.training import Saving, Training
-from trainer.publisher import Publisher
-from trainer.schedule import Moment, PublishSchedule
+from paramsync.publishing.publisher import Publisher
+from paramsync.publishing.schedule import Moment, PublishSchedule
 
 _KEPT = 2  # of what a peer has saved
 

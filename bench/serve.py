@@ -16,7 +16,7 @@ from bench.ours import Publications
 from bench.progress import Progress
 from bench.served import PREDICT, Served, request
 from bench.settings import Settings
-from paramsync import wire
+from paramsync.rpc import tensor_proto
 from paramsync.v1 import serving_pb2
 
 CONCURRENCIES = (1, 8, 64)
@@ -90,5 +90,5 @@ def _figures(concurrency: int, batch: int, seen: dict[str, list[Seen]]) -> dict[
 
 
 def _check(answer: serving_pb2.PredictResponse, expected: Any) -> None:
-    [found] = wire.to_arrays(answer.outputs, "output").values()
+    [found] = tensor_proto.to_arrays(answer.outputs, "output").values()
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)

@@ -12,9 +12,9 @@ from types import TracebackType
 import grpc
 import numpy as np
 
-from paramsync import wire
 from paramsync.cli.processes import Child
 from paramsync.errors import CallError
+from paramsync.rpc import tensor_proto
 from paramsync.v1 import serving_pb2
 
 MODEL = "bench"
@@ -93,7 +93,7 @@ def request(inputs: Mapping[str, np.ndarray], model: str = MODEL) -> bytes:
     """A request of TensorFlow Serving's as it is on the wire."""
     message = serving_pb2.PredictRequest(model_spec=serving_pb2.ModelSpec(name=model))
     for name, array in inputs.items():
-        message.inputs[name].CopyFrom(wire.from_array(array))
+        message.inputs[name].CopyFrom(tensor_proto.from_array(array))
     return message.SerializeToString()
 
 

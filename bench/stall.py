@@ -23,7 +23,7 @@ from bench.savings import PEERS, Ours
 from bench.settings import NOT_ASKED_FOR, Settings
 from bench.training import Saving, Training, Window
 from paramsync.errors import SettingsError
-from trainer.schedule import PublishSchedule
+from paramsync.publishing.schedule import PublishSchedule
 
 SCHEDULES = {
     "every_second": PublishSchedule(every_seconds=1, at_start=False, at_end=False),

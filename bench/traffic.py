@@ -26,10 +26,10 @@ import numpy as np
 
 from bench.lines import Lines
 from bench.served import PREDICT
-from inferencer.loop import Policy
-from inferencer.rests import Rests
-from paramsync import wire
+from inferencer.event_loop.idle import Rests
+from inferencer.event_loop.loop import Policy
 from paramsync.errors import CallError
+from paramsync.rpc import tensor_proto
 from paramsync.v1 import serving_pb2
 
 _OPTIONS = (("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1))
@@ -94,7 +94,7 @@ class Seen:
             response = serving_pb2.PredictResponse.FromString(answer)
             version = response.model_spec.version.value
             versions.add(version)
-            values = wire.to_arrays(response.outputs, "output").values()
+            values = tensor_proto.to_arrays(response.outputs, "output").values()
             mixed += count * any((one != version).any() for one in values)
         figures = {
             "answered": len(self.milliseconds),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 
 from paramsync.cli.arguments import INFERENCER, TRAINER
-from paramsync.client import Inferencer, Trainer
 from paramsync.errors import ParamsyncError
+from paramsync.rpc.client import Inferencer, Trainer
 
 
 def main(program: str) -> int:

@@ -5,8 +5,8 @@ import sys
 import keras
 import tensorflow as tf
 
-from trainer.publisher import Publisher
-from trainer.schedule import PublishSchedule
+from paramsync.publishing.publisher import Publisher
+from paramsync.publishing.schedule import PublishSchedule
 
 model = keras.Sequential(
     [

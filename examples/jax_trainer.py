@@ -11,8 +11,8 @@ import sys
 import keras
 import numpy as np
 
-from trainer.publisher import Publisher
-from trainer.schedule import PublishSchedule
+from paramsync.publishing.publisher import Publisher
+from paramsync.publishing.schedule import PublishSchedule
 
 STEPS = 300
 

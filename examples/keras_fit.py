@@ -5,7 +5,7 @@ import sys
 import keras
 import numpy as np
 
-from trainer.keras import PublishCallback
+from paramsync.keras import PublishCallback
 
 random = np.random.default_rng(0)
 x = random.uniform(-1, 1, (4096, 8)).astype(np.float32)

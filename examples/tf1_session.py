@@ -5,7 +5,7 @@ import sys
 import numpy as np
 import tensorflow.compat.v1 as tf
 
-from trainer.session import PublishHook
+from paramsync.session import PublishHook
 
 tf.disable_eager_execution()
 

@@ -8,22 +8,22 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from inferencer.stop import Stop
+from inferencer.program.stop import Stop
 
 
-def main(arguments: Sequence[str] | None = None, *, parsing: str = "inferencer.settings") -> int:
+def main(arguments: Sequence[str] | None = None, *, parsing: str = "inferencer.settings.settings") -> int:
     """Exit code 0 after a drain, 2 for settings that cannot be used; the `parse` of that module reads them."""
     stop = Stop()
     stop.listen()  # before the imports, which take time
     import importlib
 
-    from inferencer import program
+    from inferencer.program import start
     from paramsync.errors import ParamsyncError
-    from paramsync.terminal import line
+    from paramsync.host.terminal import line
 
     try:
         settings = importlib.import_module(parsing).parse(sys.argv[1:] if arguments is None else arguments)
-        program.run(settings, stop=stop)
+        start.run(settings, stop=stop)
     except ParamsyncError as error:
         if sys.stderr is not None:  # it was closed before the program began
             sys.stderr.write(f"inferencer: {line(str(error))}\n")

@@ -1,1 +1,43 @@
-"""What trainer, inferencer and operator share. Importing it never imports TensorFlow."""
+"""Keeps an inference copy of a model up to date while the model is being trained.
+
+    from paramsync import Publisher, PublishSchedule  # in the program that trains
+    from paramsync import Follower, Replica  # in one that serves by itself
+
+Keras, sessions of TensorFlow 1 and graphs: `paramsync.keras`, `paramsync.session`, `paramsync.graphs`.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from paramsync.following.composite import Connection
+    from paramsync.following.follower import Follower
+    from paramsync.following.replica import Replica
+    from paramsync.publishing.publisher import Publisher
+    from paramsync.publishing.schedule import PublishSchedule
+    from paramsync.store.store import Store
+    from paramsync.version import Version
+
+_MODULES = {
+    "Connection": "following.composite",
+    "Follower": "following.follower",
+    "PublishSchedule": "publishing.schedule",
+    "Publisher": "publishing.publisher",
+    "Replica": "following.replica",
+    "Store": "store.store",
+    "Version": "version",
+}
+__all__ = ["Connection", "Follower", "PublishSchedule", "Publisher", "Replica", "Store", "Version"]
+
+
+def __getattr__(name: str) -> object:
+    """Imports what a name needs, such as TensorFlow, once somebody asks for it."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

@@ -19,7 +19,7 @@ class Version:
     that the version before did not have already, in files that the two share. `checksum` is the digest of the
     checksums of all tensors: two versions with the same one have the same parameters. `finite` says that the publisher
     looked at all values with these checksums, and none was NaN or infinite. `seal` is of its data files as they were
-    then, see `paramsync.untouched`; "" where they are not in memory.
+    then, see `paramsync.checkpoint.seal`; "" where they are not in memory.
     """
 
     number: int

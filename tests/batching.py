@@ -7,9 +7,9 @@ from collections.abc import Callable, Coroutine
 from functools import wraps
 from typing import Any
 
-from inferencer.answering.questions import Answer, Question
-from inferencer.batching import Batching
-from inferencer.resident import Resident
+from inferencer.batching.batcher import Batching
+from paramsync.inference.questions import Answer, Question
+from paramsync.inference.resident import Resident
 from tests.questions import Held, Told, question, turns, until
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-from inferencer.sources import places
-from inferencer.watch import Watch
+from paramsync.sources import places
+from paramsync.sources.watch import Watch
 
 SOON = 10.0  # seconds; a test that waits this long has failed
 

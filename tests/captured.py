@@ -9,7 +9,7 @@ import keras
 import numpy.typing as npt
 import tensorflow as tf
 
-from paramsync.bundle import Bundle
+from paramsync.checkpoint.reader import Bundle
 from paramsync.graphs.capture import Capture
 from paramsync.graphs.graph import Graph
 

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
-from paramsync import dtypes, index, strings
-from paramsync.checksums import crc32c, mask
+from paramsync import dtypes
+from paramsync.checkpoint.placement import ALIGNMENT
 from paramsync.dtypes import Array
-from paramsync.index import Entry, Index, data_file, index_file
-from paramsync.plan import ALIGNMENT
+from paramsync.tensorbundle import index, strings
+from paramsync.tensorbundle.checksums import crc32c, mask
+from paramsync.tensorbundle.index import Entry, Index, data_file, index_file
 
 ONES: dict[str, Array] = {"a": np.ones(5000, np.float32), "b": np.ones(3, np.int64)}
 """What a small checkpoint holds: more than a page, and less."""

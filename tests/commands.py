@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from paramsync.cli.__main__ import main
-from paramsync.graph_files import sealed
+from paramsync.store.commit import StoreWriter
+from paramsync.store.graph_files import sealed
 from paramsync.v1 import graph_pb2
-from paramsync.writer import StoreWriter
 from tests.written import version
 
 NAMES = ("dense/bias", "dense/kernel", "words")

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from cramjam import snappy
 
-from paramsync import table
-from paramsync.checksums import crc32c, mask
+from paramsync.tensorbundle import sstable
+from paramsync.tensorbundle.checksums import crc32c, mask
 
-_END = table.write([])[-8:]
+_END = sstable.write([])[-8:]
 
 
 def of_snappy(block: bytes) -> bytes:
@@ -19,7 +19,7 @@ def of_snappy(block: bytes) -> bytes:
 
 def compressed(content: bytes, compress: Callable[[bytes], bytes] = of_snappy) -> bytes:
     """The same table, each block of it compressed, the list of blocks too."""
-    reader = table._Reader(content, Path("a.index"))
+    reader = sstable._Reader(content, Path("a.index"))
     return assembled([compress(reader.block(offset, size)) for offset, size in reader.handles()])
 
 
@@ -33,15 +33,15 @@ def compress(index: Path) -> None:
 def assembled(blocks: Sequence[bytes]) -> bytes:
     """A table of blocks that are compressed already, or say that they are."""
     content = bytearray()
-    listing = table._BlockWriter(1)
+    listing = sstable._BlockWriter(1)
     for number, block in enumerate(blocks):
         # the last of the keys in that block, or any from there to the next one
-        listing.add(b"\xff%09d" % number, table.varint(len(content)) + table.varint(len(block)))
+        listing.add(b"\xff%09d" % number, sstable.varint(len(content)) + sstable.varint(len(block)))
         content += _trailed(block)
     at = len(content)
     last = of_snappy(listing.finish())
     content += _trailed(last)
-    footer = b"\0\0" + table.varint(at) + table.varint(len(last))
+    footer = b"\0\0" + sstable.varint(at) + sstable.varint(len(last))
     return bytes(content) + footer.ljust(40, b"\0") + _END
 
 

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from inferencer.follower import Follower
-    from inferencer.listeners import Inotify, Observed
-    from inferencer.rests import Rests
-    from inferencer.watch import Watch
-    from paramsync.spares import Spares
+    from inferencer.event_loop.idle import Rests
+    from paramsync.checkpoint.file_pool import Spares
+    from paramsync.following.follower import Follower
+    from paramsync.sources.listeners import Inotify, Observed
+    from paramsync.sources.watch import Watch
     from tests.bells import Bell
     from tests.control_ports import Pair
     from tests.inferencers import Process
@@ -87,12 +87,12 @@ def variable(request: pytest.FixtureRequest) -> Callable[..., Any]:
 @pytest.fixture(params=["Inotify", "Observed"])
 def listener(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> type[Inotify | Observed]:
     """What a watch listens by: both ways, whichever this system would take."""
-    from inferencer import listeners
+    from paramsync.sources import listeners
 
     kind: type[Inotify | Observed] = getattr(listeners, request.param)
     if kind is listeners.Inotify and listeners.listen is not kind:
         pytest.skip("watchdog 7 is not there, or no Linux")
-    monkeypatch.setattr("inferencer.watch.listen", kind)
+    monkeypatch.setattr("paramsync.sources.watch.listen", kind)
     return kind
 
 
@@ -116,7 +116,7 @@ def watch(store: Path, bell: Bell) -> Iterator[Watch]:
 @pytest.fixture
 def memory() -> Iterator[Path]:
     """A folder in this machine's memory."""
-    from paramsync.mounts import is_memory
+    from paramsync.host.mounts import is_memory
 
     shared = Path("/dev/shm")
     if not (shared.is_dir() and is_memory(shared.stat())):
@@ -148,7 +148,7 @@ def halves(memory: Path) -> Iterator[Store]:
 @pytest.fixture
 def disk(tmp_path: Path) -> Path:
     """A folder that is not in memory."""
-    from paramsync.mounts import is_memory
+    from paramsync.host.mounts import is_memory
 
     if is_memory(tmp_path.stat()):
         pytest.skip("temporary files are in memory here")
@@ -157,7 +157,7 @@ def disk(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def spares(tmp_path: Path) -> Iterator[Spares]:
-    from paramsync.spares import Spares
+    from paramsync.checkpoint.file_pool import Spares
 
     one = Spares(tmp_path)
     yield one
@@ -242,7 +242,7 @@ def echoing(tmp_path: Path) -> Iterator[Process]:
 
 @pytest.fixture
 def rests() -> Rests:
-    from inferencer.rests import Rests
+    from inferencer.event_loop.idle import Rests
 
     return Rests()
 
@@ -264,12 +264,12 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who waits does so until the loop rests, however busy this machine is."""
     from tests.resting import LONG
 
-    monkeypatch.setattr("inferencer.rests.PATIENCE", LONG)
-    monkeypatch.setattr("inferencer.rests._ONCE", LONG)
+    monkeypatch.setattr("inferencer.event_loop.idle.PATIENCE", LONG)
+    monkeypatch.setattr("inferencer.event_loop.idle._ONCE", LONG)
 
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.resting import FEW
 
-    monkeypatch.setattr("inferencer.rests.PATIENCE", FEW)
+    monkeypatch.setattr("inferencer.event_loop.idle.PATIENCE", FEW)

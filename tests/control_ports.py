@@ -12,11 +12,11 @@ from typing import Any
 import grpc
 import tensorflow as tf
 
+from paramsync.publishing.control_port import Control, Training
+from paramsync.publishing.meter import Meter
+from paramsync.publishing.publisher import Publisher
+from paramsync.publishing.schedule import PublishSchedule
 from paramsync.v1 import sync_pb2, sync_pb2_grpc
-from trainer.control import Control, Training
-from trainer.meter import Meter
-from trainer.publisher import Publisher
-from trainer.schedule import PublishSchedule
 
 TIMEOUT = 30
 STATES = sync_pb2.PublisherStatus

@@ -9,8 +9,8 @@ import numpy as np
 import tensorflow as tf
 
 from paramsync.graphs.capture import capture
+from paramsync.store.commit import StoreWriter
 from paramsync.version import Version
-from paramsync.writer import StoreWriter
 from tests.values import VALUES
 
 

@@ -11,8 +11,8 @@ import tensorflow as tf
 
 from paramsync.graphs.capture import capture
 from paramsync.graphs.graph import Graph
+from paramsync.store.commit import StoreWriter
 from paramsync.version import Version
-from paramsync.writer import StoreWriter
 
 LABELS = ["no", "yes"]
 v1 = tf.compat.v1

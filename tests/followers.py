@@ -7,9 +7,9 @@ import weakref
 from pathlib import Path
 from typing import final
 
-from inferencer.follower import Follower
-from inferencer.replica import Replica
-from inferencer.resident import Resident
+from paramsync.following.follower import Follower
+from paramsync.following.replica import Replica
+from paramsync.inference.resident import Resident
 
 LONG = 30.0  # seconds; a test that waits this long has failed
 

@@ -9,10 +9,10 @@ import ml_dtypes
 import numpy as np
 import tensorflow as tf
 
-from inferencer.replica import Replica
+from paramsync.following.replica import Replica
 from paramsync.graphs.capture import Capture, capture
-from paramsync.store import Store
-from paramsync.writer import StoreWriter
+from paramsync.store.commit import StoreWriter
+from paramsync.store.store import Store
 
 VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
 

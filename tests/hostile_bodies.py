@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from inferencer.rest.packed import Long
+from inferencer.protocols.rest.packed import Long
 
 HOSTILE = {
     "lists": b"[],",

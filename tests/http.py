@@ -14,9 +14,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from inferencer.metrics import Metrics
-from inferencer.rest.server import Rest
-from inferencer.services.room import SHARES, Room
+from inferencer.protocols.rest.server import Rest
+from inferencer.serving.metrics import Metrics
+from inferencer.transport.memory_budget import SHARES, Room
 from tests.programs import eventually
 from tests.published import Publisher, Witness
 from tests.running import LONG, Running

@@ -13,9 +13,9 @@ import numpy as np
 import tensorflow as tf
 
 from paramsync.errors import GraphError
-from trainer.keras import PublishCallback
-from trainer.publisher import Publisher
-from trainer.schedule import PublishSchedule
+from paramsync.keras import PublishCallback
+from paramsync.publishing.publisher import Publisher
+from paramsync.publishing.schedule import PublishSchedule
 
 X = np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)
 STEPS = 400

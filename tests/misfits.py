@@ -15,16 +15,16 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from inferencer.answering import answers
-from inferencer.answering.questions import Question
-from inferencer.resident import Resident
 from paramsync.errors import RequestError
 from paramsync.graphs.capture import capture
+from paramsync.inference import execute
+from paramsync.inference.questions import Question
+from paramsync.inference.resident import Resident
 from paramsync.version import Version
 
 MEMORY = 3 << 30  # bytes by which the process may grow
 ELEMENTS = 1 << 16
-ADDRESSABLE = 1 << 24  # of what has no element: paramsync.wire takes no more
+ADDRESSABLE = 1 << 24  # of what has no element: paramsync.rpc.tensor_proto takes no more
 
 nn, math, raw = tf.nn, tf.math, tf.raw_ops
 FLOAT, INT, TEXT = tf.float32, tf.int32, tf.string
@@ -263,7 +263,7 @@ def main(seed: int, count: int, names: list[str]) -> None:
             question = asked(resident, chance)
             sys.stderr.write(f"{name} { ({key: one.shape for key, one in question.inputs.items()}) }\n")
             try:
-                answers.answer(question)
+                execute.answer(question)
                 answered += 1
             except (RequestError, tf.errors.ResourceExhaustedError):
                 refused += 1

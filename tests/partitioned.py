@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
-from paramsync.bundle import Bundle
+from paramsync.checkpoint.reader import Bundle
 from paramsync.dtypes import Array
 
 

@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from inferencer.follower import Follower
-from inferencer.replica import Replica
-from paramsync import keys, layout
+from paramsync.following.follower import Follower
+from paramsync.following.replica import Replica
 from paramsync.graphs.capture import Capture, capture
 from paramsync.graphs.graph import Graph
+from paramsync.store import layout
+from paramsync.store.commit import StoreWriter
+from paramsync.tensorbundle import keys
 from paramsync.version import Version
-from paramsync.writer import StoreWriter
 
 PARAMETERS = 6
 

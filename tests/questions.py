@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from inferencer.answering import traits
-from inferencer.answering.questions import Question
-from inferencer.metrics import Metrics
-from inferencer.resident import Resident
-from inferencer.services.threads import Done, Threads
+from inferencer.batching.threads import Done, Threads
+from inferencer.serving.metrics import Metrics
 from paramsync.graphs.capture import Capture, capture
+from paramsync.inference import batchable
+from paramsync.inference.questions import Question
+from paramsync.inference.resident import Resident
 from tests.written import version
 
 LONG = 30.0
@@ -51,7 +51,7 @@ def resident(number: int) -> Resident:
     graph = _CAPTURED[0].graph
     parameters = tuple(tf.fill([size or 1 for size in one.shape or ()], float(number)) for one in graph.parameters)
     made = Resident(version(number), graph, parameters)
-    traits.find_out(made)
+    batchable.find_out(made)
     return made
 
 

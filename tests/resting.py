@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from queue import SimpleQueue
 
-from inferencer.rests import Rests
-from paramsync import way
+from inferencer.event_loop.idle import Rests
+from paramsync.host import yielding
 
 LONG = 30.0  # seconds; a test that waits this long has failed
 FEW = 0.4  # seconds of patience, where it is to end: long beside whatever else keeps a thread from running
@@ -69,7 +69,7 @@ def gives(rests: Rests, count: int = 1) -> None:
     """One block of so many pieces of work."""
     with rests.first():
         for _ in range(count):
-            way.give()
+            yielding.give()
 
 
 def put_off(rests: Rests) -> float:

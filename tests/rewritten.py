@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
-from paramsync.bundle import Bundle
-from paramsync.contents import Tensor
-from paramsync.shards import ShardWriter, Written
-from paramsync.spares import Spares
+from paramsync.checkpoint.file_pool import Spares
+from paramsync.checkpoint.reader import Bundle
+from paramsync.checkpoint.tensor_source import Tensor
+from paramsync.checkpoint.writer import ShardWriter, Written
 from tests.checkpoints import assert_same
 
 LARGE = 3 << 20  # elements of float32: several threads, several portions

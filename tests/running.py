@@ -16,10 +16,10 @@ import tensorflow as tf
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tensorflow_serving.apis import model_service_pb2_grpc, predict_pb2, prediction_service_pb2_grpc
 
-from inferencer.loop import Loop
-from inferencer.rests import Rests
-from inferencer.server import Ports, Server
-from inferencer.settings import ModelSettings, Settings
+from inferencer.event_loop.idle import Rests
+from inferencer.event_loop.loop import Loop
+from inferencer.program.server import Ports, Server
+from inferencer.settings.settings import ModelSettings, Settings
 from paramsync.v1 import sync_pb2 as pb
 from paramsync.v1 import sync_pb2_grpc
 from tests.published import GATED_OPS

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from inferencer.replica import Replica
 from paramsync.dtypes import Array
-from paramsync.store import Store
+from paramsync.following.replica import Replica
+from paramsync.store.store import Store
 from tests.training import latest
 
 v1 = tf.compat.v1

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from paramsync.spares import Spares
+from paramsync.checkpoint.file_pool import Spares
 
 SIZE = 100_000
 

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from paramsync.writer import StoreWriter
+from paramsync.store.commit import StoreWriter
 from trainer.job import Job
 from trainer.state import TrainingState
 

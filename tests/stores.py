@@ -11,8 +11,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from inferencer.follower import Follower
-from inferencer.replica import Replica
+from paramsync.following.follower import Follower
+from paramsync.following.replica import Replica
 from tests.programs import eventually
 
 v1 = tf.compat.v1

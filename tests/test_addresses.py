@@ -8,8 +8,8 @@ import socket
 
 import pytest
 
-from paramsync import addresses
 from paramsync.errors import SettingsError
+from paramsync.rpc import addresses
 
 
 def has_ipv6() -> bool:

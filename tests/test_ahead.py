@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from inferencer.follower import Follower
-from inferencer.replica import Replica
-from inferencer.resident import Resident
-from inferencer.sources.checkpoints import CheckpointSource
-from inferencer.sources.source import Verification
+from paramsync.following.follower import Follower
+from paramsync.following.replica import Replica
+from paramsync.inference.resident import Resident
+from paramsync.sources.checkpoints import CheckpointSource
+from paramsync.sources.source import Verification
 from tests.checkpoints import resident
 from tests.followers import LONG, SILENT, serving
 from tests.programs import eventually

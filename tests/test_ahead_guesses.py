@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from paramsync import layout
-from paramsync.ahead import Ahead, Unheld
-from paramsync.held import PORTION, Outline, hold
-from paramsync.untouched import Trace
+from paramsync.checkpoint.data_file import PORTION, Outline, hold
+from paramsync.checkpoint.seal import Trace
+from paramsync.store import layout
+from paramsync.store.prefetch import Ahead, Unheld
 from tests.checkpoints import resident
 from tests.wide import places
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
-from inferencer.replica import Replica
 from paramsync.errors import CorruptCheckpointError
+from paramsync.following.replica import Replica
 from tests.wide import FIRST, SIZE, Store, Table, answers, begin, deleted, follow, places, prepare
 
 

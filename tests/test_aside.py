@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from inferencer.services.aside import aside
+from inferencer.serving.call_with_timeout import aside
 from paramsync.errors import StoreError, SyncError
 from tests.followers import LONG
 from tests.programs import ROOT
@@ -26,7 +26,7 @@ def fails() -> None:
 
 
 def test_what_does_not_come_back_in_time_is_given_up_whatever_comes_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("inferencer.services.aside._SECONDS", 0.05)
+    monkeypatch.setattr("inferencer.serving.call_with_timeout._SECONDS", 0.05)
     for late in (lambda: None, fails):
         goes_on = threading.Event()
 
@@ -45,12 +45,12 @@ def test_what_does_not_come_back_in_time_is_given_up_whatever_comes_of_it(monkey
 def test_a_process_ends_though_it_was_not_answered() -> None:
     code = """
 import asyncio, os
-from inferencer.services import aside
-aside._SECONDS = 0.1
+from inferencer.serving import call_with_timeout
+call_with_timeout._SECONDS = 0.1
 read, _ = os.pipe()
 try:
-    asyncio.run(aside.aside(lambda: os.read(read, 1), "a look"))
-except aside.SyncError:
+    asyncio.run(call_with_timeout.aside(lambda: os.read(read, 1), "a look"))
+except call_with_timeout.SyncError:
     print("given up", end="")
 """
     done = subprocess.run(

@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from inferencer.follower import Follower
-from inferencer.following.status import State
-from inferencer.replica import Replica
+from paramsync.following.follower import Follower
+from paramsync.following.replica import Replica
+from paramsync.following.status import State
 from tests.followers import quarantined, serving
 from tests.published import Doubled, Publisher, ask, captured, proven, values
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from inferencer.follower import Follower
-from inferencer.following.events import EventKind
-from inferencer.following.status import State
+from paramsync.following.events import EventKind
+from paramsync.following.follower import Follower
+from paramsync.following.status import State
 from tests.followers import quarantined, serving
 from tests.published import Publisher, ask, captured, proven, values
 

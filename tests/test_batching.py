@@ -7,8 +7,8 @@ from functools import partial
 
 import numpy as np
 
-from inferencer.answering import traits
-from inferencer.resident import Resident
+from paramsync.inference import batchable
+from paramsync.inference.resident import Resident
 from tests.batching import Setting, all_done, on_a_loop, totals
 from tests.questions import ROWS, lookup, question, resident, turns, until
 
@@ -100,7 +100,7 @@ async def test_no_rows_at_all_are_a_call_of_their_own() -> None:
 @on_a_loop
 async def test_what_is_prompt_is_computed_on_the_event_loop_alone_and_together() -> None:
     setting, of = Setting(), resident(2)
-    assert traits.of(of.graph, ROWS).prompt
+    assert batchable.of(of.graph, ROWS).prompt
     await setting.prompt(of)
     told = len(setting.metrics.told)
     for _ in range(20):

@@ -10,8 +10,8 @@ import weakref
 import pytest
 import tensorflow as tf
 
-from inferencer.answering import traits
 from paramsync.errors import BusyError
+from paramsync.inference import batchable
 from tests.batching import Setting, on_a_loop, totals
 from tests.questions import TABLE, lookup, question, resident, turns
 
@@ -19,7 +19,7 @@ from tests.questions import TABLE, lookup, question, resident, turns
 @on_a_loop
 async def test_the_fault_of_one_is_nobody_elses() -> None:
     setting, of = Setting(), resident(1)
-    assert traits.of(of.graph, TABLE).together
+    assert batchable.of(of.graph, TABLE).together
     asked = setting.ask(lookup(of, 0), lookup(of, 1), lookup(of, 99), lookup(of, 2, 3))
     told = await setting.over(*asked)
     assert told == [("1", 1, 1), ("1", 3, 4)]

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from functools import wraps
 from typing import Any
 
-from inferencer.answering.questions import Answer, Question
-from inferencer.batching import Batching
-from inferencer.rests import Rests
+from inferencer.batching.batcher import Batching
+from inferencer.event_loop.idle import Rests
+from paramsync.inference.questions import Answer, Question
 from tests.questions import LONG, Held, Told, question, resident, until
 
 _OF = resident(2)

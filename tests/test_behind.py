@@ -11,8 +11,8 @@ from concurrent.futures import Future
 import pytest
 
 from paramsync.errors import PublishError
+from paramsync.publishing.write_behind import WriteBehind
 from paramsync.version import Version
-from trainer.behind import WriteBehind
 
 TIMEOUT = 30
 

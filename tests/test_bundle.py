@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from paramsync.bundle import Bundle
+from paramsync.checkpoint.reader import Bundle
 from paramsync.dtypes import Array
 from paramsync.errors import CorruptCheckpointError, ParameterError
 from tests.arrays import NUMERIC, any_bits, strings

@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from paramsync import table
-from paramsync.bundle import Bundle
+from paramsync.checkpoint.reader import Bundle
 from paramsync.dtypes import Array
 from paramsync.errors import CorruptCheckpointError, ParameterError
+from paramsync.tensorbundle import sstable
 from paramsync.v1 import bundle_pb2
 from tests.arrays import DTYPES, strings
 from tests.checkpoints import write
@@ -33,13 +33,13 @@ def test_a_dtype_numpy_lacks_is_listed_and_refused_when_asked_for(tmp_path: Path
 def forge(prefix: Path, *, name: bytes = b"a", header: bundle_pb2.BundleHeader | None = None, **entry: object) -> None:
     """A checkpoint with one float32 [2, 3], whose index was changed by somebody who knows the format."""
     write(prefix, {"a": np.zeros((2, 3), np.float32)})
-    (_, head), (_, value) = table.read(Path(f"{prefix}.index").read_bytes(), path=prefix)
+    (_, head), (_, value) = sstable.read(Path(f"{prefix}.index").read_bytes(), path=prefix)
     message = bundle_pb2.BundleEntry.FromString(value)
     for field in entry:
         message.ClearField(field)
     message.MergeFrom(bundle_pb2.BundleEntry(**entry))  # type: ignore[arg-type]
     records = [(b"", header.SerializeToString() if header else head), (name, message.SerializeToString())]
-    Path(f"{prefix}.index").write_bytes(table.write(records))
+    Path(f"{prefix}.index").write_bytes(sstable.write(records))
 
 
 def shape(*sizes: int, unknown_rank: bool = False) -> bundle_pb2.TensorShape:
@@ -98,9 +98,9 @@ def restore(prefix: Path) -> dict[str, Array]:
 def test_tensors_may_share_bytes(tmp_path: Path) -> None:
     prefix = tmp_path / "ckpt-1"
     write(prefix, {"a": np.arange(6, dtype=np.float32)})
-    (_, head), (_, value) = table.read(Path(f"{prefix}.index").read_bytes(), path=prefix)
+    (_, head), (_, value) = sstable.read(Path(f"{prefix}.index").read_bytes(), path=prefix)
     records = [(b"", head), *((f"{number:06d}".encode(), value) for number in range(10_000))]
-    Path(f"{prefix}.index").write_bytes(table.write(records))
+    Path(f"{prefix}.index").write_bytes(sstable.write(records))
     read = Bundle.open(prefix)
     assert np.shares_memory(read.array("000000"), read.array("009999"))
 

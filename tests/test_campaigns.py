@@ -22,8 +22,8 @@ from pathlib import Path
 
 import pytest
 
-from paramsync.store import Store
-from paramsync.writer import StoreWriter
+from paramsync.store.commit import StoreWriter
+from paramsync.store.store import Store
 from tests.campaigns.versions import FROZEN, tensors, version, wrong
 from tests.programs import ROOT
 

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from inferencer.answering import traits
-from inferencer.follower import Follower
-from inferencer.replica import Replica
 from paramsync.errors import GraphError
+from paramsync.following.follower import Follower
+from paramsync.following.replica import Replica
 from paramsync.graphs.capture import capture
 from paramsync.graphs.graph import Graph
+from paramsync.inference import batchable
 from tests.captured import answers
 
 
@@ -136,7 +136,7 @@ def test_what_keras_exports_draws_too_and_is_never_batched(tmp_path: Path) -> No
     (found, _), (other, _) = (follower.replica.predict({"x": X}) for _ in range(2))
     assert not np.array_equal(found["z"], other["z"])
     np.testing.assert_array_equal(found["mean"], other["mean"])
-    assert not traits.of(resident.graph, "serving_default").together
+    assert not batchable.of(resident.graph, "serving_default").together
 
 
 def test_a_counter_that_is_no_seed_is_refused_as_before() -> None:

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from inferencer.sources.saved_models import SavedModelsSource
 from paramsync.errors import GraphError, UnfinishedError, UnsafeGraphError
 from paramsync.graphs.capture import capture
+from paramsync.sources.saved_models import SavedModelsSource
 from tests.running import LONG, Running, refused, request, synced
 from tests.stores import saved_with_words
 

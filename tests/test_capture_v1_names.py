@@ -10,12 +10,12 @@ import numpy.typing as npt
 import pytest
 import tensorflow as tf
 
-from inferencer.replica import Replica
 from paramsync.errors import GraphError
+from paramsync.following.replica import Replica
 from paramsync.graphs.draft import finish
 from paramsync.graphs.sources.meta_graphs import draft_of_meta
 from paramsync.graphs.sources.v1_tensors import draft_of_tensors
-from paramsync.store import Store
+from paramsync.store.store import Store
 from tests.v1_captured import ONES, answer, meta_graph, names
 
 v1 = tf.compat.v1

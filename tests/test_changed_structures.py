@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from inferencer.follower import Follower
-from inferencer.replica import Replica
 from paramsync.errors import PublishError
+from paramsync.following.follower import Follower
+from paramsync.following.replica import Replica
 from paramsync.graphs.capture import capture
+from paramsync.publishing.publisher import Publisher
 from tests.followers import serving
 from tests.training import EVERY_STEP, latest
-from trainer.publisher import Publisher
 
 X = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
 

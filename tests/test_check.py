@@ -47,8 +47,8 @@ def fails(tree: Path, target: str) -> str:
 
 def test_imports_fail_when_the_trainer_imports_the_inferencer(tree: Path) -> None:
     passes(tree, "imports")
-    (tree / "trainer" / "schedule.py").write_text('"""Wrong."""\n\nimport inferencer.policy\n')
-    assert "trainer.schedule -> inferencer.policy" in fails(tree, "imports")
+    (tree / "trainer" / "schedule.py").write_text('"""Wrong."""\n\nimport paramsync.following.policy\n')
+    assert "paramsync.publishing.schedule -> paramsync.following.policy" in fails(tree, "imports")
 
 
 def test_generated_fails_when_a_contract_was_changed_and_not_generated(tree: Path) -> None:

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from paramsync.checksums import combine, crc32c, mask
+from paramsync.tensorbundle.checksums import combine, crc32c, mask
 
 
 def test_a_known_checksum_and_its_mask() -> None:

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("eighty_columns")
 def test_no_module_of_the_commands_imports_tensorflow_or_the_programs() -> None:
     code = """
 import importlib, pkgutil, sys
-import paramsync.cli, paramsync.client, paramsync.wire
+import paramsync.cli, paramsync.rpc.client, paramsync.rpc.tensor_proto
 for found in pkgutil.iter_modules(paramsync.cli.__path__):
     importlib.import_module(f"paramsync.cli.{found.name}")
 unwanted = {"tensorflow", "keras", "trainer", "inferencer"} & set(sys.modules)

@@ -11,7 +11,7 @@ import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from paramsync import errors
-from paramsync.client import Inferencer, Predictor, Trainer
+from paramsync.rpc.client import Inferencer, Predictor, Trainer
 from paramsync.v1 import sync_pb2 as pb
 from tests.servers import (
     CORRUPT,

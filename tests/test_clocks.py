@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from inferencer.follower import Follower
-from inferencer.following.wishes import Action
-from inferencer.replica import Replica
-from inferencer.services.trailers import AGE, trailers
-from paramsync import layout
+from inferencer.transport.trailers import AGE, trailers
+from paramsync.following.follower import Follower
+from paramsync.following.operator_requests import Action
+from paramsync.following.replica import Replica
+from paramsync.store import layout
 from tests.followers import SILENT, quarantined, serving
 from tests.programs import eventually
 from tests.published import Publisher, ask, proven

@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from inferencer.connection import Connection, Joined
-from inferencer.follower import Follower
-from inferencer.following.status import State
-from inferencer.replica import Replica
-from inferencer.resident import Resident
 from paramsync.errors import NotServingError, UnknownLabelError, UnknownVersionError
+from paramsync.following.composite import Connection, Joined
+from paramsync.following.follower import Follower
+from paramsync.following.replica import Replica
+from paramsync.following.status import State
 from paramsync.graphs.capture import capture
+from paramsync.inference.resident import Resident
 from paramsync.version import Version
 from tests.stores import WRITERS, Scaled
 

@@ -17,19 +17,19 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from paramsync.cli.__main__ import main
-from paramsync.client import Trainer
 from paramsync.errors import SettingsError
-from paramsync.store import Store
+from paramsync.publishing import watchers
+from paramsync.publishing.control_port import MOST_PUBLISHING, Control, Training
+from paramsync.publishing.meter import Meter
+from paramsync.publishing.publisher import Publisher
+from paramsync.rpc.client import Trainer
+from paramsync.store.commit import StoreWriter
+from paramsync.store.store import Store
 from paramsync.v1 import sync_pb2
-from paramsync.writer import StoreWriter
 from tests.control_ports import STATES, TIMEOUT, Doubling, Pair, status
 from tests.programs import eventually
 from tests.test_addresses import IPV6
-from trainer import watchers
-from trainer.control import MOST_PUBLISHING, Control, Training
 from trainer.job import Job
-from trainer.meter import Meter
-from trainer.publisher import Publisher
 from trainer.state import TrainingState
 
 

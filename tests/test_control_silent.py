@@ -7,9 +7,9 @@ import queue
 import grpc
 import pytest
 
+from paramsync.publishing.read_timeout import MOST
 from tests.control_ports import STATES, TIMEOUT, Pair, status
 from tests.frames import connected, headers
-from trainer.arrivals import MOST
 
 GET = "/paramsync.v1.Publisher/GetStatus"
 REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"

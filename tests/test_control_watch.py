@@ -10,11 +10,11 @@ from typing import Any
 import grpc
 import pytest
 
+from paramsync.publishing import watchers
+from paramsync.publishing.control_port import Control
 from paramsync.v1 import sync_pb2, sync_pb2_grpc
 from tests.control_ports import STATES, TIMEOUT, Pair, status
 from tests.written import version
-from trainer import watchers
-from trainer.control import Control
 
 
 def watch(pair: Pair) -> Any:

@@ -12,9 +12,9 @@ import pytest
 from paramsync.cli.__main__ import main
 from paramsync.cli.verify import _graph_problem
 from paramsync.errors import StoreError
-from paramsync.graph_files import is_sealed, sealed
 from paramsync.graphs.graph import Graph
-from paramsync.writer import StoreWriter
+from paramsync.store.commit import StoreWriter
+from paramsync.store.graph_files import is_sealed, sealed
 from tests.followers import quarantined, serving
 from tests.published import Doubled, Publisher, ask, captured, follower_of, proven
 from tests.stores import following, serves

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
-from inferencer.follower import Follower
-from paramsync import layout
 from paramsync.errors import StoreError
-from paramsync.store import Store
-from paramsync.writer import StoreWriter
+from paramsync.following.follower import Follower
+from paramsync.store import layout
+from paramsync.store.commit import StoreWriter
+from paramsync.store.store import Store
 from tests.followers import quarantined, serving
 from tests.published import Publisher, ask, follower_of, proven
 from tests.troubles import as_nobody

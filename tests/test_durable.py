@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from paramsync.store import Store
-from paramsync.writer import StoreWriter
+from paramsync.keras import PublishCallback
+from paramsync.publishing.publisher import Publisher
+from paramsync.publishing.schedule import PublishSchedule
+from paramsync.store.commit import StoreWriter
+from paramsync.store.store import Store
 from trainer import settings
-from trainer.keras import PublishCallback
-from trainer.publisher import Publisher
-from trainer.schedule import PublishSchedule
 
 ROOT = Path(__file__).parents[1]
 ON_REQUEST = PublishSchedule(at_start=False, at_end=False)

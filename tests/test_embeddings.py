@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from inferencer.following.progress import Progress
-from inferencer.replica import Replica
-from inferencer.sources.source import Verification
 from paramsync.errors import CorruptCheckpointError
+from paramsync.following.replica import Replica
 from paramsync.graphs.capture import capture
 from paramsync.graphs.graph import Graph
+from paramsync.sources.progress import Progress
+from paramsync.sources.source import Verification
 from paramsync.version import Version
 from tests.checkpoints import resident
 from tests.published import publish_graph

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from inferencer.services.tensors import encode
-from paramsync import wire
+from inferencer.protocols.tfs.tensors import encode
+from paramsync.rpc import tensor_proto
 
 Code = grpc.StatusCode
 
@@ -22,7 +22,7 @@ def test_every_dtype_is_written_as_tensorflow_and_our_client_read_it(dtype: str,
     kind = tf.dtypes.as_dtype(dtype)
     values = np.arange(np.prod(shape, dtype=int)).reshape(shape).astype(kind.as_numpy_dtype)
     proto = encode(tf.constant(values).numpy())
-    for found in (tf.make_ndarray(proto), wire.to_arrays({"x": proto}, "output")["x"]):
+    for found in (tf.make_ndarray(proto), tensor_proto.to_arrays({"x": proto}, "output")["x"]):
         assert (found.dtype, found.shape, found.tolist()) == (values.dtype, shape, values.tolist())
 
 

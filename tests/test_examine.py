@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from paramsync import dtypes
-from paramsync.checksums import crc32c
+from paramsync.checkpoint.examine import DType, Finding, Region, examine
 from paramsync.dtypes import Array
-from paramsync.examine import DType, Finding, Region, examine
+from paramsync.tensorbundle.checksums import crc32c
 
 MIB = 1 << 20
 FLOATS = [

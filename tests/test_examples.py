@@ -14,11 +14,11 @@ import pytest
 import tensorflow as tf
 from tensorflow_serving.apis import predict_pb2, prediction_service_pb2_grpc
 
-from paramsync.client import Inferencer
 from paramsync.dtypes import Array
 from paramsync.graphs.graph import Graph
 from paramsync.graphs.parameters import arrange
-from paramsync.store import Store
+from paramsync.rpc.client import Inferencer
+from paramsync.store.store import Store
 from paramsync.version import Version
 from tests.programs import ROOT, Program
 

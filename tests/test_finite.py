@@ -9,12 +9,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from paramsync import messages
+from paramsync.checkpoint.placement import PORTION
 from paramsync.errors import NotFiniteError
-from paramsync.plan import PORTION
-from paramsync.store import Store
+from paramsync.rpc import messages
+from paramsync.store.commit import StoreWriter
+from paramsync.store.store import Store
 from paramsync.version import Version
-from paramsync.writer import StoreWriter
 
 
 def commit(writer: StoreWriter, tensors: dict[str, Any]) -> Version:

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from inferencer.follower import Follower
-from inferencer.following.events import MOST_UNREAD, EventKind
-from inferencer.following.status import State
+from paramsync.following.events import MOST_UNREAD, EventKind
+from paramsync.following.follower import Follower
+from paramsync.following.status import State
 from tests.followers import LONG, serving
 from tests.published import Doubled, Publisher, ask, proven
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from inferencer.following.events import EventKind
-from inferencer.following.patience import Patience
-from inferencer.policy import Candidate
+from paramsync.following.backoff import Patience
+from paramsync.following.events import EventKind
+from paramsync.following.policy import Candidate
 from paramsync.version import Version
 from tests.followers import LONG, SILENT, quarantined, saver_follower, serving
 from tests.programs import eventually
@@ -49,7 +49,7 @@ def test_a_graph_still_being_written_is_waited_for_and_then_a_fault(
             meta.write_bytes(part)
         follower.run_once()
         assert (serving(follower), quarantined(follower)) == (None, [])
-    monkeypatch.setattr("inferencer.following.patience.LONGEST", 0.0)
+    monkeypatch.setattr("paramsync.following.backoff.LONGEST", 0.0)
     follower.run_once()
     assert "not a readable meta graph" in follower.status().quarantined[0].reason
     meta.write_bytes(content)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from paramsync.store import Store
+from paramsync.store.store import Store
 from tests.written import read
 
 v1 = tf.compat.v1

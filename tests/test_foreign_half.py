@@ -13,9 +13,9 @@ import pytest
 import tensorflow as tf
 
 from paramsync.errors import CorruptCheckpointError, UnknownVersionError
-from paramsync.store import Store
+from paramsync.store.commit import StoreWriter
+from paramsync.store.store import Store
 from paramsync.version import Version
-from paramsync.writer import StoreWriter
 from tests.written import read
 
 v1 = tf.compat.v1

@@ -11,14 +11,14 @@ import pytest
 import tensorflow as tf
 
 from paramsync.errors import SettingsError
-from paramsync.store import Store
+from paramsync.keras import PublishCallback
+from paramsync.publishing.gate import Gate
+from paramsync.publishing.publisher import Publisher
+from paramsync.session import PublishHook
+from paramsync.store.store import Store
 from tests.sessions import Net
 from tests.test_keras import Unhurried, X, Y, fit, network, steps_of
 from tests.training import EVERY_STEP, TIMEOUT, Counters
-from trainer.gate import Gate
-from trainer.keras import PublishCallback
-from trainer.publisher import Publisher
-from trainer.session import PublishHook
 
 v1 = tf.compat.v1
 

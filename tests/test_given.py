@@ -21,13 +21,13 @@ import tensorflow as tf
 
 from paramsync.errors import ParameterError, PublishError, SettingsError
 from paramsync.graphs.capture import capture
-from paramsync.store import Store
+from paramsync.publishing.publisher import Publisher
+from paramsync.publishing.schedule import PublishSchedule
+from paramsync.store.store import Store
 from paramsync.version import Version
 from tests.givens import VALUE, Affine, answer, put, values
 from tests.programs import ROOT
 from tests.training import EVERY_STEP
-from trainer.publisher import Publisher
-from trainer.schedule import PublishSchedule
 
 
 @pytest.fixture
@@ -171,8 +171,8 @@ class Refusing:
 sys.meta_path.insert(0, Refusing())
 
 import numpy as np, ml_dtypes
-from trainer.publisher import Publisher
-from trainer.schedule import PublishSchedule
+from paramsync.publishing.publisher import Publisher
+from paramsync.publishing.schedule import PublishSchedule
 
 with Publisher.of_graph(sys.argv[1], schedule=PublishSchedule(every_steps=1), on_error="raise") as publisher:
     for step in range(3):
@@ -191,8 +191,8 @@ def test_neither_tensorflow_nor_keras_is_imported(store: Path) -> None:
 NOT_CLOSED = """
 import sys
 import numpy as np, ml_dtypes
-from trainer.publisher import Publisher
-from trainer.schedule import PublishSchedule
+from paramsync.publishing.publisher import Publisher
+from paramsync.publishing.schedule import PublishSchedule
 
 publisher = Publisher.of_graph(sys.argv[1], schedule=PublishSchedule())
 publisher.subscribe(lambda version: sys.stdin.read())  # until it ends, what comes next has to wait

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from paramsync.publishing.external_values import Given
+from paramsync.publishing.publisher import Publisher
 from paramsync.version import Version
 from tests.givens import VALUE, Affine, answer, put, values
 from tests.training import EVERY_STEP
-from trainer.given import Given
-from trainer.publisher import Publisher
 
 
 @pytest.fixture

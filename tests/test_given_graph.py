@@ -9,9 +9,9 @@ import pytest
 
 from paramsync.errors import GraphError, SettingsError, StoreError
 from paramsync.graphs.capture import capture
+from paramsync.publishing.publisher import Publisher
 from tests.givens import Affine, put, values
 from tests.training import EVERY_STEP
-from trainer.publisher import Publisher
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from paramsync.cli.__main__ import main
 from paramsync.graphs.capture import capture
-from paramsync.writer import StoreWriter
+from paramsync.store.commit import StoreWriter
 from tests.commands import json_of, only_line
 from tests.written import version
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from paramsync.graph_defs import called, fresh, full, functions_called, node_of, rename_calls
+from paramsync.graphdef.reading import called, fresh, full, functions_called, node_of, rename_calls
 
 
 @pytest.mark.parametrize("tensor", ["a/x", "a/x:1", "^a/x", "a/x:output:0"])

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from inferencer.replica import Replica
 from paramsync.cli.__main__ import main
+from paramsync.following.replica import Replica
 from paramsync.graphs.graph import Graph
-from paramsync.store import Store
-from paramsync.writer import StoreWriter
+from paramsync.store.commit import StoreWriter
+from paramsync.store.store import Store
 from trainer import graph_publish
 
 ROOT = Path(__file__).parent.parent

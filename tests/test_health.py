@@ -13,7 +13,7 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
-from inferencer.settings import ConnectionSettings, ModelSettings
+from inferencer.settings.settings import ConnectionSettings, ModelSettings
 from paramsync.errors import SettingsError
 from paramsync.graphs.capture import capture
 from paramsync.v1 import sync_pb2 as pb

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from paramsync.bundle import Bundle
+from paramsync.checkpoint.reader import Bundle
 from paramsync.errors import CorruptCheckpointError
-from paramsync.index import data_file
+from paramsync.tensorbundle.index import data_file
 from tests.checkpoints import ONES, write
 from tests.locks import is_held
 
@@ -90,7 +90,7 @@ def test_a_file_and_a_directory_that_nobody_may_write_to_are_read(tmp_path: Path
 HOLDER = """
 import sys
 from pathlib import Path
-from paramsync.bundle import Bundle
+from paramsync.checkpoint.reader import Bundle
 array = Bundle.open(Path(sys.argv[1])).array("a")
 print("held", flush=True)
 sys.stdin.read()
@@ -149,7 +149,7 @@ def test_a_killed_process_holds_nothing(tmp_path: Path) -> None:
 CUT = """
 import os, sys
 from pathlib import Path
-from paramsync.bundle import Bundle
+from paramsync.checkpoint.reader import Bundle
 from paramsync.errors import CorruptCheckpointError
 read = Bundle.open(Path(sys.argv[1]))
 os.truncate(sys.argv[2], 4096)

@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from paramsync import held
-from paramsync.bundle import Bundle
+from paramsync.checkpoint.data_file import Find, Held, hold
+from paramsync.checkpoint.reader import Bundle
 from paramsync.errors import CorruptCheckpointError
-from paramsync.held import Held
-from paramsync.index import data_file, index_file
+from paramsync.tensorbundle.index import data_file, index_file
 from tests.checkpoints import ONES, write
 from tests.locks import is_held, lock_exclusively
 
@@ -26,17 +25,16 @@ def at_each_hold(monkeypatch: pytest.MonkeyPatch) -> Callable[[Step, Step], list
     """Has a publisher take a step right before each file is opened and locked, and another one right after."""
 
     def arm(before: Step, after: Step) -> list[Path]:
-        hold = held.hold
         seen: list[Path] = []
 
-        def hold_among_others(path: Path, *, mapped: bool, find: held.Find | None) -> Held | None:
+        def hold_among_others(path: Path, *, mapped: bool, find: Find | None) -> Held | None:
             seen.append(path)
             before()
             found = hold(path, mapped=mapped, find=find)
             after()
             return found
 
-        monkeypatch.setattr(held, "hold", hold_among_others)
+        monkeypatch.setattr("paramsync.checkpoint.reader.hold", hold_among_others)
         return seen
 
     return arm

@@ -15,12 +15,12 @@ import pytest
 from google.protobuf.message import DecodeError, Message
 from tensorflow_serving.apis import classification_pb2, inference_pb2, predict_pb2
 
-from inferencer.rest import bodies
-from inferencer.rest.undisturbed import Undisturbed
-from inferencer.services import pieces
+from inferencer.protocols.rest import bodies
+from inferencer.protocols.rest.without_gc import Undisturbed
+from inferencer.transport import partial_parsing
 from paramsync.errors import InputError, RequestError
 from paramsync.kserve import open_inference_pb2 as kserve_pb2
-from paramsync.wire import collected, from_array, packed
+from paramsync.rpc.tensor_proto import collected, from_array, packed
 
 MB = 1 << 20
 MOST_SECONDS = 0.75  # that others wait; in one step all of these took one to five times as much and more
@@ -77,13 +77,13 @@ def test_a_large_message_of_tiny_fields_is_refused_and_holds_up_nobody(what: str
     kind, made = HOSTILE[what]
     content = made(24 * MB)
     with others_have_their_turn(), pytest.raises(InputError, match="at most 1048576 fields in a message above 131072"):
-        pieces.parse(kind, content)
+        partial_parsing.parse(kind, content)
 
 
 def test_a_large_message_of_packed_numbers_is_read_and_holds_up_nobody() -> None:
     content = tensor(b"\x08\x03" + sized(7, b"\x05" * (8 * MB)))
     with others_have_their_turn():
-        request = pieces.parse(predict_pb2.PredictRequest, content)
+        request = partial_parsing.parse(predict_pb2.PredictRequest, content)
         values = collected(request.inputs["x"].int_val, np.int32)
     assert (values.size, values.min(), values.max()) == (8 * MB, 5, 5)
 
@@ -126,9 +126,9 @@ def large_inference() -> kserve_pb2.ModelInferRequest:
 def test_a_large_message_is_what_it_is_when_it_is_read_at_once(made: Callable[[], Message]) -> None:
     message = made()
     content = message.SerializeToString()
-    assert len(content) > 4 * pieces.PIECE
-    assert pieces.parse(type(message), content) == message
-    again = pieces.parse(type(message), content + content)  # the same field twice means the same in pieces
+    assert len(content) > 4 * partial_parsing.PIECE
+    assert partial_parsing.parse(type(message), content) == message
+    again = partial_parsing.parse(type(message), content + content)  # the same field twice means the same in pieces
     assert again == type(message).FromString(content + content)
 
 
@@ -146,7 +146,7 @@ def test_a_large_message_that_is_damaged_is_what_it_is_when_it_is_read_at_once(m
         except DecodeError:
             expected = None
         try:
-            found: Message | None = pieces.parse(kind, whole)
+            found: Message | None = partial_parsing.parse(kind, whole)
         except (DecodeError, InputError):
             found = None
         if found is not None:  # else it has a group, the one thing that protobuf reads and we do not

@@ -15,10 +15,10 @@ import pytest
 import tensorflow as tf
 from tensorflow_serving.apis import model_management_pb2, model_service_pb2_grpc
 
-from inferencer.follower import Follower
-from inferencer.replica import Replica
-from inferencer.sources import open_source
-from inferencer.sources.saved_models import highest
+from paramsync.following.follower import Follower
+from paramsync.following.replica import Replica
+from paramsync.sources import open_source
+from paramsync.sources.saved_models import highest
 from paramsync.v1 import sync_pb2 as pb
 from tests.followers import quarantined, serving
 from tests.inferencers import Process

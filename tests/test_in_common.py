@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from inferencer.replica import Replica
+from paramsync.following.replica import Replica
 from tests.checkpoints import present, resident
 from tests.locks import is_held
 from tests.wide import SIZE, Store, answers, follow, frozen, places

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from paramsync import index
-from paramsync.bundle import Bundle
-from paramsync.held import Held, Mapped, hold
-from paramsync.index import data_file, index_file
+from paramsync.checkpoint.data_file import Held, Mapped, hold
+from paramsync.checkpoint.reader import Bundle
+from paramsync.tensorbundle import index
+from paramsync.tensorbundle.index import data_file, index_file
 from tests.checkpoints import resident, write
 from tests.disks import dropped
 from tests.wide import SIZE

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from inferencer.follower import Follower
-from inferencer.following.progress import Progress
-from inferencer.replica import Replica
-from inferencer.sources.source import Verification
 from paramsync.errors import CorruptCheckpointError
-from paramsync.layout import record_file
+from paramsync.following.follower import Follower
+from paramsync.following.replica import Replica
+from paramsync.sources.progress import Progress
+from paramsync.sources.source import Verification
+from paramsync.store.layout import record_file
 from paramsync.version import Version
 from tests.checkpoints import present
 from tests.disks import dropped

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from inferencer import Follower, Replica
+from paramsync import Follower, Replica
 from paramsync.errors import RequestError, SettingsError
 from tests.programs import ROOT
 from tests.published import Publisher, ask, proven
@@ -44,19 +44,19 @@ def test_what_the_documentation_says_works(tmp_path: Path) -> None:
 
 
 def test_importing_the_names_alone_does_not_import_tensorflow() -> None:
-    run("import sys, inferencer; assert 'tensorflow' not in sys.modules; assert 'Replica' in inferencer.__all__")
+    run("import sys, paramsync; assert 'tensorflow' not in sys.modules; assert 'Replica' in paramsync.__all__")
 
 
 def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
-    import inferencer
+    import paramsync
 
-    with pytest.raises(AttributeError, match="'inferencer' has no attribute 'Replicas'"):
-        inferencer.Replicas  # noqa: B018
+    with pytest.raises(AttributeError, match="'paramsync' has no attribute 'Replicas'"):
+        paramsync.Replicas  # noqa: B018
 
 
 _FORGETS = """
 import sys
-from inferencer import Follower, Replica
+from paramsync import Follower, Replica
 follower = Follower(Replica("m", sys.argv[1]), poll_seconds=0.01)
 follower.start()
 print(follower.sync(timeout=100).serving.number)

@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from paramsync import dtypes, index, slices, strings, table
+from paramsync import dtypes
 from paramsync.errors import CorruptCheckpointError
-from paramsync.index import Entry, Index
+from paramsync.tensorbundle import index, slices, sstable, strings
+from paramsync.tensorbundle.index import Entry, Index
 from paramsync.v1 import bundle_pb2
 from tests.fuzz import mutate, read
 
@@ -59,7 +60,7 @@ def test_what_is_encoded_is_decoded(made: Index) -> None:
 @quick
 @given(indexes())
 def test_entries_are_encoded_as_protobuf_does(made: Index) -> None:
-    records = dict(table.read(index.encode(made), path=WHERE))
+    records = dict(sstable.read(index.encode(made), path=WHERE))
     for name, entry in made.entries.items():
         message = bundle_pb2.BundleEntry(
             dtype=entry.dtype,
@@ -76,14 +77,14 @@ def test_entries_are_encoded_as_protobuf_does(made: Index) -> None:
 @given(some.dictionaries(some.binary(), some.binary(max_size=300)))
 def test_any_records_are_read_as_they_were_written(records: dict[bytes, bytes]) -> None:
     ordered = sorted(records.items())
-    assert list(table.read(table.write(ordered), path=WHERE)) == ordered
+    assert list(sstable.read(sstable.write(ordered), path=WHERE)) == ordered
 
 
 @quick
 @given(some.integers(0, (1 << 64) - 1), some.binary())
 def test_varints_are_read_as_they_were_written(value: int, behind: bytes) -> None:
-    encoded = table.varint(value)
-    assert table.read_varint(encoded + behind, 0) == (value, len(encoded))
+    encoded = sstable.varint(value)
+    assert sstable.read_varint(encoded + behind, 0) == (value, len(encoded))
 
 
 @quick
@@ -120,7 +121,7 @@ def test_parts_of_any_grid_are_put_together(cuts: list[list[int]], chance: Rando
 @quick
 @given(some.binary(max_size=400))
 def test_arbitrary_bytes_are_refused(content: bytes) -> None:
-    for end in (b"", table.write([])[-8:]):
+    for end in (b"", sstable.write([])[-8:]):
         with pytest.raises(CorruptCheckpointError):
             index.decode(content + end, path=WHERE)
 
@@ -129,8 +130,8 @@ def test_arbitrary_bytes_are_refused(content: bytes) -> None:
 @given(some.binary(max_size=200), some.binary(max_size=200))
 def test_arbitrary_records_are_refused_or_sound(key: bytes, value: bytes) -> None:
     head = bundle_pb2.BundleHeader(num_shards=2).SerializeToString()
-    read.read(table.write([(b"", value)]))
-    read.read(table.write([(b"", head), (key or b"a", value)]))
+    read.read(sstable.write([(b"", value)]))
+    read.read(sstable.write([(b"", head), (key or b"a", value)]))
 
 
 @quick

@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from paramsync import index, table
-from paramsync.bundle import Bundle
-from paramsync.checksums import crc32c, mask
+from paramsync.checkpoint.reader import Bundle
 from paramsync.errors import CorruptCheckpointError
-from paramsync.index import Entry, Index
+from paramsync.tensorbundle import index, sstable
+from paramsync.tensorbundle.checksums import crc32c, mask
+from paramsync.tensorbundle.index import Entry, Index
 from paramsync.v1 import bundle_pb2
 from tests import compressed
 from tests.fuzz import mutate
@@ -47,7 +47,7 @@ HEAD = (b"", bundle_pb2.BundleHeader(num_shards=1).SerializeToString())
 
 def record(key: bytes, value: bytes) -> bytes:
     """Shares nothing with the one before."""
-    return b"\0" + table.varint(len(key)) + table.varint(len(value)) + key + value
+    return b"\0" + sstable.varint(len(key)) + sstable.varint(len(value)) + key + value
 
 
 def test_a_million_tensors_are_refused() -> None:
@@ -59,17 +59,17 @@ def test_a_million_tensors_are_refused() -> None:
 def test_a_shape_of_a_hundred_thousand_sizes_is_refused() -> None:
     shape = bundle_pb2.TensorShape(dim=[bundle_pb2.TensorShape.Dim()] * 100_000)
     value = bundle_pb2.BundleEntry(dtype=1, shape=shape).SerializeToString()
-    refused(table.write([HEAD, (b"a", value)]), "found 100000 sizes")
+    refused(sstable.write([HEAD, (b"a", value)]), "found 100000 sizes")
 
 
 def test_an_entry_of_a_hundred_megabytes_is_refused() -> None:
-    refused(table.write([HEAD, (b"a", bytes(100 * MIB))]), "an entry of at most 1048576 bytes")
+    refused(sstable.write([HEAD, (b"a", bytes(100 * MIB))]), "an entry of at most 1048576 bytes")
 
 
 def test_names_that_share_long_beginnings_are_refused() -> None:
     long = b"k" * 4_000_000
     block = record(*HEAD) + record(long, b"")
-    block += b"".join(table.varint(len(long) + number) + b"\1\0k" for number in range(100_000))
+    block += b"".join(sstable.varint(len(long) + number) + b"\1\0k" for number in range(100_000))
     refused(mutate.assembled([block + bytes(4)]), "keys of at most .* bytes together")
 
 
@@ -77,20 +77,20 @@ def test_few_bytes_that_become_many_are_refused() -> None:
     empty = bytes(9 * MIB - 4) + ((9 * MIB - 4) // 4).to_bytes(4, "little")  # a block of restarts alone
     first, large = compressed.of_snappy(record(*HEAD) + bytes(4)), compressed.of_snappy(empty)
     refused(compressed.assembled([first, *[large] * 8]), "compressed blocks of at most 67108864 bytes together")
-    refused(compressed.assembled([table.varint(60 * MIB) + bytes(9)]), "bytes compressed at 0")
+    refused(compressed.assembled([sstable.varint(60 * MIB) + bytes(9)]), "bytes compressed at 0")
 
 
 def listed(blocks: bytes, listing: bytes) -> bytes:
     """A table with these blocks, and a list of them that may say anything."""
-    footer = b"\0\0" + table.varint(len(blocks)) + table.varint(len(listing))
-    return blocks + mutate._trailed(listing) + footer.ljust(40, b"\0") + table.write([])[-8:]
+    footer = b"\0\0" + sstable.varint(len(blocks)) + sstable.varint(len(listing))
+    return blocks + mutate._trailed(listing) + footer.ljust(40, b"\0") + sstable.write([])[-8:]
 
 
 def test_a_list_of_blocks_whose_keys_share_long_beginnings_is_refused() -> None:
     long = b"k" * 4_000_000
     empty = mutate._trailed(bytes(4))
-    handles = [table.varint(len(empty) * number) + b"\4" for number in range(50_000)]
-    shared = b"".join(table.varint(len(long)) + b"\0" + table.varint(len(one)) + one for one in handles[1:])
+    handles = [sstable.varint(len(empty) * number) + b"\4" for number in range(50_000)]
+    shared = b"".join(sstable.varint(len(long)) + b"\0" + sstable.varint(len(one)) + one for one in handles[1:])
     content = listed(empty * len(handles), record(long, handles[0]) + shared + bytes(4))
     refused(content, "keys of at most .* bytes together")
 
@@ -98,14 +98,14 @@ def test_a_list_of_blocks_whose_keys_share_long_beginnings_is_refused() -> None:
 def test_a_block_that_is_listed_again_and_again_is_refused() -> None:
     restarts = 8 * MIB
     block = bytes(4 * restarts) + restarts.to_bytes(4, "little")  # no record, nothing but restarts
-    handle = b"\0" + table.varint(len(block))
+    handle = b"\0" + sstable.varint(len(block))
     listing = b"".join(record(number.to_bytes(4, "big"), handle) for number in range(50_000))
     refused(listed(mutate._trailed(block), listing + bytes(4)), "a block behind")
 
 
 @pytest.mark.parametrize("count", [-1, 4097, (1 << 31) - 1])
 def test_shards_that_nobody_could_open_are_refused(count: int) -> None:
-    refused(table.write([(b"", bundle_pb2.BundleHeader(num_shards=count).SerializeToString())]), "1 to 4096 shards")
+    refused(sstable.write([(b"", bundle_pb2.BundleHeader(num_shards=count).SerializeToString())]), "1 to 4096 shards")
 
 
 def test_tensors_that_overlap_are_refused() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from inferencer.settings import ModelSettings, Settings, parse
+from inferencer.settings.settings import ModelSettings, Settings, parse
 from paramsync.errors import SettingsError, StoreError
 from tests.programs import PATIENCE, refused
 

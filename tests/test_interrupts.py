@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from paramsync.spares import SPARES
+from paramsync.checkpoint.file_pool import SPARES
 
 ROOT = Path(__file__).parents[1]
 
@@ -17,8 +17,8 @@ INTERRUPTED = """
 import json, os, random, signal, sys, time
 from pathlib import Path
 import numpy as np
-from paramsync.store import Store
-from paramsync.writer import StoreWriter
+from paramsync.store.store import Store
+from paramsync.store.commit import StoreWriter
 from tests.written import tensors, version
 path = Path(sys.argv[1])
 chance = random.Random(0)

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from inferencer.follower import Follower
-from inferencer.following.kept import MOST_LABELS, Choices, Kept
-from inferencer.following.wishes import Action
-from inferencer.replica import Replica
 from paramsync.errors import InputError, SyncError
+from paramsync.following.follower import Follower
+from paramsync.following.operator_requests import Action
+from paramsync.following.pins_file import MOST_LABELS, Choices, Kept
+from paramsync.following.replica import Replica
 from tests.followers import LONG, serving
 from tests.published import Publisher, ask, proven
 

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from inferencer.replica import Replica
 from paramsync.errors import SettingsError, StoreLockedError
-from paramsync.store import Store
-from trainer.keras import PublishCallback
+from paramsync.following.replica import Replica
+from paramsync.keras import PublishCallback
+from paramsync.store.store import Store
 
 ROOT = Path(__file__).parent.parent
 X = np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)
@@ -217,7 +217,7 @@ def test_another_backend_is_told_what_to_do(tmp_path: Path) -> None:
     code = f"""
 import keras, numpy as np
 from paramsync.errors import SettingsError
-from trainer.keras import PublishCallback
+from paramsync.keras import PublishCallback
 model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
 model.compile("sgd", "mse")
 try:

@@ -11,7 +11,7 @@ import grpc
 import numpy as np
 import pytest
 
-from inferencer.services import kserve_tensors
+from inferencer.protocols.kserve import tensors
 from paramsync.kserve import open_inference_pb2 as pb
 from tests.kserve import SERVICE, X, every, infer, method, negated, raw, serving, typed, wanted, x
 from tests.running import LONG, Running
@@ -49,11 +49,11 @@ def test_typed_contents_hold_what_raw_ones_do(name: str) -> None:
     sent = pb.ModelInferRequest.InferInputTensor(
         name="a", datatype=name, shape=[3], contents=pb.InferTensorContents(**{f"{field}_contents": values})
     )
-    heads = kserve_tensors.outlines([sent])
-    [found] = kserve_tensors.arrays(pb.ModelInferRequest(inputs=[sent]), heads).values()
+    heads = tensors.outlines([sent])
+    [found] = tensors.arrays(pb.ModelInferRequest(inputs=[sent]), heads).values()
     assert (found.dtype, raw(found)) == (VALUES[name].dtype, raw(VALUES[name]))
     response = pb.ModelInferResponse()
-    kserve_tensors.fill(response, {"a": found}, raw=False)
+    tensors.fill(response, {"a": found}, raw=False)
     assert (response.outputs[0].datatype, response.outputs[0].contents) == (name, sent.contents)
 
 
@@ -99,7 +99,7 @@ def test_parameters_that_change_no_answer_are_ignored(echo: Running) -> None:
 
 def test_metadata_says_of_any_rank_minus_one_and_of_other_dtypes_their_own_name(echo: Running) -> None:
     graph = echo.server.models.find("m").take().graph
-    shaped = kserve_tensors.described(graph.signatures["shaped"].outputs)
+    shaped = tensors.described(graph.signatures["shaped"].outputs)
     assert [(one.name, one.datatype, list(one.shape)) for one in shaped] == [
         ("complex", "COMPLEX64", [-1]), ("version", "FP32", []), ("x", "FP32", [-1])
     ]  # fmt: skip

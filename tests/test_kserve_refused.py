@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import grpc
 import pytest
 
-from inferencer.services import kserve_tensors
+from inferencer.protocols.kserve import tensors
 from paramsync.errors import InputError
 from paramsync.kserve import open_inference_pb2 as pb
 from tests.kserve import SERVICE, X, every, infer, method, negated, serving, strings, typed, wanted, x
@@ -156,7 +156,7 @@ def test_a_typed_value_that_its_datatype_lacks_is_refused(datatype: str, value: 
     )
     getattr(sent.contents, field).append(value)
     with pytest.raises(InputError) as raised:
-        kserve_tensors.arrays(pb.ModelInferRequest(inputs=[sent]), kserve_tensors.outlines([sent]))
+        tensors.arrays(pb.ModelInferRequest(inputs=[sent]), tensors.outlines([sent]))
     assert str(raised.value) == text
 
 

@@ -6,12 +6,12 @@ from concurrent.futures import Future
 
 import pytest
 
-from inferencer.follower import Follower
-from inferencer.following.events import EventKind
-from inferencer.following.status import Status
-from inferencer.following.wishes import Action
-from inferencer.replica import Replica
 from paramsync.errors import SyncError, UnknownLabelError, UnknownVersionError
+from paramsync.following.events import EventKind
+from paramsync.following.follower import Follower
+from paramsync.following.operator_requests import Action
+from paramsync.following.replica import Replica
+from paramsync.following.status import Status
 from tests.followers import serving
 from tests.published import PARAMETERS, Publisher, captured, values
 

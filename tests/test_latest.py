@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from inferencer.follower import Follower
-from inferencer.following.change import Change
-from inferencer.following.events import EventKind
-from inferencer.following.status import Status
-from inferencer.following.wishes import Action
-from inferencer.replica import Replica
+from paramsync.following.change import Change
+from paramsync.following.events import EventKind
+from paramsync.following.follower import Follower
+from paramsync.following.operator_requests import Action
+from paramsync.following.replica import Replica
+from paramsync.following.status import Status
 from tests.configurations import answers, apply, model
 from tests.followers import quarantined, serving
 from tests.published import Publisher, ask, proven

@@ -13,9 +13,9 @@ from google.protobuf import text_format
 from hypothesis import example, given, settings
 from hypothesis import strategies as some
 
-from paramsync import layout
 from paramsync.errors import CorruptCheckpointError
-from paramsync.store import Store
+from paramsync.store import layout
+from paramsync.store.store import Store
 from paramsync.v1 import bundle_pb2
 from paramsync.version import Version
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from inferencer.follower import Follower
-from inferencer.replica import Replica
-from inferencer.served import Maker, Served, followers_of
-from inferencer.settings import ModelSettings
-from paramsync.store import Store
+from inferencer.serving.served import Maker, Served, followers_of
+from inferencer.settings.settings import ModelSettings
+from paramsync.following.follower import Follower
+from paramsync.following.replica import Replica
+from paramsync.store.store import Store
 from paramsync.version import Version
 from tests.followers import LONG, freed_by, quarantined, serving
 from tests.programs import eventually

@@ -8,15 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from inferencer.follower import Follower
-from inferencer.following.progress import Progress
-from inferencer.following.wishes import Action
-from inferencer.replica import Replica, Verification
-from inferencer.resident import Resident
-from paramsync.bundle import Bundle
+from paramsync.checkpoint.reader import Bundle
 from paramsync.dtypes import Array
 from paramsync.errors import ParameterError
+from paramsync.following.follower import Follower
+from paramsync.following.operator_requests import Action
+from paramsync.following.replica import Replica, Verification
 from paramsync.graphs.tensors import alias
+from paramsync.inference.resident import Resident
+from paramsync.sources.progress import Progress
 from tests.checkpoints import resident, write
 from tests.followers import LONG, serving
 from tests.published import PARAMETERS, Publisher, saver_store

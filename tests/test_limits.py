@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paramsync import layout, table
 from paramsync.errors import ParameterError, StoreError
-from paramsync.store import Store
+from paramsync.store import layout
+from paramsync.store.commit import StoreWriter
+from paramsync.store.store import Store
+from paramsync.tensorbundle import sstable
 from paramsync.version import Version
-from paramsync.writer import StoreWriter
 from tests.written import tensors, version
 
 SURROGATE = "\ud800"
@@ -137,7 +138,7 @@ def test_as_many_tensors_as_a_reader_takes_are_published_and_one_more_is_refused
 @pytest.mark.slow
 @pytest.mark.parametrize("more", [0, 1])
 def test_names_as_long_as_a_reader_takes_are_published_and_longer_ones_are_refused(tmp_path: Path, more: int) -> None:
-    room = table.KEYS // 2
+    room = sstable.KEYS // 2
     one = np.zeros(1)
     found = {f"{at:05}" + "a" * ((1 << 11) - 5): one for at in range(room >> 11)}
     if more:

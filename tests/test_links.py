@@ -12,13 +12,13 @@ import pytest
 import tensorflow as tf
 from tensorflow.core.protobuf import saved_model_pb2
 
-from inferencer.follower import Follower
-from inferencer.replica import Replica
-from inferencer.sources import identity
-from inferencer.sources.saved_models import SavedModelsSource
 from paramsync.errors import GraphError, UnfinishedError
+from paramsync.following.follower import Follower
+from paramsync.following.replica import Replica
 from paramsync.graphs.capture import capture
 from paramsync.graphs.graph import Graph
+from paramsync.sources import identity
+from paramsync.sources.saved_models import SavedModelsSource
 from tests.followers import serving
 from tests.stores import saved_by_v2, saved_with_words
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from inferencer.listeners import Inotify, Observed
-from inferencer.sources import places
-from inferencer.watch import Watch
+from paramsync.sources import places
+from paramsync.sources.listeners import Inotify, Observed
+from paramsync.sources.watch import Watch
 from tests.bells import SOON, Bell, commit, watch_on
 from tests.programs import ROOT
 
@@ -256,7 +256,7 @@ def test_without_descriptors_it_warns_once_and_watches_once_there_are_some(
 WITHOUT_DESCRIPTORS = """
 import re, resource, sys, threading
 from pathlib import Path
-from inferencer import listeners, watch as module
+from paramsync.sources import listeners, watch as module
 
 store, rung = Path(sys.argv[1]), threading.Event()
 module.listen = getattr(listeners, sys.argv[2])

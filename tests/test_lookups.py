@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from trainer.reads import Reader
-from trainer.session_values import SessionValues
+from paramsync.publishing.batched_read import Reader
+from paramsync.publishing.session_values import SessionValues
 
 v1 = tf.compat.v1
 

@@ -12,8 +12,8 @@ from typing import Any
 import grpc
 import pytest
 
-from inferencer import loop as loops
-from inferencer.rests import Rests
+from inferencer.event_loop import loop as loops
+from inferencer.event_loop.idle import Rests
 
 _CALL = "/a.Service/Call"
 _CALLERS = 8

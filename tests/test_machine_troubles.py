@@ -12,16 +12,16 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
-from inferencer.follower import Follower
-from inferencer.following.faults import Fault, fault_of
-from inferencer.following.patience import BackOff, Troubles
-from inferencer.following.wishes import Action
-from inferencer.policy import Candidate
-from paramsync import index
+from paramsync.checkpoint.data_file import hold
 from paramsync.errors import CorruptCheckpointError, GraphError, StoreError, UnfinishedError, UnreadableError
-from paramsync.held import hold
-from paramsync.index import data_file, index_file
-from paramsync.store import Store
+from paramsync.following.backoff import BackOff, Troubles
+from paramsync.following.faults import Fault, fault_of
+from paramsync.following.follower import Follower
+from paramsync.following.operator_requests import Action
+from paramsync.following.policy import Candidate
+from paramsync.store.store import Store
+from paramsync.tensorbundle import index
+from paramsync.tensorbundle.index import data_file, index_file
 from paramsync.version import Version
 from tests.followers import SILENT, quarantined, serving
 from tests.programs import ROOT, eventually
@@ -269,8 +269,8 @@ LITTLE_MEMORY = """
 import resource, sys
 from pathlib import Path
 import numpy as np
-from paramsync.store import Store
-from paramsync.writer import StoreWriter
+from paramsync.store.store import Store
+from paramsync.store.commit import StoreWriter
 from tests.written import version
 
 path = Path(sys.argv[1])

@@ -21,7 +21,7 @@ import os, sys
 from pathlib import Path
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 import tensorflow as tf
-from paramsync.bundle import Bundle
+from paramsync.checkpoint.reader import Bundle
 from paramsync.graphs.tensors import alias
 
 def restore(prefix):

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 from tensorflow_serving.apis import predict_pb2
 
-from paramsync import wire
 from paramsync.kserve import open_inference_pb2 as kserve_pb2
+from paramsync.rpc import tensor_proto
 from paramsync.v1 import sync_pb2
 from tests.confined import confined, peak, peak_from_now
 from tests.echoes import Echoes
@@ -37,7 +37,7 @@ OPTIONS = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_leng
 def tfs(size: int) -> bytes:
     found = predict_pb2.PredictRequest(output_filter=["version"])
     found.model_spec.name, found.model_spec.signature_name = "m", "shaped"
-    found.inputs["x"].ParseFromString(wire.from_array(np.zeros(size // 4, np.float32)).SerializeToString())
+    found.inputs["x"].ParseFromString(tensor_proto.from_array(np.zeros(size // 4, np.float32)).SerializeToString())
     return bytes(found.SerializeToString())
 
 

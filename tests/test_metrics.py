@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from inferencer.metrics import APART, Metrics
+from inferencer.serving.metrics import APART, Metrics
 from paramsync.kserve import open_inference_pb2 as kserve_pb2
 from tests.kserve import method
 from tests.programs import ROOT, eventually

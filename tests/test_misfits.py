@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from inferencer.answering import misfits
+from paramsync.inference import misfits
 from tests.http import call
 from tests.programs import PATIENCE, ROOT
 from tests.running import LONG, Running, refused, request

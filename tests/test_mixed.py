@@ -10,8 +10,8 @@ import pytest
 import tensorflow as tf
 
 from paramsync.errors import CorruptCheckpointError, ParameterError
-from paramsync.store import Store
-from paramsync.writer import StoreWriter
+from paramsync.store.commit import StoreWriter
+from paramsync.store.store import Store
 from tests import published
 from tests.published import ask, follower_of, saver_store
 from tests.written import tensors, version

@@ -14,9 +14,9 @@ from tensorflow_serving.apis import (
     model_pb2,
 )
 
-from inferencer.following.status import Quarantined, Stage, State, Status
-from inferencer.services.model import courses
+from inferencer.protocols.tfs.model_service import courses
 from paramsync.errors import NotServingError, UnknownLabelError, UnknownVersionError
+from paramsync.following.status import Quarantined, Stage, State, Status
 from paramsync.v1 import sync_pb2 as pb
 from paramsync.version import Version
 from tests.programs import eventually

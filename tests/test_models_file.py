@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from inferencer.settings import ConnectionSettings, ModelSettings, Settings, parse
+from inferencer.settings.settings import ConnectionSettings, ModelSettings, Settings, parse
 from paramsync.errors import SettingsError
 from tests.programs import ROOT
 

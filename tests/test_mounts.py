@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from paramsync.store import Store
+from paramsync.store.store import Store
 from tests.whole import assert_whole
 from tests.written import names
 
@@ -27,8 +27,8 @@ import os, subprocess, sys
 from pathlib import Path
 import numpy as np
 from paramsync.errors import StoreError
-from paramsync.store import Store
-from paramsync.writer import StoreWriter
+from paramsync.store.store import Store
+from paramsync.store.commit import StoreWriter
 from tests.whole import assert_whole
 from tests.written import names, tensors, version
 path = Path(sys.argv[1]) / "store"
@@ -191,7 +191,7 @@ PUBLISHER = """
 import os, sys
 from pathlib import Path
 from paramsync.errors import StoreError
-from paramsync.writer import StoreWriter
+from paramsync.store.commit import StoreWriter
 from tests.written import tensors, version
 if os.geteuid() == 0:
     os.setgroups([])

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from paramsync import noise
+from paramsync.program import stderr_filter
 
 ROOT = Path(__file__).parent.parent
 AT = "0000 00:00:1795222514.769616   15028 "
@@ -38,8 +38,8 @@ def run(ending: str, *, lines: list[str]) -> tuple[int, str]:
     """Exit code and standard error of a process that says these within the block, as C++ does, and ends like that."""
     code = f"""
 import os, signal, sys
-from paramsync import noise
-with noise.left_out():
+from paramsync.program import stderr_filter
+with stderr_filter.left_out():
     os.write(2, {chr(10).join(lines)!r}.encode())
     {ending}
 sys.stderr.write(" and after it")
@@ -52,7 +52,7 @@ def test_only_noise_is_left_out() -> None:
     assert run("pass", lines=[*NOISE, *WORDS]) == (0, "\n".join(WORDS) + " and after it")
 
 
-@pytest.mark.skipif(noise._NVIDIA.exists(), reason="there is a GPU: it is not noise here that it is not used")
+@pytest.mark.skipif(stderr_filter._NVIDIA.exists(), reason="there is a GPU: it is not noise here that it is not used")
 def test_what_is_said_of_gpus_is_noise_where_there_is_none() -> None:
     assert run("pass", lines=[*NO_GPU, "end"]) == (0, "end and after it")
 
@@ -73,7 +73,8 @@ def test_the_last_words_of_a_process_that_is_killed_come_through(ending: str) ->
 
 def test_what_is_said_comes_through_before_the_block_ends() -> None:
     code = (
-        "import os, sys\nfrom paramsync import noise\nwith noise.left_out(): os.write(2, b'now\\n'); sys.stdin.read()"
+        "import os, sys\nfrom paramsync.program.stderr_filter import left_out\n"
+        "with left_out(): os.write(2, b'now\\n'); sys.stdin.read()"
     )
     with subprocess.Popen(
         [sys.executable, "-c", code], cwd=ROOT, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -83,7 +84,7 @@ def test_what_is_said_comes_through_before_the_block_ends() -> None:
 
 
 def test_a_process_without_standard_error_is_left_alone() -> None:
-    code = "from paramsync import noise\nwith noise.left_out(): print('here')"
+    code = "from paramsync.program import stderr_filter\nwith stderr_filter.left_out(): print('here')"
     command = f"{shlex.quote(sys.executable)} -c {shlex.quote(code)} 2>&-"
     assert subprocess.run(command, shell=True, cwd=ROOT, stdout=subprocess.PIPE, check=True).stdout == b"here\n"
 

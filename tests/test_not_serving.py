@@ -9,11 +9,11 @@ import grpc
 import pytest
 from tensorflow_serving.apis import predict_pb2
 
-from inferencer.connection import Connection
-from inferencer.follower import Follower
-from inferencer.replica import Replica
 from paramsync.cli.__main__ import main
 from paramsync.errors import NotServingError, SyncError
+from paramsync.following.composite import Connection
+from paramsync.following.follower import Follower
+from paramsync.following.replica import Replica
 from tests.http import call
 from tests.kserve import method, negated
 from tests.published import Publisher, follower_of

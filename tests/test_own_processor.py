@@ -16,15 +16,15 @@ from queue import SimpleQueue
 
 import pytest
 
-from inferencer import own_processor
-from inferencer.own_processor import OwnProcessor
+from inferencer.event_loop import reserved_processor
+from inferencer.event_loop.reserved_processor import OwnProcessor
 
 LONG = 30.0
 AWHILE = 0.1
 BUSY = 1000.0  # seconds of a test, for much of which it ran, however long that took
 SPINNING = "import os, sys; os.sched_setaffinity(0, {int(sys.argv[1])}); print(flush=True)\nwhile True: pass"
 pytestmark = pytest.mark.skipif(
-    sys.platform != "linux" or len(os.sched_getaffinity(0)) < own_processor._FEWEST, reason="no processor to spare"
+    sys.platform != "linux" or len(os.sched_getaffinity(0)) < reserved_processor._FEWEST, reason="no processor to spare"
 )
 
 
@@ -67,7 +67,7 @@ class Told:
 
 @pytest.fixture
 def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Told]:
-    monkeypatch.setattr(own_processor, "_THREADS", tmp_path)
+    monkeypatch.setattr(reserved_processor, "_THREADS", tmp_path)
     told = Told(tmp_path)
     yield told
     told.processor.leave()
@@ -131,7 +131,7 @@ def test_one_that_has_little_to_do_has_none(told: Told, everywhere: set[int]) ->
 def test_one_that_waits_for_it_leaves_it_for_a_while(
     told: Told, everywhere: set[int], monkeypatch: pytest.MonkeyPatch, away: float
 ) -> None:
-    monkeypatch.setattr(own_processor, "_AWAY", away)
+    monkeypatch.setattr(reserved_processor, "_AWAY", away)
     told.look(BUSY)
     told.look(BUSY, waited=BUSY / 20)
     assert len(mine()) == 1
@@ -173,8 +173,8 @@ def test_where_there_are_few_nothing_happens(told: Told, everywhere: set[int]) -
 def test_where_the_system_does_not_say_nothing_happens(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, everywhere: set[int]
 ) -> None:
-    monkeypatch.setattr(own_processor, "_THREADS", tmp_path)
-    monkeypatch.setattr(own_processor, "_PERIOD", 0.001)
+    monkeypatch.setattr(reserved_processor, "_THREADS", tmp_path)
+    monkeypatch.setattr(reserved_processor, "_PERIOD", 0.001)
     with pytest.raises(FileNotFoundError):
         OwnProcessor().look()
 
@@ -194,7 +194,7 @@ def test_where_it_says_no_more_a_loop_goes_on_without(
     told: Told, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, everywhere: set[int], lost: str
 ) -> None:
     """Until it says so again: a server without descriptors for a while cannot ask."""
-    monkeypatch.setattr(own_processor, "_PERIOD", 0.001)
+    monkeypatch.setattr(reserved_processor, "_PERIOD", 0.001)
     file = next(tmp_path.glob(f"*/{lost}"))
     kept = file.read_text()
 
@@ -245,7 +245,7 @@ def test_what_the_system_took_a_processor_from_is_let_go(told: Told, everywhere:
 def test_other_threads_that_have_much_to_do_may_be_everywhere(
     told: Told, everywhere: set[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(own_processor, "_CROWDED", -math.inf)
+    monkeypatch.setattr(reserved_processor, "_CROWDED", -math.inf)
     told.look(BUSY)
     assert len(mine()) == 1
     told.look(BUSY)
@@ -255,7 +255,7 @@ def test_other_threads_that_have_much_to_do_may_be_everywhere(
 @pytest.mark.slow
 def test_its_loop_is_looked_after_until_it_ends(monkeypatch: pytest.MonkeyPatch, everywhere: set[int]) -> None:
     """And two processes do not share one for long."""
-    monkeypatch.setattr(own_processor, "_PERIOD", AWHILE)
+    monkeypatch.setattr(reserved_processor, "_PERIOD", AWHILE)
 
     async def until(done: Callable[[], bool]) -> None:
         end = time.monotonic() + LONG
@@ -273,7 +273,7 @@ def test_its_loop_is_looked_after_until_it_ends(monkeypatch: pytest.MonkeyPatch,
                 await until(lambda: mine() == everywhere)
             finally:
                 other.kill()
-        monkeypatch.setattr(own_processor, "_AWAY", 0.0)
+        monkeypatch.setattr(reserved_processor, "_AWAY", 0.0)
         keeping.cancel()
         await asyncio.wait([keeping])
         again = asyncio.ensure_future(OwnProcessor().keep())

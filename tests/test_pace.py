@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inferencer.answering.pace import PROMPT_SECONDS, Pace
+from inferencer.batching.latency import PROMPT_SECONDS, Pace
 
 FAST, BRISK, SLOW = PROMPT_SECONDS / 10, PROMPT_SECONDS * 0.9, 1.0
 

@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from paramsync import parallel
+from paramsync.host import parallel
 from tests.programs import eventually
 
 _LONG = 10.0

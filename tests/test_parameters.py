@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from paramsync.bundle import Bundle
+from paramsync.checkpoint.reader import Bundle
 from paramsync.errors import CorruptCheckpointError, ParameterError
 from paramsync.graphs.capture import Capture, capture
 from paramsync.graphs.graph import Graph

@@ -11,15 +11,15 @@ import numpy.typing as npt
 import pytest
 from xxhash import xxh3_128_digest
 
-from paramsync import pieces, plan
-from paramsync.checksums import crc32c
-from paramsync.examine import DType, Finding
-from paramsync.spares import DataFile, Spares
+from paramsync.checkpoint import data_writer, placement
+from paramsync.checkpoint.examine import DType, Finding
+from paramsync.checkpoint.file_pool import DataFile, Spares
+from paramsync.tensorbundle.checksums import crc32c
 from tests.arrays import any_bits
 
 _PIECES = 12  # of the table
 _FLOAT: DType = np.dtype(np.float32)
-_SIZE = _PIECES * plan.PORTION
+_SIZE = _PIECES * placement.PORTION
 
 
 Bytes = npt.NDArray[np.uint8]
@@ -39,7 +39,7 @@ class Rewritten:
         with self.spares.writing(path, len(table)) as file:
             assert self.file is None or file is self.file
             self.file = file
-            [found] = pieces.write(file, plan.arrange((len(table),)), [table], [dtype], lambda at: None)
+            [found] = data_writer.write(file, placement.arrange((len(table),)), [table], [dtype], lambda at: None)
         self.spares.retire(path)
         assert file.content.tobytes() == table.tobytes()
         assert found.checksum == crc32c(table.data)
@@ -55,7 +55,7 @@ class Rewritten:
             raise InterruptedError
 
         with pytest.raises(InterruptedError), self.spares.writing(path, len(table)) as file:
-            pieces.write(file, plan.arrange((len(table),)), [table], [None], copied)
+            data_writer.write(file, placement.arrange((len(table),)), [table], [None], copied)
 
     def known(self) -> list[Finding]:
         """Of each piece, in their order."""
@@ -90,7 +90,7 @@ def test_only_what_changed_is_copied(rewritten: Rewritten, changed: tuple[int, .
     before = rewritten.known()
     assert len(before) == _PIECES
     for at in changed:
-        table[at * plan.PORTION] ^= 1
+        table[at * placement.PORTION] ^= 1
     rewritten.write(table)
     assert kept(before, rewritten.known()) == [at for at in range(_PIECES) if at not in changed]
 
@@ -102,7 +102,7 @@ def test_the_file_itself_is_read_for_its_digests_once(rewritten: Rewritten) -> N
     for _ in range(2):
         rewritten.write(table)
         assert all(known.digest for known in rewritten.file.known.values())
-    table[:: plan.PORTION] ^= 1
+    table[:: placement.PORTION] ^= 1
     rewritten.write(table)
     assert not any(known.digest for known in rewritten.file.known.values())
 
@@ -112,7 +112,7 @@ def test_where_much_changed_here_and_there_the_rest_is_not_compared(rewritten: R
     rewritten.write(table)
     before = rewritten.known()
     for at in range(4, _PIECES):  # the last ones come first
-        table[(at + 1) * plan.PORTION - 1] ^= 1
+        table[(at + 1) * placement.PORTION - 1] ^= 1
     rewritten.write(table)
     assert not kept(before, rewritten.known())
 
@@ -136,7 +136,7 @@ def test_what_a_failed_publication_left_is_known_for_what_it_is(rewritten: Rewri
     table = a_table()
     rewritten.write(table)
     other = table.copy()
-    other[:: plan.PORTION] ^= 1
+    other[:: placement.PORTION] ^= 1
     rewritten.write_in_vain(other)
     rewritten.write(table)
     rewritten.write_in_vain(other)

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from inferencer.follower import Follower
-from inferencer.following.status import Status
-from inferencer.following.wishes import Action
-from inferencer.replica import Replica
 from paramsync.errors import SyncError, UnknownVersionError
+from paramsync.following.follower import Follower
+from paramsync.following.operator_requests import Action
+from paramsync.following.replica import Replica
+from paramsync.following.status import Status
 from tests.followers import LONG, saver_follower, serving
 from tests.published import Publisher, ask, proven, saver_store
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
-from inferencer.follower import Follower
-from inferencer.replica import Replica
+from paramsync.following.follower import Follower
+from paramsync.following.replica import Replica
 from tests.followers import LONG, SILENT, serving
 from tests.stores import Scaled, saved_by_v2, saved_with_words
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from paramsync.plan import ALIGNMENT, LINKED, PORTION, Plan, Shard, arrange, decide
+from paramsync.checkpoint.placement import ALIGNMENT, LINKED, PORTION, Plan, Shard, arrange, decide
 
 MB = 1 << 20
 

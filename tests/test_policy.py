@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from inferencer.policy import Candidate, newest, next_restore, served_before
+from paramsync.following.policy import Candidate, newest, next_restore, served_before
 
 
 @dataclass(frozen=True)

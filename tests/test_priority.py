@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from inferencer.follower import Follower
-from inferencer.following import priority
+from paramsync.following import priority
+from paramsync.following.follower import Follower
 from tests.followers import LONG, SILENT
 from tests.published import Publisher
 

@@ -9,13 +9,13 @@ from typing import final
 
 import pytest
 
-from inferencer.follower import Follower
-from inferencer.following.events import MOST_UNREAD, Event, EventKind, Subscribers
-from inferencer.following.progress import Progress, Tell
-from inferencer.following.status import Status
-from inferencer.replica import Replica
-from inferencer.resident import Resident
-from inferencer.sources import Bell, Look, Source, open_source
+from paramsync.following.events import MOST_UNREAD, Event, EventKind, Subscribers
+from paramsync.following.follower import Follower
+from paramsync.following.replica import Replica
+from paramsync.following.status import Status
+from paramsync.inference.resident import Resident
+from paramsync.sources import Bell, Look, Source, open_source
+from paramsync.sources.progress import Progress, Tell
 from paramsync.version import Version
 from tests.followers import LONG, SILENT, serving
 from tests.published import PARAMETERS, Publisher
@@ -145,7 +145,7 @@ def test_a_short_restore_tells_its_progress_once_when_it_is_done(follower: Follo
 def test_a_long_restore_tells_its_progress_now_and_then(
     follower: Follower, publisher: Publisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("inferencer.following.report._BETWEEN", 0.0)
+    monkeypatch.setattr("paramsync.following.report._BETWEEN", 0.0)
     events = follower.subscribe(lambda: None)
     publisher.publish(1)
     follower.run_once()

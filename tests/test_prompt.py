@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from paramsync import files, kernel
-from paramsync.kernel import Kernel
-from paramsync.prompt import Folder
+from paramsync.host import files, kernel
+from paramsync.host.gil_calls import Folder
+from paramsync.host.kernel import Kernel
 
 _PLAIN = Kernel()
 _ODD = (

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from inferencer.sources.identity import Listing
-from paramsync import files, kernel, prompt
-from paramsync.kernel import Kernel
-from paramsync.mounts import is_memory
-from paramsync.prompt import Folder
+from paramsync.host import files, gil_calls, kernel
+from paramsync.host.gil_calls import Folder
+from paramsync.host.kernel import Kernel
+from paramsync.host.mounts import is_memory
+from paramsync.sources.identity import Listing
 from tests.programs import ROOT
 
 
@@ -41,8 +41,8 @@ def test_a_system_without_these_calls_or_that_forbids_them_is_asked_as_usual(
     def refuses(*arguments: object) -> int:
         return -1
 
-    for functions in ({}, dict.fromkeys(prompt._FUNCTIONS, refuses)):
-        monkeypatch.setattr(prompt, "_FUNCTIONS", functions)
+    for functions in ({}, dict.fromkeys(gil_calls._FUNCTIONS, refuses)):
+        monkeypatch.setattr(gil_calls, "_FUNCTIONS", functions)
         with Folder(memory).promptly():
             assert type(kernel.of(memory / "version")) is Kernel
 
@@ -111,8 +111,8 @@ def test_a_link_that_is_turned_while_it_is_followed_is_followed_to_where_it_lead
 _LISTS = """
 import os, sys
 from pathlib import Path
-from paramsync import files
-from paramsync.prompt import Folder
+from paramsync.host import files
+from paramsync.host.gil_calls import Folder
 os.seteuid(int(sys.argv[2]))
 path = Path(sys.argv[1])
 folder = Folder(path)
@@ -157,7 +157,7 @@ def test_no_mount_has_a_name_that_is_taken_for_more(tmp_path: Path, monkeypatch:
     names = ["a\r\rb", "a\vb\fc", "a\u2028b", f"a\r1\u00a02\u00a0{number}\u00a0-\u00a0tmpfs", "-", "-\\040tmpfs"]
     lines = [f"{start}{name} rw,nosuid shared:3 - ext4 /dev/a rw" for name in names]
     mounts = tmp_path / "mountinfo"
-    monkeypatch.setattr("paramsync.mounts._MOUNTS", mounts)
+    monkeypatch.setattr("paramsync.host.mounts._MOUNTS", mounts)
 
     def is_said(*said: str) -> bool:
         mounts.write_bytes("".join(f"{line}\n" for line in said).encode())

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from inferencer.replica import Replica
 from paramsync.errors import SettingsError
+from paramsync.following.replica import Replica
 from paramsync.graphs.capture import capture
-from paramsync.store import Store
+from paramsync.publishing.publisher import Publisher
+from paramsync.publishing.schedule import PublishSchedule
+from paramsync.store.store import Store
 from paramsync.version import Version
 from tests.training import EVERY_STEP, ON_REQUEST, TIMEOUT, Counters
-from trainer.publisher import Publisher
-from trainer.schedule import PublishSchedule
 
 
 def network() -> keras.Model:

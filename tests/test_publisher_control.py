@@ -13,18 +13,18 @@ import keras
 import pytest
 import tensorflow as tf
 
-from paramsync.client import Trainer
 from paramsync.errors import NotReachableError, SettingsError
-from paramsync.store import Store
+from paramsync.keras import PublishCallback
+from paramsync.publishing.publisher import Publisher
+from paramsync.publishing.schedule import PublishSchedule
+from paramsync.rpc.client import Trainer
+from paramsync.session import PublishHook
+from paramsync.store.store import Store
 from paramsync.v1 import sync_pb2 as pb
 from tests.programs import ROOT
 from tests.sessions import Net
 from tests.test_keras import X, Y, network
 from tests.training import EVERY_STEP, ON_REQUEST, TIMEOUT, Counters, latest
-from trainer.keras import PublishCallback
-from trainer.publisher import Publisher
-from trainer.schedule import PublishSchedule
-from trainer.session import PublishHook
 
 v1 = tf.compat.v1
 
@@ -143,8 +143,8 @@ def test_grpc_is_imported_only_for_a_port(tmp_path: Path, port: int | None) -> N
         publisher.publish(1, wait=True)
     code = f"""
 import sys
-from trainer.publisher import Publisher
-from trainer.schedule import PublishSchedule
+from paramsync.publishing.publisher import Publisher
+from paramsync.publishing.schedule import PublishSchedule
 with Publisher.of_graph({str(tmp_path)!r}, schedule=PublishSchedule(every_steps=1), control_port={port}) as publisher:
     pass
 print("grpc" in sys.modules)

@@ -8,10 +8,10 @@ import pytest
 import tensorflow as tf
 
 from paramsync.errors import RequestError
-from paramsync.store import Store
+from paramsync.publishing.publisher import Publisher
+from paramsync.publishing.schedule import PublishSchedule
+from paramsync.store.store import Store
 from tests.training import EVERY_STEP, ON_REQUEST, Counters
-from trainer.publisher import Publisher
-from trainer.schedule import PublishSchedule
 
 
 def test_finish_publishes_the_last_step_once(tmp_path: Path) -> None:

@@ -10,10 +10,10 @@ import keras
 import pytest
 
 from paramsync.errors import GraphError, PublishError, SettingsError, StoreLockedError
-from paramsync.store import Store
+from paramsync.publishing.publisher import Publisher
+from paramsync.publishing.schedule import PublishSchedule
+from paramsync.store.store import Store
 from tests.training import EVERY_STEP, TIMEOUT, Counters
-from trainer.publisher import Publisher
-from trainer.schedule import PublishSchedule
 
 
 def test_training_survives_a_store_that_goes_away_and_publishes_when_it_is_back(tmp_path: Path) -> None:

@@ -11,12 +11,12 @@ import tensorflow as tf
 
 from paramsync.errors import NotFiniteError, PublishError
 from paramsync.graphs.capture import capture
-from paramsync.store import Store
+from paramsync.publishing.publisher import Publisher
+from paramsync.publishing.schedule import PublishSchedule
+from paramsync.store.commit import StoreWriter
+from paramsync.store.store import Store
 from paramsync.version import Version
-from paramsync.writer import StoreWriter
 from tests.training import EVERY_STEP, TIMEOUT, Counters, latest
-from trainer.publisher import Publisher
-from trainer.schedule import PublishSchedule
 
 
 class Precise(tf.Module):

@@ -15,9 +15,9 @@ TRAIN = """
 import subprocess, sys
 from pathlib import Path
 import numpy as np, tensorflow as tf
-from paramsync.store import Store
-from trainer.publisher import Publisher
-from trainer.schedule import PublishSchedule
+from paramsync.store.store import Store
+from paramsync.publishing.publisher import Publisher
+from paramsync.publishing.schedule import PublishSchedule
 
 class Model(tf.Module):
     def __init__(self):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from paramsync.store import Store
+from paramsync.store.store import Store
 from tests.programs import ROOT, Program, eventually
 
 pytestmark = pytest.mark.slow

@@ -10,9 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from inferencer.sources.records import Records
-from paramsync import layout
-from paramsync.store import Store
+from paramsync.sources.records import Records
+from paramsync.store import layout
+from paramsync.store.store import Store
 from tests.published import Publisher
 
 _LISTENERS: list[Callable[[str], object]] = []

@@ -15,7 +15,7 @@ import pytest
 import tensorflow as tf
 from tensorflow_serving.apis import predict_pb2, prediction_service_pb2_grpc
 
-from paramsync.client import Inferencer, Trainer
+from paramsync.rpc.client import Inferencer, Trainer
 from tests.programs import Program, eventually
 
 pytestmark = pytest.mark.slow

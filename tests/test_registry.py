@@ -16,7 +16,7 @@ import pytest
 import tensorflow as tf
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from inferencer.settings import AnySettings, ConnectionSettings, ModelSettings
+from inferencer.settings.settings import AnySettings, ConnectionSettings, ModelSettings
 from paramsync.errors import NotServingError, ParamsyncError, SettingsError, StoreError
 from paramsync.v1 import sync_pb2 as pb
 from tests.programs import eventually

@@ -10,8 +10,8 @@ from typing import Any
 import grpc
 import pytest
 
-from paramsync.addresses import is_loopback
 from paramsync.kserve import open_inference_pb2 as kserve_pb2
+from paramsync.rpc.addresses import is_loopback
 from paramsync.v1 import sync_pb2 as pb
 from tests.configurations import answers, apply, config, model
 from tests.kserve import method

@@ -11,9 +11,9 @@ from typing import Any
 import grpc
 import pytest
 
-from inferencer.following.status import Status
-from inferencer.following.wishes import Action
-from inferencer.settings import ConnectionSettings
+from inferencer.settings.settings import ConnectionSettings
+from paramsync.following.operator_requests import Action
+from paramsync.following.status import Status
 from paramsync.v1 import sync_pb2 as pb
 from tests.configurations import answers, apply, config, model
 from tests.published import Doubled, Publisher

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from inferencer.replica import Replica
 from paramsync.errors import (
     CorruptCheckpointError,
     GraphError,
@@ -20,7 +19,8 @@ from paramsync.errors import (
     UnknownVersionError,
     UnsafeGraphError,
 )
-from paramsync.store import Store
+from paramsync.following.replica import Replica
+from paramsync.store.store import Store
 from tests.published import GATED_OPS, PARAMETERS, Doubled, Gated, Publisher, Witness, captured, saver_store, values
 
 X = {"x": np.ones([3, 2], np.float32)}

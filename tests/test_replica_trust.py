@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from inferencer.follower import Follower
-from inferencer.replica import Replica
 from paramsync.errors import (
     CorruptCheckpointError,
     GraphError,
     ParameterError,
 )
-from paramsync.store import Store
+from paramsync.following.follower import Follower
+from paramsync.following.replica import Replica
+from paramsync.store.store import Store
 from tests.checkpoints import resident
 from tests.published import GATED_OPS, PARAMETERS, Publisher, captured, saver_store, values
 

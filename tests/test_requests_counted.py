@@ -12,7 +12,7 @@ import pytest
 from google.protobuf.message import Message
 from tensorflow_serving.apis import classification_pb2, inference_pb2, predict_pb2, regression_pb2
 
-from inferencer.services.room import Room
+from inferencer.transport.memory_budget import Room
 from paramsync.kserve import open_inference_pb2 as kserve_pb2
 from tests.http import call
 from tests.programs import eventually

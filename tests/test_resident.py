@@ -8,12 +8,12 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from inferencer.follower import Follower
-from inferencer.following.status import Stage
-from inferencer.following.wishes import Action
-from inferencer.replica import Replica
-from inferencer.resident import Resident
 from paramsync.errors import NotServingError, UnknownLabelError, UnknownVersionError
+from paramsync.following.follower import Follower
+from paramsync.following.operator_requests import Action
+from paramsync.following.replica import Replica
+from paramsync.following.status import Stage
+from paramsync.inference.resident import Resident
 from tests.followers import freed_by
 from tests.published import PARAMETERS, Publisher
 

@@ -11,10 +11,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from inferencer.rest.answers import columns, is_small
-from inferencer.rest.arrays import listed, read
-from inferencer.rest.bodies import parsed
-from inferencer.rest.undisturbed import Undisturbed
+from inferencer.protocols.rest.answers import columns, is_small
+from inferencer.protocols.rest.arrays import listed, read
+from inferencer.protocols.rest.bodies import parsed
+from inferencer.protocols.rest.without_gc import Undisturbed
 from paramsync.errors import InputError
 from paramsync.graphs.graph import TensorSpec
 

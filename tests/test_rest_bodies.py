@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from inferencer.rest.arrays import read
-from inferencer.rest.bodies import parsed, parsed_bytes
-from inferencer.rest.undisturbed import Undisturbed
+from inferencer.protocols.rest.arrays import read
+from inferencer.protocols.rest.bodies import parsed, parsed_bytes
+from inferencer.protocols.rest.without_gc import Undisturbed
 from paramsync.errors import InputError, RequestError
 from paramsync.graphs.graph import TensorSpec
 from tests.hostile_bodies import KINDS, hostile, plain
@@ -24,9 +24,9 @@ from tests.http import MB
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     """Windows of forty bytes, so that all that is cut out of large bodies is cut out of small ones."""
-    monkeypatch.setattr("inferencer.rest.bodies.WINDOW", 40)
-    monkeypatch.setattr("inferencer.rest.depths._STEP", 7)
-    monkeypatch.setattr("inferencer.rest.depths._FAR", 31)
+    monkeypatch.setattr("inferencer.protocols.rest.bodies.WINDOW", 40)
+    monkeypatch.setattr("inferencer.protocols.rest.depths._STEP", 7)
+    monkeypatch.setattr("inferencer.protocols.rest.depths._FAR", 31)
 
 
 LEAVES = (
@@ -120,7 +120,7 @@ def test_arrays_are_the_same_however_many_pieces_they_come_in(
         content = json.dumps({"x": rows}).encode()
         found: list[Any] = []
         for window in (40, 1 << 15):
-            monkeypatch.setattr("inferencer.rest.bodies.WINDOW", window)
+            monkeypatch.setattr("inferencer.protocols.rest.bodies.WINDOW", window)
             body = parsed(content)
             try:
                 array = read("x", body.fields["x"], TensorSpec("x", spec, None), body)
@@ -157,7 +157,7 @@ def test_memory_is_what_was_estimated_at_most(kind: str) -> None:
 
 
 def test_what_objects_and_strings_take_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("inferencer.rest.bodies.MOST_UNPACKED", 4 * MB)
+    monkeypatch.setattr("inferencer.protocols.rest.bodies.MOST_UNPACKED", 4 * MB)
     for kind in ("objects", "strings", "ragged", "all sorts", "keys"):
         with pytest.raises(InputError, match="expected what takes 4 MB of memory, found more of objects"):
             parsed(hostile(kind, MB))

@@ -10,8 +10,8 @@ from contextlib import nullcontext
 
 import pytest
 
-from inferencer.rests import Rests
-from paramsync import way
+from inferencer.event_loop.idle import Rests
+from paramsync.host import yielding
 from tests.programs import eventually
 from tests.resting import FEW, LONG, Guests, always_busy, answers, busy, gives, put_off, turns
 
@@ -121,7 +121,7 @@ def test_pieces_of_work_lie_between_those_of_the_loop(
     def work() -> None:
         while not working.done():
             with rests.first():
-                way.give()
+                yielding.give()
                 worked.append(time.monotonic())
                 if piece:
                     time.sleep(piece)
@@ -154,7 +154,7 @@ def test_of_several_that_wait_each_goes_on(rests: Rests, loop: asyncio.AbstractE
 def test_in_one_place_a_thread_waits_for_a_moment_only(
     rests: Rests, loop: asyncio.AbstractEventLoop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("inferencer.rests.PATIENCE", LONG)
+    monkeypatch.setattr("inferencer.event_loop.idle.PATIENCE", LONG)
     with busy(loop):
         Guests(4, lambda: gives(rests)).join()
 

@@ -12,8 +12,8 @@ from selectors import EVENT_READ
 
 import pytest
 
-from inferencer.rests import Rests
-from paramsync import way
+from inferencer.event_loop.idle import Rests
+from paramsync.host import yielding
 from tests.programs import eventually
 from tests.resting import FEW, LONG, Guests, answers, busy, gives, left, put_off, seconds
 
@@ -37,7 +37,7 @@ def test_an_interrupt_ends_the_wait_and_the_block(rests: Rests, loop: asyncio.Ab
             signal.setitimer(signal.ITIMER_REAL, 0.1)
             with pytest.raises(KeyboardInterrupt):
                 gives(rests)
-            assert seconds(way.give) < LONG / 3
+            assert seconds(yielding.give) < LONG / 3
             assert len(left()) == before
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -49,7 +49,7 @@ def test_an_error_ends_the_block(rests: Rests, loop: asyncio.AbstractEventLoop) 
     with busy(loop):
         with pytest.raises(RuntimeError, match="gone"), rests.first():
             raise RuntimeError("gone")
-        assert seconds(way.give) < LONG / 3
+        assert seconds(yielding.give) < LONG / 3
 
 
 @pytest.mark.usefixtures("impatient")
@@ -104,8 +104,8 @@ def test_what_is_closed_while_it_rests_is_no_error(rests: Rests) -> None:
 def test_a_round_of_what_a_server_follows_gives_way(
     tmp_path: Path, rests: Rests, loop: asyncio.AbstractEventLoop
 ) -> None:
-    from inferencer.served import Maker  # here, for all else does without TensorFlow
-    from inferencer.settings import ModelSettings
+    from inferencer.serving.served import Maker  # here, for all else does without TensorFlow
+    from inferencer.settings.settings import ModelSettings
 
     made = Maker(poll_seconds=60.0, state=None, rests=rests).make([ModelSettings(name="m", store=tmp_path / "m")], {})
     [follower] = made["m"].followers

@@ -10,12 +10,12 @@ import keras
 import pytest
 import tensorflow as tf
 
-from inferencer.answering import traits
-from inferencer.answering.rows import are_apart
-from inferencer.answering.traits import Traits
-from inferencer.resident import Resident
-from inferencer.sources.saved_models import SavedModelsSource
 from paramsync.graphs.capture import Capture, capture
+from paramsync.inference import batchable
+from paramsync.inference.batchable import Traits
+from paramsync.inference.resident import Resident
+from paramsync.inference.rows import are_apart
+from paramsync.sources.saved_models import SavedModelsSource
 from paramsync.version import Version
 
 FLOATS = [tf.TensorSpec([None, 4], tf.float32, name="x")]
@@ -180,5 +180,5 @@ def test_usual_networks_are_batched(model: Callable[[], keras.Model], form: str,
         latest = source.look().latest
         assert latest is not None
         resident = source.restore(latest, lambda progress: None)
-    traits.find_out(resident)
-    assert traits.of(resident.graph, "serving_default") == Traits(together=True, prompt=True)
+    batchable.find_out(resident)
+    assert batchable.of(resident.graph, "serving_default") == Traits(together=True, prompt=True)

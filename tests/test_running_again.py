@@ -16,15 +16,15 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from paramsync.store import Store
+from paramsync.keras import PublishCallback
+from paramsync.publishing.publisher import Publisher
+from paramsync.publishing.schedule import PublishSchedule
+from paramsync.session import PublishHook
+from paramsync.store.store import Store
 from tests.programs import PATIENCE, ROOT, eventually
 from tests.sessions import Net
 from tests.test_keras import Unhurried, fit, network, steps_of
 from tests.training import Counters, latest
-from trainer.keras import PublishCallback
-from trainer.publisher import Publisher
-from trainer.schedule import PublishSchedule
-from trainer.session import PublishHook
 
 v1 = tf.compat.v1
 RARELY = PublishSchedule(every_steps=1000)

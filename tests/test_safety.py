@@ -11,10 +11,10 @@ import pytest
 import tensorflow as tf
 
 from paramsync.errors import GraphError, UnsafeGraphError
+from paramsync.graphdef.allowed_ops import SAFE, STOCHASTIC
 from paramsync.graphs.capture import capture
 from paramsync.graphs.graph import Graph
 from paramsync.graphs.safety.checks import check
-from paramsync.safe_ops import SAFE, STOCHASTIC
 from tests.graph_defs import of
 from tests.test_digest import nested
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
+from paramsync.publishing.meter import Meter
 from tests.test_behind import version
-from trainer.meter import Meter
 from trainer.scalars import Scalars
 from trainer.screen import Screen
 

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from paramsync.errors import SettingsError
-from trainer.schedule import Moment, PublishSchedule
+from paramsync.publishing.schedule import Moment, PublishSchedule
 
 STEPS = PublishSchedule(every_steps=10)
 SECONDS = PublishSchedule(every_seconds=2.0)
@@ -67,7 +67,7 @@ def test_a_schedule_of_zero_or_less_is_refused_by_name(value: float) -> None:
 
 def test_the_schedule_needs_nothing_but_the_standard_library() -> None:
     code = (
-        "import sys, trainer.schedule\n"
+        "import sys, paramsync.publishing.schedule\n"
         "heavy = {'tensorflow', 'keras', 'numpy', 'grpc', 'google'} & set(sys.modules)\n"
         "assert not heavy, heavy"
     )

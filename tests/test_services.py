@@ -16,9 +16,9 @@ from tensorflow_serving.apis import (
     predict_pb2,
 )
 
-from inferencer.services.errors import status_of
-from paramsync import wire
+from inferencer.transport.errors import status_of
 from paramsync.errors import SyncError
+from paramsync.rpc import tensor_proto
 from paramsync.v1 import sync_pb2 as pb
 from tests.published import PARAMETERS, Lookup, Publisher, proven
 from tests.running import LONG, Running, refused, request, seen, synced
@@ -212,10 +212,10 @@ def test_inputs_are_judged_before_memory_is_spent_on_them(served: Running) -> No
     for at in range(20):
         one = message.inputs[f"more {at}"]
         one.CopyFrom(tensor_pb2.TensorProto(dtype=types_pb2.DT_FLOAT, float_val=[1.5]))
-        one.tensor_shape.dim.add(size=wire.MAX_BYTES // 4)
+        one.tensor_shape.dim.add(size=tensor_proto.MAX_BYTES // 4)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     assert refused(served.prediction_service.Predict, message)[0] is Code.INVALID_ARGUMENT
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < wire.MAX_BYTES >> 10
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < tensor_proto.MAX_BYTES >> 10
 
 
 def test_an_error_nobody_foresaw_shows_the_client_nothing() -> None:

@@ -12,8 +12,8 @@ import grpc
 import pytest
 from grpc._cython import cygrpc  # type: ignore[attr-defined]
 
-from inferencer.rests import Rests
-from inferencer.services import accepting
+from inferencer.event_loop.idle import Rests
+from inferencer.transport import accepting
 
 _CALL = "/a.Service/Call"
 _MANY = 48

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from inferencer.services.coming import Coming
+from inferencer.transport.incoming_bytes import Coming
 
 MB = 1 << 20
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="other systems do not count it")

@@ -11,7 +11,7 @@ import grpc
 import pytest
 from grpc._cython import cygrpc  # type: ignore[attr-defined]
 
-from inferencer.services import finding
+from inferencer.event_loop import cycles
 
 _MANY = 100
 _METADATA = (("key", "value"),)
@@ -28,8 +28,8 @@ class _Resolver:
 @pytest.fixture
 def found() -> Iterator[None]:
     before = cygrpc._find_method_handler
-    finding.leave_no_cycles()
-    if cygrpc._find_method_handler is not finding._found:
+    cycles.leave_no_cycles()
+    if cygrpc._find_method_handler is not cycles._found:
         pytest.skip("this grpc finds handlers in another way")
     yield
     cygrpc._find_method_handler = before
@@ -51,7 +51,7 @@ def garbage(find: Callable[..., Awaitable[object]]) -> int:
 
 @pytest.mark.usefixtures("found")
 def test_no_cycles_are_left() -> None:
-    assert garbage(cygrpc._find_method_handler) + _MANY <= garbage(finding._PLAIN)
+    assert garbage(cygrpc._find_method_handler) + _MANY <= garbage(cycles._PLAIN)
 
 
 @pytest.mark.usefixtures("found")
@@ -69,8 +69,8 @@ async def _earlier(method: str, metadata: object, handlers: list[object], interc
 @pytest.mark.parametrize("other", [_earlier, None, 3])
 def test_where_grpc_is_another_it_stays_as_it_is(monkeypatch: pytest.MonkeyPatch, other: object) -> None:
     monkeypatch.setattr(cygrpc, "_find_method_handler", other)
-    monkeypatch.setattr(finding, "_PLAIN", other)
-    finding.leave_no_cycles()
+    monkeypatch.setattr(cycles, "_PLAIN", other)
+    cycles.leave_no_cycles()
     assert cygrpc._find_method_handler is other
 
 

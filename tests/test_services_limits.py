@@ -13,9 +13,9 @@ from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tensorflow_serving.apis import get_model_metadata_pb2, inference_pb2, model_management_pb2, model_pb2, predict_pb2
 
-from inferencer.services.unfolding import unfolded
+from inferencer.transport.unfolding import unfolded
 from paramsync.kserve import open_inference_pb2 as kserve_pb2
-from paramsync.wire import VALUE_FIELDS, packed
+from paramsync.rpc.tensor_proto import VALUE_FIELDS, packed
 from tests.echoes import Echoes
 from tests.programs import eventually
 from tests.running import LONG, Running, request, synced

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from paramsync import wire
-from paramsync.client import Inferencer
+from paramsync.rpc import tensor_proto
+from paramsync.rpc.client import Inferencer
 from paramsync.v1 import serving_pb2
 from tests.programs import ROOT, Program
 from tests.published import PARAMETERS, Publisher
@@ -58,7 +58,7 @@ def test_a_thousand_swaps_under_a_hundred_thousand_requests_fail_nothing_and_mix
     publisher = Publisher(tmp_path / "m")
     publisher.publish(1)
     asked = serving_pb2.PredictRequest(model_spec=serving_pb2.ModelSpec(name="m"), output_filter=["seen"])
-    asked.inputs["x"].CopyFrom(wire.from_array(np.ones([1, 2], np.float32)))
+    asked.inputs["x"].CopyFrom(tensor_proto.from_array(np.ones([1, 2], np.float32)))
     (tmp_path / "request").write_bytes(asked.SerializeToString())
     answered, deadline = 0, time.monotonic() + 400
     with _inferencer(tmp_path) as (predictions, control), Inferencer(control) as client, _publishing(publisher):

@@ -16,7 +16,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2
 
-from inferencer.services.streams import Places
+from inferencer.transport.streams import Places
 from paramsync.errors import BusyError
 from tests.frames import PREDICT, connected, headers, message
 from tests.programs import eventually
@@ -147,7 +147,7 @@ def test_callers_that_leave_before_their_messages_are_no_line_of_the_log(
 
 
 def test_silent_calls_do_not_hold_up_the_end(served: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("inferencer.services.arrivals._PATIENCE_AT_THE_END", 0.2)
+    monkeypatch.setattr("inferencer.transport.read_timeout._PATIENCE_AT_THE_END", 0.2)
 
     with opened(served, *[PREDICT, WATCH] * 10) as calls:
         began = time.monotonic()
@@ -173,9 +173,9 @@ def test_each_method_has_room_of_its_own_for_calls_that_wait() -> None:
 def test_connections_that_say_nothing_or_have_no_call_are_closed(
     publisher: Publisher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("paramsync.ports.SILENT_SECONDS", 1)
-    monkeypatch.setattr("paramsync.ports.IDLE_SECONDS", 1)
-    monkeypatch.setattr("paramsync.ports.MOST_CONNECTIONS", 20)
+    monkeypatch.setattr("paramsync.rpc.channel_options.SILENT_SECONDS", 1)
+    monkeypatch.setattr("paramsync.rpc.channel_options.IDLE_SECONDS", 1)
+    monkeypatch.setattr("paramsync.rpc.channel_options.MOST_CONNECTIONS", 20)
     publisher.publish(7)
     running = Running(tmp_path / "m")
     try:

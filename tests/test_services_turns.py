@@ -14,9 +14,9 @@ import grpc
 import pytest
 from grpc._cython import cygrpc  # type: ignore[attr-defined]
 
-from inferencer.loop import Loop
-from inferencer.rests import Rests
-from inferencer.services import accepting
+from inferencer.event_loop.idle import Rests
+from inferencer.event_loop.loop import Loop
+from inferencer.transport import accepting
 from tests.resting import LONG, always_busy
 
 _CALL = "/a.Service/Call"

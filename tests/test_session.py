@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from paramsync.store import Store
+from paramsync.publishing.schedule import PublishSchedule
+from paramsync.publishing.session_values import SessionValues
+from paramsync.session import SessionPublisher
+from paramsync.store.store import Store
 from paramsync.version import Version
 from tests.checkpoints import assert_same
 from tests.sessions import Counting, Net, assert_computes, kinds
 from tests.training import EVERY_STEP, latest
 from tests.written import read
-from trainer.schedule import PublishSchedule
-from trainer.session import SessionPublisher
-from trainer.session_values import SessionValues
 
 v1 = tf.compat.v1
 

@@ -10,11 +10,11 @@ import pytest
 import tensorflow as tf
 
 from paramsync.errors import SettingsError, StoreLockedError
-from paramsync.store import Store
+from paramsync.session import PublishHook
+from paramsync.store.store import Store
 from tests.sessions import Counting, Net, assert_computes, kinds
 from tests.training import latest
 from tests.written import read
-from trainer.session import PublishHook
 
 v1 = tf.compat.v1
 

@@ -10,11 +10,11 @@ import pytest
 import tensorflow as tf
 
 from paramsync.errors import GraphError, NotFiniteError, PublishError, SettingsError
+from paramsync.publishing.schedule import PublishSchedule
+from paramsync.session import SessionPublisher
 from paramsync.version import Version
 from tests.sessions import Net, assert_computes
 from tests.training import EVERY_STEP, latest
-from trainer.schedule import PublishSchedule
-from trainer.session import SessionPublisher
 
 v1 = tf.compat.v1
 

@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from paramsync.bundle import Bundle
-from paramsync.contents import Tensor
+from paramsync.checkpoint.file_pool import Spares
+from paramsync.checkpoint.reader import Bundle
+from paramsync.checkpoint.tensor_source import Tensor
+from paramsync.checkpoint.writer import ShardWriter, write
 from paramsync.dtypes import Array
 from paramsync.errors import ParameterError
-from paramsync.shards import ShardWriter, write
-from paramsync.spares import Spares
 from tests.arrays import any_bits, strings
 from tests.rewritten import LARGE, Checkpoints
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from paramsync.checkpoint.placement import LINKED
 from paramsync.dtypes import Array
-from paramsync.plan import LINKED
 from tests.arrays import any_bits
 from tests.rewritten import LARGE, Checkpoints
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from paramsync import slices, table
-from paramsync.bundle import Bundle
-from paramsync.index import data_file, index_file
+from paramsync.checkpoint.reader import Bundle
+from paramsync.tensorbundle import slices, sstable
+from paramsync.tensorbundle.index import data_file, index_file
 from tests.partitioned import bits, restore, save
 
 v1 = tf.compat.v1
@@ -95,7 +95,7 @@ def test_keys_are_those_of_tensorflow(tmp_path: Path, name: str, start: int) -> 
         tensors=[bits(2, 1)],
     )
     path = index_file(tmp_path / "a")
-    keys = [key for key, _ in table.read(path.read_bytes(), path=path)]
+    keys = [key for key, _ in sstable.read(path.read_bytes(), path=path)]
     assert keys == [b"", slices.key(name, [(start, 2), slices.WHOLE]), name.encode()]
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from paramsync import index, slices, table
-from paramsync.bundle import Bundle
+from paramsync.checkpoint.reader import Bundle
 from paramsync.errors import CorruptCheckpointError
-from paramsync.index import data_file, index_file
+from paramsync.tensorbundle import index, slices, sstable
+from paramsync.tensorbundle.index import data_file, index_file
 from paramsync.v1 import bundle_pb2
 from tests.partitioned import bits, restore, save
 
@@ -153,11 +153,11 @@ def million_parts(records: Records) -> None:
 def test_hostile_parts_are_refused(tmp_path: Path, change: Any, message: str) -> None:
     save(tmp_path / "a", bits(4, 3), ["0,2:-", "2,2:-"])
     path = index_file(tmp_path / "a")
-    (head, *pairs) = table.read(path.read_bytes(), path=path)
+    (head, *pairs) = sstable.read(path.read_bytes(), path=path)
     records = {key: bundle_pb2.BundleEntry.FromString(value) for key, value in pairs}
     change(records)
     encoded = [(key, entry.SerializeToString()) for key, entry in sorted(records.items())]
-    path.write_bytes(table.write([head, *encoded]))
+    path.write_bytes(sstable.write([head, *encoded]))
     with pytest.raises(CorruptCheckpointError, match=re.escape(message)):
         restore(tmp_path / "a")
 

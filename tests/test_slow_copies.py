@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from inferencer.follower import Follower
-from inferencer.replica import Replica
-from paramsync import layout
+from paramsync.following.follower import Follower
+from paramsync.following.replica import Replica
+from paramsync.store import layout
 from tests.followers import serving
 from tests.published import Publisher, saver_store
 from tests.stores import Scaled, saved_by_v2

@@ -6,8 +6,8 @@ import numpy as np
 import tensorflow as tf
 
 from paramsync.graphs.capture import capture
+from paramsync.publishing.snapshot import Frozen, Live, Snapshot
 from paramsync.version import Version
-from trainer.snapshot import Frozen, Live, Snapshot
 
 
 class Affine(tf.Module):

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from inferencer.follower import Follower
-from inferencer.following.progress import Progress
-from inferencer.replica import Replica
-from inferencer.sources import open_source
 from paramsync.errors import ParameterError, SettingsError
+from paramsync.following.follower import Follower
+from paramsync.following.replica import Replica
 from paramsync.graphs.capture import capture
+from paramsync.sources import open_source
+from paramsync.sources.progress import Progress
 from tests.published import saver_store
 from tests.stores import Scaled, X, answer, digits, following, quarantined, serves, train
 

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from inferencer.follower import Follower
-from inferencer.replica import Replica
-from inferencer.resident import Resident
-from inferencer.sources import Source, open_source
 from paramsync.errors import UnfinishedError, UnsafeGraphError
+from paramsync.following.follower import Follower
+from paramsync.following.replica import Replica
+from paramsync.inference.resident import Resident
+from paramsync.sources import Source, open_source
 from paramsync.version import Version
 from tests.compressed import compress
 from tests.stores import (

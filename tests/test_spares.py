@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from paramsync.mounts import is_memory
-from paramsync.spares import MAPPED, SPARES, Spares
+from paramsync.checkpoint.file_pool import MAPPED, SPARES, Spares
+from paramsync.host.mounts import is_memory
 from tests.disks import run_on_small_disk
 from tests.spare_files import SIZE, listing, write
 
@@ -143,7 +143,7 @@ def test_a_spare_that_fails_is_still_one(spares: Spares, tmp_path: Path) -> None
 FULL = """
 import errno, sys
 from pathlib import Path
-from paramsync.spares import Spares
+from paramsync.checkpoint.file_pool import Spares
 path = Path(sys.argv[1])
 spares = Spares(path)
 def write(number, size):

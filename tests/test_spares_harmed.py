@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from paramsync.spares import SPARES
-from paramsync.store import Store
-from paramsync.writer import StoreWriter
+from paramsync.checkpoint.file_pool import SPARES
+from paramsync.store.commit import StoreWriter
+from paramsync.store.store import Store
 from tests.written import tensors, version
 
 

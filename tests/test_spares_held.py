@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from paramsync.spares import Spares
+from paramsync.checkpoint.file_pool import Spares
 from tests.spare_files import SIZE, held, listing, write
 
 

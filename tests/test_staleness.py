@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from inferencer.following.status import State, Status
 from paramsync.cli.__main__ import main
-from paramsync.client import Inferencer
+from paramsync.following.status import State, Status
+from paramsync.rpc.client import Inferencer
 from paramsync.version import Version
 from tests import jobs
 from tests.programs import ROOT, Program, eventually

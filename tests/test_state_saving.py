@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from paramsync.writer import StoreWriter
+from paramsync.store.commit import StoreWriter
 from tests.states import adam_job, content, job, newest, restored, saved, state_of
 from trainer.state import TrainingState
 

@@ -12,10 +12,10 @@ import pytest
 import tensorflow as tf
 
 from paramsync.errors import SettingsError
-from paramsync.store import Store
-from trainer.publisher import Publisher
-from trainer.schedule import PublishSchedule
-from trainer.steps import number_of
+from paramsync.publishing.publisher import Publisher
+from paramsync.publishing.schedule import PublishSchedule
+from paramsync.publishing.steps import number_of
+from paramsync.store.store import Store
 
 
 class Affine(tf.Module):

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from paramsync.store import Store
-from paramsync.writer import StoreWriter
+from paramsync.publishing.publisher import Publisher
+from paramsync.publishing.schedule import PublishSchedule
+from paramsync.store.commit import StoreWriter
+from paramsync.store.store import Store
 from tests.written import version
-from trainer.publisher import Publisher
-from trainer.schedule import PublishSchedule
 
 
 class Affine(tf.Module):

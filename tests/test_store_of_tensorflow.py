@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
-from paramsync.store import Store
-from paramsync.writer import StoreWriter
+from paramsync.store.commit import StoreWriter
+from paramsync.store.store import Store
 from tests.whole import assert_serves
 from tests.written import changing, publish_changing, version
 

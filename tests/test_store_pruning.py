@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from paramsync import shards
+from paramsync.checkpoint.writer import write
 from paramsync.errors import UnknownVersionError
-from paramsync.store import Store
-from paramsync.writer import StoreWriter
+from paramsync.store.commit import StoreWriter
+from paramsync.store.store import Store
 from tests.whole import assert_serves
 from tests.written import changing, files_of, names, publish_changing, version
 
@@ -55,7 +55,7 @@ def test_a_graph_waits_for_its_first_version(tmp_path: Path) -> None:
 
 def test_a_new_publisher_clears_away_what_a_killed_one_left(tmp_path: Path) -> None:
     publish_changing(tmp_path, 1, 2)
-    shards.write(tmp_path / "ckpt-3", changing(3))
+    write(tmp_path / "ckpt-3", changing(3))
     for name in (".tmp-ckpt-4.data-00000-of-00001", ".tmp-checkpoint", ".unlisted-ckpt-3", ".unlisted-ckpt-2"):
         (tmp_path / name).touch()
     StoreWriter(tmp_path).close()

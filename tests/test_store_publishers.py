@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from paramsync.errors import SettingsError, StoreError, StoreLockedError
-from paramsync.store import Store
-from paramsync.writer import StoreWriter
+from paramsync.store.commit import StoreWriter
+from paramsync.store.store import Store
 
 
 def test_a_second_publisher_is_told_who_the_first_is(tmp_path: Path) -> None:

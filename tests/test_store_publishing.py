@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from paramsync.errors import ParameterError, StoreError
-from paramsync.store import Store
+from paramsync.store.commit import StoreWriter
+from paramsync.store.store import Store
 from paramsync.version import Version
-from paramsync.writer import StoreWriter
 from tests.whole import assert_serves
 from tests.written import changing, files_of, names, publish_changing, version
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
-from inferencer.follower import Follower
 from paramsync.errors import CorruptCheckpointError
-from paramsync.store import Store
-from paramsync.writer import StoreWriter
+from paramsync.following.follower import Follower
+from paramsync.store.commit import StoreWriter
+from paramsync.store.store import Store
 from tests.followers import saver_follower, serving
 from tests.published import follower_of
 from tests.stores import saved_by_v1

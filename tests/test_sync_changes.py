@@ -14,16 +14,16 @@ from typing import Any
 import grpc
 import pytest
 
-from inferencer.services.trainer import follows
-from inferencer.settings import ModelSettings
-from paramsync.client import Trainer
+from inferencer.protocols.sync.trainer_client import follows
+from inferencer.settings.settings import ModelSettings
+from paramsync.publishing.control_port import Control, Training
+from paramsync.publishing.meter import Meter
+from paramsync.publishing.publisher import Publisher as TrainersPublisher
+from paramsync.publishing.schedule import PublishSchedule
+from paramsync.rpc.client import Trainer
 from paramsync.v1 import sync_pb2 as pb
 from tests.published import GATED_OPS, PARAMETERS, Publisher, captured, saver_store
 from tests.running import LONG, Running, refused, request, seen, synced
-from trainer.control import Control, Training
-from trainer.meter import Meter
-from trainer.publisher import Publisher as TrainersPublisher
-from trainer.schedule import PublishSchedule
 
 Code = grpc.StatusCode
 

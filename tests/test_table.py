@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from paramsync import table
-from paramsync.checksums import crc32c, mask
 from paramsync.errors import CorruptCheckpointError
+from paramsync.tensorbundle import sstable
+from paramsync.tensorbundle.checksums import crc32c, mask
 from tests.compressed import assembled as assembled_compressed
 from tests.compressed import compressed, of_snappy
 
@@ -21,41 +21,41 @@ def records(count: int) -> list[tuple[bytes, bytes]]:
 
 
 def read(content: bytes) -> list[tuple[bytes, bytes]]:
-    return list(table.read(content, path=WHERE))
+    return list(sstable.read(content, path=WHERE))
 
 
 @pytest.mark.parametrize("count", [0, 1, 15, 16, 17, 33, 40_000])
 def test_what_is_written_is_read(count: int) -> None:
-    assert read(table.write(records(count))) == records(count)
+    assert read(sstable.write(records(count))) == records(count)
 
 
 def test_a_large_table_has_several_blocks() -> None:
-    content = table.write(records(40_000))
-    sizes = [size for _, size in table._Reader(content, WHERE).handles()]
+    content = sstable.write(records(40_000))
+    sizes = [size for _, size in sstable._Reader(content, WHERE).handles()]
     assert len(sizes) >= 3
     assert all(256 * 1024 <= size < 270 * 1024 for size in sizes[:-1])
 
 
 def test_empty_keys_and_values_are_records() -> None:
     pairs = [(b"", b""), (b"\0", b""), (b"a", b"x" * 300_000), (b"b", b"")]
-    assert read(table.write(pairs)) == pairs
+    assert read(sstable.write(pairs)) == pairs
 
 
 @pytest.mark.parametrize("keys", [(b"b", b"a"), (b"a", b"a")])
 def test_keys_are_written_in_ascending_order_only(keys: tuple[bytes, bytes]) -> None:
     with pytest.raises(ValueError, match="expected one after"):
-        table.write((key, b"") for key in keys)
+        sstable.write((key, b"") for key in keys)
 
 
 def test_a_table_cut_anywhere_is_refused() -> None:
-    content = table.write(records(40))
+    content = sstable.write(records(40))
     for length in range(len(content)):
         with pytest.raises(CorruptCheckpointError):
             read(content[:length])
 
 
 def test_every_flipped_bit_is_found_or_does_not_matter() -> None:
-    content = table.write(records(20))
+    content = sstable.write(records(20))
     unread = 0
     for bit in range(len(content) * 8):
         changed = bytearray(content)
@@ -71,7 +71,7 @@ def test_every_flipped_bit_is_found_or_does_not_matter() -> None:
 
 def test_random_bytes_with_the_right_end_are_refused() -> None:
     chance = random.Random(0)
-    end = table.write([])[-8:]
+    end = sstable.write([])[-8:]
     for _ in range(2000):
         with pytest.raises(CorruptCheckpointError):
             read(chance.randbytes(chance.randrange(200)) + end)
@@ -86,16 +86,16 @@ def assembled(blocks: list[bytes], *, repeat: int = 1, kind: int = 0) -> bytes:
     content = bytearray()
     handles = []
     for one in blocks:
-        handles.append(table.varint(len(content)) + table.varint(len(one)))
+        handles.append(sstable.varint(len(content)) + sstable.varint(len(one)))
         content += trailed(one, kind)
-    index = table._BlockWriter(1)
+    index = sstable._BlockWriter(1)
     for number, handle in enumerate(handles * repeat):
         index.add(b"%09d" % number, handle)
     at = len(content)
     last = index.finish()
     content += trailed(last, 0)
-    footer = table.varint(0) + table.varint(0) + table.varint(at) + table.varint(len(last))
-    return bytes(content) + footer.ljust(40, b"\0") + table.write([])[-8:]
+    footer = sstable.varint(0) + sstable.varint(0) + sstable.varint(at) + sstable.varint(len(last))
+    return bytes(content) + footer.ljust(40, b"\0") + sstable.write([])[-8:]
 
 
 def trailed(content: bytes, kind: int) -> bytes:
@@ -103,7 +103,7 @@ def trailed(content: bytes, kind: int) -> bytes:
     return content + behind + mask(crc32c(content + behind)).to_bytes(4, "little")
 
 
-EXPANDING = [table.varint(50_000 + number) + b"\1\0k" for number in range(1000)]
+EXPANDING = [sstable.varint(50_000 + number) + b"\1\0k" for number in range(1000)]
 
 
 def test_the_hostile_tables_below_are_well_formed_but_for_one_thing() -> None:
@@ -143,14 +143,14 @@ def test_hostile_tables_are_refused(content: bytes, message: str) -> None:
 
 @pytest.mark.parametrize("count", [0, 1, 33, 40_000])
 def test_blocks_compressed_by_snappy_are_read(count: int) -> None:
-    content = table.write(records(count))
+    content = sstable.write(records(count))
     smaller = compressed(content)
     assert read(smaller) == records(count)
     assert len(smaller) < max(len(content), 200)
 
 
 def test_a_compressed_table_cut_anywhere_is_refused() -> None:
-    content = compressed(table.write(records(40)))
+    content = compressed(sstable.write(records(40)))
     for length in range(len(content)):
         with pytest.raises(CorruptCheckpointError):
             read(content[:length])
@@ -158,7 +158,7 @@ def test_a_compressed_table_cut_anywhere_is_refused() -> None:
 
 def test_every_bit_that_flips_in_a_compressed_block_is_found_though_its_checksum_is_right() -> None:
     """Or says the same: whoever computes a checksum may compress as he likes."""
-    whole = table.write(records(4))
+    whole = sstable.write(records(4))
     for bit in range(8, 60 * 8):
 
         def flip(block: bytes, bit: int = bit) -> bytes:
@@ -181,11 +181,11 @@ SMALL = b"\0\1\0a\0\0\0\0"
     [
         pytest.param(b"", "compressed by snappy at 0, found a malformed one", id="nothing"),
         pytest.param(b"\xff" * 20, "compressed by snappy at 0, found a malformed one", id="no size"),
-        pytest.param(table.varint(8), "compressed by snappy at 0, found", id="a size alone"),
-        pytest.param(table.varint(1 << 40) + b"a" * 20, "at most", id="a terabyte"),
-        pytest.param(table.varint(60 << 20) + b"a" * 20, "at most", id="more than so few bytes can become"),
-        pytest.param(table.varint(7) + of_snappy(SMALL)[1:], "malformed", id="a smaller size than it has"),
-        pytest.param(table.varint(9) + of_snappy(SMALL)[1:], "malformed", id="a larger size than it has"),
+        pytest.param(sstable.varint(8), "compressed by snappy at 0, found", id="a size alone"),
+        pytest.param(sstable.varint(1 << 40) + b"a" * 20, "at most", id="a terabyte"),
+        pytest.param(sstable.varint(60 << 20) + b"a" * 20, "at most", id="more than so few bytes can become"),
+        pytest.param(sstable.varint(7) + of_snappy(SMALL)[1:], "malformed", id="a smaller size than it has"),
+        pytest.param(sstable.varint(9) + of_snappy(SMALL)[1:], "malformed", id="a larger size than it has"),
         pytest.param(of_snappy(SMALL) + b"\0", "malformed", id="more behind its end"),
     ],
 )

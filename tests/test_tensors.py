@@ -13,8 +13,8 @@ import pytest
 import tensorflow as tf
 
 from paramsync import dtypes
+from paramsync.checkpoint.placement import ALIGNMENT
 from paramsync.graphs.tensors import alias
-from paramsync.plan import ALIGNMENT
 
 
 def aligned(count: int, dtype: npt.DTypeLike, offset: int = 0) -> npt.NDArray[Any]:

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from inferencer import settings
+from inferencer.settings import settings
 from paramsync.cli.status import _Facts
 from paramsync.cli.wording import console
 from paramsync.errors import SettingsError
-from paramsync.terminal import harmless, line
+from paramsync.host.terminal import harmless, line
 from tests.programs import refused
 
 

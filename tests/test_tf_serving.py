@@ -174,7 +174,7 @@ def test_a_version_may_be_pinned_by_the_file(started: Started) -> None:
 
 def test_the_entry_point_of_the_image_takes_its_variables_and_flags(tmp_path: Path) -> None:
     server = tmp_path / "tensorflow_model_server"
-    server.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m inferencer.tf_serving "$@"\n')
+    server.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m inferencer.program.tf_serving "$@"\n')
     server.chmod(0o755)
     environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
 
@@ -195,6 +195,6 @@ def test_it_ends_as_it_is_told_before_a_model_is_there(tmp_path: Path) -> None:
     (tmp_path / "m").mkdir()
     port = free_port()
     given = [f"--port={port}", f"--model_base_path={tmp_path / 'm'}"]
-    with Program("inferencer.tf_serving", *given, log=tmp_path / "log") as program:
+    with Program("inferencer.program.tf_serving", *given, log=tmp_path / "log") as program:
         program.said("inferencer ready: predictions 0.0.0.0:[0-9]+, control 127.0.0.1:[0-9]+, HTTP none")
         assert program.stop(signal.SIGTERM) == 0

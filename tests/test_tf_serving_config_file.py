@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from inferencer.tf_serving.config_file import ConfigFile
+from inferencer.program.tf_serving.config_file import ConfigFile
 from paramsync.errors import RequestError
 
 

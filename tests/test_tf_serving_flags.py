@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from inferencer.settings import ModelSettings, Settings, TfServing
-from inferencer.tf_serving.flags import CHANGE_NOTHING, REFUSED, parse
+from inferencer.program.tf_serving.flags import CHANGE_NOTHING, REFUSED, parse
+from inferencer.settings.settings import ModelSettings, Settings, TfServing
 from paramsync.errors import SettingsError
 
 BASE = "--model_base_path=/models/m"

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from inferencer.services.trailers import trailers
+from inferencer.transport.trailers import trailers
 from tests.published import Publisher
 from tests.questions import resident
 from tests.running import LONG, Running, request, synced

@@ -19,9 +19,9 @@ import pytest
 import tensorflow as tf
 
 from paramsync.errors import SettingsError
-from paramsync.store import Store
+from paramsync.store.commit import StoreWriter
+from paramsync.store.store import Store
 from paramsync.v1 import sync_pb2, sync_pb2_grpc
-from paramsync.writer import StoreWriter
 from tests.programs import refused
 from trainer import settings
 

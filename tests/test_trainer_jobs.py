@@ -19,10 +19,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from paramsync.client import Trainer
-from paramsync.store import Store
+from paramsync.rpc.client import Trainer
+from paramsync.store.commit import StoreWriter
+from paramsync.store.store import Store
 from paramsync.v1 import sync_pb2
-from paramsync.writer import StoreWriter
 from tests import jobs
 from tests.programs import eventually
 from tests.test_trainer import ROOT, TIMEOUT, control_of, refusal, trainer, versions

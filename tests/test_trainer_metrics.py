@@ -17,16 +17,16 @@ import pytest
 import tensorflow as tf
 
 from paramsync.errors import SettingsError
+from paramsync.publishing.control_port import Training
+from paramsync.publishing.meter import Meter
+from paramsync.publishing.publisher import Publisher
 from tests import jobs
 from tests.programs import ROOT, Program
 from tests.test_metrics import Samples, parsed
 from tests.training import ON_REQUEST, Counters, latest
 from trainer import settings
-from trainer.control import Training
 from trainer.exposition import Exposition
-from trainer.meter import Meter
 from trainer.metrics_port import MetricsPort
-from trainer.publisher import Publisher
 
 SECONDS = 30
 

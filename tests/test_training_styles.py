@@ -14,17 +14,17 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from inferencer.replica import Replica
-from paramsync import keys
 from paramsync.dtypes import Array
-from paramsync.store import Store
+from paramsync.following.replica import Replica
+from paramsync.keras import PublishCallback
+from paramsync.publishing.publisher import Publisher
+from paramsync.publishing.schedule import PublishSchedule
+from paramsync.store.store import Store
+from paramsync.tensorbundle import keys
 from paramsync.version import Version
 from tests.checkpoints import assert_same
 from tests.mirrored import STEPS, Counters, network
 from tests.programs import ROOT
-from trainer.keras import PublishCallback
-from trainer.publisher import Publisher
-from trainer.schedule import PublishSchedule
 
 EVERY_STEP = PublishSchedule(every_steps=1)
 X = np.random.default_rng(0).normal(size=(32, 4)).astype(np.float32)

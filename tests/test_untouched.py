@@ -13,17 +13,17 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from inferencer.following.progress import Progress
-from inferencer.replica import Replica
-from inferencer.sources.source import Verification
-from paramsync import untouched
+from paramsync.checkpoint import seal
+from paramsync.checkpoint.file_pool import Spares
 from paramsync.errors import CorruptCheckpointError, ParameterError
+from paramsync.following.replica import Replica
 from paramsync.graphs.capture import capture
-from paramsync.mounts import is_memory
-from paramsync.spares import Spares
-from paramsync.store import Store
+from paramsync.host.mounts import is_memory
+from paramsync.sources.progress import Progress
+from paramsync.sources.source import Verification
+from paramsync.store.commit import StoreWriter
+from paramsync.store.store import Store
 from paramsync.version import Version
-from paramsync.writer import StoreWriter
 from tests.published import Publisher, captured, values
 
 X = {"x": np.ones([3, 2], np.float32)}
@@ -128,16 +128,16 @@ def test_a_copy_of_the_store_is_read(publisher: Publisher, memory: Path) -> None
 
 
 def test_no_seal_is_that_of_another_boot(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    trace = untouched.Trace.of(tmp_path.stat())
+    trace = seal.Trace.of(tmp_path.stat())
     boot = tmp_path / "boot"
-    monkeypatch.setattr(untouched, "_BOOT", boot)
+    monkeypatch.setattr(seal, "_BOOT", boot)
     found = []
     for text in (None, "one", "another"):
         if text:
             boot.write_text(text)
-        untouched._boot.cache_clear()
-        found.append(untouched.seal([trace], tmp_path))
-    untouched._boot.cache_clear()
+        seal._boot.cache_clear()
+        found.append(seal.seal([trace], tmp_path))
+    seal._boot.cache_clear()
     assert found[0] == ""
     assert len(set(found)) == 3
 
@@ -172,7 +172,8 @@ def test_a_spare_of_somebody_else_is_stamped_with_the_kernels_time(tmp_path: Pat
     path.chmod(0o666)
     tmp_path.chmod(0o777)
     script = (
-        "import os, sys; from paramsync.untouched import stamp; os.setuid(65534); print(stamp(int(sys.argv[1])).size)"
+        "import os, sys; from paramsync.checkpoint.seal import stamp; "
+        "os.setuid(65534); print(stamp(int(sys.argv[1])).size)"
     )
     with path.open("r+b") as file:
         command = [sys.executable, "-c", script, str(file.fileno())]
@@ -187,10 +188,10 @@ def test_the_seal_is_of_the_file_that_was_written_whatever_has_its_name(memory: 
         file.put(0, np.zeros(4096, np.uint8))
     (memory / "other").write_bytes(b"\1" * 4096)
     (memory / "other").replace(memory / "data")
-    assert file.trace != untouched.Trace.of((memory / "data").stat())
+    assert file.trace != seal.Trace.of((memory / "data").stat())
     spares.close()
 
 
 def test_another_mount_is_another_file_system(memory: Path, tmp_path: Path) -> None:
-    trace = untouched.Trace.of(memory.stat())
-    assert untouched.seal([trace], memory) != untouched.seal([trace], tmp_path)
+    trace = seal.Trace.of(memory.stat())
+    assert seal.seal([trace], memory) != seal.seal([trace], tmp_path)

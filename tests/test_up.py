@@ -24,7 +24,7 @@ from paramsync.cli.ledger import Example, Ledger
 from paramsync.cli.prober import HeldOut, Prober
 from paramsync.cli.processes import Child, end_all
 from paramsync.cli.screen import Screen
-from paramsync.client import Predictor
+from paramsync.rpc.client import Predictor
 from paramsync.v1 import sync_pb2 as pb
 from tests.programs import eventually
 from tests.servers import SERVING, TRAINING, add_predictions, serving

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from inferencer.values import fitting
 from paramsync.errors import InputError
 from paramsync.graphs.graph import Signature, TensorSpec
+from paramsync.inference.values import fitting
 
 
 def fit(value: Any, dtype: str) -> Any:

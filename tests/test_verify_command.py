@@ -17,10 +17,10 @@ import pytest
 import tensorflow as tf
 from rich.cells import cell_len
 
-from paramsync import index
-from paramsync.bundle import Bundle
+from paramsync.checkpoint.reader import Bundle
 from paramsync.cli.__main__ import main
-from paramsync.index import Entry, Index, data_file, index_file
+from paramsync.tensorbundle import index
+from paramsync.tensorbundle.index import Entry, Index, data_file, index_file
 from tests import checkpoints
 from tests.commands import NAMES, cut, json_of, only_line, three_versions
 
@@ -50,7 +50,7 @@ def test_verify_looks_at_what_is_large_piece_by_piece(
 ) -> None:
     tf.train.Checkpoint(v=[tf.Variable(tf.ones([16])) for _ in range(5)]).save(tmp_path / "ckpt")
     whole = json_of(["verify", str(tmp_path)], capsys)
-    monkeypatch.setattr("paramsync.bundle._CHUNK", 5)  # bytes
+    monkeypatch.setattr("paramsync.checkpoint.reader._CHUNK", 5)  # bytes
     assert json_of(["verify", str(tmp_path)], capsys) == whole
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from paramsync.cli import holders
 from paramsync.cli.__main__ import main
-from paramsync.store import Store
-from paramsync.writer import StoreWriter
+from paramsync.store.commit import StoreWriter
+from paramsync.store.store import Store
 from tests.commands import cut, json_of, only_line, three_versions
 from tests.written import version
 
@@ -63,7 +63,7 @@ def test_versions_names_the_processes_that_hold_one(store: Path, capsys: pytest.
     code = f"""
 import sys
 from pathlib import Path
-from paramsync.store import Store
+from paramsync.store.store import Store
 store = Store(Path({str(store)!r}))
 bundle = store.open(store.find(20))
 print("held", flush=True)

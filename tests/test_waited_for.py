@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from inferencer.follower import Follower
 from paramsync.cli.__main__ import main
+from paramsync.following.follower import Follower
 from tests.programs import eventually
 from tests.published import Publisher
 from tests.running import Running

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from inferencer.sources import places
-from inferencer.sources.saved_models import highest
-from inferencer.watch import Watch
+from paramsync.sources import places
+from paramsync.sources.saved_models import highest
+from paramsync.sources.watch import Watch
 from tests.bells import Bell, commit, watch_on
 
 pytestmark = pytest.mark.usefixtures("listener")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from paramsync import files, way
+from paramsync.host import files, yielding
 
 
 def test_a_thread_gives_way_in_its_own_block_only() -> None:
@@ -17,14 +17,14 @@ def test_a_thread_gives_way_in_its_own_block_only() -> None:
     def wait() -> None:
         waits.append(threading.get_ident())
 
-    way.give()
-    with way.giving(wait):
-        way.give()
-        way.give()
-        other = threading.Thread(target=way.give)
+    yielding.give()
+    with yielding.giving(wait):
+        yielding.give()
+        yielding.give()
+        other = threading.Thread(target=yielding.give)
         other.start()
         other.join()
-    way.give()
+    yielding.give()
     assert waits == [threading.get_ident()] * 2
 
 
@@ -33,17 +33,17 @@ def test_each_thread_waits_as_its_own_block_says() -> None:
     both = threading.Barrier(2, timeout=10)
 
     def other() -> None:
-        with way.giving(lambda: waits.append("other")):
+        with yielding.giving(lambda: waits.append("other")):
             both.wait()
-            way.give()
+            yielding.give()
             both.wait()
 
     thread = threading.Thread(target=other)
     thread.start()
-    with way.giving(lambda: waits.append("this")):
+    with yielding.giving(lambda: waits.append("this")):
         both.wait()
         both.wait()
-        way.give()
+        yielding.give()
     thread.join()
     assert waits == ["other", "this"]
 
@@ -55,12 +55,12 @@ def test_what_ends_a_block_early_ends_giving_way() -> None:
         waits.append(None)
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt), way.giving(interrupted):
-        way.give()
-    way.give()
-    with pytest.raises(RuntimeError, match="gone"), way.giving(lambda: waits.append(None)):
+    with pytest.raises(KeyboardInterrupt), yielding.giving(interrupted):
+        yielding.give()
+    yielding.give()
+    with pytest.raises(RuntimeError, match="gone"), yielding.giving(lambda: waits.append(None)):
         raise RuntimeError("gone")
-    way.give()
+    yielding.give()
     assert waits == [None]
 
 
@@ -83,6 +83,6 @@ def test_before_each_look_at_files_others_go_first(
 ) -> None:
     path = tmp_path / "file"
     waits: list[int] = []
-    with way.giving(lambda: waits.append(path.write_bytes(b"content"))):
+    with yielding.giving(lambda: waits.append(path.write_bytes(b"content"))):
         assert look(path) == seen
     assert len(waits) == 1

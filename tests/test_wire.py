@@ -10,8 +10,8 @@ import pytest
 import tensorflow as tf
 from tensorflow.core.framework import tensor_pb2
 
-from paramsync import wire
 from paramsync.errors import InputError
+from paramsync.rpc import tensor_proto
 from paramsync.v1 import serving_pb2
 
 FLOAT, STRING, INT8, COMPLEX64, BOOL, QINT8, UINT16, HALF, FLOAT8 = 1, 7, 6, 8, 10, 11, 17, 19, 24
@@ -26,7 +26,7 @@ def tensor(dtype: int = FLOAT, shape: tuple[int, ...] = (), **fields: Any) -> se
 
 
 def array_of(one: Any) -> np.ndarray:
-    return wire.to_arrays({"x": one}, "input")["x"]
+    return tensor_proto.to_arrays({"x": one}, "input")["x"]
 
 
 @pytest.mark.parametrize("dtype", [*NUMBERS, "bool", "complex64", "complex128", "bfloat16"])
@@ -50,17 +50,17 @@ def test_every_dtype_is_read_from_values_and_from_content_ours_and_tensorflows(
 @pytest.mark.parametrize("shape", [(2,), (0,)])
 def test_dtypes_that_have_no_field_for_their_values_come_as_content(dtype: tf.DType, shape: tuple[int, ...]) -> None:
     values = np.zeros(shape, dtype.as_numpy_dtype)
-    found = array_of(wire.from_array(values))
+    found = array_of(tensor_proto.from_array(values))
     assert (found.dtype, found.tolist()) == (values.dtype, values.tolist())
 
 
 def theirs_of(values: np.ndarray) -> tensor_pb2.TensorProto:
-    return tensor_pb2.TensorProto.FromString(wire.from_array(values).SerializeToString())
+    return tensor_pb2.TensorProto.FromString(tensor_proto.from_array(values).SerializeToString())
 
 
 def test_strings_are_carried_there_and_back() -> None:
     values = np.array([[b"a", b"b\0c\0"], [b"", "\N{SNOWMAN}".encode()]], object)
-    assert array_of(wire.from_array(values)).tolist() == values.tolist()
+    assert array_of(tensor_proto.from_array(values)).tolist() == values.tolist()
     assert array_of(tf.make_tensor_proto(values)).tolist() == values.tolist()
     assert tf.make_ndarray(theirs_of(values)).tolist() == values.tolist()
 
@@ -131,10 +131,10 @@ def test_any_byte_but_0_is_true() -> None:
         (tensor(shape=(0, 1 << 61)), "expected fewer elements, found [0, 2305843009213693952]"),
         (
             tensor(shape=(1 << 40,), float_val=[1]),
-            f"inputs: expected at most {wire.MAX_BYTES} bytes of repeated values, found {1 << 42}",
+            f"inputs: expected at most {tensor_proto.MAX_BYTES} bytes of repeated values, found {1 << 42}",
         ),
         (tensor(STRING, (1 << 40,), string_val=[b"a"]), "expected at most"),
-        (tensor(shape=(1 << 40,)), f"{wire.MAX_BYTES} bytes of repeated values, found {1 << 42} in"),
+        (tensor(shape=(1 << 40,)), f"{tensor_proto.MAX_BYTES} bytes of repeated values, found {1 << 42} in"),
         (tensor(STRING, (1 << 40,)), "bytes of repeated values"),
         (tensor(shape=(2,), float_val=[1, 2, 3]), "expected 2 values, found 3"),
         (tensor(shape=(0,), float_val=[1]), "expected 0 values, found 1"),
@@ -168,12 +168,14 @@ def test_an_unknown_rank_is_refused() -> None:
 
 
 def test_what_repeated_values_may_take_is_for_all_inputs_together() -> None:
-    half = tensor(shape=(wire.MAX_BYTES // 8,), float_val=[1.5])
-    assert [one.nbytes for one in wire.to_arrays({"a": half, "b": half}, "input").values()] == [wire.MAX_BYTES // 2] * 2
+    half = tensor(shape=(tensor_proto.MAX_BYTES // 8,), float_val=[1.5])
+    assert [one.nbytes for one in tensor_proto.to_arrays({"a": half, "b": half}, "input").values()] == [
+        tensor_proto.MAX_BYTES // 2
+    ] * 2
     with pytest.raises(InputError, match="bytes of repeated values, found 8 in input 'c' float32"):
-        wire.to_arrays({"a": half, "b": half, "c": tensor(shape=(2,), float_val=[1])}, "input")
+        tensor_proto.to_arrays({"a": half, "b": half, "c": tensor(shape=(2,), float_val=[1])}, "input")
 
 
 def test_an_outline_is_known_before_the_values_are_looked_at() -> None:
-    head = wire.outline(tensor(shape=(1 << 40,), float_val=[1]), "input 'x'")
+    head = tensor_proto.outline(tensor(shape=(1 << 40,), float_val=[1]), "input 'x'")
     assert (head.dtype, head.shape, head.size) == (np.dtype(np.float32), (1 << 40,), 1 << 42)

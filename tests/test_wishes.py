@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from inferencer.follower import Follower
-from inferencer.following.events import EventKind
-from inferencer.following.kept import Choices
-from inferencer.following.status import State, Status
-from inferencer.following.wishes import Action, Wishes
 from paramsync.errors import NotServingError, SyncError, UnknownVersionError
+from paramsync.following.events import EventKind
+from paramsync.following.follower import Follower
+from paramsync.following.operator_requests import Action, Wishes
+from paramsync.following.pins_file import Choices
+from paramsync.following.status import State, Status
 from tests.followers import LONG, serving
 from tests.published import Publisher, ask, proven
 

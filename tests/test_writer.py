@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from paramsync.errors import StoreError
-from paramsync.store import Store
-from paramsync.writer import StoreWriter
+from paramsync.store.commit import StoreWriter
+from paramsync.store.store import Store
 from tests.whole import assert_whole
 from tests.written import FROZEN, is_spare, names, publish, tensors, version
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from paramsync.spares import SPARES
-from paramsync.writer import StoreWriter
+from paramsync.checkpoint.file_pool import SPARES
+from paramsync.store.commit import StoreWriter
 from tests.disks import run_on_small_disk
 from tests.programs import ROOT
 from tests.whole import assert_whole
@@ -23,7 +23,7 @@ import os, sys
 from pathlib import Path
 import numpy as np
 from paramsync.errors import StoreError
-from paramsync.writer import StoreWriter
+from paramsync.store.commit import StoreWriter
 from tests.whole import assert_whole
 from tests.written import names, tensors, version
 path = Path(sys.argv[1])
@@ -96,7 +96,7 @@ def test_what_cannot_be_removed_keeps_nothing_else(tmp_path: Path) -> None:
 DURABLE = """
 import os, sys
 from pathlib import Path
-from paramsync.writer import StoreWriter
+from paramsync.store.commit import StoreWriter
 from tests.written import tensors, version
 with StoreWriter(Path(sys.argv[1]), keep=1, durable=sys.argv[2] == "durable") as writer:
     for number in (1, 2, 3, 4):

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from paramsync.spares import SPARES
-from paramsync.writer import StoreWriter
+from paramsync.checkpoint.file_pool import SPARES
+from paramsync.store.commit import StoreWriter
 from tests.programs import ROOT
 from tests.whole import assert_whole
 from tests.written import files_of, is_spare, names, publish
@@ -19,7 +19,7 @@ from tests.written import files_of, is_spare, names, publish
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from paramsync.writer import StoreWriter
+from paramsync.store.commit import StoreWriter
 from tests.written import tensors, version
 path, step = Path(sys.argv[1]), int(sys.argv[2])
 events = {"os.rename", "os.remove", "os.link", "open", "fcntl.flock", "mmap.__new__", "os.posix_fallocate"}
@@ -71,7 +71,7 @@ HALF_WAY = """
 import mmap, sys
 from pathlib import Path
 import numpy as np
-from paramsync.writer import StoreWriter
+from paramsync.store.commit import StoreWriter
 from tests.written import tensors, version
 path, reused = Path(sys.argv[1]), sys.argv[2] == "reused"
 broken = path.with_name("broken")

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from paramsync import layout
 from paramsync.errors import StoreError, StoreLockedError
-from paramsync.store import Store
-from paramsync.writer import StoreWriter
+from paramsync.store import layout
+from paramsync.store.commit import StoreWriter
+from paramsync.store.store import Store
 from tests.programs import ROOT
 from tests.whole import assert_whole
 from tests.written import tensors, version
@@ -117,7 +117,7 @@ def test_a_graph_file_that_is_broken_is_written_anew_by_the_next_publisher(tmp_p
 def test_closing_in_a_forked_child_leaves_the_parent_its_store(tmp_path: Path) -> None:
     script = (
         "import os, sys; from pathlib import Path\n"
-        "from paramsync.writer import StoreWriter; from paramsync.errors import StoreLockedError\n"
+        "from paramsync.store.commit import StoreWriter; from paramsync.errors import StoreLockedError\n"
         "writer = StoreWriter(Path(sys.argv[1]))\n"
         "if os.fork() == 0:\n    writer.close()\n    os._exit(0)\n"
         "os.wait()\n"

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import tensorflow as tf
 
-from paramsync.store import Store
+from paramsync.publishing.schedule import PublishSchedule
+from paramsync.store.store import Store
 from paramsync.version import Version
-from trainer.schedule import PublishSchedule
 
 TIMEOUT = 60
 EVERY_STEP = PublishSchedule(every_steps=1)

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from paramsync.dtypes import Array
-from paramsync.store import Store
+from paramsync.store.store import Store
 from paramsync.version import Version
 from tests.written import changing, tensors
 

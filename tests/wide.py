@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
-from inferencer.replica import Replica
+from paramsync.following.replica import Replica
 from paramsync.graphs.capture import Capture, capture
+from paramsync.store.commit import StoreWriter
 from paramsync.version import Version
-from paramsync.writer import StoreWriter
 
 SIZE = 8 << 20  # bytes of the parameters
 FIRST = 5  # versions after which files are recycled, with two of them kept

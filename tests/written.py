@@ -12,9 +12,9 @@ import numpy as np
 
 from paramsync import dtypes
 from paramsync.dtypes import Array
-from paramsync.store import Store
+from paramsync.store.commit import StoreWriter
+from paramsync.store.store import Store
 from paramsync.version import Version
-from paramsync.writer import StoreWriter
 
 FROZEN = np.arange(5000, dtype=np.float64)
 

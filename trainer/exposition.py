@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
-from paramsync.exposition import Page
+from paramsync.program.prometheus import Page
 
 if TYPE_CHECKING:
-    from trainer.control import Training
+    from paramsync.publishing.control_port import Training
 
 
 class Exposition(Page):

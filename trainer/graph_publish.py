@@ -11,10 +11,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from paramsync import layout, noise
-from paramsync.arguments import Parser, check_text
 from paramsync.errors import GraphError, ParamsyncError, SettingsError
-from paramsync.writer import StoreWriter
+from paramsync.program import stderr_filter
+from paramsync.program.flags import Parser, check_text
+from paramsync.store import layout
+from paramsync.store.commit import StoreWriter
 from trainer import settings
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     settings.set_environment()
     try:
         target, store = _parse(sys.argv[1:] if arguments is None else arguments)
-        with contextlib.redirect_stdout(sys.stderr), noise.left_out():
+        with contextlib.redirect_stdout(sys.stderr), stderr_filter.left_out():
             captured = _captured(target)
         graph = captured.graph
         with StoreWriter(store) as writer:

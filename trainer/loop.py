@@ -9,12 +9,12 @@ from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from functools import partial
 
+from paramsync.publishing.control_port import Control, Training
+from paramsync.publishing.meter import Meter
+from paramsync.publishing.publisher import Publisher
+from paramsync.store.commit import StoreWriter
 from paramsync.version import Version
-from paramsync.writer import StoreWriter
-from trainer.control import Control, Training
 from trainer.job import Job
-from trainer.meter import Meter
-from trainer.publisher import Publisher
 from trainer.scalars import EVERY, Scalars
 from trainer.screen import Screen
 from trainer.settings import Settings

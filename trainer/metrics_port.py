@@ -12,7 +12,7 @@ from typing import Any
 
 from prometheus_client.exposition import CONTENT_TYPE_LATEST as CONTENT_TYPE
 
-from paramsync import addresses
+from paramsync.rpc import addresses
 
 _SECONDS = 5.0  # for a caller to ask, and to take the answer
 _BYTES = 8192  # of a request

@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from paramsync import descriptors, noise
 from paramsync.errors import SettingsError
-from paramsync.writer import StoreWriter
+from paramsync.host import descriptors
+from paramsync.program import stderr_filter
+from paramsync.publishing.control_port import Control
+from paramsync.store.commit import StoreWriter
 from trainer import job_source
-from trainer.control import Control
 from trainer.exposition import Exposition
 from trainer.job import JobSettings
 from trainer.metrics_port import MetricsPort
@@ -32,7 +33,7 @@ def run(settings: Settings, *, stop: Stop) -> None:
     for directory in (settings.store, settings.state, settings.tensorboard):
         if directory is not None:
             _make_writable(directory)
-    with noise.left_out():  # a job's module may import TensorFlow
+    with stderr_filter.left_out():  # a job's module may import TensorFlow
         function = job_source.find(settings.job)
     with (
         StoreWriter(settings.store, keep=settings.keep, durable=settings.durable) as store,
@@ -41,9 +42,9 @@ def run(settings: Settings, *, stop: Stop) -> None:
         _metrics(settings, control) as metrics,
     ):
         given = JobSettings(seed=settings.seed, data=settings.data, held_out=settings.held_out)
-        with noise.left_out():
+        with stderr_filter.left_out():
             job = job_source.make(settings.job, function, given)
-            from trainer import device
+            from paramsync.publishing import device
             from trainer.loop import train
 
             name = device.name()

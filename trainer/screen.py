@@ -8,9 +8,9 @@ from rich.console import Console
 from rich.logging import RichHandler
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
-from paramsync import logs
+from paramsync.program import logs
+from paramsync.publishing.meter import Meter
 from paramsync.version import Version
-from trainer.meter import Meter
 
 _log = logging.getLogger("paramsync.trainer")
 

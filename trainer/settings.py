@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from paramsync.addresses import HOST, TRAINER_PORT, read_port
-from paramsync.arguments import Parser, check_text, seconds, whole
 from paramsync.errors import SettingsError
-from paramsync.layout import NUMBERS
+from paramsync.program.flags import Parser, check_text, seconds, whole
+from paramsync.publishing.schedule import PublishSchedule
+from paramsync.rpc.addresses import HOST, TRAINER_PORT, read_port
+from paramsync.store.layout import NUMBERS
 from trainer import job_source
-from trainer.schedule import PublishSchedule
 
 _SEEDS = 1 << 32  # what numpy and Keras take
 _MOST = NUMBERS - 1

@@ -15,16 +15,17 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from paramsync import keys, layout
-from paramsync.bundle import Bundle
+from paramsync.checkpoint.examine import soundness
+from paramsync.checkpoint.reader import Bundle
 from paramsync.errors import CorruptCheckpointError, NotFiniteError, SettingsError
-from paramsync.examine import soundness
 from paramsync.graphs.sources.objects import object_graph, variable_keys
+from paramsync.publishing.batched_read import Reader
+from paramsync.publishing.snapshot import Snapshot
+from paramsync.store import layout
+from paramsync.store.commit import StoreWriter
+from paramsync.tensorbundle import keys
 from paramsync.version import Version
-from paramsync.writer import StoreWriter
 from trainer.job import Job
-from trainer.reads import Reader
-from trainer.snapshot import Snapshot
 
 _EARLIER = "state-"  # what the names of an earlier release's states began with
 _MODEL = "model/"  # what the keys of its variables begin with

@@ -6,7 +6,7 @@ import os
 import signal
 from types import FrameType
 
-from paramsync import signals
+from paramsync.program import signals
 
 
 class Stop:

@@ -10,10 +10,10 @@ with importing():
     from argparse import Namespace
     from collections.abc import Sequence
 
-    from paramsync.arguments import check_text
     from paramsync.cli import streams
     from paramsync.cli.arguments import parser
     from paramsync.errors import ParamsyncError, SettingsError
+    from paramsync.program.flags import check_text
 
 DONE, NOT_DONE, WRONG_ARGUMENTS = 0, 1, 2
 

@@ -6,8 +6,8 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from paramsync.addresses import CONTROL_PORT, HOST, PREDICTIONS_PORT, REST_PORT, TRAINER_PORT, address, read_port
-from paramsync.arguments import seconds
+from paramsync.program.flags import seconds
+from paramsync.rpc.addresses import CONTROL_PORT, HOST, PREDICTIONS_PORT, REST_PORT, TRAINER_PORT, address, read_port
 
 INFERENCER = address(HOST, CONTROL_PORT)
 TRAINER = address(HOST, TRAINER_PORT)

@@ -6,8 +6,8 @@ import struct
 from pathlib import Path
 from typing import BinaryIO
 
-from paramsync import files
-from paramsync.checksums import crc32c, mask
+from paramsync.host import files
+from paramsync.tensorbundle.checksums import crc32c, mask
 from paramsync.v1 import graph_def_pb2 as pb
 
 _VERSION = "brain.Event:2"

@@ -9,7 +9,7 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from paramsync.errors import GraphError
-from paramsync.table import read_varint
+from paramsync.tensorbundle.sstable import read_varint
 
 _MOST = 2_000_000  # fields of a message
 _WHOLE = 1 << 16  # bytes of a message that is built without a look

@@ -15,11 +15,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from paramsync import dtypes, files
+from paramsync import dtypes
 from paramsync.cli import events, outline, sources
 from paramsync.cli.wording import NOTHING, console, size, to_json
 from paramsync.errors import GraphError
-from paramsync.safe_ops import STOCHASTIC
+from paramsync.graphdef.allowed_ops import STOCHASTIC
+from paramsync.host import files
 
 _NAME_LIMIT = 200  # characters of a name in a table
 _ENDS = 20  # of a graph without signatures that are listed

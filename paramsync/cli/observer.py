@@ -9,8 +9,8 @@ from typing import TypeVar
 
 from paramsync.cli.ledger import Ledger
 from paramsync.cli.prober import HeldOut, Prober
-from paramsync.client import Inferencer, Predictor, Stream, Trainer
 from paramsync.errors import CallError
+from paramsync.rpc.client import Inferencer, Predictor, Stream, Trainer
 from paramsync.v1 import sync_pb2 as pb
 
 _AGAIN_SECONDS = 0.5

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from paramsync.cli import fields
 from paramsync.errors import GraphError
-from paramsync.graph_defs import node_of
-from paramsync.safe_ops import NODES, SAFE
+from paramsync.graphdef.allowed_ops import NODES, SAFE
+from paramsync.graphdef.reading import node_of
 from paramsync.v1 import bundle_pb2
 from paramsync.v1 import graph_def_pb2 as pb
 

@@ -13,9 +13,9 @@ from rich.table import Table
 
 from paramsync.cli.values import Value, read
 from paramsync.cli.wording import console, duration, to_json
-from paramsync.client import Prediction, Predictor
 from paramsync.errors import RequestError, SettingsError
-from paramsync.terminal import harmless
+from paramsync.host.terminal import harmless
+from paramsync.rpc.client import Prediction, Predictor
 
 _ROWS = 12  # how many rows of an answer a terminal shows
 _VALUES = 12  # and how many values of a row

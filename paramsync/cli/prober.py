@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from paramsync.cli.ledger import Example, Ledger
-from paramsync.client import Predictor
 from paramsync.errors import ParamsyncError
+from paramsync.rpc.client import Predictor
 
 _SAMPLE = 500
 _BATCH = 100

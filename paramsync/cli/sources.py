@@ -7,12 +7,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from paramsync import files, index, layout
 from paramsync.cli import fields
 from paramsync.cli.outline import Outline, Tensor
 from paramsync.errors import CorruptCheckpointError, GraphError, StoreError
-from paramsync.keys import OBJECT_GRAPH
-from paramsync.store import Store
+from paramsync.host import files
+from paramsync.store import layout
+from paramsync.store.store import Store
+from paramsync.tensorbundle import index
+from paramsync.tensorbundle.keys import OBJECT_GRAPH
 from paramsync.v1 import bundle_pb2, graph_pb2
 from paramsync.v1 import graph_def_pb2 as pb
 

@@ -16,9 +16,9 @@ from rich.text import Text
 
 from paramsync.cli.streams import complain
 from paramsync.cli.wording import NOTHING, ago, console, duration, plain, to_json
-from paramsync.client import Inferencer, Trainer
 from paramsync.errors import CallError
-from paramsync.terminal import harmless, line
+from paramsync.host.terminal import harmless, line
+from paramsync.rpc.client import Inferencer, Trainer
 from paramsync.v1 import sync_pb2 as pb
 
 _STATES = {pb.ModelStatus.SERVING: "green", pb.ModelStatus.WAITING: "yellow", pb.ModelStatus.DRAINING: "yellow"}

@@ -11,8 +11,6 @@ from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from paramsync import signals
-from paramsync.addresses import HOST, check_ports
 from paramsync.cli.folders import fast_place, places, remove_left_behind, run_folder
 from paramsync.cli.ledger import Ledger
 from paramsync.cli.observer import Observer
@@ -20,8 +18,10 @@ from paramsync.cli.prober import HeldOut
 from paramsync.cli.processes import Child, end_all
 from paramsync.cli.screen import Screen
 from paramsync.cli.wording import console, duration, share, to_json
-from paramsync.client import Inferencer, Predictor, Trainer
 from paramsync.errors import CallError, ParamsyncError
+from paramsync.program import signals
+from paramsync.rpc.addresses import HOST, check_ports
+from paramsync.rpc.client import Inferencer, Predictor, Trainer
 
 _MODEL, _INPUT = "digits", "image"
 _READY_SECONDS = 180.0  # a small machine takes its time to import TensorFlow

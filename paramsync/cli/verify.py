@@ -14,14 +14,16 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 from rich.table import Table
 from rich.text import Text
 
-from paramsync import dtypes, files, layout
+from paramsync import dtypes
 from paramsync.cli import fields, sources
 from paramsync.cli.versions import look
 from paramsync.cli.wording import console, redraws, size, to_json
 from paramsync.errors import CorruptCheckpointError, GraphError, StoreError, UnknownVersionError, UnreadableError
-from paramsync.graph_files import is_sealed
-from paramsync.index import Entry, index_file
-from paramsync.store import Store
+from paramsync.host import files
+from paramsync.store import layout
+from paramsync.store.graph_files import is_sealed
+from paramsync.store.store import Store
+from paramsync.tensorbundle.index import Entry, index_file
 from paramsync.v1 import graph_pb2
 from paramsync.version import Version
 

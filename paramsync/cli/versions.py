@@ -14,11 +14,12 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
-from paramsync import files, layout
 from paramsync.cli import holders
 from paramsync.cli.wording import NOTHING, console, duration, size, to_json
 from paramsync.errors import CorruptCheckpointError, StoreError, UnknownVersionError, UnreadableError
-from paramsync.store import Store
+from paramsync.host import files
+from paramsync.store import layout
+from paramsync.store.store import Store
 from paramsync.version import Version
 
 _NAMED = 3  # files that stand in an error

@@ -9,10 +9,10 @@ from typing import Any
 import tensorflow as tf
 
 from paramsync.errors import GraphError
-from paramsync.files import shown
-from paramsync.graph_defs import node_of, rename_calls
+from paramsync.graphdef.reading import node_of, rename_calls
 from paramsync.graphs.graph import DEFAULT_SIGNATURE, Graph, TensorSpec
 from paramsync.graphs.lifting.cut import cut
+from paramsync.host.files import shown
 from paramsync.v1 import graph_pb2
 
 

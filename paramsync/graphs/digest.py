@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from paramsync.graph_defs import node_of
+from paramsync.graphdef.reading import node_of
 
 
 def digest(

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from paramsync.graph_defs import node_of
+from paramsync.graphdef.reading import node_of
 from paramsync.graphs.lifting.walks import leading_to
 from paramsync.v1 import graph_pb2
 

@@ -12,9 +12,9 @@ from typing import Any
 import tensorflow as tf
 from google.protobuf.message import DecodeError
 
-from paramsync import dtypes, files
+from paramsync import dtypes
 from paramsync.errors import GraphError, InputError, UnknownSignatureError
-from paramsync.graph_files import sealed
+from paramsync.graphdef.allowed_ops import STOCHASTIC
 from paramsync.graphs.calls import Call, check_placeholders
 from paramsync.graphs.digest import digest
 from paramsync.graphs.embeddings import embeddings
@@ -22,7 +22,8 @@ from paramsync.graphs.safety import checks as safety
 from paramsync.graphs.safety.weight import GRAPH_FILE, check_weight
 from paramsync.graphs.tables import MAX_BYTES as TABLE_BYTES
 from paramsync.graphs.tables import Contents, fill
-from paramsync.safe_ops import STOCHASTIC
+from paramsync.host import files
+from paramsync.store.graph_files import sealed
 from paramsync.v1 import bundle_pb2, graph_pb2
 
 DEFAULT_SIGNATURE = "serving_default"

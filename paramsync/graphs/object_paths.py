@@ -15,10 +15,10 @@ from typing import Any
 from google.protobuf.message import DecodeError
 from tensorflow.core.protobuf import trackable_object_graph_pb2
 
-from paramsync.bundle import Bundle
+from paramsync.checkpoint.reader import Bundle
 from paramsync.errors import ParameterError
-from paramsync.files import shown
-from paramsync.keys import OBJECT_GRAPH
+from paramsync.host.files import shown
+from paramsync.tensorbundle.keys import OBJECT_GRAPH
 
 _ATTRIBUTES = "/.ATTRIBUTES/"
 _UNNAMED = re.compile(r"(Variable(_\d+)?)?")  # what TensorFlow calls those that nobody named

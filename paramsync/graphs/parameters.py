@@ -10,13 +10,13 @@ import numpy as np
 import tensorflow as tf
 
 from paramsync import dtypes
-from paramsync.bundle import Bundle
+from paramsync.checkpoint.reader import Bundle
 from paramsync.errors import ParameterError
-from paramsync.files import shown
 from paramsync.graphs.graph import Graph, Shape, described
 from paramsync.graphs.object_paths import keys_of
 from paramsync.graphs.tensors import alias
-from paramsync.index import Entry
+from paramsync.host.files import shown
+from paramsync.tensorbundle.index import Entry
 
 _SHOWN = 8  # names in a message
 

@@ -10,8 +10,9 @@ import numpy as np
 import tensorflow as tf
 from google.protobuf.message import DecodeError
 
-from paramsync import dtypes, wire
+from paramsync import dtypes
 from paramsync.errors import GraphError, InputError
+from paramsync.rpc import tensor_proto
 from paramsync.v1 import graph_pb2, serving_pb2
 
 MAX_BYTES = 512 << 20
@@ -25,7 +26,9 @@ def pack(node: str, keys: tf.Tensor, values: tf.Tensor) -> graph_pb2.Table:
     table has the same bytes whichever way it was read.
     """
     at = np.argsort(np.asarray(keys), kind="stable")  # where eager execution is off they are arrays already
-    packed = [wire.from_array(np.asarray(one)[at]).SerializeToString(deterministic=True) for one in (keys, values)]
+    packed = [
+        tensor_proto.from_array(np.asarray(one)[at]).SerializeToString(deterministic=True) for one in (keys, values)
+    ]
     return graph_pb2.Table(node=node, keys=packed[0], values=packed[1])
 
 
@@ -36,7 +39,7 @@ class Contents:
         """Raises GraphError where they are not what a table holds."""
         try:
             tensors = {name: serving_pb2.Tensor.FromString(getattr(table, name)) for name in ("keys", "values")}
-            arrays = wire.to_arrays(tensors, f"table {table.node!r},")
+            arrays = tensor_proto.to_arrays(tensors, f"table {table.node!r},")
         except (InputError, DecodeError) as error:
             raise GraphError(f"the table {table.node!r} is not readable: {error}") from error
         self.keys, self.values = arrays["keys"], arrays["values"]

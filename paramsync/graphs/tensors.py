@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from paramsync.plan import ALIGNMENT
+from paramsync.checkpoint.placement import ALIGNMENT
 
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from paramsync.writer import StoreWriter
+from paramsync.store.commit import StoreWriter
 from tests.campaigns.versions import FROZEN, tensors, version
 
 

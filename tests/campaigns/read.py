@@ -9,7 +9,7 @@ import threading
 from pathlib import Path
 
 from paramsync.errors import UnknownVersionError
-from paramsync.store import Store
+from paramsync.store.store import Store
 from tests.campaigns.versions import wrong
 
 

@@ -17,10 +17,10 @@ from pathlib import Path
 
 import tensorflow as tf
 
+from paramsync.publishing.publisher import Publisher
+from paramsync.publishing.schedule import PublishSchedule
+from paramsync.session import SessionPublisher
 from tests.mirrored import Counters
-from trainer.publisher import Publisher
-from trainer.schedule import PublishSchedule
-from trainer.session import SessionPublisher
 
 v1 = tf.compat.v1
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from paramsync.bundle import Bundle
+from paramsync.checkpoint.reader import Bundle
 from paramsync.dtypes import Array
 from paramsync.version import Version
 

@@ -8,10 +8,10 @@ from random import Random
 
 from google.protobuf.message import DecodeError
 
-from paramsync import slices, table
-from paramsync.checksums import crc32c, mask
 from paramsync.errors import CorruptCheckpointError
-from paramsync.index import Entry, Index, encode
+from paramsync.tensorbundle import slices, sstable
+from paramsync.tensorbundle.checksums import crc32c, mask
+from paramsync.tensorbundle.index import Entry, Index, encode
 from paramsync.v1 import bundle_pb2
 
 Record = tuple[bytes, bytes]
@@ -77,30 +77,30 @@ def assembled(blocks: Sequence[bytes]) -> bytes:
     content = bytearray()
     index = bytearray()
     for number, block in enumerate(blocks):
-        handle = table.varint(len(content)) + table.varint(len(block))
-        index += b"\0\4" + table.varint(len(handle)) + number.to_bytes(4, "big") + handle
+        handle = sstable.varint(len(content)) + sstable.varint(len(block))
+        index += b"\0\4" + sstable.varint(len(handle)) + number.to_bytes(4, "big") + handle
         content += _trailed(block)
     at = len(content)
     index += bytes(4)
     content += _trailed(bytes(index))
-    footer = b"\0\0" + table.varint(at) + table.varint(len(index))
-    return bytes(content) + footer.ljust(40, b"\0") + table.write([])[-8:]
+    footer = b"\0\0" + sstable.varint(at) + sstable.varint(len(index))
+    return bytes(content) + footer.ljust(40, b"\0") + sstable.write([])[-8:]
 
 
 def repaired(content: bytes) -> bytes:
     """The same bytes, with the right checksum behind every block that the footer leads to, and the right end."""
-    fixed = bytearray(content[:-8] + table.write([])[-8:])
+    fixed = bytearray(content[:-8] + sstable.write([])[-8:])
     footer = bytes(fixed[-48:])
     try:
         position = 0
         for _ in range(3):
-            _, position = table.read_varint(footer, position)
-        at = table.read_varint(footer, table.read_varint(footer, table.read_varint(footer, 0)[1])[1])[0]
-        size = table.read_varint(footer, position)[0]
+            _, position = sstable.read_varint(footer, position)
+        at = sstable.read_varint(footer, sstable.read_varint(footer, sstable.read_varint(footer, 0)[1])[1])[0]
+        size = sstable.read_varint(footer, position)[0]
         index = bytes(fixed[at : at + size])
-        for _, handle in table._Reader(bytes(fixed), Path()).records(index):
-            begin, behind = table.read_varint(handle, 0)
-            _repair(fixed, begin, table.read_varint(handle, behind)[0])
+        for _, handle in sstable._Reader(bytes(fixed), Path()).records(index):
+            begin, behind = sstable.read_varint(handle, 0)
+            _repair(fixed, begin, sstable.read_varint(handle, behind)[0])
         _repair(fixed, at, size)
     except (IndexError, ValueError, CorruptCheckpointError):
         pass  # it leads nowhere: that, too, is to be tried
@@ -119,7 +119,7 @@ def _trailed(block: bytes) -> bytes:
 
 def _blocks(content: bytes) -> Blocks | None:
     """The records by block, as far as they can be read."""
-    reader = table._Reader(content, Path())
+    reader = sstable._Reader(content, Path())
     try:
         return [list(reader.records(reader.block(offset, size))) for offset, size in reader.handles()] or None
     except CorruptCheckpointError:
@@ -137,7 +137,7 @@ def _block(records: list[Record], chance: Random) -> bytes:
         lengths = [shared, len(key) - shared, len(value)]
         if chance.random() < 0.005:
             lengths[chance.randrange(3)] = chance.choice(_NUMBERS)
-        content += b"".join(map(table.varint, lengths)) + key[shared:] + value
+        content += b"".join(map(sstable.varint, lengths)) + key[shared:] + value
         last = key
     restarts = chance.choice(_NUMBERS) % _INT32 if chance.random() < 0.01 else 0
     return bytes(content) + restarts.to_bytes(4, "little")
@@ -233,4 +233,4 @@ def _partitioned() -> bytes:
         )
         records.append((slices.key("k/w", [(start, length), slices.WHOLE]), part.SerializeToString()))
     header = bundle_pb2.BundleHeader(num_shards=1)
-    return table.write([(b"", header.SerializeToString()), *records, (b"k/w", whole.SerializeToString())])
+    return sstable.write([(b"", header.SerializeToString()), *records, (b"k/w", whole.SerializeToString())])

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
-from paramsync import dtypes, index, slices, strings
+from paramsync import dtypes
 from paramsync.dtypes import Array
 from paramsync.errors import CorruptCheckpointError
-from paramsync.index import Entry, Index
+from paramsync.tensorbundle import index, slices, strings
+from paramsync.tensorbundle.index import Entry, Index
 
 WHERE = Path("fuzzed.index")
 # A tensor of three strings lies at 64, one variant at 128.

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import tensorflow as tf
 
 from paramsync.errors import GraphError
-from paramsync.graph_defs import fresh, full, node_of
+from paramsync.graphdef.reading import fresh, full, node_of
 from paramsync.graphs.lifting.roles import (
     ALWAYS_TRUE,
     CALLS,

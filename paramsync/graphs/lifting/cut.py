@@ -9,7 +9,7 @@ import tensorflow as tf
 from tensorflow.core.framework import tensor_shape_pb2
 
 from paramsync.errors import GraphError
-from paramsync.graph_defs import fresh, full, node_of
+from paramsync.graphdef.reading import fresh, full, node_of
 from paramsync.v1 import bundle_pb2, graph_pb2
 
 _PLACEHOLDERS = frozenset({"Placeholder", "PlaceholderV2"})

@@ -12,7 +12,7 @@ import re
 from typing import Any
 
 from paramsync.errors import GraphError
-from paramsync.graph_defs import called, rename_calls
+from paramsync.graphdef.reading import called, rename_calls
 
 _MADE_UP = re.compile(r"(__)?(inference|forward|backward|lifted)_|_(lifted|\d+)(?=_|$)")
 

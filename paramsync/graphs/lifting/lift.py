@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from paramsync.errors import GraphError
-from paramsync.graph_defs import fresh, functions_called
+from paramsync.graphdef.reading import fresh, functions_called
 from paramsync.graphs.lifting.bodies import Body, Value, become, become_constant, forget_shape
 from paramsync.graphs.lifting.roles import REFERENCES
 

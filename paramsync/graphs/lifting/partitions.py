@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from paramsync.errors import GraphError
-from paramsync.graph_defs import fresh, node_of
+from paramsync.graphdef.reading import fresh, node_of
 
 
 @dataclass(frozen=True, slots=True)

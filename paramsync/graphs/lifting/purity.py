@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from paramsync.errors import GraphError
-from paramsync.graph_defs import called, node_of
+from paramsync.graphdef.reading import called, node_of
 from paramsync.graphs.lifting.roles import CALLS, definition
 
 # What keeps something between calls although it is no parameter and no table, by its op; what to do.

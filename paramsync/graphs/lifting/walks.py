@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from paramsync.errors import GraphError
-from paramsync.graph_defs import full, functions_called, node_of
+from paramsync.graphdef.reading import full, functions_called, node_of
 
 
 def leading_to(nodes: Mapping[str, Any], tensors: Iterable[str], *, fed: Collection[str] = ()) -> list[Any]:

@@ -9,11 +9,12 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
-from paramsync import dtypes, wire
+from paramsync import dtypes
 from paramsync.errors import InputError, UnsafeGraphError
-from paramsync.files import shown
-from paramsync.graph_defs import called, functions_of
-from paramsync.safe_ops import NODES, SAFE
+from paramsync.graphdef.allowed_ops import NODES, SAFE
+from paramsync.graphdef.reading import called, functions_of
+from paramsync.host.files import shown
+from paramsync.rpc import tensor_proto
 from paramsync.v1 import graph_pb2
 
 EXPANDED = 1_000_000
@@ -188,7 +189,7 @@ def _constants(node: Any) -> Iterable[Any]:
 def _unfolding(node: Any, tensor: Any) -> int:
     """The bytes that a constant takes in memory beyond those of its definition. Raises UnsafeGraphError."""
     try:
-        head = wire.outline(tensor, f"constant {shown(node.name)}")
+        head = tensor_proto.outline(tensor, f"constant {shown(node.name)}")
     except InputError as error:
         raise UnsafeGraphError(f"the graph is not safe: {error}") from error
     said = node.attr.get("dtype")

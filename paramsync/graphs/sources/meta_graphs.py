@@ -12,15 +12,15 @@ from google.protobuf.message import DecodeError
 from tensorflow.core.framework import attr_value_pb2
 from tensorflow.core.protobuf import meta_graph_pb2
 
-from paramsync import files
 from paramsync.errors import GraphError, UnfinishedMetaError
-from paramsync.graph_defs import full, node_of
+from paramsync.graphdef.reading import full, node_of
 from paramsync.graphs.draft import Draft, finish
 from paramsync.graphs.graph import DEFAULT_SIGNATURE, Graph
 from paramsync.graphs.safety.weight import META_GRAPH, check_weight
 from paramsync.graphs.sources.traces import endpoint
 from paramsync.graphs.sources.v1_graphs import V1Graph, variable_defs
 from paramsync.graphs.sources.v1_tables import Foreign
+from paramsync.host import files
 from paramsync.v1 import graph_pb2
 
 _SCALARS = 24  # the version from which a placeholder of shape [] is a scalar; before, it is of any shape

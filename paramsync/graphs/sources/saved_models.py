@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from paramsync.errors import GraphError, UnfinishedError
-from paramsync.graph_defs import node_of
+from paramsync.graphdef.reading import node_of
 from paramsync.graphs.draft import Draft, finish
 from paramsync.graphs.graph import Graph
 from paramsync.graphs.lifting.walks import leading_to

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from paramsync.errors import GraphError
-from paramsync.graph_defs import node_of
+from paramsync.graphdef.reading import node_of
 from paramsync.graphs.draft import Parameter, Part
 
 VARIABLES = frozenset({"Variable", "VariableV2", "VarHandleOp"})

@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError
 from tensorflow.core.framework import variable_pb2
 
 from paramsync.errors import GraphError
-from paramsync.graph_defs import full, node_of
+from paramsync.graphdef.reading import full, node_of
 from paramsync.graphs.draft import Draft
 from paramsync.graphs.lifting.cut import cut
 from paramsync.graphs.lifting.purity import PRINTS

@@ -10,8 +10,7 @@ import tensorflow as tf
 from google.protobuf.message import DecodeError
 from tensorflow.core.protobuf import meta_graph_pb2, saved_model_pb2
 
-from paramsync import beneath, files
-from paramsync.bundle import Bundle
+from paramsync.checkpoint.reader import Bundle
 from paramsync.errors import CorruptCheckpointError, GraphError
 from paramsync.graphs.draft import Draft
 from paramsync.graphs.safety.weight import SAVED_MODEL, check_weight
@@ -19,6 +18,7 @@ from paramsync.graphs.sources.meta_graphs import v1_graph
 from paramsync.graphs.sources.structures import components
 from paramsync.graphs.sources.traces import endpoint
 from paramsync.graphs.sources.v1_tables import Asset, Foreign
+from paramsync.host import beneath, files
 from paramsync.v1 import graph_pb2
 
 _INTERNAL = "__saved_model_"  # begins the names of signatures that are for whoever restores, not for callers

@@ -11,16 +11,16 @@ from typing import Any
 
 import tensorflow as tf
 
-from paramsync import beneath
 from paramsync.errors import CorruptCheckpointError, GraphError, UnfinishedMetaError
-from paramsync.files import shown
-from paramsync.graph_defs import node_of
+from paramsync.graphdef.reading import node_of
 from paramsync.graphs.draft import Table
 from paramsync.graphs.lifting.walks import leading_to, with_functions
 from paramsync.graphs.safety import checks as safety
 from paramsync.graphs.safety.guards import guard
 from paramsync.graphs.sources.live_tables import dense
 from paramsync.graphs.tables import MAX_BYTES
+from paramsync.host import beneath
+from paramsync.host.files import shown
 
 TABLES = frozenset({"HashTableV2", "MutableHashTableV2", "MutableHashTableOfTensorsV2", "MutableDenseHashTableV2"})
 

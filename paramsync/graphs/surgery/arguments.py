@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from paramsync.errors import GraphError
-from paramsync.files import shown
+from paramsync.host.files import shown
 
 
 def check_scope(name: Any, what: str = "scope") -> None:

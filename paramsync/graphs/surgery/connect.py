@@ -10,7 +10,6 @@ from typing import Any
 import tensorflow as tf
 
 from paramsync.errors import GraphError, ParameterError
-from paramsync.files import shown
 from paramsync.graphs.surgery.arguments import (
     check_graph,
     check_scope,
@@ -26,6 +25,7 @@ from paramsync.graphs.surgery.replacing import stand_in
 from paramsync.graphs.surgery.selection import required
 from paramsync.graphs.surgery.sources import Source, source_of
 from paramsync.graphs.surgery.variables import for_saver, saved
+from paramsync.host.files import shown
 
 Named = tuple[int, tf.Tensor]
 """A tensor, and which source it is of."""

@@ -9,7 +9,6 @@ from typing import Any, Literal
 import tensorflow as tf
 
 from paramsync.errors import GraphError
-from paramsync.files import shown
 from paramsync.graphs.surgery.arguments import (
     check_flag,
     check_graph,
@@ -26,6 +25,7 @@ from paramsync.graphs.surgery.naming import element, flat, graph_of, like
 from paramsync.graphs.surgery.replacing import Replacements
 from paramsync.graphs.surgery.selection import Selection
 from paramsync.graphs.surgery.variables import for_saver, saved, saved_as, value_of
+from paramsync.host.files import shown
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from paramsync.graph_defs import called, functions_called, functions_of
+from paramsync.graphdef.reading import called, functions_called, functions_of
 from paramsync.graphs.lifting.roles import CALLS, definition, functions, set_functions
 from paramsync.graphs.surgery.custom_gradients import refuse
 

@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from paramsync.errors import GraphError
-from paramsync.files import shown
+from paramsync.host.files import shown
 
 PLACEHOLDERS = frozenset({"Placeholder", "PlaceholderV2"})  # those without a value of their own
 

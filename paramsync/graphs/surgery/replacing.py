@@ -9,10 +9,10 @@ import numpy as np
 import tensorflow as tf
 
 from paramsync.errors import GraphError
-from paramsync.files import shown
 from paramsync.graphs.surgery.library import library_of
 from paramsync.graphs.surgery.naming import element
 from paramsync.graphs.surgery.variables import is_handle, is_variable, value_of
+from paramsync.host.files import shown
 
 _INPUT = object()
 

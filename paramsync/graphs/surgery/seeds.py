@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from paramsync.graph_defs import called, rename_calls
+from paramsync.graphdef.reading import called, rename_calls
 
 # Where the ops that compute from a given seed take it; most such ops of today get key and counter from these.
 _SEED_INPUTS = {

@@ -11,13 +11,13 @@ from typing import Any
 import tensorflow as tf
 
 from paramsync.errors import GraphError
-from paramsync.files import shown
 from paramsync.graphs.graph import DEFAULT_SIGNATURE, Graph, Shape, from_proto
 from paramsync.graphs.sources.meta_graphs import read_meta
 from paramsync.graphs.sources.saver_names import VARIABLES, parameters
 from paramsync.graphs.surgery.custom_gradients import refuse
 from paramsync.graphs.surgery.variables import saved_as
 from paramsync.graphs.tables import Contents
+from paramsync.host.files import shown
 
 _GRADIENTS = re.compile(r"(^|/)gradients(_\d+)?/")  # TensorFlow's name for them
 _OF_TRAINING = re.compile("Assign|Apply|Scatter|Save|Restore|Summary|Assert|Print")

@@ -9,10 +9,10 @@ from typing import Any
 import tensorflow as tf
 
 from paramsync.errors import GraphError, ParameterError
-from paramsync.files import shown
 from paramsync.graphs.surgery.arguments import check_graph, check_session
 from paramsync.graphs.surgery.duplicate import Copy
 from paramsync.graphs.surgery.variables import known, value_of
+from paramsync.host.files import shown
 
 
 @dataclass(frozen=True, slots=True)

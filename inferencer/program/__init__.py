@@ -1,0 +1,1 @@
+"""The serving program: its start, its server, its end."""

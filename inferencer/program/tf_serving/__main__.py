@@ -1,0 +1,8 @@
+"""python -m inferencer.program.tf_serving: the inferencer, started with the flags of tensorflow_model_server."""
+
+from __future__ import annotations
+
+from inferencer.__main__ import end, main
+
+if __name__ == "__main__":
+    end(main(parsing="inferencer.program.tf_serving.flags"))

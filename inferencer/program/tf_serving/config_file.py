@@ -1,0 +1,65 @@
+"""The file of models of TensorFlow Serving: applied at the start, and again whenever something else stands in it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+from tensorflow_serving.config import model_server_config_pb2
+
+from inferencer.program.tf_serving import texts
+from paramsync.errors import ParamsyncError, SettingsError
+from paramsync.following.backoff import BackOff
+
+_log = logging.getLogger("paramsync.inferencer")
+_OPTION = "--model_config_file"
+_UNTIL_FIRST = 1.0  # seconds between two trials of a file that was never applied: a base path may be mounted later
+
+Apply = Callable[..., Coroutine[Any, Any, None]]
+
+
+class ConfigFile:
+    """One file, read by polling. Lives on one event loop."""
+
+    def __init__(self, path: Path, apply: Apply) -> None:
+        """`apply` takes a ModelServerConfig and `seconds`, and raises where nothing of it came about."""
+        self._path = path
+        self._apply = apply
+        self._applied: model_server_config_pb2.ModelServerConfig | None = None
+        self._refused: model_server_config_pb2.ModelServerConfig | None = None
+        self._back_off = BackOff()
+        self._complaint = ""
+
+    async def run_once(self, now: float) -> None:
+        """What stands in the file is so then, or it is logged, once, why not; what was so before goes on.
+
+        What could not be applied is tried again, less and less often: each time versions are brought into memory.
+        """
+        config = None
+        try:
+            config = await asyncio.to_thread(texts.read, self._path, model_server_config_pb2.ModelServerConfig, _OPTION)
+            if config != self._refused:
+                self._refused, self._back_off = None, BackOff()
+            if config == self._applied or self._back_off.left(now):
+                return
+            await self._apply(config, seconds=None)
+        except Exception as error:  # noqa: BLE001, the edge: the next look goes on
+            text = str(error) if isinstance(error, SettingsError) else f"{_OPTION} {self._path}: {error}"
+            if text != self._complaint:
+                foreseen = isinstance(error, (ParamsyncError, TimeoutError))
+                _log.error("%s; what was served before goes on", text, exc_info=None if foreseen else error)
+            self._complaint, self._refused = text, config
+            self._back_off.failed(now)
+            return
+        if self._applied is not None:
+            _log.info("%s %s: what it says now is so", _OPTION, self._path)
+        self._applied, self._complaint = config, ""
+
+    async def follow(self, seconds: float | None) -> None:
+        """Look again and again, until cancelled. Without `seconds` until it was applied once."""
+        while seconds is not None or self._applied is None:
+            await asyncio.sleep(_UNTIL_FIRST if seconds is None else seconds)
+            await self.run_once(asyncio.get_running_loop().time())

@@ -1,0 +1,1 @@
+"""One folder for each protocol: translates, calls, maps errors."""

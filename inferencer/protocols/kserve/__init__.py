@@ -1,0 +1,1 @@
+"""KServe v2, the Open Inference Protocol, by gRPC."""

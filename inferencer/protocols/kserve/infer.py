@@ -1,0 +1,126 @@
+"""ModelInfer of KServe's protocol: its request as a question, and the answer as its response."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from google.protobuf.message import DecodeError
+
+from inferencer.protocols.kserve import tensors
+from inferencer.serving.registry import Models
+from inferencer.serving.specs import check_count
+from inferencer.transport.partial_parsing import beginning
+from paramsync.errors import InputError
+from paramsync.graphs.graph import DEFAULT_SIGNATURE
+from paramsync.inference.questions import Answer, Question
+from paramsync.inference.resident import Resident
+from paramsync.kserve import open_inference_pb2 as pb
+
+SIGNATURE = "signature"
+"""The request's parameter that names a signature of the model."""
+
+_REFUSED = {  # parameters of tensors: to ignore these would be to answer something else
+    "shared_memory_region": "shared memory is not offered; send the contents, and read them from the response",
+    "classification": "classification is not offered; ask for the output itself",
+}
+
+
+class ModelInfer:
+    """Any thread may call it."""
+
+    protocol = "kserve"
+
+    def __init__(self, models: Models) -> None:
+        self._models = models
+
+    def asked(self, request: pb.ModelInferRequest) -> tuple[str, str]:
+        named = request.parameters[SIGNATURE].string_param if SIGNATURE in request.parameters else ""
+        return request.model_name, named or DEFAULT_SIGNATURE
+
+    def read(self, request: pb.ModelInferRequest) -> list[Question]:
+        for what, named in (("inputs", request.inputs), ("outputs", request.outputs)):
+            check_count(what, named)
+            _check(named)
+        resident = taken(self._models, request.model_name, request.model_version)
+        signature = _signature(request.parameters)
+        heads = tensors.outlines(request.inputs)
+        outputs = tuple(one.name for one in request.outputs)
+        resident.graph.check_inputs(signature, heads, outputs)  # before memory is spent on any of them
+        _check_outputs(resident, signature, outputs)
+        return [Question(request.model_name, resident, signature, tensors.arrays(request, heads), outputs)]
+
+    def write(
+        self, request: pb.ModelInferRequest, questions: Sequence[Question], answers: Sequence[Answer]
+    ) -> pb.ModelInferResponse:
+        """Its contents are raw, as clients of Triton expect, unless those of the request were not."""
+        [question], [answer] = questions, answers
+        response = pb.ModelInferResponse(
+            model_name=question.model, model_version=str(question.resident.version.number), id=request.id
+        )
+        names = question.outputs or question.resident.graph.signatures[question.signature].outputs
+        raw = not any(one.HasField("contents") for one in request.inputs)
+        tensors.fill(response, {name: answer[name] for name in names}, raw=raw)
+        return response
+
+
+def taken(models: Models, model: str, version: str) -> Resident:
+    """The version of a model that a request names: by its number, by a label, or not at all.
+
+    Raises InputError, UnknownModelError, UnknownVersionError, UnknownLabelError, NotServingError.
+    """
+    if not model:
+        raise InputError("model_name", expected="the name of a model", found="none")
+    served = models.find(model)
+    return served.take(int(version)) if re.fullmatch("[0-9]{1,19}", version) else served.take(None, version)
+
+
+def _signature(parameters: Mapping[str, pb.InferParameter]) -> str:
+    if SIGNATURE not in parameters:
+        return DEFAULT_SIGNATURE
+    named = parameters[SIGNATURE]
+    if named.WhichOneof("parameter_choice") != "string_param":
+        found = named.WhichOneof("parameter_choice") or "none"
+        raise InputError(f"parameter {SIGNATURE!r}", expected="its name as string_param", found=found)
+    return named.string_param or DEFAULT_SIGNATURE
+
+
+def _check(named: Iterable[Any]) -> None:
+    """Raise NotImplementedError where one is to be anywhere but in the message, or to be something else."""
+    for one in named:
+        for parameter, why in _REFUSED.items() if one.parameters else ():
+            if parameter in one.parameters:
+                raise NotImplementedError(f"{one.name!r}: {why}")
+
+
+def _check_outputs(resident: Resident, signature: str, outputs: Sequence[str]) -> None:
+    """Raise InputError where an answer could not be told."""
+    given = resident.graph.signatures[signature].outputs
+    for name in outputs or given:
+        if tensors.datatype(given[name].dtype) is None:
+            expected = "one of a datatype that this protocol has; ask for others by name, or use TensorFlow Serving's"
+            raise InputError(f"output {name!r}", expected=expected, found=given[name].dtype)
+
+
+class ModelStreamInfer:
+    """The same for each request of a stream. One that is refused is told so, and the stream goes on."""
+
+    def __init__(self, prediction: ModelInfer, draining: asyncio.Event) -> None:
+        self.prediction = prediction
+        self.draining = draining
+
+    def answered(self, response: bytes) -> bytes:
+        found = pb.ModelInferResponse.FromString(response)
+        found.parameters["triton_final_response"].bool_param = True  # there is one to each request
+        return pb.ModelStreamInferResponse(infer_response=found).SerializeToString()
+
+    def refused(self, request: bytes, text: str) -> bytes:
+        """With the id, where there is one to be read, which takes no memory however large the request is."""
+        try:
+            asked = beginning(pb.ModelInferRequest, request).id
+        except DecodeError:
+            asked = ""
+        response = pb.ModelStreamInferResponse(error_message=text, infer_response=pb.ModelInferResponse(id=asked))
+        return response.SerializeToString()

@@ -1,0 +1,190 @@
+"""inference.GRPCInferenceService: KServe's second protocol with Triton's additions, translated."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from inferencer.protocols.kserve import tensors
+from inferencer.protocols.kserve.infer import ModelInfer, ModelStreamInfer, taken
+from inferencer.protocols.sync.service import wait
+from inferencer.serving.allowed import Allowed
+from inferencer.serving.metrics import Metrics, Statistics
+from inferencer.serving.registry import Models
+from paramsync.errors import InputError, NotServingError, ParamsyncError
+from paramsync.following.follower import Follower
+from paramsync.following.operator_requests import Action
+from paramsync.following.status import Stage, State
+from paramsync.graphs.graph import DEFAULT_SIGNATURE
+from paramsync.kserve import open_inference_pb2 as pb
+from paramsync.program.release import release
+
+_EXTENSIONS = ("model_repository", "statistics")
+_PLATFORM = "tensorflow"
+_LOOK_SECONDS = 1.0  # in which a follower that is asked to has surely looked at its store
+_STATES = {
+    Stage.FOUND: "LOADING",
+    Stage.RESTORING: "LOADING",
+    Stage.RESIDENT: "READY",
+    Stage.LEAVING: "UNLOADING",
+    Stage.ENDED: "UNAVAILABLE",
+}
+
+
+def _not_offered(why: str) -> Callable[[Any, Any, Any], Any]:
+    async def refuse(self: Any, request: pb.NotOffered, context: Any) -> pb.NotOffered:
+        raise NotImplementedError(why)
+
+    return refuse
+
+
+class KServe:
+    """Lives on one event loop; ModelInfer is called from threads too."""
+
+    def __init__(self, models: Models, metrics: Metrics, draining: asyncio.Event, allowed: Allowed) -> None:
+        self._models = models
+        self._allowed = allowed
+        self._metrics = metrics
+        self.ModelInfer = ModelInfer(models)
+        self.ModelStreamInfer = ModelStreamInfer(self.ModelInfer, draining)
+
+    # What there is ----------------------------------------------------------------------------------------------------
+
+    async def ServerLive(self, request: pb.ServerLiveRequest, context: Any) -> pb.ServerLiveResponse:
+        return pb.ServerLiveResponse(live=True)
+
+    async def ServerReady(self, request: pb.ServerReadyRequest, context: Any) -> pb.ServerReadyResponse:
+        return pb.ServerReadyResponse(ready=not self._models.missing())
+
+    async def ModelReady(self, request: pb.ModelReadyRequest, context: Any) -> pb.ModelReadyResponse:
+        """What is not there is not ready, and no error: so do clients of Triton expect it."""
+        try:
+            taken(self._models, request.name, request.version)
+        except InputError:
+            raise
+        except ParamsyncError:
+            return pb.ModelReadyResponse(ready=False)
+        return pb.ModelReadyResponse(ready=self._models.find(request.name).status().state is State.SERVING)
+
+    async def ServerMetadata(self, request: pb.ServerMetadataRequest, context: Any) -> pb.ServerMetadataResponse:
+        return pb.ServerMetadataResponse(name="paramsync", version=release(), extensions=_EXTENSIONS)
+
+    async def ModelMetadata(self, request: pb.ModelMetadataRequest, context: Any) -> pb.ModelMetadataResponse:
+        resident = taken(self._models, request.name, request.version)
+        signature = resident.graph.signatures.get(DEFAULT_SIGNATURE)
+        if signature is None:
+            raise resident.graph.unknown(DEFAULT_SIGNATURE)
+        return pb.ModelMetadataResponse(
+            name=request.name,
+            versions=[str(number) for number in sorted(self._models.find(request.name).status().resident)],
+            platform=_PLATFORM,
+            inputs=tensors.described(signature.inputs),
+            outputs=tensors.described(signature.outputs),
+        )
+
+    # The repository ---------------------------------------------------------------------------------------------------
+
+    async def RepositoryIndex(self, request: pb.RepositoryIndexRequest, context: Any) -> pb.RepositoryIndexResponse:
+        _check_repository(request.repository_name)
+        response = pb.RepositoryIndexResponse()
+        for one in self._models:
+            status = one.status()
+            courses = status.courses()
+            for course in courses:
+                state = _STATES[course.stage]
+                if state == "READY" or not request.ready:
+                    response.models.add(name=one.name, version=str(course.number), state=state, reason=course.reason)
+            if not courses and not request.ready:
+                reason = status.last_error or f"store {status.store} has no version yet"
+                response.models.add(name=one.name, state="UNAVAILABLE", reason=reason)
+        return response
+
+    async def RepositoryModelLoad(
+        self, request: pb.RepositoryModelLoadRequest, context: Any
+    ) -> pb.RepositoryModelLoadResponse:
+        """Answers once the newest published version serves. Where nothing was published nobody is kept waiting."""
+        self._allowed.check("RepositoryModelLoad")
+        _check_repository(request.repository_name)
+        followers = self._models.find(request.model_name).followers
+        if request.parameters:
+            found = ", ".join(sorted(request.parameters))
+            expected = "none: what a model is made of is published in its store"
+            raise InputError("parameters", expected=expected, found=found)
+        synced = asyncio.ensure_future(_synced(followers, context))
+        try:
+            await asyncio.wait({synced}, timeout=_LOOK_SECONDS)
+            empty = [one.status() for one in followers if one.status().published is None]
+            if empty and not synced.done():
+                why = empty[0].last_error or f"store {empty[0].store} has no version yet"
+                raise NotServingError(request.model_name, why)
+            await synced
+        finally:
+            synced.cancel()
+        return pb.RepositoryModelLoadResponse()
+
+    async def RepositoryModelUnload(
+        self, request: pb.RepositoryModelUnloadRequest, context: Any
+    ) -> pb.RepositoryModelUnloadResponse:
+        _check_repository(request.repository_name)
+        name = self._models.find(request.model_name).name
+        raise NotImplementedError(
+            f"model {name!r} stays: callers do not remove models;"
+            " the server's configuration does, or HandleReloadConfigRequest of TensorFlow Serving"
+        )
+
+    async def ModelStatistics(self, request: pb.ModelStatisticsRequest, context: Any) -> pb.ModelStatisticsResponse:
+        """Of what answered since the start, and of what may; one that left long ago is not told apart any more."""
+        response = pb.ModelStatisticsResponse()
+        for one in self._models.some(request.name):
+            found = self._metrics.statistics(one.name)
+            resident = {str(number): Statistics() for number in one.status().resident}
+            versions = {**resident, **found}
+            if request.version and request.version not in versions:
+                number = taken(self._models, request.name, request.version).version.number
+                versions = {str(number): versions.get(str(number), Statistics())}
+            elif request.version:
+                versions = {request.version: versions[request.version]}
+            for version in sorted(versions, key=int):
+                response.model_stats.append(_statistics(one.name, version, versions[version]))
+        return response
+
+    # Not offered ------------------------------------------------------------------------------------------------------
+
+    ModelConfig = _not_offered("ModelConfig is not offered: ModelMetadata has the inputs, the outputs and the versions")
+    SystemSharedMemoryStatus = _not_offered(_SHARED := "shared memory is not offered; send contents in the request")
+    SystemSharedMemoryRegister = _not_offered(_SHARED)
+    SystemSharedMemoryUnregister = _not_offered(_SHARED)
+    CudaSharedMemoryStatus = _not_offered(_SHARED)
+    CudaSharedMemoryRegister = _not_offered(_SHARED)
+    CudaSharedMemoryUnregister = _not_offered(_SHARED)
+    TraceSetting = _not_offered("tracing is not offered; /metrics has the times of requests, calls, restores and swaps")
+    LogSettings = _not_offered("the log has no settings that a caller could change")
+
+
+async def _synced(followers: Iterable[Follower], context: Any) -> None:
+    await asyncio.gather(*(wait(one, Action.SYNC, context) for one in followers))
+
+
+def _check_repository(name: str) -> None:
+    if name:
+        raise InputError("repository_name", expected="none: there is one repository", found=repr(name))
+
+
+def _statistics(model: str, version: str, one: Statistics) -> pb.ModelStatistics:
+    return pb.ModelStatistics(
+        name=model,
+        version=version,
+        last_inference=int(one.last * 1e3),
+        inference_count=one.rows,
+        execution_count=one.calls,
+        inference_stats=pb.InferStatistics(
+            success=_duration(one.succeeded, one.succeeded_seconds),
+            fail=_duration(one.failed, one.failed_seconds),
+            compute_infer=_duration(one.computed, one.computed_seconds),
+        ),
+    )
+
+
+def _duration(count: int, seconds: float) -> pb.StatisticDuration:
+    return pb.StatisticDuration(count=count, ns=int(seconds * 1e9))

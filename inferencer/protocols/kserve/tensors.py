@@ -1,0 +1,181 @@
+"""Arrays as the tensors of KServe's protocol, and back.
+
+What a stranger sent is checked before memory is spent on it.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from paramsync import dtypes
+from paramsync.errors import InputError
+from paramsync.graphs.graph import TensorSpec
+from paramsync.kserve import open_inference_pb2 as pb
+from paramsync.rpc.tensor_proto import Outline, check_rank, check_shape, collected, extend
+
+Array = npt.NDArray[Any]
+
+_DTYPES: Mapping[str, np.dtype[Any]] = {
+    "BOOL": np.dtype(np.bool_),
+    "UINT8": np.dtype(np.uint8),
+    "UINT16": np.dtype("<u2"),
+    "UINT32": np.dtype("<u4"),
+    "UINT64": np.dtype("<u8"),
+    "INT8": np.dtype(np.int8),
+    "INT16": np.dtype("<i2"),
+    "INT32": np.dtype("<i4"),
+    "INT64": np.dtype("<i8"),
+    "FP16": np.dtype("<f2"),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+    "FP32": np.dtype("<f4"),
+    "FP64": np.dtype("<f8"),
+    "BYTES": np.dtype(object),
+}
+_FIELDS: Mapping[str, str] = {  # FP16 and BF16 have none: they come raw
+    "BOOL": "bool_contents",
+    "UINT8": "uint_contents",
+    "UINT16": "uint_contents",
+    "UINT32": "uint_contents",
+    "UINT64": "uint64_contents",
+    "INT8": "int_contents",
+    "INT16": "int_contents",
+    "INT32": "int_contents",
+    "INT64": "int64_contents",
+    "FP32": "fp32_contents",
+    "FP64": "fp64_contents",
+    "BYTES": "bytes_contents",
+}
+_NAMES: Mapping[str, str] = {"string": "BYTES", **{one.name: name for name, one in _DTYPES.items() if name != "BYTES"}}
+_LENGTH = struct.Struct("<I")
+
+
+def datatype(dtype: str) -> str | None:
+    """KServe's name for one of TensorFlow's dtypes; None where it has none."""
+    return _NAMES.get(dtype)
+
+
+def outlines(tensors: Sequence[pb.ModelInferRequest.InferInputTensor]) -> dict[str, Outline]:
+    """What inputs say of themselves. Raises InputError where one can be no array."""
+    found: dict[str, Outline] = {}
+    for one in tensors:
+        what = f"input {one.name!r}"
+        if one.name in found:
+            raise InputError(what, expected="each input once", found="it again")
+        dtype = _DTYPES.get(one.datatype)
+        if dtype is None:
+            raise InputError(f"{what}, datatype", expected=f"one of {', '.join(_DTYPES)}", found=repr(one.datatype))
+        check_rank(len(one.shape), what)  # before a stranger's millions are looked at
+        shape = tuple(one.shape)
+        check_shape(shape, what, dtype.itemsize)
+        found[one.name] = Outline(what, dtype, shape)
+    return found
+
+
+def arrays(request: pb.ModelInferRequest, heads: Mapping[str, Outline]) -> dict[str, Array]:
+    """What inputs hold whose outlines were found to fit. Raises InputError where it is not what they say."""
+    raw = request.raw_input_contents
+    typed = [one.name for one in request.inputs if one.HasField("contents")]
+    if raw and typed:
+        found = f"contents of {typed[0]!r} as well"
+        raise InputError("inputs", expected="all of them in raw_input_contents, or none", found=found)
+    if raw and len(raw) != len(request.inputs):
+        raise InputError("raw_input_contents", expected=f"one for each of {len(request.inputs)} inputs", found=len(raw))
+    if raw:
+        flat = [_of_raw(head, content) for head, content in zip(heads.values(), raw, strict=True)]
+    else:
+        flat = [_of_contents(heads[one.name], one) for one in request.inputs]
+    return {name: one.reshape(head.shape) for (name, head), one in zip(heads.items(), flat, strict=True)}
+
+
+def _of_raw(head: Outline, content: bytes) -> Array:
+    if head.dtype == object:
+        return _strings(head, content)
+    if len(content) != head.size:
+        raise InputError(str(head), expected=f"{head.size} bytes of raw_input_contents", found=len(content))
+    if head.dtype.kind == "b":  # any byte but 0 is true; a boolean of another byte than 1 is not defined
+        return np.not_equal(np.frombuffer(content, np.uint8), 0)
+    return np.frombuffer(content, head.dtype)
+
+
+def _strings(head: Outline, content: bytes) -> Array:
+    """Each with its length in four bytes before it."""
+    if head.count * _LENGTH.size > len(content):
+        expected = f"{head.count} strings, each after its length in 4 bytes"
+        raise InputError(str(head), expected=expected, found=f"{len(content)} bytes of raw_input_contents")
+    array = np.empty(head.count, object)
+    at = 0
+    for index in range(head.count):
+        start = at + _LENGTH.size
+        at = start + _LENGTH.unpack_from(content, at)[0] if start <= len(content) else start
+        if at > len(content):
+            expected = f"{head.count} strings, each after its length in 4 bytes"
+            raise InputError(str(head), expected=expected, found=f"string {index} to end beyond the raw_input_contents")
+        array[index] = content[start:at]
+    if at != len(content):
+        expected = f"{head.count} strings in raw_input_contents"
+        raise InputError(str(head), expected=expected, found=f"{len(content) - at} bytes more")
+    return array
+
+
+def _of_contents(head: Outline, tensor: pb.ModelInferRequest.InferInputTensor) -> Array:
+    field = _FIELDS.get(tensor.datatype)
+    if field is None:
+        found = "contents" if tensor.HasField("contents") else "none"
+        raise InputError(str(head), expected=f"{tensor.datatype} in raw_input_contents", found=found)
+    other = [one.name for one, _ in tensor.contents.ListFields() if one.name != field]
+    if other:
+        raise InputError(str(head), expected=f"{tensor.datatype} in {field}", found=", ".join(other))
+    values = getattr(tensor.contents, field)
+    if len(values) != head.count:
+        raise InputError(str(head), expected=f"{head.count} values in {field}", found=len(values))
+    if head.dtype.itemsize < 4 and head.dtype.kind in "iu":
+        return _narrowed(head, collected(values, np.int64))
+    return collected(values, head.dtype)
+
+
+def _narrowed(head: Outline, wide: Array) -> Array:
+    limits = np.iinfo(head.dtype)
+    if wide.size and not (limits.min <= wide.min() and wide.max() <= limits.max):
+        found = f"{wide.min()} to {wide.max()}"
+        raise InputError(str(head), expected=f"values from {limits.min} to {limits.max}", found=found)
+    return wide.astype(head.dtype)
+
+
+def fill(response: pb.ModelInferResponse, outputs: Mapping[str, Array], *, raw: bool) -> None:
+    """Put outputs into a response in their order: all of them raw, or in the fields of their datatypes.
+
+    Where one of them has no such field, all are raw.
+    """
+    names = {name: _NAMES[dtypes.name(dtypes.from_numpy(array.dtype) or 0)] for name, array in outputs.items()}
+    raw = raw or any(one not in _FIELDS for one in names.values())
+    for name, array in outputs.items():
+        tensor = response.outputs.add(name=name, datatype=names[name], shape=array.shape)
+        if raw:
+            response.raw_output_contents.append(_raw(array))
+        else:
+            extend(getattr(tensor.contents, _FIELDS[names[name]]), array)
+
+
+def _raw(array: Array) -> bytes:
+    if array.dtype != object:
+        return array.tobytes()
+    return b"".join(part for one in array.flat for part in (_LENGTH.pack(len(one)), one))
+
+
+def described(specs: Mapping[str, TensorSpec]) -> list[pb.ModelMetadataResponse.TensorMetadata]:
+    """What a model takes or gives. A dtype that KServe has no name for goes by TensorFlow's."""
+    of = pb.ModelMetadataResponse.TensorMetadata
+    return [
+        of(
+            name=one.name,
+            datatype=datatype(one.dtype) or one.dtype.upper(),
+            shape=[-1] if one.shape is None else [-1 if size is None else size for size in one.shape],
+        )
+        for one in specs.values()
+    ]

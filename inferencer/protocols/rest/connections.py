@@ -1,0 +1,196 @@
+"""The connections of the HTTP port: how many there may be, which of them have to go, what one too many is told."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import select
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from aiohttp import web
+
+from inferencer.protocols.rest.replies import SERVER, Reply, bare, failed
+from paramsync.rpc.addresses import refused
+from paramsync.rpc.status_codes import UNFORESEEN, one_line
+
+_THEIRS = logging.getLogger("paramsync.rest.http")
+_THEIRS.setLevel(logging.CRITICAL)  # what strangers send that is no HTTP is an error of theirs
+_MOST = 1024
+_MORE = 64  # by which only health and metrics may be asked: whoever watches the server gets an answer while it is busy
+_MOST_TOLD = 1024  # at once, that they are too many; those beyond them are told and not listened to
+_WAITING = 4096  # whom the kernel keeps until they are accepted
+_AT_ONCE = 64  # are accepted, before others have their turn
+_LINGERING = 1.0  # for what a client goes on sending of what was refused, so that it comes to read why
+_BRIEFLY = 30  # so many times shorter than the patience is what a new connection may say nothing, where all are taken
+_SHOWN = 200  # characters of what is wrong with it
+FULL = failed(503, "there are as many connections as there may be; try again in a moment", last=True)
+_FULL = bare(FULL)
+
+
+class Connections:
+    """Those of one port. Lives on one event loop."""
+
+    def __init__(self, handle: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]], *, patience: float) -> None:
+        """`patience` is how many seconds a new one has for its first request, and any for its next."""
+        self._patience = patience
+        self._web = web.Server(handle, handler_cancellation=True)
+        self._open: set[_Connection] = set()
+        self._silent: dict[_Connection, float] = {}  # no request of theirs came yet; who was last heard is last
+        self._idle: dict[_Connection, float] = {}  # whose last request was answered; who waits longest is first
+        self._told = 0
+        self._listening: asyncio.Server | None = None
+
+    async def listen(self, host: str, port: int) -> int:
+        """Returns the port. Raises SettingsError where it cannot be had."""
+        loop = asyncio.get_running_loop()
+        try:
+            # so many wait, and so many are accepted at a time: asyncio has one number for both
+            self._listening = await loop.create_server(self._accepted, host, port, backlog=_AT_ONCE)
+            for one in self._listening.sockets:
+                with one.dup() as same:
+                    same.listen(_WAITING)
+        except OSError as error:
+            raise refused(host, port, "--rest-port") from error
+        return int(self._listening.sockets[0].getsockname()[1])
+
+    async def close(self, seconds: float) -> None:
+        """No new ones from now on; those that are asked nothing end, and the others once they are answered."""
+        if self._listening is not None:
+            self._listening.close()
+            self._web.pre_shutdown()
+            await self._web.shutdown(seconds)
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def asked(self, one: web.RequestHandler) -> bool:
+        """A request came on it. Whether it may be one for a prediction."""
+        if isinstance(one, _Connection):
+            self._silent.pop(one, None)
+            self._idle.pop(one, None)
+            return not one.beyond
+        return True
+
+    def answered(self, one: web.RequestHandler) -> None:
+        """It has its answer, and waits for nothing."""
+        if isinstance(one, _Connection) and one in self._open:
+            self._idle[one] = asyncio.get_running_loop().time()
+
+    def over(self, one: _Connection) -> None:
+        self._open.discard(one)
+        self._silent.pop(one, None)
+        self._idle.pop(one, None)
+
+    def heard(self, one: _Connection) -> None:
+        """Something came on it, of which may become a request."""
+        if self._silent.pop(one, None) is not None:
+            self._silent[one] = asyncio.get_running_loop().time()
+
+    def _accepted(self) -> asyncio.Protocol:
+        loop = asyncio.get_running_loop()
+        beyond = len(self) >= _MOST and not self._has_made_room(loop.time())
+        if beyond and len(self) >= _MOST + _MORE:
+            return _Refused(self)
+        one = _Connection(
+            self,
+            self._web,
+            beyond=beyond,
+            loop=loop,
+            access_log=None,
+            auto_decompress=False,  # which it would do on the event loop
+            keepalive_timeout=self._patience,
+            lingering_time=min(_LINGERING, self._patience / 10),
+            logger=_THEIRS,
+        )
+        self._open.add(one)
+        self._silent[one] = loop.time()
+        loop.call_later(self._patience, self._check, one)
+        return one
+
+    def _has_made_room(self, now: float) -> bool:
+        """Whether one could be closed that had time to say something, did not just do so, and waits for nothing."""
+        for waiting in (self._silent, self._idle):
+            oldest = next(iter(waiting), None)
+            if oldest is None or now - waiting[oldest] < self._patience / _BRIEFLY or _has_unread(oldest.transport):
+                continue
+            del waiting[oldest]
+            oldest.force_close()
+            return True
+        return False
+
+    def _check(self, one: _Connection) -> None:
+        if one in self._silent:
+            del self._silent[one]
+            one.force_close()
+
+    def tells(self, more: int) -> bool:
+        """So many more, or fewer, are told that they are too many. Whether one of them may stay to read it."""
+        self._told += more
+        return self._told <= _MOST_TOLD
+
+
+class _Connection(web.RequestHandler):
+    """Answers in our way what aiohttp itself finds wrong."""
+
+    __slots__ = ("_connections", "beyond")
+
+    def __init__(self, connections: Connections, server: web.Server, *, beyond: bool, **options: Any) -> None:
+        super().__init__(server, **options)
+        self._connections = connections
+        self.beyond = beyond  # as many as may predict are there
+
+    def data_received(self, data: bytes) -> None:
+        self._connections.heard(self)
+        super().data_received(data)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        super().connection_lost(exc)
+        self._connections.over(self)
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        super().handle_error(request, status, exc, message)  # which counts, and raises where an answer has begun
+        text = f"request: expected HTTP/1.1, found what is none: {one_line(message or str(exc))[:_SHOWN]}"
+        return response(failed(status, UNFORESEEN if status == 500 else text, last=True))
+
+
+class _Refused(asyncio.Protocol):
+    """One too many. It is told, and listened to until it has read that: else the kernel drops what it did not read."""
+
+    def __init__(self, connections: Connections) -> None:
+        self._connections = connections
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        transport.write(_FULL)
+        if self._connections.tells(1):
+            transport.write_eof()
+            asyncio.get_running_loop().call_later(_LINGERING, transport.abort)
+        else:
+            transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._connections.tells(-1)
+
+
+def response(reply: Reply) -> web.Response:
+    headers = {"Content-Type": reply.content_type, "Server": SERVER, **reply.headers}
+    found = web.Response(status=reply.status, body=reply.body, headers=headers)
+    if reply.last:
+        found.force_close()
+    return found
+
+
+def _has_unread(transport: asyncio.BaseTransport | None) -> bool:
+    """Whether more came than the event loop has had time to look at."""
+    if transport is None or transport.is_closing():
+        return False
+    waiting = select.poll()
+    waiting.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
+    return bool(waiting.poll(0))

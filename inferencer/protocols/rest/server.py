@@ -1,0 +1,244 @@
+"""The HTTP port: TensorFlow Serving's REST API, /healthz and /metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from types import MappingProxyType
+from typing import TypeVar
+
+import grpc
+from aiohttp import web
+
+from inferencer.batching.batcher import Batching
+from inferencer.protocols.rest.answers import is_small
+from inferencer.protocols.rest.bodies import parsed_bytes
+from inferencer.protocols.rest.connections import FULL, Connections, response
+from inferencer.protocols.rest.encodings import KNOWN, EncodingError
+from inferencer.protocols.rest.intake import Intake, SlowError, TooLargeError
+from inferencer.protocols.rest.lookups import metadata_body, status_body
+from inferencer.protocols.rest.predictions import Asked, Predictions, write
+from inferencer.protocols.rest.replies import STATUS, Reply, failed
+from inferencer.protocols.rest.routes import Route, route
+from inferencer.protocols.rest.without_gc import Undisturbed
+from inferencer.serving.metrics import Metrics
+from inferencer.serving.registry import Models
+from inferencer.transport.errors import status_of
+from inferencer.transport.memory_budget import Room, Share, weight
+from inferencer.transport.trailers import trailers
+from paramsync.errors import BusyError, NotServingError
+from paramsync.inference.resident import Resident
+
+_log = logging.getLogger("paramsync.rest")
+_WRITTEN = 16  # bytes of JSON that a byte of an answer becomes at most, with what it is made of: more for few
+_BESIDE = 2  # values as arrays, and as TensorFlow has them
+_UNREAD = 2  # an answer as bytes, and as the kernel has them
+_SMALL = 1 << 14  # bytes that are read on the event loop itself
+_THREADS = 2
+_SECONDS = 30.0  # for an answer, as TensorFlow Serving gives one
+_MOST_ANSWERING = 3.0  # seconds from the beginning of the end, where requests go on coming
+_MOST_REFUSING = 2.0  # seconds after that
+_STOPPING = "the server is stopping"
+_PATIENCE = 60.0
+_HEALTH = "/healthz"
+_METRICS = ("/metrics", "/monitoring/prometheus/metrics")  # the second is where TensorFlow Serving has them
+
+_NAMED = "model_spec"  # in the query of a request whose answer is to have it
+_EARLY = {TooLargeError: 413, SlowError: 408, EncodingError: 415}
+
+_T = TypeVar("_T")
+
+
+class Rest:
+    """One HTTP port. Lives on one event loop."""
+
+    def __init__(
+        self,
+        models: Models,
+        batching: Batching,
+        metrics: Metrics,
+        room: Room,
+        *,
+        message_bytes: int,
+        metrics_path: str | None = None,
+        patience: float = _PATIENCE,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`metrics_path` is where the metrics are besides; `patience` is how many seconds a client may take to send a
+        request, or to read its answer."""
+        self._models = models
+        self._batching = batching
+        self._metrics = metrics
+        self._metrics_paths = (*_METRICS, metrics_path)
+        self._patience = patience
+        self._clock = clock
+        self._predictions = Predictions(models)
+        self._room = room
+        self._intake = Intake(self._aside, limit=message_bytes, patience=patience)
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="rest")
+        self._undisturbed = Undisturbed()
+        self._draining = False
+        self._refusing = False
+        self._came = 0
+        self._connections = Connections(self._handle, patience=patience)
+
+    async def start(self, host: str, port: int) -> int:
+        """Listen. Returns the port. Raises SettingsError where it cannot be had."""
+        return await self._connections.listen(host, port)
+
+    def drain(self) -> None:
+        """/healthz says so from now on, and every answer ends its connection. What comes is still answered."""
+        self._draining = True
+
+    async def close(self, *, grace: float, quiet_seconds: float) -> None:
+        """Stop within the grace, without a loss.
+
+        A connection that is being made while the port is closed is reset: so that has to happen while nobody calls.
+
+        1. What comes is answered, until nothing did for a while.
+        2. Where clients call again and again, they are told to call somebody else, until they do.
+        3. The port is closed, then connections that say nothing; what is being answered is answered to its end.
+        """
+        self.drain()
+        loop = asyncio.get_running_loop()
+        end = loop.time() + grace
+        if not await self._quiet(quiet_seconds, most=_MOST_ANSWERING):
+            self._refusing = True
+            await self._quiet(quiet_seconds, most=_MOST_REFUSING)
+        await self._connections.close(max(0.0, end - loop.time()))
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _quiet(self, seconds: float, *, most: float) -> bool:
+        """Whether, before too many seconds were over, nothing came for some."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + most
+        seen = -1
+        while seen != self._came and loop.time() < end:
+            seen = self._came
+            await asyncio.sleep(seconds)
+        return seen == self._came
+
+    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        self._came += 1
+        may_predict = self._connections.asked(request.protocol)
+        share = self._room.share()
+        try:
+            welcome = may_predict or request.rel_url.raw_path in (_HEALTH, *self._metrics_paths)
+            answer = response(await self._replied(request, share) if welcome else FULL)
+            if self._draining:
+                answer.force_close()
+            await answer.prepare(request)
+            try:
+                await asyncio.wait_for(answer.write_eof(), self._patience)
+            except asyncio.TimeoutError:  # a client that does not read
+                if request.transport is not None:
+                    request.transport.abort()
+            return answer
+        finally:
+            share.leave()
+            self._connections.answered(request.protocol)
+
+    async def _replied(self, request: web.BaseRequest, share: Share) -> Reply:
+        try:
+            return await self._answered(request, share)
+        except Exception as error:  # noqa: BLE001, the edge
+            return _refusal(error)
+
+    async def _answered(self, request: web.BaseRequest, share: Share) -> Reply:
+        method = "GET" if request.method == "HEAD" else request.method
+        path = request.rel_url.raw_path
+        if path == _HEALTH and method == "GET":
+            return self._health()
+        if self._refusing and not path.lower().startswith("/v1/"):
+            return failed(503, _STOPPING)
+        if path in self._metrics_paths and method == "GET":
+            text = await asyncio.to_thread(self._metrics.text)  # it takes milliseconds
+            return Reply(200, text, content_type=self._metrics.content_type)
+        if not path.lower().startswith("/v1/"):
+            return failed(404, f"expected /v1/models/..., /healthz or /metrics, found {request.method} {path[:200]}")
+        asked = route(method, path)
+        if asked.call not in ("status", "metadata"):
+            return await self._predicted(asked, request, share)
+        if self._refusing:
+            return failed(503, _STOPPING)
+        body = status_body if asked.call == "status" else metadata_body
+        return Reply(200, await self._aside(lambda: body(self._models, asked)))
+
+    def _health(self) -> Reply:
+        if self._draining:
+            return failed(503, _STOPPING)
+        if waiting := self._models.missing():
+            told = (f"{name} ({why})" if why else name for name, why in waiting.items())
+            return failed(503, f"not serving yet: {', '.join(told)}")
+        return Reply(200, b'{"status": "serving"}\n')
+
+    async def _predicted(self, asked: Route, request: web.BaseRequest, share: Share) -> Reply:
+        began = asyncio.get_running_loop().time()
+        code, one, signature = grpc.StatusCode.CANCELLED, None, ""
+        try:
+            self._check_refusing(asked.model)
+            content = await self._intake.take(request, share)
+            one = self._predictions.take(asked)
+            found = await self._read(asked, one, content, share)
+            del content
+            signature = found.question.signature
+            reply = Reply(200, await self._written(found, began + _SECONDS, request, share), self._said(one))
+            code = grpc.StatusCode.OK
+        except Exception as error:  # noqa: BLE001, the edge
+            code, _ = status_of(error)
+            return _refusal(error, {} if one is None else self._said(one))
+        else:
+            return reply
+        finally:
+            self._metrics.answered(
+                model=asked.model,
+                signature=signature,
+                version="" if one is None else str(one.version.number),
+                protocol="rest",
+                code=code.name,
+                seconds=asyncio.get_running_loop().time() - began,
+            )
+
+    def _check_refusing(self, model: str) -> None:
+        if self._refusing:
+            raise NotServingError(model, _STOPPING)
+
+    async def _read(self, asked: Route, one: Resident, content: bytes, share: Share) -> Asked:
+        share.need(len(content) + parsed_bytes(content))
+        if len(content) <= _SMALL:
+            return self._predictions.read(asked, one, content)
+        found = await self._aside(lambda: self._predictions.read(asked, one, content))
+        share.keep(_BESIDE * weight(found.question.inputs))
+        return found
+
+    async def _written(self, asked: Asked, deadline: float, request: web.BaseRequest, share: Share) -> bytes:
+        share.need(max(share.size, _BESIDE * weight(asked.question.inputs)))
+        answer = await self._batching.answer(asked.question, deadline=deadline)
+        named = request.query.get(_NAMED, "false").lower() not in ("false", "0")
+        if is_small(answer):
+            return write(asked, answer, named=named)
+        share.more(_WRITTEN * weight(answer))
+        body = await self._aside(lambda: write(asked, answer, named=named))
+        share.keep(_UNREAD * len(body))
+        return body
+
+    def _said(self, one: Resident) -> dict[str, str]:
+        return {name.title(): value for name, value in trailers(one, self._clock())}
+
+    async def _aside(self, work: Callable[[], _T]) -> _T:
+        """What takes long is done on another thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._undisturbed.run, work)
+
+
+def _refusal(error: Exception, headers: Mapping[str, str] = MappingProxyType({})) -> Reply:
+    code, text = status_of(error)
+    if code is grpc.StatusCode.INTERNAL:
+        _log.error("a request failed in a way nobody foresaw", exc_info=error)
+    last = isinstance(error, (*_EARLY, BusyError))  # what is left of its body would be taken for the next request
+    if isinstance(error, EncodingError):
+        headers = {**headers, "Accept-Encoding": KNOWN}
+    status = next((_EARLY[kind] for kind in _EARLY if isinstance(error, kind)), STATUS[code])
+    return failed(status, text, headers=headers, last=last)

@@ -1,0 +1,1 @@
+"""Our own Sync service for operators."""

@@ -1,0 +1,82 @@
+"""The program's values as messages of paramsync.v1."""
+
+from __future__ import annotations
+
+from paramsync.following.events import Event, EventKind
+from paramsync.following.status import State, Status
+from paramsync.rpc.messages import of_version
+from paramsync.v1 import sync_pb2 as pb
+
+_STATES = {
+    State.WAITING: pb.ModelStatus.WAITING,
+    State.SERVING: pb.ModelStatus.SERVING,
+    State.DRAINING: pb.ModelStatus.DRAINING,
+}
+_KINDS = {
+    EventKind.FOUND: pb.Event.FOUND,
+    EventKind.RESTORED: pb.Event.RESTORED,
+    EventKind.SWAPPED: pb.Event.SWAPPED,
+    EventKind.QUARANTINED: pb.Event.QUARANTINED,
+}
+
+_PHASES = {
+    "mapping": pb.SyncProgress.RESTORING,
+    "verifying": pb.SyncProgress.VERIFYING,
+    "warming": pb.SyncProgress.WARMING,
+}
+
+
+def of_status(status: Status) -> pb.ModelStatus:
+    return pb.ModelStatus(
+        model=status.model,
+        store=str(status.store),
+        state=_STATES[status.state],
+        published=None if status.published is None else of_version(status.published),
+        serving=None if status.serving is None else of_version(status.serving),
+        resident=status.resident,
+        quarantined=[
+            pb.Quarantine(number=one.number, reason=one.reason, since=one.since) for one in status.quarantined
+        ],
+        lag_seconds=status.lag_seconds,
+        lag_steps=status.lag_steps,
+        pinned=status.pinned,
+        last_error=status.last_error or "",
+        swaps=status.swaps,
+        restore_seconds=status.restore_seconds,
+        labels=status.labels,
+        restores=status.restores,
+        quarantines=status.quarantines,
+        waiting_for=status.waiting_for or "",
+        serving_age_seconds=status.serving_age_seconds,
+        since_publication_seconds=status.since_publication_seconds,
+        parts=[pb.Part(model=model, version=of_version(version)) for model, version in status.parts],
+    )
+
+
+def of_progress(event: Event) -> pb.SyncProgress:
+    """How far the restoring of a version has come."""
+    progress = event.progress
+    if progress is None:
+        return pb.SyncProgress(phase=pb.SyncProgress.RESTORING, version=event.version.number)
+    return pb.SyncProgress(
+        phase=_PHASES[progress.phase],
+        version=event.version.number,
+        bytes_done=progress.bytes_done,
+        bytes_total=progress.bytes_total,
+        variables_done=progress.variables_done,
+        variables_total=progress.variables_total,
+    )
+
+
+def of_event(event: Event) -> pb.Event | None:
+    """None for what the wire has no word for."""
+    if event.kind not in _KINDS:
+        return None
+    return pb.Event(
+        kind=_KINDS[event.kind],
+        model=event.model,
+        version=of_version(event.version),
+        reason=event.reason,
+        at=event.at,
+        restore_seconds=event.restore_seconds,
+    )

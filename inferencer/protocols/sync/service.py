@@ -1,0 +1,142 @@
+"""paramsync.v1.Sync: what the operator sees and asks for, translated."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+from inferencer.protocols.sync.messages import of_event, of_progress, of_status
+from inferencer.protocols.sync.trainer_client import publish
+from inferencer.serving.feed import Feed
+from inferencer.serving.registry import Models
+from paramsync.errors import InputError, SyncError
+from paramsync.following.events import Event, EventKind
+from paramsync.following.follower import Follower
+from paramsync.following.operator_requests import Action
+from paramsync.following.pins_file import check_label
+from paramsync.following.status import Status
+from paramsync.v1 import sync_pb2 as pb
+
+_MARGIN = 0.1  # seconds before the caller's deadline in which to say why it will not be met
+
+
+class SyncService:
+    """Lives on one event loop, and never blocks it: followers answer through futures."""
+
+    def __init__(self, models: Models, draining: asyncio.Event) -> None:
+        self._models = models
+        self._draining = draining
+
+    async def GetStatus(self, request: pb.GetStatusRequest, context: Any) -> pb.GetStatusResponse:
+        return pb.GetStatusResponse(models=[of_status(one.status()) for one in self._models.some(request.model)])
+
+    async def Sync(self, request: pb.SyncRequest, context: Any) -> AsyncIterator[pb.SyncProgress]:
+        follower = self._models.follower(request.model)
+        number = request.version if request.HasField("version") else None
+        if request.fresh:
+            if number is not None:
+                raise InputError("version", expected="none where a fresh one is asked for", found=number)
+            yield pb.SyncProgress(phase=pb.SyncProgress.PUBLISHING)
+            store = follower.replica.source.path
+            number = await publish(
+                self._trainer(follower.model), model=follower.model, store=store, seconds=_left(context)
+            )
+        yield pb.SyncProgress(phase=pb.SyncProgress.LOOKING, version=number or 0)
+        with Feed([follower]) as feed:
+            done = asyncio.ensure_future(wait(follower, Action.SYNC, context, number))
+            news = asyncio.ensure_future(feed.next())
+            try:
+                while not done.done():
+                    await asyncio.wait({done, news}, return_when=asyncio.FIRST_COMPLETED)
+                    if news.done():
+                        for message in _restoring(news.result()):
+                            yield message
+                        news = asyncio.ensure_future(feed.next())
+            finally:
+                done.cancel()
+                news.cancel()
+            status = await done
+        serving = status.serving.number if status.serving else 0
+        yield pb.SyncProgress(phase=pb.SyncProgress.DONE, version=serving, status=of_status(status))
+
+    async def Watch(self, request: pb.WatchRequest, context: Any) -> AsyncIterator[pb.Event]:
+        others = self._models.changed
+        with Feed(self._models.followers(request.model)) as feed:
+            await context.send_initial_metadata(())  # from here on the caller is told everything
+            ended = asyncio.ensure_future(self._draining.wait())
+            changed = asyncio.ensure_future(others.wait())
+            news = asyncio.ensure_future(feed.next())
+            try:
+                while not ended.done():
+                    await asyncio.wait({ended, changed, news}, return_when=asyncio.FIRST_COMPLETED)
+                    if news.done():
+                        for event in news.result():
+                            message = of_event(event)
+                            if message is not None:
+                                yield message
+                        news = asyncio.ensure_future(feed.next())
+                    if changed.done():
+                        changed = asyncio.ensure_future(self._models.changed.wait())
+                        feed.follow(self._models.followers(request.model))
+            finally:
+                for one in (ended, changed, news):
+                    one.cancel()
+
+    async def Pin(self, request: pb.PinRequest, context: Any) -> pb.ModelStatus:
+        return await self._change(request, Action.PIN, context, _number(request))
+
+    async def Unpin(self, request: pb.UnpinRequest, context: Any) -> pb.ModelStatus:
+        return await self._change(request, Action.UNPIN, context)
+
+    async def Rollback(self, request: pb.RollbackRequest, context: Any) -> pb.ModelStatus:
+        return await self._change(request, Action.ROLLBACK, context)
+
+    async def Label(self, request: pb.LabelRequest, context: Any) -> pb.ModelStatus:
+        return await self._change(request, Action.LABEL, context, _number(request), _label(request))
+
+    async def Unlabel(self, request: pb.UnlabelRequest, context: Any) -> pb.ModelStatus:
+        return await self._change(request, Action.UNLABEL, context, None, _label(request))
+
+    async def _change(
+        self, request: Any, action: Action, context: Any, number: int | None = None, label: str = ""
+    ) -> pb.ModelStatus:
+        return of_status(await wait(self._models.follower(request.model), action, context, number, label))
+
+    def _trainer(self, model: str) -> str:
+        trainer: str | None = getattr(self._models.find(model).settings, "trainer", None)
+        if trainer is None:
+            raise SyncError(
+                f"nobody is known who could publish for model {model!r}: start the inferencer with --trainer HOST:PORT"
+            )
+        return trainer
+
+
+def _number(request: pb.PinRequest | pb.LabelRequest) -> int:
+    if not request.HasField("version"):
+        raise InputError("version", expected="the number of a version", found="none")
+    return request.version
+
+
+def _label(request: pb.LabelRequest | pb.UnlabelRequest) -> str:
+    return check_label("label", request.label)
+
+
+def _restoring(events: list[Event]) -> list[pb.SyncProgress]:
+    return [of_progress(event) for event in events if event.kind is EventKind.RESTORING]
+
+
+def _left(context: Any) -> float | None:
+    """How many seconds of the caller's deadline may be waited, so that it can be said what was waited for."""
+    left: float | None = context.time_remaining()
+    return None if left is None else max(0.0, left - min(_MARGIN, left / 5))
+
+
+async def wait(follower: Follower, action: Action, context: Any, number: int | None = None, label: str = "") -> Status:
+    """What the follower answers, or just before the caller's deadline why it has not. Raises as Follower.sync does."""
+    left: float | None = context.time_remaining()
+    answer = asyncio.wrap_future(follower.ask(action, number, label))
+    try:
+        return await asyncio.wait_for(answer, _left(context))
+    except asyncio.TimeoutError:
+        raise TimeoutError(follower.late(number, left)) from None

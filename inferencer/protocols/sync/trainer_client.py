@@ -1,0 +1,69 @@
+"""The trainer as a server sees it: somebody who can be asked to publish now, if it is this model's."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from inferencer.serving.call_with_timeout import aside
+from paramsync.errors import CorruptCheckpointError, StoreError, SyncError
+from paramsync.rpc.messages import of_version
+from paramsync.store import layout, lock
+from paramsync.store.store import Store
+from paramsync.v1 import sync_pb2 as pb
+
+_PUBLISHER = "/paramsync.v1.Publisher/"
+_SECONDS = 30.0  # for a caller who has no deadline
+_OPTIONS = (("grpc.enable_http_proxy", 0),)
+
+
+async def publish(address: str, *, model: str, store: Path, seconds: float | None) -> int:
+    """The number of the version that the trainer at this address publishes now into the model's store.
+
+    One that publishes into another store is not asked to. Raises SyncError, TimeoutError.
+    """
+    deadline = time.monotonic() + (_SECONDS if seconds is None else seconds)
+    async with grpc.aio.insecure_channel(address, options=_OPTIONS) as channel:
+
+        async def ask(method: str, request: Any, answer: Callable[[bytes], Any]) -> Any:
+            call = channel.unary_unary(f"{_PUBLISHER}{method}", type(request).SerializeToString, answer)
+            try:
+                return await call(request, timeout=max(0.0, deadline - time.monotonic()))
+            except grpc.aio.AioRpcError as error:
+                if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                    raise TimeoutError(f"the trainer at {address} did not publish in time") from None
+                said = " ".join((error.details() or error.code().name).split())
+                raise SyncError(f"the trainer at {address} did not publish: {said}") from None
+
+        status = await ask("GetStatus", pb.GetPublisherStatusRequest(), pb.PublisherStatus.FromString)
+        if not await aside(partial(follows, store, status), f"the store of model {model!r}"):
+            raise SyncError(
+                f"the trainer at {address} publishes to {status.store}, and model {model!r} is followed in {store},"
+                f" which is another store: name the trainer of this one, with --trainer {model}=HOST:PORT"
+            )
+        version: pb.Version = await ask("Publish", pb.PublishRequest(), pb.Version.FromString)
+    return version.number
+
+
+def follows(store: Path, trainer: pb.PublisherStatus) -> bool:
+    """Whether what this trainer publishes comes into the store, whatever path that has there: it is the one, or a copy.
+
+    Who had the publisher's lock last is the same in both. A copy may be older than that, or without it: then it has the
+    version that was published last, or has no lock, and versions with the same graph.
+    """
+    if not trainer.publisher or lock.owner(store) == trainer.publisher:  # the former: of an earlier release
+        return True
+    newest = trainer.published
+    try:
+        record = layout.read_record(store, newest.prefix) if layout.is_name(newest.prefix) else None
+        if record is not None and of_version(record) == newest:
+            return True
+        latest = None if lock.owner(store) else Store(store).latest()
+    except (CorruptCheckpointError, StoreError):
+        return False
+    return latest is not None and bool(latest.graph) and latest.graph == newest.graph

@@ -1,0 +1,241 @@
+"""Classify, Regress and MultiInference: examples in, results of TensorFlow Serving's shapes out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from tensorflow_serving.apis import classification_pb2, inference_pb2, input_pb2, model_pb2, regression_pb2
+
+from inferencer.serving.registry import Models
+from inferencer.serving.specs import answered, check_count, named, taken
+from paramsync.errors import InputError
+from paramsync.graphs.graph import DEFAULT_SIGNATURE, Signature
+from paramsync.inference.questions import Answer, Question
+from paramsync.inference.resident import Resident
+from paramsync.rpc.tensor_proto import MAX_BYTES
+
+INPUTS, CLASSES, SCORES, OUTPUTS = "inputs", "classes", "scores", "outputs"
+"""What such signatures call their tensors."""
+
+
+class Classify:
+    """Any thread may call it."""
+
+    protocol = "tfs"
+
+    def __init__(self, models: Models) -> None:
+        self._models = models
+
+    def asked(self, request: classification_pb2.ClassificationRequest) -> tuple[str, str]:
+        return request.model_spec.name, request.model_spec.signature_name or DEFAULT_SIGNATURE
+
+    def read(self, request: classification_pb2.ClassificationRequest) -> list[Question]:
+        one = taken(self._models, request.model_spec)
+        return [question_of(CLASSIFY, one, request.model_spec, examples(request.input))]
+
+    def write(
+        self,
+        request: classification_pb2.ClassificationRequest,
+        questions: Sequence[Question],
+        answers: Sequence[Answer],
+    ) -> classification_pb2.ClassificationResponse:
+        [question], [answer] = questions, answers
+        return classification_pb2.ClassificationResponse(
+            model_spec=_answered(question), result=_classified(question, answer)
+        )
+
+
+class Regress:
+    """Any thread may call it."""
+
+    protocol = "tfs"
+
+    def __init__(self, models: Models) -> None:
+        self._models = models
+
+    def asked(self, request: regression_pb2.RegressionRequest) -> tuple[str, str]:
+        return request.model_spec.name, request.model_spec.signature_name or DEFAULT_SIGNATURE
+
+    def read(self, request: regression_pb2.RegressionRequest) -> list[Question]:
+        one = taken(self._models, request.model_spec)
+        return [question_of(REGRESS, one, request.model_spec, examples(request.input))]
+
+    def write(
+        self, request: regression_pb2.RegressionRequest, questions: Sequence[Question], answers: Sequence[Answer]
+    ) -> regression_pb2.RegressionResponse:
+        [question], [answer] = questions, answers
+        return regression_pb2.RegressionResponse(model_spec=_answered(question), result=_regressed(question, answer))
+
+
+class MultiInference:
+    """Several signatures of one version, asked with the same examples. Any thread may call it."""
+
+    protocol = "tfs"
+
+    def __init__(self, models: Models) -> None:
+        self._models = models
+
+    def asked(self, request: inference_pb2.MultiInferenceRequest) -> tuple[str, str]:
+        spec = request.tasks[0].model_spec if request.tasks else model_pb2.ModelSpec()
+        return spec.name, spec.signature_name or DEFAULT_SIGNATURE
+
+    def read(self, request: inference_pb2.MultiInferenceRequest) -> list[Question]:
+        tasks = request.tasks
+        if not tasks:
+            raise InputError("tasks", expected="one or more", found="none")
+        check_count("tasks", tasks)
+        _check_tasks([task.model_spec for task in tasks])
+        kinds = [_kind(task.method_name) for task in tasks]
+        one = taken(self._models, tasks[0].model_spec)
+        found = examples(request.input)
+        return [question_of(kind, one, task.model_spec, found) for kind, task in zip(kinds, tasks, strict=True)]
+
+    def write(
+        self, request: inference_pb2.MultiInferenceRequest, questions: Sequence[Question], answers: Sequence[Answer]
+    ) -> inference_pb2.MultiInferenceResponse:
+        response = inference_pb2.MultiInferenceResponse()
+        for task, question, answer in zip(request.tasks, questions, answers, strict=True):
+            kind = _kind(task.method_name)
+            result = response.results.add(model_spec=_answered(question))
+            getattr(result, kind.field).CopyFrom(kind.result(question, answer))
+        return response
+
+
+def examples(given: input_pb2.Input) -> np.ndarray[Any, Any]:
+    """The examples, serialised as graphs parse them: one after its context is both in one. Raises InputError."""
+    if given.WhichOneof("kind") == "example_list_with_context":
+        listed = given.example_list_with_context.examples
+        context = given.example_list_with_context.context.SerializeToString()
+    else:
+        listed, context = given.example_list.examples, b""
+    if not listed:
+        raise InputError("input", expected="one example or more", found="none")
+    if len(context) * len(listed) > MAX_BYTES:
+        found = f"{len(context)} bytes for each of {len(listed)} examples"
+        raise InputError("input, context", expected=f"at most {MAX_BYTES} bytes in all", found=found)
+    array = np.empty(len(listed), object)
+    array[:] = [context + one.SerializeToString() for one in listed]
+    return array
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """What is asked of a signature, whatever it is called: current clients rarely say more than names of tensors."""
+
+    method: str
+    field: str
+    expected: str
+    outputs: Callable[[Signature], tuple[str, ...]]  # to ask for; none where the signature is of another kind
+    result: Callable[[Question, Answer], Any]
+
+
+def question_of(kind: _Kind, one: Resident, spec: model_pb2.ModelSpec, found: np.ndarray[Any, Any]) -> Question:
+    """What serialised examples ask of a signature. Raises InputError."""
+    name = spec.signature_name or DEFAULT_SIGNATURE
+    signature = one.graph.signatures.get(name)
+    if signature is None:  # INVALID_ARGUMENT here, unlike for Predict, as in TensorFlow Serving
+        there = ", ".join(one.graph.signatures)
+        raise InputError("signature", expected=f"one of {there}", found=repr(name))
+    outputs = kind.outputs(signature)
+    if set(signature.inputs) != {INPUTS} or not outputs:
+        said = f" ({signature.method_name})" if signature.method_name else ""
+        raise InputError(
+            f"signature {name!r}",
+            expected=f"input {INPUTS} and {kind.expected}, for {kind.method}",
+            found=f"{', '.join(signature.inputs) or 'none'} and {', '.join(signature.outputs)}{said}",
+        )
+    fits = one.graph.fits(name, {INPUTS: found}, outputs)
+    return Question(str(spec.name), one, name, {INPUTS: found}, outputs, fits)
+
+
+def _classify_outputs(signature: Signature) -> tuple[str, ...]:
+    return tuple(one for one in (CLASSES, SCORES) if one in signature.outputs) if len(signature.outputs) <= 2 else ()
+
+
+def _regress_outputs(signature: Signature) -> tuple[str, ...]:
+    return (OUTPUTS,) if set(signature.outputs) == {OUTPUTS} else ()
+
+
+def check_classified(question: Question, answer: Answer) -> None:
+    """Raise InputError for what are no classes and scores of examples."""
+    count = len(question.inputs[INPUTS])
+    for name, array in answer.items():
+        _check(name, array, "string" if name == CLASSES else "float32", array.ndim == 2 and len(array) == count, count)
+    if len(widths := {array.shape[1] for array in answer.values()}) > 1:
+        raise InputError(f"outputs {CLASSES} and {SCORES}", expected="one score a class", found=sorted(widths))
+
+
+def check_regressed(question: Question, answer: Answer) -> None:
+    """Raise InputError for what is no value of each example."""
+    count, array = len(question.inputs[INPUTS]), answer[OUTPUTS]
+    _check(OUTPUTS, array, "float32", array.shape in ((count,), (count, 1)), f"{count}] or [{count}, 1")
+
+
+def _classified(question: Question, answer: Answer) -> classification_pb2.ClassificationResult:
+    check_classified(question, answer)
+    count = len(question.inputs[INPUTS])
+    rows = answer[next(iter(answer))]
+    labels: list[list[bytes]] = answer[CLASSES].tolist() if CLASSES in answer else [[b""] * rows.shape[1]] * count
+    scores: list[list[float]] = answer[SCORES].tolist() if SCORES in answer else [[0.0] * rows.shape[1]] * count
+    result = classification_pb2.ClassificationResult()
+    for row in range(count):
+        classes = result.classifications.add().classes
+        for label, score in zip(labels[row], scores[row], strict=True):
+            classes.add(label=label.decode(errors="replace"), score=score)
+    return result
+
+
+def _regressed(question: Question, answer: Answer) -> regression_pb2.RegressionResult:
+    check_regressed(question, answer)
+    result = regression_pb2.RegressionResult()
+    for value in answer[OUTPUTS].reshape(-1).tolist():
+        result.regressions.add(value=value)
+    return result
+
+
+def _check(name: str, array: np.ndarray[Any, Any], dtype: str, fits: bool, shape: object) -> None:
+    found = "string" if array.dtype.kind == "O" else str(array.dtype)
+    if found != dtype or not fits:
+        more = ", classes" if isinstance(shape, int) else ""
+        raise InputError(f"output {name!r}", expected=f"{dtype} [{shape}{more}]", found=f"{found} {list(array.shape)}")
+
+
+def _answered(question: Question) -> model_pb2.ModelSpec:
+    return answered(question.model, question.resident, question.signature)
+
+
+CLASSIFY = _Kind(
+    "tensorflow/serving/classify",
+    "classification_result",
+    f"outputs {CLASSES}, {SCORES} or both",
+    _classify_outputs,
+    _classified,
+)
+REGRESS = _Kind("tensorflow/serving/regress", "regression_result", f"output {OUTPUTS}", _regress_outputs, _regressed)
+
+
+def _kind(method: str) -> _Kind:
+    for kind in (CLASSIFY, REGRESS):
+        if method == kind.method:
+            return kind
+    raise NotImplementedError(f"method_name: expected {CLASSIFY.method} or {REGRESS.method}, found {method!r}")
+
+
+def _check_tasks(specs: Sequence[model_pb2.ModelSpec]) -> None:
+    """All of one version, and each signature once."""
+    first = specs[0]
+    for spec in specs:
+        if named(spec) != first.name:
+            raise InputError("tasks", expected=f"one model, {first.name!r}", found=repr(spec.name))
+        if spec.WhichOneof("version_choice") and (spec.version, spec.version_label) != (
+            first.version,
+            first.version_label,
+        ):
+            raise InputError("tasks", expected="all of one version, that of the first", found="another one")
+    for name, count in Counter(spec.signature_name or DEFAULT_SIGNATURE for spec in specs).items():
+        if count > 1:
+            raise InputError("tasks", expected=f"signature {name!r} once", found=f"{count} times")

@@ -1,0 +1,86 @@
+"""tensorflow.serving.ModelService: in which state each version of a model is, and which models there are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc
+from tensorflow_serving.apis import get_model_status_pb2, model_management_pb2, model_pb2
+
+from inferencer.protocols.tfs.reload import Configuring
+from inferencer.serving.allowed import Allowed
+from inferencer.serving.registry import Models
+from inferencer.serving.specs import named
+from paramsync.errors import NotServingError, UnknownLabelError, UnknownVersionError
+from paramsync.following.status import Course, Stage, Status
+
+_Message = get_model_status_pb2.ModelVersionStatus
+_STATES = {
+    Stage.FOUND: _Message.START,
+    Stage.RESTORING: _Message.LOADING,
+    Stage.RESIDENT: _Message.AVAILABLE,
+    Stage.LEAVING: _Message.UNLOADING,
+    Stage.ENDED: _Message.END,
+}
+
+
+class ModelService:
+    """Lives on one event loop."""
+
+    def __init__(self, models: Models, configuring: Configuring, allowed: Allowed) -> None:
+        self._models = models
+        self._configuring = configuring
+        self._allowed = allowed
+
+    async def GetModelStatus(
+        self, request: get_model_status_pb2.GetModelStatusRequest, context: Any
+    ) -> get_model_status_pb2.GetModelStatusResponse:
+        return states(self._models, request)
+
+    async def HandleReloadConfigRequest(
+        self, request: model_management_pb2.ReloadConfigRequest, context: Any
+    ) -> model_management_pb2.ReloadConfigResponse:
+        await self._configuring.apply(request.config, seconds=context.time_remaining(), allowed=self._allowed)
+        response = model_management_pb2.ReloadConfigResponse()
+        response.status.SetInParent()  # OK
+        return response
+
+
+def states(
+    models: Models, request: get_model_status_pb2.GetModelStatusRequest
+) -> get_model_status_pb2.GetModelStatusResponse:
+    """Raises what `courses` raises, and UnknownModelError."""
+    status = models.find(named(request.model_spec)).status()
+    return get_model_status_pb2.GetModelStatusResponse(
+        model_version_status=[_state(one) for one in courses(status, request.model_spec)]
+    )
+
+
+def courses(status: Status, spec: model_pb2.ModelSpec) -> list[Course]:
+    """Of the version that is asked for, or of all: the highest first.
+
+    Raises NotServingError where there is nothing to tell yet, UnknownVersionError, UnknownLabelError.
+    """
+    found = {one.number: one for one in status.courses()}
+    if not found:
+        raise NotServingError(status.model, f"store {status.store} has no version yet")
+    choice = spec.WhichOneof("version_choice")
+    if choice is None:
+        return list(found.values())
+    if choice == "version_label" and spec.version_label not in status.labels:
+        raise UnknownLabelError(status.model, spec.version_label, status.labels)
+    number = status.labels[spec.version_label] if choice == "version_label" else spec.version.value
+    if choice == "version" and number == 0 not in found:  # some clients say so when they name none
+        return list(found.values())
+    if number not in found:
+        raise UnknownVersionError(f"model {status.model!r}", number, found)
+    return [found[number]]
+
+
+def _state(course: Course) -> get_model_status_pb2.ModelVersionStatus:
+    found = _Message(version=course.number, state=_STATES[course.stage])
+    found.status.SetInParent()  # OK, where nothing is said
+    if course.reason:
+        found.status.error_code = grpc.StatusCode.FAILED_PRECONDITION.value[0]
+        found.status.error_message = course.reason
+    return found

@@ -1,0 +1,86 @@
+"""tensorflow.serving.PredictionService: predictions and what a model expects, translated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from tensorflow_serving.apis import get_model_metadata_pb2, predict_pb2
+
+from inferencer.protocols.tfs.classify import Classify, MultiInference, Regress
+from inferencer.protocols.tfs.metadata import metadata
+from inferencer.protocols.tfs.tensors import encode
+from inferencer.serving.registry import Models
+from inferencer.serving.specs import check_count, fill, taken
+from paramsync.graphs.graph import DEFAULT_SIGNATURE, Signature
+from paramsync.inference.questions import Answer, Question
+from paramsync.rpc import tensor_proto
+
+
+class PredictionService:
+    """Lives on one event loop; what predicts is called from threads too."""
+
+    def __init__(self, models: Models) -> None:
+        self._models = models
+        self.Predict = Predict(models)
+        self.Classify = Classify(models)
+        self.Regress = Regress(models)
+        self.MultiInference = MultiInference(models)
+
+    async def GetModelMetadata(
+        self, request: get_model_metadata_pb2.GetModelMetadataRequest, context: Any
+    ) -> get_model_metadata_pb2.GetModelMetadataResponse:
+        return metadata(self._models, request)
+
+
+class Predict:
+    """Predict: any thread may call it."""
+
+    protocol = "tfs"
+
+    def __init__(self, models: Models) -> None:
+        self._models = models
+
+    def asked(self, request: predict_pb2.PredictRequest) -> tuple[str, str]:
+        return request.model_spec.name, request.model_spec.signature_name or DEFAULT_SIGNATURE
+
+    def read(self, request: predict_pb2.PredictRequest) -> list[Question]:
+        spec = request.model_spec
+        one = taken(self._models, spec)
+        signature = spec.signature_name or DEFAULT_SIGNATURE
+        inputs = _plain(request, one.graph.signatures.get(signature))
+        outputs: tuple[str, ...] = ()
+        fits = True
+        if inputs is None or request.output_filter:
+            check_count("inputs", request.inputs)
+            check_count("output filter", request.output_filter)
+            outlines = {name: tensor_proto.outline(proto, f"input {name!r}") for name, proto in request.inputs.items()}
+            outputs = tuple(request.output_filter)
+            fits = one.graph.fits(signature, outlines, outputs)  # before memory is spent on any of them
+            inputs = tensor_proto.to_arrays(request.inputs, "input")
+        return [Question(str(spec.name), one, signature, inputs, outputs, fits)]
+
+    def write(
+        self, request: predict_pb2.PredictRequest, questions: Sequence[Question], answers: Sequence[Answer]
+    ) -> predict_pb2.PredictResponse:
+        [question], [answer] = questions, answers
+        response = predict_pb2.PredictResponse()
+        fill(response.model_spec, question.model, question.resident, question.signature)
+        for name, array in answer.items():
+            encode(array, response.outputs[name])
+        return response
+
+
+def _plain(request: predict_pb2.PredictRequest, signature: Signature | None) -> dict[str, np.ndarray[Any, Any]] | None:
+    """The inputs, where all fit the signature and none has to be looked at more closely."""
+    if signature is None or len(request.inputs) != len(signature.inputs):
+        return None
+    inputs = {}
+    for name, proto in request.inputs.items():
+        spec = signature.inputs.get(name)
+        array = None if spec is None or spec.shape is None else tensor_proto.plain(proto, spec.dtype, spec.shape)
+        if array is None:
+            return None
+        inputs[name] = array
+    return inputs

@@ -1,0 +1,191 @@
+"""HandleReloadConfigRequest: a configuration of TensorFlow Serving becomes the models served, their pins and labels."""
+
+from __future__ import annotations
+
+import asyncio
+from argparse import ArgumentTypeError
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tensorflow_serving.config import model_server_config_pb2
+
+from inferencer.serving.allowed import Allowed
+from inferencer.serving.call_with_timeout import aside
+from inferencer.serving.registry import Models
+from inferencer.settings import readers
+from inferencer.settings.settings import AnySettings, ConnectionSettings, ModelSettings
+from paramsync.errors import InputError, RequestError, SettingsError, StoreError, UnknownVersionError
+from paramsync.following.change import Change
+from paramsync.following.pins_file import MOST_LABELS, check_label
+from paramsync.host.files import shown
+
+_MARGIN = 0.1  # before the caller's deadline in which to say why it will not be met
+_PLATFORM = "tensorflow"
+_MOST_RESIDENT = 64
+_MOST_MODELS = 256  # each has a thread, and a watch on its store
+_MOST_SAID = 1024  # models of which it is known what a configuration said, whether they are served still or not
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What a configuration said of a model's pin and labels: taken back by the next one, unless it says so again."""
+
+    pin: bool = False
+    labels: Collection[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a configuration says, in our words."""
+
+    models: tuple[AnySettings, ...]
+    changes: Mapping[str, Change]
+    said: Mapping[str, Said]
+
+
+class Configuring:
+    """One configuration at a time. Lives on one event loop."""
+
+    def __init__(self, models: Models) -> None:
+        self._models = models
+        self._lock = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._said: Mapping[str, Said] = {}
+
+    async def apply(
+        self,
+        config: model_server_config_pb2.ModelServerConfig,
+        *,
+        seconds: float | None = None,
+        allowed: Allowed | None = None,
+    ) -> None:
+        """Returns once all of it is so: where it raises, nothing changed, unless the caller had no more `seconds`.
+
+        `allowed` is for callers that nobody knows; without it everything is. What was begun is ended also when its
+        caller leaves. Raises RequestError for what is wrong with the configuration, NotAllowedError for what callers
+        may not do, SyncError where a version that it needs cannot be used, TimeoutError, NotServingError.
+        """
+        if allowed is not None:
+            allowed.check("HandleReloadConfigRequest")
+        task = asyncio.ensure_future(self._apply(config, allowed))
+        self._tasks.add(task)
+        task.add_done_callback(self._over)
+        left = None if seconds is None else max(0.0, seconds - min(_MARGIN, seconds / 5))
+        await asyncio.wait({task}, timeout=left)
+        if not task.done():
+            raise TimeoutError(f"the configuration was not in place within {seconds:.3g} s, and is still being applied")
+        task.result()
+
+    def _over(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # nobody else asks for it where the caller left
+
+    async def _apply(self, config: model_server_config_pb2.ModelServerConfig, allowed: Allowed | None) -> None:
+        async with self._lock:
+            there = tuple(one.settings for one in self._models)
+            wanted = await aside(partial(read, config, there, self._said, allowed), "a look at base paths")
+            try:
+                await self._models.apply(wanted.models, wanted.changes)
+            except (SettingsError, StoreError, UnknownVersionError) as error:
+                raise RequestError(f"config: {error}") from error
+            except TimeoutError:
+                self._remember(wanted)
+                raise
+            self._remember(wanted)
+
+    def _remember(self, wanted: Wanted) -> None:
+        said = {**self._said, **wanted.said}
+        self._said = dict([*said.items()][-_MOST_SAID:])
+
+
+def read(
+    config: model_server_config_pb2.ModelServerConfig,
+    there: Collection[AnySettings],
+    said: Mapping[str, Said],
+    allowed: Allowed | None,
+) -> Wanted:
+    """What a configuration asks for, where `there` is served now, and `said` was what the ones before it said.
+
+    Looks at base paths. Raises RequestError.
+    """
+    if config.WhichOneof("config") != "model_config_list":
+        found = config.WhichOneof("config") or "none"
+        raise InputError("config", expected="a model_config_list", found=found)
+    listed = config.model_config_list.config
+    if len(listed) > _MOST_MODELS:
+        raise InputError("model_config_list", expected=f"at most {_MOST_MODELS} models", found=len(listed))
+    for name, count in Counter(one.name for one in listed).items():
+        if count > 1:
+            raise InputError(f"config of model {name!r}", expected="one", found=count)
+    known = {one.name: one for one in there}
+    settings = tuple(_settings(one, known.get(one.name), allowed) for one in listed)
+    changes = {one.name: _change(one, said.get(one.name, Said())) for one in listed}
+    now = {name: Said(change.pinned is not None, change.labels.keys()) for name, change in changes.items()}
+    return Wanted(settings, changes, now)
+
+
+def _settings(config: Any, known: AnySettings | None, allowed: Allowed | None) -> AnySettings:
+    try:
+        readers.name(config.name)
+    except ArgumentTypeError as error:
+        raise RequestError(f"config of model {shown(config.name)}: {error}") from error
+    where = f"config of model {config.name!r}"
+    if config.model_platform not in ("", _PLATFORM):
+        raise InputError(f"{where}, model_platform", expected=_PLATFORM, found=repr(config.model_platform))
+    if config.HasField("logging_config"):
+        raise InputError(f"{where}, logging_config", expected="none: requests are not logged", found="one")
+    if isinstance(known, ConnectionSettings):
+        if config.base_path or config.version_labels or config.HasField("model_version_policy"):
+            expected = f"its name alone, for it is joined from {known.first} and {known.second}"
+            raise InputError(where, expected=expected, found="more")
+        return known
+    path = Path(config.base_path)
+    if known is None or path != known.store.absolute():
+        _check_path(where, config.base_path, allowed)
+        known = ModelSettings(name=config.name, store=path)
+    count = config.model_version_policy.latest.num_versions
+    if count > _MOST_RESIDENT:
+        raise InputError(f"{where}, num_versions", expected=f"at most {_MOST_RESIDENT}", found=count)
+    return replace(known, latest=count or None)
+
+
+def _check_path(where: str, path: str, allowed: Allowed | None) -> None:
+    if not path.startswith("/") or "\0" in path:
+        raise InputError(f"{where}, base_path", expected="an absolute path", found=repr(path))
+    if allowed is not None:
+        allowed.check_store(f"{where}, base_path", Path(path))  # first: callers are not told what is elsewhere
+    try:
+        is_there = Path(path).is_dir()
+    except OSError:  # too long
+        is_there = False
+    if not is_there:
+        raise InputError(f"{where}, base_path", expected="a directory that is there", found=repr(path))
+
+
+def _change(config: Any, said: Said) -> Change:
+    """What it names, and what was named before and is no more."""
+    where = f"config of model {config.name!r}, model_version_policy"
+    labels = dict(config.version_labels)
+    if len(labels) > MOST_LABELS:
+        raise InputError(where, expected=f"at most {MOST_LABELS} labels", found=len(labels))
+    for label in labels:
+        check_label(f"config of model {config.name!r}, version_labels", label)
+    policy = config.model_version_policy
+    if policy.HasField("all"):
+        expected = "latest or specific: all versions of a training run would not fit into memory"
+        raise InputError(where, expected=expected, found="all")
+    if not policy.HasField("specific"):
+        unpin = policy.HasField("latest") or said.pin
+        latest = policy.latest.num_versions or None
+        return Change(unpin=unpin, labels=labels, without={*said.labels} - labels.keys(), latest=latest)
+    versions = sorted(set(policy.specific.versions))
+    if not versions or len(versions) > _MOST_RESIDENT:
+        raise InputError(where, expected=f"from 1 to {_MOST_RESIDENT} specific versions", found=len(versions))
+    kept = {str(number): number for number in versions[:-1] if number not in labels.values()}
+    labels = {**kept, **labels}
+    return Change(pinned=versions[-1], labels=labels, without={*said.labels} - labels.keys())

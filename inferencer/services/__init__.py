@@ -1,1 +1,0 @@
-"""One module a gRPC service: translate, call, map errors."""

@@ -1,0 +1,1 @@
+"""The models that a server answers for, and what is counted of them."""

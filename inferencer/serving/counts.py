@@ -1,0 +1,101 @@
+"""Counts: how often, how long and how large, in numbers that one thread adds to and any thread may read."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from paramsync.following.events import EventKind, Subscription
+
+if TYPE_CHECKING:
+    from paramsync.following.follower import Follower
+
+REQUEST_SECONDS = (
+    0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
+)  # fmt: skip
+RESTORE_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+SWAP_SECONDS = (0.00001, 0.000025, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.1, 1.0)
+BATCH = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+
+
+class Histogram:
+    """Observations by the first bound that is not below them. Where each call counts, `add` is done in place."""
+
+    __slots__ = ("bounds", "buckets", "last", "sum")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = bounds
+        self.buckets = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+        self.last = 0.0
+        """When it was added to, where whoever adds says so."""
+
+    @property
+    def count(self) -> int:
+        return sum(self.buckets)
+
+    def add(self, value: float) -> None:
+        self.buckets[bisect_left(self.bounds, value)] += 1
+        self.sum += value
+
+    def take_in(self, other: Histogram) -> None:
+        """All that another one with the same bounds has observed."""
+        self.buckets = [mine + theirs for mine, theirs in zip(self.buckets, other.buckets, strict=True)]
+        self.sum += other.sum
+        self.last = max(self.last, other.last)
+
+
+class Calls:
+    """The calls of one signature of one version, each of which answers a request or more."""
+
+    __slots__ = ("last", "requests", "rows", "waited")
+
+    def __init__(self) -> None:
+        self.requests = Histogram(BATCH)
+        self.rows = Histogram(BATCH)
+        self.waited = 0.0
+        """Seconds that requests were in calls: those of a call count once for each request in it."""
+        self.last = 0.0
+
+    @property
+    def count(self) -> int:
+        return self.requests.count
+
+    def add(self, requests: int, rows: int, seconds: float) -> None:
+        self.requests.add(requests)
+        self.rows.add(rows)
+        self.waited += seconds * requests
+
+    def take_in(self, other: Calls) -> None:
+        self.requests.take_in(other.requests)
+        self.rows.take_in(other.rows)
+        self.waited += other.waited
+        self.last = max(self.last, other.last)
+
+
+class Followed:
+    """How long the restores and swaps of one follower take. Its thread alone adds to them, at each of its events."""
+
+    def __init__(self, follower: Follower) -> None:
+        self.follower = follower
+        self.restores = Histogram(RESTORE_SECONDS)
+        self.swaps = Histogram(SWAP_SECONDS)
+        self._restored: tuple[int, float] | None = None  # which version, in how many seconds
+        self._subscription: Subscription | None = None  # the first event may come before there is one
+        self._subscription = follower.subscribe(self._hear)
+
+    def close(self) -> None:
+        if self._subscription is not None:
+            self._subscription.close()
+
+    def _hear(self) -> None:
+        for event in self._subscription.take() if self._subscription is not None else ():
+            number, seconds = event.version.number, event.restore_seconds
+            if event.kind is EventKind.RESTORED:
+                self.restores.add(seconds)
+                self._restored = number, seconds
+            elif event.kind is EventKind.SWAPPED:  # what it says includes the restore, where that was part of it
+                part = self._restored is not None and self._restored[0] == number and self._restored[1] <= seconds
+                self.swaps.add(seconds - self._restored[1] if part and self._restored is not None else seconds)
+                self._restored = None

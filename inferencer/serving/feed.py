@@ -1,0 +1,64 @@
+"""Events of followers, for a coroutine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Iterable
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from paramsync.errors import BusyError
+from paramsync.following.events import EVERY_KIND, MOST_UNREAD, Event, EventKind, Subscription
+from paramsync.following.follower import Follower
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class Feed:
+    """Every event of some followers from now on, of these kinds, in a `with` block on an event loop."""
+
+    def __init__(self, followers: Iterable[Follower], kinds: Collection[EventKind] = EVERY_KIND) -> None:
+        self._kinds = kinds
+        self._loop = asyncio.get_running_loop()
+        self._ready = asyncio.Event()
+        self._subscriptions: dict[Follower, Subscription] = {}
+        self.follow(followers)
+
+    def follow(self, followers: Iterable[Follower]) -> None:
+        """Hear of these from now on, and of nobody else."""
+        wanted = list(followers)
+        for one in [one for one in self._subscriptions if one not in wanted]:
+            self._subscriptions.pop(one).close()
+        for one in wanted:
+            if one not in self._subscriptions:
+                self._subscriptions[one] = one.subscribe(self._wake, self._kinds)
+
+    async def changed(self) -> None:
+        """Returns once something happened since the last call."""
+        await self._ready.wait()
+        self._ready.clear()
+
+    async def next(self) -> list[Event]:
+        """The events since the last call, in order for each follower; waits for the first.
+
+        Raises BusyError, after the last one before the gap, where too many were left unread.
+        """
+        await self.changed()
+        events = [event for one in self._subscriptions.values() for event in one.take()]
+        if any(one.fell_behind for one in self._subscriptions.values()):
+            if not events:
+                raise BusyError(f"left {MOST_UNREAD} events unread, more were lost; ask for the status and watch again")
+            self._ready.set()
+        return events
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.follow(())
+
+    def _wake(self) -> None:
+        self._loop.call_soon_threadsafe(self._ready.set)

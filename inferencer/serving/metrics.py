@@ -1,0 +1,179 @@
+"""Metrics: what is counted of requests and calls, at the cost of a few additions, and of restores and swaps."""
+
+from __future__ import annotations
+
+import threading
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from inferencer.serving.counts import REQUEST_SECONDS, Calls, Followed, Histogram
+from inferencer.serving.prometheus import CONTENT_TYPE, Exposition
+from paramsync.errors import ParamsyncError, UnknownModelError
+
+if TYPE_CHECKING:
+    from inferencer.serving.served import Served
+    from paramsync.following.follower import Follower
+
+OK = "OK"
+OLDER = "older"
+"""In place of its version, where a model answered with more of them than are told apart."""
+
+APART = 8
+"""How many versions of a model are told apart: those that answered last."""
+
+_Called = tuple[str, str, str]  # model, signature, version
+_Answered = tuple[str, str, str, str, str]  # the same, protocol, code
+
+
+class Models(Protocol):
+    """What a server answers for now."""
+
+    def __iter__(self) -> Iterator[Served]: ...
+    def find(self, model: str) -> Served: ...
+    def followers(self) -> Iterable[Follower]: ...
+
+
+@dataclass(slots=True)
+class Statistics:
+    """What one version of a model did. Seconds are sums; those of a call count once for each request in it."""
+
+    succeeded: int = 0
+    succeeded_seconds: float = 0.0
+    failed: int = 0
+    failed_seconds: float = 0.0
+    calls: int = 0
+    rows: int = 0
+    computed: int = 0
+    computed_seconds: float = 0.0
+    last: float = 0.0
+
+
+class Metrics:
+    """Lives on one event loop, but for `text`. Requests wait for nothing: there is no lock on their way.
+
+    Labels are bounded. Names that requests made up are counted under "", as is what is not known of a request; of each
+    model's versions those that answered last are told apart, and all others are one.
+    """
+
+    content_type = CONTENT_TYPE
+
+    def __init__(
+        self, models: Models | None = None, *, as_tf_serving: bool = False, clock: Callable[[], float] = time.time
+    ) -> None:
+        """Without models no name is known. `as_tf_serving` tells them by TensorFlow Serving's names too."""
+        self.models = models
+        self.waiting: Callable[[], int] = lambda: 0
+        """How many requests wait for a call now: whoever makes them wait says so here."""
+        self.requests: dict[_Answered, Histogram] = {}
+        self.calls: dict[_Called, Calls] = {}
+        self._followed: dict[Follower, Followed] = {}
+        self._clock = clock
+        self._exposition = Exposition(self, as_tf_serving=as_tf_serving)
+        self._asking = threading.Lock()
+        self.followed()
+
+    # On the path of requests ------------------------------------------------------------------------------------------
+
+    def answered(self, *, model: str, signature: str, version: str, protocol: str, code: str, seconds: float) -> None:
+        """A request was answered, or refused. `code` is gRPC's name of a status, "OK" among them."""
+        one = self.requests.get((model, signature, version, protocol, code))
+        if one is None:
+            one = self._request(self._known(model, signature, version), protocol, code)
+        one.buckets[bisect_left(REQUEST_SECONDS, seconds)] += 1
+        one.sum += seconds
+        one.last = self._clock()
+
+    def called(
+        self, *, model: str, signature: str, version: str = "", requests: int, rows: int, seconds: float
+    ) -> None:
+        """A version was called once for so many requests, which had so many rows together."""
+        one = self.calls.get((model, signature, version))
+        if one is None:
+            one = self._call(self._known(model, signature, version))
+        one.add(requests, rows, seconds)
+        one.last = self._clock()
+
+    def _request(self, known: _Called, protocol: str, code: str) -> Histogram:
+        key = (*known, protocol, code)
+        if key not in self.requests:
+            self.requests[key] = Histogram(REQUEST_SECONDS)
+        return self.requests[key]
+
+    def _call(self, known: _Called) -> Calls:
+        if known not in self.calls:
+            self.calls[known] = Calls()
+        return self.calls[known]
+
+    def _known(self, model: str, signature: str, version: str) -> _Called:
+        """The same without what a request may have made up. There is room for the version then."""
+        try:
+            served = None if self.models is None else self.models.find(model)
+        except UnknownModelError:
+            served = None
+        if served is None:
+            return "", "", ""
+        apart = self._apart(model)
+        new = version not in apart and version not in ("", OLDER)
+        try:
+            resident = served.take(int(version) if new else None)
+        except (ParamsyncError, ValueError):  # it left while it was computed with, or never was
+            return model, "", OLDER if new else version
+        if new and len(apart) >= APART:
+            self._fold(model, min(apart, key=apart.__getitem__))
+        return model, signature if signature in resident.graph.signatures else "", version
+
+    def _apart(self, model: str) -> dict[str, float]:
+        """The versions of a model that are told apart, and when each answered last."""
+        found: dict[str, float] = {}
+        series: Iterable[tuple[tuple[str, ...], Histogram | Calls]] = [*self.requests.items(), *self.calls.items()]
+        for key, one in series:
+            if key[0] == model and key[2] not in ("", OLDER):
+                found[key[2]] = max(one.last, found.get(key[2], 0.0))
+        return found
+
+    def _fold(self, model: str, version: str) -> None:
+        """One of the other versions from now on."""
+        for asked in [one for one in self.requests if (one[0], one[2]) == (model, version)]:
+            self._request((model, asked[1], OLDER), *asked[3:]).take_in(self.requests.pop(asked))
+        for called in [one for one in self.calls if (one[0], one[2]) == (model, version)]:
+            self._call((model, called[1], OLDER)).take_in(self.calls.pop(called))
+
+    # For those who look -----------------------------------------------------------------------------------------------
+
+    def text(self) -> bytes:
+        """All of it as Prometheus reads it, in `content_type`. Any thread may ask: it takes a few milliseconds."""
+        with self._asking:
+            return self._exposition.text()
+
+    def statistics(self, model: str) -> Mapping[str, Statistics]:
+        """What each version of a model did that is told apart, by its number."""
+        found = {version: Statistics(last=last) for version, last in self._apart(model).items()}
+        for (owner, _, version, _, code), one in self.requests.items():
+            if owner != model or version not in found:
+                continue
+            if code == OK:
+                found[version].succeeded += one.count
+                found[version].succeeded_seconds += one.sum
+            else:
+                found[version].failed += one.count
+                found[version].failed_seconds += one.sum
+        for (owner, _, version), calls in self.calls.items():
+            if owner == model and version in found:
+                found[version].calls += calls.count
+                found[version].rows += int(calls.rows.sum)
+                found[version].computed += int(calls.requests.sum)
+                found[version].computed_seconds += calls.waited
+        return found
+
+    def followed(self) -> list[Followed]:
+        """How long restores and swaps take, of every follower there is now."""
+        followers = [] if self.models is None else list(self.models.followers())
+        for gone in self._followed.keys() - set(followers):
+            self._followed.pop(gone).close()
+        for one in followers:
+            if one not in self._followed:
+                self._followed[one] = Followed(one)
+        return list(self._followed.values())

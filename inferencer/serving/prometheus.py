@@ -1,0 +1,172 @@
+"""Exposition: the metrics as Prometheus reads them, with what followers and the process say of themselves then."""
+
+from __future__ import annotations
+
+import platform
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily
+from prometheus_client.exposition import CONTENT_TYPE_LATEST as CONTENT_TYPE
+from prometheus_client.metrics_core import Metric
+
+from inferencer.serving.counts import Histogram
+from paramsync.following.status import State, Status
+from paramsync.program.prometheus import Page
+from paramsync.program.release import release
+
+if TYPE_CHECKING:
+    from inferencer.serving.metrics import Metrics
+
+__all__ = ["CONTENT_TYPE", "Exposition"]
+
+_ENTRIES = {"rest": "REST"}  # by protocol what TensorFlow Serving calls it
+_VERSION = ("model", "signature", "version")
+
+
+class Exposition(Page):
+    """Reads what there is to say whenever it is asked."""
+
+    def __init__(self, metrics: Metrics, *, as_tf_serving: bool = False) -> None:
+        self._metrics = metrics
+        self._as_tf_serving = as_tf_serving
+        self._build = InfoMetricFamily("paramsync_build", "What answers.", value=_build())
+        super().__init__()
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._of_requests()
+        yield from self._of_calls()
+        yield from self._of_models()
+        yield from self._of_followers()
+        if self._as_tf_serving:
+            yield from self._of_requests_as_tf_serving()
+        yield self._build
+
+    def _of_requests(self) -> Iterator[Metric]:
+        answered = CounterMetricFamily(
+            "paramsync_requests", "Requests answered or refused.", labels=(*_VERSION, "protocol", "code")
+        )
+        seconds = HistogramMetricFamily(
+            "paramsync_request_seconds",
+            "From the arrival of a request to its answer, where it was not refused.",
+            labels=(*_VERSION, "protocol"),
+        )
+        for (*common, code), one in list(self._metrics.requests.items()):
+            answered.add_metric([*common, code], one.count)
+            if code == "OK":
+                _add(seconds, common, one)
+        yield from (answered, seconds)
+
+    def _of_requests_as_tf_serving(self) -> Iterator[Metric]:
+        """Its names, labels and units. It knows no version and no signature."""
+        counts: Counter[tuple[str, str]] = Counter()
+        latencies: dict[tuple[str, str], Histogram] = {}
+        for (model, _, _, protocol, code), one in list(self._metrics.requests.items()):
+            counts[model, code] += one.count
+            if code == "OK":
+                entry = latencies.setdefault((model, _ENTRIES.get(protocol, "GRPC")), Histogram(one.bounds))
+                entry.take_in(one)
+        answered = Metric(":tensorflow:serving:request_count", "The total number of requests.", "untyped")
+        for (model, code), count in counts.items():
+            answered.add_sample(answered.name, {"model_name": model, "status": code}, count)
+        taken = HistogramMetricFamily(
+            ":tensorflow:serving:request_latency",
+            "Distribution of wall time (in microseconds) for requests that were answered.",
+            labels=("model_name", "entrypoint"),
+        )
+        for key, one in latencies.items():
+            _add(taken, key, one, scale=1e6)
+        yield from (answered, taken)
+
+    def _of_calls(self) -> Iterator[Metric]:
+        rows = HistogramMetricFamily("paramsync_batch_rows", "Rows in each call of a model.", labels=_VERSION)
+        requests = HistogramMetricFamily(
+            "paramsync_batch_requests", "Requests in each call of a model.", labels=_VERSION
+        )
+        for key, one in list(self._metrics.calls.items()):
+            _add(rows, key, one.rows)
+            _add(requests, key, one.requests)
+        waiting = self._metrics.waiting()
+        yield from (rows, requests)
+        yield GaugeMetricFamily("paramsync_queue_depth", "Requests that wait for a call.", value=waiting)
+
+    def _of_models(self) -> Iterator[Metric]:
+        state = _gauge("paramsync_model_state", "1 for the state that the model is in.", "state")
+        version = _gauge("paramsync_served_version", "The version that serves.")
+        step = _gauge("paramsync_served_step", "The training step of the version that serves.")
+        seconds = _gauge("paramsync_lag_seconds", "How long the newest published version has not served; 0: it serves.")
+        since = _gauge(
+            "paramsync_since_publication_seconds", "How long ago the newest version in the store was published."
+        )
+        age = _gauge("paramsync_serving_age_seconds", "How long ago the training step was that answers come from.")
+        versions = _gauge("paramsync_lag_versions", "Published versions newer than the one that serves.")
+        resident = _gauge("paramsync_resident_versions", "Versions in memory that requests may name.")
+        pinned = _gauge("paramsync_pinned", "1 where the model is pinned to a version.")
+        labels = _gauge("paramsync_label_version", "The version that a label names.", "label")
+        for name, status in self._statuses():
+            serving = status.serving
+            for one in State:
+                state.add_metric([name, one.value], one is status.state)
+            for gauge, value in (
+                (version, None if serving is None else serving.number),
+                (step, None if serving is None else serving.step),
+                (seconds, status.lag_seconds),
+                (since, status.since_publication_seconds),
+                (age, status.serving_age_seconds),
+                (versions, status.lag_versions),
+                (resident, len(status.resident)),
+                (pinned, status.pinned is not None),
+            ):
+                if value is not None:
+                    gauge.add_metric([name], value)
+            for label, number in sorted(status.labels.items()):
+                labels.add_metric([name, label], number)
+        yield from (state, version, step, seconds, since, age, versions, resident, pinned, labels)
+
+    def _statuses(self) -> list[tuple[str, Status]]:
+        models = self._metrics.models
+        return [] if models is None else [(one.name, one.status()) for one in models]
+
+    def _of_followers(self) -> Iterator[Metric]:
+        restores = _counter("paramsync_restores", "Versions brought into memory.")
+        swaps = _counter("paramsync_swaps", "Times that another version came to serve.")
+        quarantines = _counter("paramsync_quarantines", "Versions that could not be used.")
+        restoring = HistogramMetricFamily(
+            "paramsync_restore_seconds", "What it took to bring a version into memory and check it.", labels=("model",)
+        )
+        swapping = HistogramMetricFamily(
+            "paramsync_swap_seconds", "What it took to have a version in memory serve.", labels=("model",)
+        )
+        for one in self._metrics.followed():
+            status = one.follower.status()
+            restores.add_metric([status.model], status.restores)
+            swaps.add_metric([status.model], status.swaps)
+            quarantines.add_metric([status.model], status.quarantines)
+            _add(restoring, [status.model], one.restores)
+            _add(swapping, [status.model], one.swaps)
+        yield from (restores, swaps, quarantines, restoring, swapping)
+
+
+def _gauge(name: str, said: str, *labels: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(name, said, labels=("model", *labels))
+
+
+def _counter(name: str, said: str) -> CounterMetricFamily:
+    return CounterMetricFamily(name, said, labels=("model",))
+
+
+def _add(family: HistogramMetricFamily, labels: Sequence[str], one: Histogram, *, scale: float = 1) -> None:
+    total, buckets = 0, []
+    for bound, count in zip((*(str(bound * scale) for bound in one.bounds), "+Inf"), one.buckets, strict=True):
+        total += count
+        buckets.append((bound, total))
+    family.add_metric(labels, buckets, one.sum * scale)
+
+
+def _build() -> dict[str, str]:
+    return {
+        "version": release(),
+        "tensorflow": release("tensorflow"),
+        "python": platform.python_version(),
+    }

@@ -1,0 +1,254 @@
+"""The models of one server by name, and how they become other ones while it runs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from inferencer.serving.call_with_timeout import aside
+from inferencer.serving.served import Maker, Served, followers_of
+from inferencer.settings.settings import AnySettings, ModelSettings, check_models
+from paramsync.errors import NotServingError, RequestError, SyncError, UnknownModelError
+from paramsync.following.change import Change
+from paramsync.following.follower import Follower
+from paramsync.following.operator_requests import Action
+from paramsync.following.status import State
+
+_SECONDS = 50.0  # for a first look and what is restored then
+_SECONDS_TO_CHOOSE = 10.0  # what is in memory; a follower that takes longer is in a look that does not end
+
+
+class Models:
+    """Iterates over what is served. Lives on one event loop, but for `find`, which any thread may call.
+
+    The table is replaced as a whole: whoever has found something keeps what he has found.
+    """
+
+    def __init__(self, models: Sequence[AnySettings], maker: Maker) -> None:
+        """Raises ParamsyncError where one of them cannot be made."""
+        self._maker = maker
+        self._served: Mapping[str, Served] = maker.make(models, {})
+        self._awaited = [*self._served.values()]
+        self._changes: set[asyncio.Task[None]] = set()
+        self._changing = asyncio.Lock()
+        self._draining = False
+        self.changed = asyncio.Event()
+        """Set once there are other models; the next change sets another event."""
+
+    def __iter__(self) -> Iterator[Served]:
+        return iter(self._served.values())
+
+    def find(self, model: str) -> Served:
+        """Raises UnknownModelError."""
+        served = self._served
+        if model not in served:
+            raise UnknownModelError(model, served)
+        return served[model]
+
+    def batched(self, model: str) -> bool:
+        """Whether requests of this model that wait together may go in one call."""
+        served = self._served.get(model)
+        return served is None or served.batched
+
+    def some(self, model: str) -> list[Served]:
+        """The one of that name; all where none is named. Raises UnknownModelError."""
+        return [self.find(model)] if model else list(self)
+
+    def followers(self, model: str = "") -> list[Follower]:
+        """Those of one model, or of all, each once. Raises UnknownModelError."""
+        return followers_of(self.some(model))
+
+    def follower(self, model: str) -> Follower:
+        """The one to be told what to do; a server of one model need not be told its name.
+
+        Raises UnknownModelError, and RequestError for a model that is joined from others.
+        """
+        if not model and len(self._served) == 1:
+            model = next(iter(self._served))
+        followers = self.find(model).followers
+        if len(followers) > 1:
+            parts = " and ".join(one.model for one in followers)
+            raise RequestError(f"model {model!r}: expected one with a store, found one joined from {parts}: name these")
+        return followers[0]
+
+    def missing(self) -> dict[str, str]:
+        """Of the models that were there from the start those that do not serve, or not yet, and why, if that is known.
+
+        One that is added later and has nothing to serve takes nothing away from callers of the others.
+        """
+        statuses = {one.name: one.status() for one in self._awaited}
+        return {name: status.obstacle for name, status in statuses.items() if status.state is not State.SERVING}
+
+    async def apply(self, models: Sequence[AnySettings], changes: Mapping[str, Change] | None = None) -> None:
+        """Serve these from now on, and nothing else, with these `changes` of pins, labels and memory, by model.
+
+        1. Where what is said is wrong, nothing changes.
+        2. New ones look at their stores, and restore what they find, aside; the others bring into memory what their
+           changes need. Until here all that may fail is done, and nobody sees any of it.
+        3. One assignment: from here on requests find the new ones, and the others no more; watchers are told.
+        4. What is gone is followed no more, and let go of when no request holds it.
+        5. The changes are chosen. What others chose meanwhile, and the changes do not name, stays.
+
+        Returns when all of that is so. A new model serves then, unless its store is empty as yet and nothing served
+        under its name. A model of which nothing is said that was not said before stays what it is. Once begun it goes
+        on to the end, whether its caller stays or not. Raises SettingsError, StoreError, UnknownVersionError, SyncError
+        where a version cannot be used or takes too long, NotServingError once draining, and, where all is chosen but a
+        store does not answer, TimeoutError.
+        """
+        change = asyncio.ensure_future(self._apply(tuple(models), changes or {}))
+        self._changes.add(change)
+        change.add_done_callback(self._changes.discard)
+        await asyncio.shield(change)
+
+    async def _apply(self, models: Sequence[AnySettings], changes: Mapping[str, Change]) -> None:
+        async with self._changing:
+            before = self._served
+            known = [one.settings for one in before.values()]
+            await aside(partial(check_models, models, known=known), "a look at the stores of new models")
+            changes = {**_said_anew(models, before), **changes}
+            served = await aside(partial(self._maker.make, models, before, changes), "what was kept of new models")
+            steps = _steps(served, before, changes)
+            try:
+                await _prepared(steps)
+                self._check(served)
+            except BaseException:
+                self._maker.end(served.values(), kept=before.values())
+                for one in steps:
+                    one.follower.hold(None)
+                raise
+            self._served = served
+            self._awaited = [served[one.name] for one in self._awaited if _is_there(one, served)]
+            changed, self.changed = self.changed, asyncio.Event()
+            changed.set()
+            self._maker.end(before.values(), kept=served.values())
+            await _chosen(steps)
+
+    def _check(self, served: Mapping[str, Served]) -> None:
+        """Raise NotServingError once draining, SyncError for a model that serves and would not any more."""
+        if self._draining:
+            raise NotServingError(", ".join(served), "the server is stopping")
+        for name, one in served.items():
+            known = self._served.get(name)
+            if known is None or known is one or known.status().serving is None or one.status().serving is not None:
+                continue
+            try:
+                one.take()
+            except NotServingError as error:
+                raise SyncError(f"{error}; what was served goes on") from error
+
+    def start(self) -> None:
+        """Follow every store."""
+        for one in self.followers():
+            one.start()
+
+    async def looked(self) -> None:
+        """Returns once every store was looked at, and what was there restored; or some time later."""
+        await _first_looks(self.followers())
+
+    def drain(self) -> None:
+        """Nothing more is restored, what is asked of a follower is refused, and what serves goes on serving."""
+        self._draining = True
+        for one in self.followers():
+            one.drain()
+
+    async def close(self) -> None:
+        """End every follower, after the restore it may be at."""
+        await asyncio.gather(*(asyncio.to_thread(one.close) for one in self.followers()))
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """What one follower has to do for other models to be served."""
+
+    follower: Follower
+    change: Change
+    is_new: bool
+
+
+def _said_anew(models: Sequence[AnySettings], before: Mapping[str, Served]) -> dict[str, Change]:
+    """What the settings of models say otherwise than before: labels, and how much is in memory.
+
+    Those of a new model are wanted from its start, whether their versions are there yet or not.
+    """
+    changes = {}
+    for one in models:
+        if isinstance(one, ModelSettings):
+            known = before[one.name].settings if one.name in before else None
+            labels = known.labels if isinstance(known, ModelSettings) and known.store == one.store else one.labels
+            anew = {label: number for label, number in one.labels.items() if labels.get(label) != number}
+            changes[one.name] = Change(labels=anew, latest=one.latest)
+    return changes
+
+
+async def _first_looks(followers: Sequence[Follower]) -> None:
+    looks = [asyncio.wrap_future(one.looked) for one in followers]
+    if looks:
+        await asyncio.wait(looks, timeout=_SECONDS)
+
+
+def _steps(served: Mapping[str, Served], before: Mapping[str, Served], changes: Mapping[str, Change]) -> list[_Step]:
+    """For who follows already, none where all is so."""
+    known = followers_of(before.values())
+    steps = []
+    for name, one in served.items():
+        if isinstance(one.settings, ModelSettings):
+            [follower], change = one.followers, changes[name]
+            if follower not in known:
+                steps.append(_Step(follower, change, is_new=True))
+            elif not change.is_so(follower.status(), follower.latest):
+                steps.append(_Step(follower, change, is_new=False))
+    return steps
+
+
+async def _prepared(steps: Sequence[_Step]) -> None:
+    """Has the new ones follow their stores, and all of them bring into memory what they will need.
+
+    They do so on their own threads: one that never comes back, from a directory that hangs or a graph that does not
+    end, keeps neither the next change nor the end of the process waiting.
+    """
+    answers = {}
+    for one in steps:
+        one.follower.hold(one.change)
+        action = Action.BEGIN if one.is_new else Action.PREPARE
+        answers[asyncio.wrap_future(one.follower.ask(action, change=one.change))] = one.follower.model
+        if one.is_new:
+            one.follower.start()
+    if not answers:
+        return
+    done, late = await asyncio.wait(answers, timeout=_SECONDS, return_when=asyncio.FIRST_EXCEPTION)
+    for answer in late:
+        answer.cancel()
+    for error in [answer.exception() for answer in done]:
+        if error is not None:
+            raise error
+    if late:
+        names = ", ".join(answers[answer] for answer in late)
+        raise SyncError(f"{names}: what is asked for was not in memory within {_SECONDS:g} s; nothing changed")
+
+
+async def _chosen(steps: Sequence[_Step]) -> None:
+    """Nothing of it can fail by now, but that the server ends."""
+    answers = {}
+    for one in steps:
+        answer = one.follower.ask(Action.CHANGE, change=one.change)
+        answer.add_done_callback(partial(_let_go, one.follower))
+        answers[asyncio.wrap_future(answer)] = one.follower.model
+    if not answers:
+        return
+    done, late = await asyncio.wait(answers, timeout=_SECONDS_TO_CHOOSE)
+    for error in [answer.exception() for answer in done]:
+        if error is not None:
+            raise error
+    if late:
+        names = ", ".join(answers[answer] for answer in late)
+        raise TimeoutError(f"all is chosen, and comes true for {names} once the follower has its store's answer")
+
+
+def _let_go(follower: Follower, _: object) -> None:
+    follower.hold(None)
+
+
+def _is_there(one: Served, served: Mapping[str, Served]) -> bool:
+    return one.name in served and served[one.name].followers == one.followers

@@ -1,0 +1,63 @@
+"""ModelSpec: which model, version and signature a request names, and which ones answered."""
+
+from __future__ import annotations
+
+from collections.abc import Sized
+
+from tensorflow_serving.apis import model_pb2
+
+from inferencer.serving.registry import Models
+from paramsync.errors import InputError, NotServingError, UnknownModelError, UnknownVersionError
+from paramsync.inference.resident import Resident
+
+_MOST_NAMES = 4096
+_NO_SERVABLE = "Servable not found"  # TensorFlow Serving's clients look for its word to see that a server is up
+
+
+def check_count(what: str, names: Sized) -> None:
+    """Raise InputError where more is named than any model has, before time is spent on each."""
+    if len(names) > _MOST_NAMES:
+        raise InputError(what, expected=f"at most {_MOST_NAMES} of them", found=len(names))
+
+
+def named(spec: model_pb2.ModelSpec) -> str:
+    """The model. Raises InputError."""
+    if not spec.name:
+        raise InputError("model_spec", expected="the name of a model", found="none")
+    return str(spec.name)
+
+
+def taken(models: Models, spec: model_pb2.ModelSpec) -> Resident:
+    """The version that answers: by number, by label, or the one that serves.
+
+    0 is the one that serves too, where there is no version 0: some clients say so when they mean any.
+
+    Raises InputError, UnknownModelError, UnknownVersionError, UnknownLabelError, NotServingError.
+    """
+    try:
+        served = models.find(named(spec))
+        if not spec.HasField("version"):
+            return served.take(None, spec.version_label)
+        try:
+            return served.take(spec.version.value)
+        except UnknownVersionError:
+            if spec.version.value:
+                raise
+            return served.take()
+    except (UnknownModelError, NotServingError) as error:
+        error.args = (f"{_NO_SERVABLE}: {error}",)
+        raise
+
+
+def answered(model: str, one: Resident, signature: str) -> model_pb2.ModelSpec:
+    """What an answer says of itself."""
+    spec = model_pb2.ModelSpec()
+    fill(spec, model, one, signature)
+    return spec
+
+
+def fill(spec: model_pb2.ModelSpec, model: str, one: Resident, signature: str) -> None:
+    """Say it in place."""
+    spec.name = model
+    spec.signature_name = signature
+    spec.version.value = one.version.number

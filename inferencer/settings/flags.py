@@ -1,0 +1,177 @@
+"""The command line's grammar. What is not given is not in what it finds, so that a file may say it."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from inferencer.settings import readers
+from paramsync.program.flags import Parser, seconds, whole
+from paramsync.rpc.addresses import CONTROL_PORT, HOST, PREDICTIONS_PORT, REST_PORT, read_port
+
+OF_MODELS = {
+    "inputs": "--inputs",
+    "outputs": "--outputs",
+    "graph": "--graph",
+    "verify": "--verify",
+    "resident": "--resident",
+    "allowed": "--allow-op",
+    "trainers": "--trainer",
+}
+"""What is said of models of the command line: but for trainers, of every one, by the name it has in ModelSettings."""
+
+VERIFICATIONS = ("auto", "checksums", "sizes")
+read_resident = whole(1, 1000)
+read_poll = seconds(below=86400)
+read_queue = whole(1, 1_000_000)
+read_rows = whole(1, 1_000_000)
+
+_MEGABYTES = whole(1, 2047)  # gRPC counts bytes in 32 bits
+_EXAMPLES = """\
+examples:
+  python -m inferencer --model digits=/dev/shm/digits
+  python -m inferencer --model digits=/dev/shm/digits --trainer 127.0.0.1:8503
+  python -m inferencer --model a=/stores/a --model b=/stores/b --resident 3
+  python -m inferencer --model a=/a --model b=/b --trainer b=other-host:8503
+  python -m inferencer --model mlp=/checkpoints --inputs x:0 --outputs y:0
+  python -m inferencer --config models.toml --port 9000
+"""
+
+
+def read_message(text: str) -> int:
+    """Megabytes, as bytes."""
+    return _MEGABYTES(text) << 20
+
+
+def parser() -> argparse.ArgumentParser:
+    parser = Parser(
+        prog="python -m inferencer",
+        description="Serves predictions from the newest published version.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        argument_default=argparse.SUPPRESS,
+        allow_abbrev=False,
+    )
+    _add_models(parser)
+    _add_server(parser)
+    return parser
+
+
+def _add_models(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("what is served").add_argument
+    add("--model", action="append", type=_model, metavar="NAME=STORE", help="a model and its store; may be repeated")
+    add(
+        "--config",
+        type=Path,
+        metavar="FILE.toml",
+        help="models, connected ones among them, and everything else, from a file, instead of --model",
+    )
+    add("--inputs", type=readers.tensors, metavar="x:0,...", help="tensors, for stores that TensorFlow's Saver writes")
+    add("--outputs", type=readers.tensors, metavar="y:0,...", help="tensors, for stores that TensorFlow's Saver writes")
+    add(
+        "--graph",
+        type=readers.path,
+        metavar="PATH",
+        help="a graph file or the directory of a SavedModel, for checkpoints that come without a graph",
+    )
+    add(
+        "--verify",
+        choices=VERIFICATIONS,
+        help="what is checked of a version before it serves: every byte, and every value at which the publisher did not"
+        " look (checksums); or that as well, unless its files are in this machine's memory as our publisher left"
+        " them, or were verified for the version that serves (auto, the default); or only names, shapes, dtypes and"
+        " sizes; what TensorFlow itself wrote is always checked in full",
+    )
+    add(
+        "--resident",
+        type=read_resident,
+        metavar="N",
+        help="versions that stay in memory, the serving one among them: going back to one of them is immediate"
+        " (default: 2)",
+    )
+    add(
+        "--allow-op",
+        dest="allowed",
+        action=_Appended,
+        type=readers.op,
+        metavar="NAME",
+        help="an op that a graph may use although it does more than compute, such as ReadFile; may be repeated",
+    )
+    add(
+        "--trainer",
+        dest="trainers",
+        action=_Appended,
+        type=readers.trainer,
+        metavar="[MODEL=]HOST:PORT",
+        help="whom a fresh sync asks to publish first; repeated where models have trainers of their own",
+    )
+
+
+def _add_server(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("how it is served").add_argument
+    add("--host", type=readers.host, metavar="ADDRESS", help=f"address to listen on (default: {HOST})")
+    for option, default, what in (
+        ("--port", PREDICTIONS_PORT, "predictions, by gRPC"),
+        ("--rest-port", REST_PORT, "predictions by HTTP, health and metrics"),
+        ("--control-port", CONTROL_PORT, "status, sync and pins"),
+    ):
+        add(option, type=read_port, metavar="N", help=f"{what} (default: {default}; 0: any free)")
+    add(
+        "--poll-seconds",
+        type=read_poll,
+        metavar="S",
+        help="how often to look where the file system does not say that something is new (default: 5)",
+    )
+    add(
+        "--state",
+        type=readers.path,
+        metavar="DIR",
+        help="where pins and labels are remembered (default: paramsync/CONTROL_PORT in $XDG_STATE_HOME or"
+        " ~/.local/state)",
+    )
+    add(
+        "--reload-root",
+        dest="reload_roots",
+        action=_Appended,
+        type=readers.path,
+        metavar="DIR",
+        help="callers may change the models that are served (HandleReloadConfigRequest), to any whose stores are below"
+        " this folder; may be repeated (default: any folder where --host is a loopback address, else refused)",
+    )
+    add(
+        "--queue",
+        type=read_queue,
+        metavar="N",
+        help="predictions that may wait or be computed; more are refused at once (default: 1024)",
+    )
+    add(
+        "--batch-rows",
+        type=read_rows,
+        metavar="N",
+        help="rows that go into one call when requests wait together; 1: each goes alone (default: 256)",
+    )
+    add(
+        "--max-message-mb",
+        dest="message_bytes",
+        type=read_message,
+        metavar="N",
+        help="the largest request or answer (default: 64)",
+    )
+
+
+class _Appended(argparse.Action):
+    """Like append, as a tuple."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: object, option: object = None
+    ) -> None:
+        setattr(namespace, self.dest, (*getattr(namespace, self.dest, ()), values))
+
+
+def _model(text: str) -> tuple[str, Path]:
+    name, _, store = text.partition("=")
+    try:
+        return readers.name(name), readers.path(store)
+    except argparse.ArgumentTypeError as error:
+        problem = f"expected NAME=STORE, such as digits=/var/lib/paramsync/digits, found {text!r}: {error}"
+        raise argparse.ArgumentTypeError(problem) from None

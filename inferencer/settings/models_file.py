@@ -1,0 +1,228 @@
+"""The file that says which models are served, and how: TOML, read whole or refused with the place that is wrong."""
+
+from __future__ import annotations
+
+import sys
+from argparse import ArgumentTypeError
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from inferencer.settings import flags, readers
+from paramsync.errors import SettingsError
+from paramsync.following.pins_file import MOST_LABELS
+from paramsync.rpc.addresses import read_port
+from paramsync.store.layout import NUMBERS
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+_LIMIT = 1 << 20  # bytes; a larger one is another file
+_SHOWN = 60  # characters of what was found
+
+Read: TypeAlias = Callable[[Any], Any]
+"""From TOML's value to ours. Raises ArgumentTypeError: expected this, found that."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelsFile:
+    """What the file says, by the names that Settings and, for each model, its settings have."""
+
+    server: Mapping[str, Any]
+    models: Mapping[str, Mapping[str, Any]]
+
+
+def read(path: Path) -> ModelsFile:
+    """Paths in it start from where it is. Raises SettingsError."""
+    content = _content(path)
+    where = f"--config {path}:"
+    for table in content.keys() - {"server", "models"}:
+        raise SettingsError(f"{where} expected [server] and [models.NAME], found {table!r}")
+    server = _values(content.get("server", {}), _server(path.parent), f"{where} [server]")
+    tables = content.get("models", {})
+    if not (isinstance(tables, dict) and tables):
+        raise SettingsError(f"{where} expected one [models.NAME] or more, found {_shown(tables) if tables else 'none'}")
+    models = {name: _model(name, table, path.parent, f"{where} [models.{name}]") for name, table in tables.items()}
+    return ModelsFile(server, models)
+
+
+def _content(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            content = file.read(_LIMIT + 1)
+    except OSError as error:
+        raise SettingsError(f"--config {path}: cannot be read: {error.strerror}") from error
+    if len(content) > _LIMIT:
+        raise SettingsError(f"--config {path}: expected a file of at most {_LIMIT} bytes, found a larger one")
+    try:
+        return tomllib.loads(content.decode())
+    except UnicodeDecodeError as error:
+        raise SettingsError(f"--config {path}: expected text in UTF-8, found {error.reason}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise SettingsError(f"--config {path}: expected TOML, found a mistake: {error}") from error
+    except RecursionError as error:
+        raise SettingsError(f"--config {path}: expected TOML, found lists in lists without end") from error
+    except ValueError as error:
+        raise SettingsError(f"--config {path}: expected TOML, found a number of too many digits") from error
+
+
+def _model(name: str, table: Any, base: Path, where: str) -> dict[str, Any]:
+    try:
+        readers.name(name)
+    except ArgumentTypeError as error:
+        raise SettingsError(f"{where} {error}") from error
+    if not isinstance(table, dict):
+        raise SettingsError(f"{where} expected a table, found {_shown(table)}")
+    if ("connect" in table) == ("store" in table):
+        found = "both" if "store" in table else "neither"
+        raise SettingsError(f"{where} expected store, or connect = [FIRST, SECOND], found {found}")
+    if "store" in table:
+        return _values(table, _stored(base), where)
+    values = _values(table, _CONNECTED, where)
+    if "inputs" not in values:
+        raise SettingsError(
+            f'{where} inputs: expected a table, such as {{ features = "embedding" }}, from inputs of the second to'
+            " outputs of the first, found none"
+        )
+    values["first"], values["second"] = values.pop("connect")
+    return values
+
+
+def _values(table: Any, known: Mapping[str, tuple[str, Read]], where: str) -> dict[str, Any]:
+    if not isinstance(table, dict):
+        raise SettingsError(f"{where} expected a table, found {_shown(table)}")
+    found = {}
+    for key, value in table.items():
+        if key not in known:
+            raise SettingsError(f"{where} {key}: expected one of {', '.join(known)}, found {key!r}")
+        name, reading = known[key]
+        try:
+            found[name] = reading(value)
+        except ArgumentTypeError as error:
+            raise SettingsError(f"{where} {key}: {error}") from error
+    return found
+
+
+# What each key is called in our settings, and how its value is read ---------------------------------------------------
+
+
+def _server(base: Path) -> dict[str, tuple[str, Read]]:
+    return {
+        "host": ("host", _text(readers.host)),
+        "port": ("port", _whole(read_port)),
+        "rest_port": ("rest_port", _whole(read_port)),
+        "control_port": ("control_port", _whole(read_port)),
+        "poll_seconds": ("poll_seconds", _number(flags.read_poll)),
+        "state": ("state", _path(base)),
+        "reload_roots": ("reload_roots", _texts(_path(base))),
+        "queue": ("queue", _whole(flags.read_queue)),
+        "batch_rows": ("batch_rows", _whole(flags.read_rows)),
+        "max_message_mb": ("message_bytes", _whole(flags.read_message)),
+    }
+
+
+def _stored(base: Path) -> dict[str, tuple[str, Read]]:
+    return {
+        "store": ("store", _path(base)),
+        "graph": ("graph", _path(base)),
+        "inputs": ("inputs", _texts(readers.tensor)),
+        "outputs": ("outputs", _texts(readers.tensor)),
+        "verify": ("verify", _text(_verification)),
+        "resident": ("resident", _whole(flags.read_resident)),
+        "trainer": ("trainer", _text(readers.called)),
+        "allow_op": ("allowed", _texts(readers.op)),
+        "labels": ("labels", _labels),
+        "batching": ("batching", _either),
+    }
+
+
+def _text(read: Callable[[str], Any] = str) -> Read:
+    return lambda value: read(_expected(value, isinstance(value, str), "text"))
+
+
+def _whole(read: Callable[[str], Any]) -> Read:
+    return lambda value: read(str(_expected(value, _is_whole(value), "a whole number")))
+
+
+def _number(read: Callable[[str], Any]) -> Read:
+    return lambda value: read(str(_expected(value, _is_whole(value) or isinstance(value, float), "a number")))
+
+
+def _path(base: Path) -> Read:
+    def reading(text: str) -> Path:
+        try:
+            return base / readers.path(text).expanduser()
+        except RuntimeError as error:
+            raise ArgumentTypeError(f"expected a path, found {_shown(text)} of a user who has no home here") from error
+
+    return _text(reading)
+
+
+def _texts(read: Callable[[str], Any]) -> Read:
+    def reading(value: Any) -> tuple[Any, ...]:
+        one_or_more = isinstance(value, list) and bool(value) and all(isinstance(one, str) for one in value)
+        return tuple(read(one) for one in _expected(value, one_or_more, "a list of texts"))
+
+    return reading
+
+
+def _either(value: Any) -> Any:
+    return _expected(value, isinstance(value, bool), "true or false")
+
+
+def _labels(value: Any) -> dict[str, int]:
+    table = _expected(value, isinstance(value, dict), "a table of versions by label, such as { stable = 420 }")
+    if len(table) > MOST_LABELS:
+        raise ArgumentTypeError(f"expected at most {MOST_LABELS} labels, found {len(table)}")
+    for label, number in table.items():
+        readers.name(label)
+        if not (_is_whole(number) and 0 <= number < NUMBERS):
+            raise ArgumentTypeError(f"expected the number of a version for {label}, found {_shown(number)}")
+    return dict(table)
+
+
+def _connect(value: Any) -> tuple[str, str]:
+    two = isinstance(value, list) and len(value) == 2 and all(isinstance(one, str) for one in value)
+    first, second = _expected(value, two and value[0] != value[1], 'two models, such as ["encoder", "head"]')
+    return first, second
+
+
+def _joints(value: Any) -> dict[str, str]:
+    good = isinstance(value, dict) and bool(value) and all(isinstance(one, str) for one in value.values())
+    return dict(_expected(value, good, 'a table from inputs to outputs, such as { features = "embedding" }'))
+
+
+_CONNECTED: dict[str, tuple[str, Read]] = {
+    "connect": ("connect", _connect),
+    "inputs": ("inputs", _joints),
+    "outputs": ("outputs", _texts(readers.tensor)),
+}
+
+
+def _verification(text: str) -> str:
+    if text not in flags.VERIFICATIONS:
+        raise ArgumentTypeError(
+            f"expected {', '.join(flags.VERIFICATIONS[:-1])} or {flags.VERIFICATIONS[-1]}, found {text!r}"
+        )
+    return text
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 63  # TOML promises no more
+
+
+def _expected(value: Any, good: bool, what: str) -> Any:
+    if not good:
+        raise ArgumentTypeError(f"expected {what}, found {_shown(value)}")
+    return value
+
+
+def _shown(value: Any) -> str:
+    try:
+        text = str(value).lower() if isinstance(value, bool) else repr(value)
+    except ValueError:
+        text = "a number of too many digits"
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

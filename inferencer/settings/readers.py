@@ -1,0 +1,67 @@
+"""What operators write on the command line or in a file, one value at a time: read, or told what was expected."""
+
+from __future__ import annotations
+
+import re
+from argparse import ArgumentTypeError
+from pathlib import Path
+from urllib.parse import quote
+
+from paramsync.errors import SettingsError
+from paramsync.rpc.addresses import check_address
+
+_NAME = 200  # bytes as a file's name has them, which may be 255 with what stands around it
+
+
+def name(text: str) -> str:
+    """Of a model or a label: what may stand in a URL, a file's name and a metric as it is."""
+    if not re.fullmatch(r"[\w.-]+", text):
+        raise ArgumentTypeError(f"expected a name of letters, digits, '_', '.' and '-', found {text!r}")
+    if (size := len(quote(text, safe=""))) > _NAME:
+        found = f"{size} in {text[:20]!r}..."
+        raise ArgumentTypeError(f"expected a name of at most {_NAME} bytes, as a URL has them, found {found}")
+    return text
+
+
+def path(text: str) -> Path:
+    if not text or "\0" in text:
+        raise ArgumentTypeError(f"expected a path, found {text!r}")
+    return Path(text)
+
+
+def host(text: str) -> str:
+    if not text or re.search(r"\s", text):
+        raise ArgumentTypeError(f"expected an address to listen on, such as 127.0.0.1, found {text!r}")
+    return text
+
+
+def tensors(text: str) -> tuple[str, ...]:
+    """Names of tensors between commas."""
+    return tuple(tensor(one.strip(), instead_of=text) for one in text.split(","))
+
+
+def tensor(text: str, *, instead_of: str | None = None) -> str:
+    if not text:
+        found = text if instead_of is None else instead_of
+        raise ArgumentTypeError(f"expected names of tensors, such as x:0,y:0, found {found!r}")
+    return text
+
+
+def op(text: str) -> str:
+    if not re.fullmatch(r"[A-Za-z_][\w>]*", text):
+        raise ArgumentTypeError(f"expected the name of one op, such as ReadFile, found {text!r}")
+    return text
+
+
+def called(text: str) -> str:
+    """The address of another program."""
+    try:
+        return check_address(text)
+    except SettingsError as error:
+        raise ArgumentTypeError(str(error)) from error
+
+
+def trainer(text: str) -> tuple[str | None, str]:
+    """The model that it is of, None where it is of all that have none of their own; and the address."""
+    of, equals, address = text.rpartition("=")
+    return (name(of) if equals else None), called(address)

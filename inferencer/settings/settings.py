@@ -1,0 +1,223 @@
+"""What may be said to the server, and what is wrong with it, known before TensorFlow is imported."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import stat
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from inferencer.settings import flags, models_file
+from paramsync.errors import SettingsError, StoreError
+from paramsync.program.flags import check_text
+from paramsync.rpc.addresses import CONTROL_PORT, HOST, PREDICTIONS_PORT, REST_PORT, check_different
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSettings:
+    """A model and the store it is followed in.
+
+    `inputs` and `outputs` name tensors, for what TensorFlow's Saver wrote; `graph` is where the graph of parameters is
+    that come without one. `labels` are set at the start where no other ones are remembered. `trainer` is asked to
+    publish by a sync that wants what is not published yet. So many of the `latest` versions stay in memory where that
+    is said, and are brought there, in place of `resident` ones that served last.
+    """
+
+    name: str
+    store: Path
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+    graph: Path | None = None
+    verify: Literal["auto", "checksums", "sizes"] = "auto"
+    resident: int = 2
+    latest: int | None = None
+    allowed: tuple[str, ...] = ()
+    trainer: str | None = None
+    labels: Mapping[str, int] = field(default_factory=dict)
+    batching: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionSettings:
+    """Two models of the same server as one: `inputs` of the second are outputs of the first, by name."""
+
+    name: str
+    first: str
+    second: str
+    inputs: Mapping[str, str]
+    outputs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TfServing:
+    """What TensorFlow Serving's flags say beyond our own. With it the ports of predictions open as that server's do:
+    once every model was looked at."""
+
+    port: bool = True
+    """Whether gRPC listens on a port."""
+    http: bool = True
+    """Whether HTTP does."""
+    socket: Path | None = None
+    """A UNIX socket on which gRPC listens too."""
+    channel_arguments: tuple[tuple[str, int | str], ...] = ()
+    metrics_path: str | None = None
+    """Where the metrics are besides, its names among them."""
+    config_file: Path | None = None
+    """A ModelServerConfig as text: it is applied at the start, and again with each change."""
+    config_poll_seconds: float | None = None
+    """How often to look for one; None: never."""
+    changing_nothing: tuple[str, ...] = ()
+    """Flags that were given and are told at the start, with how it is here."""
+
+
+AnySettings: TypeAlias = "ModelSettings | ConnectionSettings"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What one run of the program is told. Ports: 0 is any free one. Without `state` pins end with the process.
+
+    Callers may have models served whose stores are below `reload_roots`; without them any store on loopback, else none.
+    """
+
+    models: tuple[AnySettings, ...]
+    host: str = HOST
+    port: int = PREDICTIONS_PORT
+    rest_port: int = REST_PORT
+    control_host: str | None = None
+    """None: the same host."""
+    control_port: int = CONTROL_PORT
+    poll_seconds: float = 5.0
+    state: Path | None = None
+    reload_roots: tuple[Path, ...] = ()
+    queue: int = 1024
+    batch_rows: int = 256
+    message_bytes: int = 64 << 20
+    tf_serving: TfServing | None = None
+
+
+def parse(arguments: Sequence[str]) -> Settings:
+    """Raises SettingsError, or StoreError for a store that cannot be one."""
+    check_text(arguments)
+    found = flags.parser().parse_args(arguments)
+    given = vars(found)
+    config, models = given.pop("config", None), given.pop("model", None)
+    of_models = {key: given.pop(key) for key in flags.OF_MODELS if key in given}
+    if (config is None) == (models is None):
+        instead = "neither" if config is None else "both"
+        raise SettingsError(f"expected --model NAME=STORE, repeated as needed, or --config FILE.toml, found {instead}")
+    if config is not None:
+        for key in of_models:
+            raise SettingsError(f"{flags.OF_MODELS[key]}: expected in [models.NAME] of {config}, found beside --config")
+        from_file = models_file.read(config)
+        served = tuple(_served(name, values) for name, values in from_file.models.items())
+        given = {**from_file.server, **given}  # what is said for one run counts more than what is written down
+        try:
+            check_models(served)
+        except (SettingsError, StoreError) as error:
+            raise SettingsError(f"--config {config}: {error}") from error
+    else:
+        trainers = _trainers(of_models.pop("trainers", ()), [name for name, _ in models])
+        served = tuple(
+            ModelSettings(name=name, store=store, trainer=trainers.get(name, trainers.get(None)), **of_models)
+            for name, store in models
+        )
+        if of_models.keys() & {"inputs", "outputs", "graph"} and len(served) > 1:
+            raise SettingsError(
+                "--inputs, --outputs and --graph are of one graph: expected one --model with them,"
+                f" found {len(served)}; a file given with --config says them of each"
+            )
+        check_models(served)
+    if given.get("port") == 0:
+        given.setdefault("rest_port", 0)
+    settings = Settings(models=served, **given)
+    check_different(ports(settings))
+    return settings if settings.state else dataclasses.replace(settings, state=_state(settings.control_port))
+
+
+def ports(settings: Settings) -> dict[str, int]:
+    """By the option that gives them."""
+    return {"--port": settings.port, "--rest-port": settings.rest_port, "--control-port": settings.control_port}
+
+
+def check_models(models: Collection[AnySettings], *, known: Collection[AnySettings] = ()) -> None:
+    """Whether one server could serve these together. Raises SettingsError, or StoreError for what never is a store.
+
+    The stores of those that are `known` are not looked at: one may be on a file system that answers no more.
+    """
+    stores = {one.name: one for one in models if isinstance(one, ModelSettings)}
+    names = [one.name for one in models]
+    for one in models:
+        if names.count(one.name) > 1:
+            raise SettingsError(f"model {one.name}: expected each name once, found it {names.count(one.name)} times")
+        if isinstance(one, ModelSettings):
+            if one not in known:
+                _check_model(one)
+        elif one.first == one.second or not {one.first, one.second} <= {*stores}:
+            raise SettingsError(
+                f"model {one.name}: expected two models that have a store to connect, of {', '.join(stores) or 'none'},"
+                f" found {one.first} and {one.second}"
+            )
+
+
+def _check_model(one: ModelSettings) -> None:
+    if bool(one.inputs) != bool(one.outputs):
+        raise SettingsError(f"model {one.name}: expected inputs and outputs together, found one of them")
+    if one.inputs and one.graph:
+        raise SettingsError(f"model {one.name}: expected inputs and outputs, or graph, which has its own, found both")
+    check_store(one.store)
+
+
+def check_store(path: Path) -> None:
+    """A store may be missing, as long as nobody publishes. Raises StoreError for what never can be one."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise StoreError(path, f"cannot be read: {error.strerror}") from error
+    if not stat.S_ISDIR(found.st_mode):
+        raise StoreError(path, "expected a directory, found a file")
+    if not os.access(path, os.R_OK | os.X_OK):
+        raise StoreError(path, "cannot be read: permission denied; the user that runs this must be able to list it")
+
+
+def prepare_environment() -> None:
+    """What TensorFlow and gRPC read when they are imported. What the operator has set stays."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")  # it serves on the CPU: no look for GPUs, no words about them
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+
+
+def _served(name: str, values: Mapping[str, Any]) -> AnySettings:
+    return ConnectionSettings(name=name, **values) if "first" in values else ModelSettings(name=name, **values)
+
+
+def _trainers(given: Sequence[tuple[str | None, str]], models: Collection[str]) -> dict[str | None, str]:
+    """By model; None: of those that have none of their own."""
+    trainers: dict[str | None, str] = {}
+    for model, address in given:
+        if model is not None and model not in models:
+            raise SettingsError(
+                f"--trainer {model}={address}: expected one of the models {', '.join(models)}, found {model!r}"
+            )
+        if model in trainers:
+            whose = "all models" if model is None else model
+            raise SettingsError(f"--trainer: expected one trainer for {whose}, found {trainers[model]} and {address}")
+        trainers[model] = address
+    return trainers
+
+
+def _state(control_port: int) -> Path | None:
+    """Where pins are remembered unless somebody says so: a server on any free port has no name to find them by."""
+    if not control_port:
+        return None
+    home = os.environ.get("XDG_STATE_HOME", "")
+    try:
+        base = Path(home) if Path(home).is_absolute() else Path("~/.local/state").expanduser()
+    except RuntimeError:  # a user without a home, as in a container that is told a number for its user
+        return None
+    return base / "paramsync" / str(control_port)

@@ -1,8 +1,0 @@
-"""python -m inferencer.tf_serving: the inferencer, started with the flags of tensorflow_model_server."""
-
-from __future__ import annotations
-
-from inferencer.__main__ import end, main
-
-if __name__ == "__main__":
-    end(main(parsing="inferencer.tf_serving.flags"))

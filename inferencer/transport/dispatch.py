@@ -1,0 +1,151 @@
+"""How a servicer's methods become calls of a server: bytes to messages and back, and errors to gRPC statuses."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from typing import Any, TypeGuard
+
+import grpc
+from google.protobuf import message_factory
+from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
+from google.protobuf.message import Message
+
+from inferencer.transport.drain import Door
+from inferencer.transport.errors import abort
+from inferencer.transport.partial_parsing import read
+from inferencer.transport.predictions import Prediction, Predictions
+from inferencer.transport.read_timeout import Arrivals
+from inferencer.transport.streams import Places, each
+from paramsync.errors import BusyError, TooLargeError
+
+_MOST = 1 << 18  # bytes of a request that does not predict: it is read on the event loop
+_MOST_WAITING = 256  # of each method that does not predict: some of them wait for a version to serve
+
+
+class Calls(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # it takes none when it runs
+    """Every call of a service, answered by the servicer's attribute of that name.
+
+    A coroutine, or an asynchronous generator where responses are a stream, lives on the event loop and gets the request
+    and the context. A Prediction is read and written, and its questions are asked. What the servicer lacks, gRPC itself
+    calls unimplemented.
+    """
+
+    def __init__(
+        self,
+        servicer: Any,
+        service: ServiceDescriptor,
+        predictions: Predictions,
+        streams: Places,
+        arrivals: Arrivals,
+        door: Door,
+    ) -> None:
+        self._predictions = predictions
+        self._streams = streams
+        self._arrivals = arrivals
+        self._door = door
+        self._handlers: dict[str, Any] = {}
+        self._predicting: set[str] = set()
+        for described in service.methods:
+            method, path = getattr(servicer, described.name, None), f"/{service.full_name}/{described.name}"
+            if method is not None:
+                self._handlers[path] = self._handler(method, described)
+            if _is_prediction(method):
+                self._predicting.add(path)
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        path = handler_call_details.method
+        if path in self._predicting:
+            self._predictions.announce()
+        return self._handlers.get(path)
+
+    def _handler(self, method: Any, described: MethodDescriptor) -> Any:
+        # without a deserializer gRPC hands over the bytes; its own answer to what cannot be parsed is an INTERNAL error
+        if _is_prediction(method):
+            return self._unary(self._predictions.answering(method, _kind(described)))
+        if described.client_streaming:
+            answer = self._predictions.answering(method.prediction, _kind(described))
+            return grpc.stream_stream_rpc_method_handler(self._limited(each(method, answer, self._arrivals)))
+        if described.server_streaming:
+            return self._streaming(self._limited(_streamed(method, described)))
+        return self._unary(_answered(method, described))
+
+    def _unary(self, answer: Callable[[bytes, Any], Awaitable[bytes]]) -> Any:
+        message, taken_up = self._arrivals.message, self._door.taken_up
+
+        async def call(_: Any, context: Any) -> bytes:
+            taken_up()
+            return await answer(await message(context), context)  # and the message is not kept here
+
+        return grpc.stream_unary_rpc_method_handler(call)  # for gRPC, so that the message is ours to wait for
+
+    def _streaming(self, answers: Callable[[bytes, Any], AsyncGenerator[bytes, None]]) -> Any:
+        message = self._arrivals.message
+
+        async def call(_: Any, context: Any) -> AsyncIterator[bytes]:
+            async with aclosing(answers(await message(context), context)) as responses:
+                async for response in responses:
+                    yield response
+
+        return grpc.stream_stream_rpc_method_handler(call)
+
+    def _limited(self, method: Callable[..., Any]) -> Callable[..., AsyncGenerator[bytes, None]]:
+        async def call(asked: Any, context: Any) -> AsyncGenerator[bytes, None]:
+            self._door.taken_up()
+            try:
+                async with aclosing(method(asked, context)) as responses:
+                    with self._streams.one(context.peer()):
+                        async for response in responses:
+                            yield response
+            except BusyError as error:
+                await abort(error, context)
+
+        return call
+
+
+def _is_prediction(method: Any) -> TypeGuard[Prediction]:
+    return hasattr(method, "read") and hasattr(method, "write")
+
+
+def _answered(method: Callable[..., Awaitable[Message]], described: MethodDescriptor) -> Callable[..., Any]:
+    parsed = _parser(described, most=_MOST)
+    waiting = Places(_MOST_WAITING, f"calls of {described.name}")
+
+    async def call(content: bytes, context: Any) -> bytes:
+        try:
+            with waiting.one(context.peer()):
+                return (await method(parsed(content), context)).SerializeToString()
+        except Exception as error:  # noqa: BLE001, the edge
+            await abort(error, context)
+
+    return call
+
+
+def _streamed(method: Callable[..., Any], described: MethodDescriptor) -> Callable[..., Any]:
+    parsed = _parser(described, most=_MOST)
+
+    async def call(content: bytes, context: Any) -> AsyncIterator[bytes]:
+        try:
+            async with aclosing(method(parsed(content), context)) as responses:
+                async for response in responses:
+                    yield response.SerializeToString()
+        except Exception as error:  # noqa: BLE001, the edge
+            await abort(error, context)
+
+    return call
+
+
+def _parser(described: MethodDescriptor, *, most: int) -> Callable[[bytes], Any]:
+    kind = _kind(described)
+
+    def parsed(content: bytes) -> Any:
+        """Raises RequestError."""
+        if len(content) > most:
+            raise TooLargeError(f"request, a {described.input_type.full_name}", limit=most, found=len(content))
+        return read(kind, content)
+
+    return parsed
+
+
+def _kind(described: MethodDescriptor) -> type[Message]:
+    return message_factory.GetMessageClass(described.input_type)

@@ -1,0 +1,88 @@
+"""grpc.health.v1: whether the server, and each model, answers predictions now."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine, Iterable
+from typing import Any
+
+from grpc_health.v1 import health_pb2
+
+from inferencer.serving.feed import Feed
+from inferencer.serving.registry import Models
+from paramsync.errors import UnknownModelError
+from paramsync.following.events import EventKind
+from paramsync.following.status import State
+
+_SERVING = health_pb2.HealthCheckResponse.SERVING
+_NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+_CHANGING = (EventKind.SWAPPED,)  # nothing else begins to serve; to hear of each other event would cost all requests
+_UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+
+
+class Health:
+    """Overall under "", each model under its name, and each service under its own. Lives on one event loop.
+
+    Overall it serves once all models do that were there from the start.
+
+    The servicer that comes with grpcio loses watchers when one of several leaves, and waits for those that do not read.
+    """
+
+    def __init__(self, models: Models, services: Iterable[str]) -> None:
+        self._models = models
+        self._overall = ("", *services)
+        self._draining = False
+        self._changed = asyncio.Event()
+        self._codes = self._look()
+
+    async def follow(self) -> None:
+        """Keep it true, whatever the models are, until cancelled."""
+        while True:
+            others = self._models.changed
+            with Feed(self._models.followers(), _CHANGING) as feed:
+                while not others.is_set():
+                    self._update()
+                    await _first(feed.changed(), others.wait())
+
+    def drain(self) -> None:
+        """NOT_SERVING from now on; the watchers are told, and their streams end."""
+        self._draining = True
+        self._update()
+
+    async def Check(self, request: health_pb2.HealthCheckRequest, context: Any) -> health_pb2.HealthCheckResponse:
+        if request.service not in self._codes:
+            raise UnknownModelError(request.service, [one.name for one in self._models])
+        return health_pb2.HealthCheckResponse(status=self._codes[request.service])
+
+    async def Watch(
+        self, request: health_pb2.HealthCheckRequest, context: Any
+    ) -> AsyncIterator[health_pb2.HealthCheckResponse]:
+        last = None
+        while True:
+            changed, code, last_one = self._changed, self._codes.get(request.service, _UNKNOWN), self._draining
+            if code != last:
+                yield health_pb2.HealthCheckResponse(status=code)
+            if last_one:  # and not what became so while that was sent
+                return
+            last = code
+            await changed.wait()
+
+    def _look(self) -> dict[str, int]:
+        serving = {one.name: not self._draining and one.status().state is State.SERVING for one in self._models}
+        overall = dict.fromkeys(self._overall, not self._draining and not self._models.missing())
+        return {name: _SERVING if ok else _NOT_SERVING for name, ok in (overall | serving).items()}
+
+    def _update(self) -> None:
+        self._codes = self._look()
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+
+async def _first(*awaited: Coroutine[Any, Any, object]) -> None:
+    """Returns once one of them has; nothing of the others is left."""
+    tasks = [asyncio.ensure_future(one) for one in awaited]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for one in tasks:
+            one.cancel()

@@ -1,0 +1,193 @@
+"""Large messages parsed in pieces, so that no single step holds Python's interpreter lock for long.
+
+To parse 60 MB of tiny fields at once takes seconds in which no other thread of Python runs, and gigabytes of memory.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from google.protobuf.descriptor import FieldDescriptor as Field
+from google.protobuf.message import DecodeError, Message
+
+from inferencer.transport.fields import SIZED, Fields
+from paramsync.errors import InputError, RequestError
+
+_M = TypeVar("_M", bound=Message)
+
+PIECE = 1 << 17  # bytes: at worst a dozen milliseconds
+MOST_FIELDS = 1 << 20
+"""Of what is larger than a piece, and of what is in it: values that are packed are one field, strings one each."""
+_DEEPEST = 64  # messages in messages; protobuf itself allows 100
+_VARINTS = {
+    Field.TYPE_INT32,
+    Field.TYPE_INT64,
+    Field.TYPE_UINT32,
+    Field.TYPE_UINT64,
+    Field.TYPE_SINT32,
+    Field.TYPE_SINT64,
+    Field.TYPE_BOOL,
+    Field.TYPE_ENUM,
+}
+_FIRST = 64  # fields that are looked at for what a message is about
+_BRIEF = 4096  # bytes of such a field
+
+
+def read(kind: type[_M], content: bytes) -> _M:
+    """A request. Any thread. Raises RequestError for what is none, and InputError for one of too many fields."""
+    try:
+        return parse(kind, content)
+    except DecodeError as error:
+        name, found = kind.DESCRIPTOR.full_name, f"{len(content)} bytes that are none"
+        raise RequestError(f"request: expected a {name}, found {found}") from error
+
+
+def beginning(kind: type[_M], content: bytes) -> _M:
+    """What short fields among the first ones say, such as which model a request asks; it takes no time.
+
+    Raises DecodeError for bytes that are none.
+    """
+    fields, parts, at = Fields(content, _FIRST), [], 0
+    while at < len(content) and fields.left:
+        after = fields.field(at, len(content))[2]
+        if after - at <= _BRIEF:
+            parts.append(content[at:after])
+        at = after
+    return kind.FromString(b"".join(parts))
+
+
+def parse(kind: type[_M], content: bytes) -> _M:
+    """What `kind.FromString` gives. Any thread.
+
+    Raises DecodeError for bytes that are none, or where there are groups, which no message of ours has, and InputError
+    for a large message of too many fields.
+    """
+    if len(content) <= PIECE:
+        return kind.FromString(content)
+    message = kind()
+    _Merge(content).merge(message, 0, len(content), 0)
+    return message
+
+
+class _Merge:
+    """One message's bytes. Only fields of what is larger than a piece are looked at, all others are passed over."""
+
+    def __init__(self, content: bytes) -> None:
+        self._content = content
+        self._fields = Fields(content, MOST_FIELDS)
+
+    def merge(self, message: Message, at: int, end: int, depth: int) -> None:
+        """Add the fields from here to there, as many as fit into a piece at a time."""
+        if depth > _DEEPEST:
+            raise DecodeError("messages in messages, too deep")
+        fields = message.DESCRIPTOR.fields_by_number
+        begin = at  # of what is to be parsed next
+        while at < end:
+            if short := self._short(at, end):
+                at = short
+                if at - begin > PIECE:
+                    self._parse(message, begin, at)
+                    begin = at
+                continue
+            number, body, after = self._field(at, end)
+            if after - body > PIECE and self._parts(message, fields.get(number), at, begin, body, after, depth):
+                begin = after
+            elif after - begin > PIECE:
+                self._parse(message, begin, after)
+                begin = after
+            at = after
+        self._parse(message, begin, end)
+
+    def _parts(
+        self, message: Message, field: Field | None, at: int, begin: int, body: int, end: int, depth: int
+    ) -> bool:
+        """Whether one large field was added, in parts, and all that was to be parsed before it."""
+        if field is None or not (field.message_type or field.type in _VARINTS):
+            return False
+        self._parse(message, begin, at)
+        if not field.message_type:
+            self._numbers(message, field, body, end)
+            return True
+        inner = getattr(message, field.name)
+        if field.message_type.GetOptions().map_entry:
+            return self._entry(inner, field.message_type, body, end, depth) or self._whole(message, at, end)
+        if field.is_repeated:
+            inner = inner.add()
+        else:
+            inner.SetInParent()
+        self.merge(inner, body, end, depth + 1)
+        return True
+
+    def _entry(self, entries: object, kind: object, at: int, end: int, depth: int) -> bool:
+        """One of a map from strings to messages; whether it is."""
+        key, value = kind.fields_by_number[1], kind.fields_by_number[2]  # type: ignore[attr-defined]
+        if key.type != Field.TYPE_STRING or not value.message_type:
+            return False
+        name, values = "", []
+        while at < end:
+            number, body, at = self._field(at, end)
+            if number == 1:
+                name = _text(self._content[body:at])
+            elif number == 2:
+                values.append((body, at))
+        entries.pop(name, None)  # type: ignore[attr-defined]  # the last one of a name counts
+        inner = entries[name]  # type: ignore[index]
+        for body, after in values:
+            self.merge(inner, body, after, depth + 1)
+        return True
+
+    def _numbers(self, message: Message, field: Field, at: int, end: int) -> None:
+        """Packed ones, each of which takes some bytes of which the last is below 128."""
+        tag = _varint(field.number << 3 | SIZED)
+        while at < end:
+            after = min(at + PIECE, end)
+            while after < end and self._content[after - 1] & 0x80:
+                after += 1
+                if after - at > PIECE + 10:
+                    raise DecodeError("a number that does not end")
+            part = self._content[at:after]
+            message.MergeFromString(tag + _varint(len(part)) + part)
+            at = after
+
+    def _whole(self, message: Message, begin: int, end: int) -> bool:
+        self._parse(message, begin, end)
+        return True
+
+    def _parse(self, message: Message, begin: int, end: int) -> None:
+        if begin < end:
+            message.MergeFromString(self._content[begin:end])
+
+    def _short(self, at: int, end: int) -> int:
+        """Where short fields with a size end that begin here: of many strings, most are; as many as are a piece."""
+        content, left, most, last = self._content, self._fields.left, at + PIECE, end - 1
+        begin = at
+        while at < last and content[at] & 0x87 == SIZED and content[at + 1] < 0x80 and at < most and left > 0:
+            after = at + 2 + content[at + 1]
+            if after > end or content[at] < 8:
+                break
+            at = after
+            left -= 1
+        self._fields.left = left
+        return at if at > begin else 0
+
+    def _field(self, at: int, end: int) -> tuple[int, int, int]:
+        if not self._fields.left:
+            expected = f"at most {MOST_FIELDS} fields in a message above {PIECE} bytes; numbers may be packed"
+            raise InputError("request", expected=expected, found="more")
+        return self._fields.field(at, end)
+
+
+def _varint(number: int) -> bytes:
+    found = bytearray()
+    while number > 0x7F:
+        found.append(number & 0x7F | 0x80)
+        number >>= 7
+    found.append(number)
+    return bytes(found)
+
+
+def _text(content: bytes) -> str:
+    try:
+        return str(content, "utf-8")
+    except UnicodeDecodeError as error:
+        raise DecodeError("a name that is not UTF-8") from error

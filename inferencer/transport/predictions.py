@@ -1,0 +1,162 @@
+"""How a request that predicts is answered: read, asked, written; each where it is best, and counted."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from time import perf_counter
+from typing import Any, Protocol
+
+import grpc
+from google.protobuf.message import DecodeError, Message
+
+from inferencer.batching.batcher import Batching
+from inferencer.batching.threads import Threads
+from inferencer.transport.errors import abort, status_of
+from inferencer.transport.memory_budget import BRIEF, Room, Share, weight
+from inferencer.transport.partial_parsing import beginning, read
+from inferencer.transport.trailers import Trailers, trailers
+from inferencer.transport.unfolding import unfolded
+from paramsync.errors import TooLargeError
+from paramsync.inference.questions import Answer, Question
+
+_LARGE = 1 << 17  # bytes of a message that is read or written on a thread: on the event loop it would take milliseconds
+_LOOKED_AT = 1000  # fields of a message that is read on the event loop, for what it takes
+_BESIDE = 2  # a parsed message's values as arrays, and as TensorFlow has them
+_WRITTEN = 3  # an answer as a message, as bytes, and as gRPC has them
+_UNREAD = 2  # the last two
+
+
+class Prediction(Protocol):
+    """A method that predicts, as two plain functions, which any thread may call."""
+
+    protocol: str
+    """By which requests are counted: "tfs" or "kserve"."""
+
+    def asked(self, request: Any) -> tuple[str, str]:
+        """The model and the signature that a request names, which may be none of ours."""
+
+    def read(self, request: Any) -> list[Question]:
+        """What is asked for. Raises an error of paramsync.errors."""
+
+    def write(self, request: Any, questions: Sequence[Question], answers: Sequence[Answer]) -> Message:
+        """The response; the answers come in the order of the questions."""
+
+
+class Predictions:
+    """Answers requests by any protocol. Lives on one event loop."""
+
+    def __init__(self, batching: Batching, room: Room, *, message_bytes: int = 64 << 20) -> None:
+        self._batching = batching
+        self._aside = Threads(2, "messages")
+        self._room = room
+        self._most = message_bytes
+
+    def announce(self) -> None:
+        """A request is coming."""
+        self._batching.announce()
+
+    def answering(self, method: Prediction, kind: type[Message]) -> Callable[..., Awaitable[bytes]]:
+        """The response to a request, or the end of its call where there is none."""
+
+        async def answer(content: bytes, context: Any) -> bytes:
+            share = self._room.share()
+            context.add_done_callback(lambda _: share.leave())
+            try:
+                response, said = await self._answered(method, kind, content, share)
+            except Exception as error:  # noqa: BLE001, the edge
+                content = b""  # gRPC keeps this frame for a while, see abort
+                await abort(error, context)
+            context.set_trailing_metadata(said)
+            return response
+
+        return answer
+
+    async def _answered(
+        self, method: Prediction, kind: type[Message], content: bytes, share: Share
+    ) -> tuple[bytes, Trailers]:
+        began = perf_counter()
+        size = len(content)
+        questions: list[Question] = []
+        code = grpc.StatusCode.OK
+        try:
+            self._batching.begin()
+            if size <= _LARGE:
+                if size > BRIEF:
+                    share.need(_taken(size, unfolded(kind.DESCRIPTOR, content, fields=_LOOKED_AT)))
+                request = read(kind, content)
+                questions = method.read(request)
+            else:
+                share.need(_taken(size, size))
+                share.need(_taken(size, await self._aside.run(partial(unfolded, kind.DESCRIPTOR, content))))
+                request, questions = await self._aside.run(partial(_read, method, kind, content))
+            if (values := weight(questions[0].inputs)) > BRIEF:  # what one value stands for is seen only now
+                share.need(max(share.size, size + _BESIDE * values))
+            if len(questions) == 1:
+                found: Sequence[Answer] = (await self._batching.answer(questions[0]),)
+            else:
+                found = await asyncio.gather(*map(self._batching.answer, questions))
+            if (answered := sum(map(weight, found))) > BRIEF:
+                self._check_size(answered, most=(self._room.most - share.size) // (1 + _WRITTEN))
+                share.more((1 + _WRITTEN) * answered)
+            if answered <= _LARGE:
+                response = _written(method, request, questions, found)
+            else:
+                response = await self._aside.run(partial(_written, method, request, questions, found))
+            self._check_size(len(response))
+            if share.size:
+                share.keep(_UNREAD * len(response))
+        except asyncio.CancelledError:
+            code = grpc.StatusCode.CANCELLED
+            raise
+        except Exception as error:
+            code = status_of(error)[0]
+            raise
+        finally:  # counted once the response is on its way
+            seconds = perf_counter() - began
+            named = partial(_named, method, kind, questions or content)
+            asyncio.get_running_loop().call_soon(self._count, method.protocol, named, code, seconds)
+        return response, trailers(questions[0].resident, time.time())
+
+    def close(self) -> None:
+        """Waits for nothing."""
+        self._aside.close()
+
+    def _check_size(self, found: int, *, most: int | None = None) -> None:
+        """Raise TooLargeError for an answer that gRPC would not send, or that takes more than may be before that."""
+        if found > (self._most if most is None else most):
+            raise TooLargeError("answer", limit=self._most, found=found)
+
+    def _count(
+        self, protocol: str, named: Callable[[], tuple[str, str, str]], code: grpc.StatusCode, seconds: float
+    ) -> None:
+        model, signature, version = named()
+        self._batching.metrics.answered(
+            model=model, signature=signature, version=version, protocol=protocol, code=code.name, seconds=seconds
+        )
+
+
+def _named(method: Prediction, kind: type[Message], found: list[Question] | bytes) -> tuple[str, str, str]:
+    """Model, signature and version, of questions or of a message that became none."""
+    if isinstance(found, bytes):
+        try:
+            return *method.asked(beginning(kind, found)), ""
+        except DecodeError:
+            return "", "", ""
+    return found[0].model, found[0].signature, str(found[0].resident.version.number)
+
+
+def _read(method: Prediction, kind: type[Message], content: bytes) -> tuple[Any, list[Question]]:
+    request = read(kind, content)
+    return request, method.read(request)
+
+
+def _written(method: Prediction, request: Any, questions: list[Question], answers: Sequence[Answer]) -> bytes:
+    return method.write(request, questions, answers).SerializeToString()
+
+
+def _taken(size: int, unfolded: int) -> int:
+    """What a request takes: the message as it came, as it is parsed, and its values."""
+    return size + unfolded + _BESIDE * min(size, unfolded)

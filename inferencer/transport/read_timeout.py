@@ -1,0 +1,149 @@
+"""Messages that are waited for: each is given time, and there are not more than so many calls, nor bytes of them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+
+from inferencer.transport.incoming_bytes import Coming
+from inferencer.transport.memory_budget import BRIEF, LARGE, Room
+from paramsync.errors import BusyError
+
+_PATIENCE = 60.0
+_PATIENCE_AT_THE_END = 4.0
+_LOOKS = 4  # while the time of one call passes
+_OFTEN = 0.05  # seconds from one look at what has come to the next
+
+
+class Arrivals:
+    """The calls of one port whose callers owe one message. Lives on one event loop.
+
+    Whoever opens calls and says nothing takes no room from others: where there are too many of that kind, the one that
+    was given most time is given up. Where gRPC itself waits for a message it waits without an end. Where what has come
+    finds no room, the calls of the connection that most has come by are ended.
+    """
+
+    def __init__(self, most: int, room: Room, *, patience: float = _PATIENCE) -> None:
+        """`patience` is how many seconds a message may take to come."""
+        self._most = most
+        self._room = room
+        self.coming = Coming(room.most // 2)
+        self._open: dict[Any, asyncio.Event] = {}  # contexts of streams, by which any number of messages may come
+        self._peers: dict[Any, str] = {}
+        """Of these and of those that are silent, from when they began: gRPC is not asked once they are over."""
+        self._measuring: asyncio.TimerHandle | None = None
+        self._patience = patience
+        self._stopping = False
+        self._silent: dict[Any, float] = {}  # contexts, and when their calls came; the oldest first
+        self._looking: asyncio.TimerHandle | None = None
+        self._endings: set[asyncio.Task[None]] = set()
+
+    async def message(self, context: Any) -> bytes:
+        """The message of a call that came just now. What is raised ends the call, and is to be let through."""
+        loop = asyncio.get_running_loop()
+        if len(self._silent) >= self._most:
+            text = f"{self._most} calls are open whose messages did not come yet; try again in a moment"
+            self._end(next(iter(self._silent)), grpc.StatusCode.RESOURCE_EXHAUSTED, text)
+        self._silent[context] = loop.time()
+        self._peers[context] = peer = context.peer()
+        if self._looking is None:
+            self._looking = loop.call_later(self._patience / _LOOKS, self._look)
+        self._measure_soon(loop)
+        try:
+            content = await context.read()
+            self.came(context, content)
+        finally:
+            self._silent.pop(context, None)
+            del self._peers[context]
+            self.coming.know(peer)
+        if content is grpc.aio.EOF:  # type: ignore[attr-defined]  # its stubs lack it
+            await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, "request: expected one message, found none")
+            raise asyncio.CancelledError  # the caller left
+        return content  # type: ignore[no-any-return]
+
+    @contextlib.contextmanager
+    def open(self, context: Any) -> Iterator[asyncio.Event]:
+        """For as long as messages may come by a stream, which has to end once the event is set."""
+        self._open[context] = ended = asyncio.Event()
+        self._peers[context] = peer = context.peer()
+        self._measure_soon(asyncio.get_running_loop())
+        try:
+            yield ended
+        finally:
+            del self._open[context], self._peers[context]
+            self.coming.know(peer)
+
+    def busy(self) -> BusyError:
+        """What callers are told whose messages find no room."""
+        return BusyError(f"messages that come and requests take {self._room.most} bytes already; try again in a moment")
+
+    def came(self, context: Any, content: Any) -> None:
+        """A message, or the end of them."""
+        if isinstance(content, bytes) and (self.coming or len(content) > BRIEF):
+            self.coming.know(peer := self._peers[context])
+            self.coming.came(peer, len(content))
+            if len(content) >= LARGE:
+                self._room.left(len(content))  # by gRPC, which had it in small parts
+
+    def drain(self) -> None:
+        """From now on messages are waited for, but not for long."""
+        self._stopping = True
+        self._patience = min(self._patience, _PATIENCE_AT_THE_END)
+        if self._looking is not None:
+            self._looking.cancel()
+            self._look()
+
+    def _look(self) -> None:
+        loop = asyncio.get_running_loop()
+        late = loop.time() - self._patience
+        for context, came in [*self._silent.items()]:
+            if came > late:
+                break
+            if self._stopping:
+                self._end(context, grpc.StatusCode.UNAVAILABLE, "the server is stopping; call another one")
+            else:
+                text = f"request: expected its message within {self._patience:g} s, found that it did not come"
+                self._end(context, grpc.StatusCode.DEADLINE_EXCEEDED, text)
+        self._looking = loop.call_later(self._patience / _LOOKS, self._look) if self._silent else None
+
+    def _measure_soon(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._measuring is None:
+            self._measuring = loop.call_later(_OFTEN, self._measure)
+
+    def _measure(self) -> None:
+        """Where there is not enough room, end what takes most of it. Most messages have come before the first look."""
+        peers: dict[str, list[Any]] = {}
+        for context in (*self._silent, *self._open):
+            peers.setdefault(self._peers[context], []).append(context)
+        self.coming.watch(peers)
+        while self._room.over and (peer := self.coming.most()) is not None and self.coming.total:
+            self.coming.dropped(peer)
+            for context in peers.get(peer, ()):
+                if context in self._open:
+                    self._open[context].set()
+                else:
+                    self._end(context, grpc.StatusCode.RESOURCE_EXHAUSTED, str(self.busy()))
+        self._measuring = asyncio.get_running_loop().call_later(_OFTEN, self._measure) if peers else None
+
+    def _end(self, context: Any, code: grpc.StatusCode, text: str) -> None:
+        """What waits for the message is told by gRPC."""
+        del self._silent[context]
+        ending = asyncio.ensure_future(_abort_apart(context, code, text))
+        self._endings.add(ending)  # the event loop would forget it
+        ending.add_done_callback(self._endings.discard)
+
+
+async def _abort(context: Any, code: grpc.StatusCode, text: str) -> None:
+    """Raises AbortError. Returns where the caller has left."""
+    with contextlib.suppress(grpc.aio.InternalError):
+        await context.abort(code, text)
+
+
+async def _abort_apart(context: Any, code: grpc.StatusCode, text: str) -> None:
+    """From another task than the call's, which is over by now or will be."""
+    with contextlib.suppress(grpc.aio.AbortError, grpc.aio.UsageError):
+        await _abort(context, code, text)

@@ -1,0 +1,42 @@
+"""Server reflection that ends when the server drains: callers keep its stream open for as long as they please."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from typing import Any
+
+import grpc
+from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
+
+from inferencer.transport.errors import abort
+from inferencer.transport.read_timeout import Arrivals
+from inferencer.transport.streams import Places, until
+from paramsync.errors import BusyError
+
+
+def add_reflection(
+    services: Iterable[str], server: grpc.aio.Server, draining: asyncio.Event, streams: Places, arrivals: Arrivals
+) -> None:
+    """Tell which services there are, itself among them."""
+    servicer = _Reflection([*services, reflection.SERVICE_NAME], draining, streams, arrivals)
+    reflection_pb2_grpc.add_ServerReflectionServicer_to_server(servicer, server)
+
+
+class _Reflection(reflection.aio.ReflectionServicer):  # type: ignore[name-defined]  # its stubs lack it
+    def __init__(self, services: Iterable[str], draining: asyncio.Event, streams: Places, arrivals: Arrivals) -> None:
+        super().__init__(services)
+        self._draining = draining
+        self._streams = streams
+        self._arrivals = arrivals
+
+    async def ServerReflectionInfo(self, requests: Any, context: Any) -> AsyncIterator[Any]:
+        try:
+            with self._streams.one(context.peer()), self._arrivals.open(context) as ended:
+                asked = until((self._draining, ended), lambda: anext(requests, None))
+                async for response in super().ServerReflectionInfo(asked, context):
+                    yield response
+                if ended.is_set():
+                    raise self._arrivals.busy()
+        except BusyError as error:
+            await abort(error, context)

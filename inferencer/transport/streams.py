@@ -1,0 +1,175 @@
+"""Streams that callers keep open for as long as they please: one request after another, until the server drains."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NoReturn, Protocol, TypeVar
+
+import grpc
+
+from inferencer.transport.read_timeout import Arrivals
+from paramsync.errors import BusyError
+
+T = TypeVar("T")
+
+
+class Places:
+    """For what callers hold for as long as they please, so that whoever holds many takes no room from other calls.
+
+    Where all are taken, the connection that holds most gives one up for another connection that holds fewer. So one
+    connection, a proxy's for example, may have all of them as long as nobody else asks. Lives on one event loop.
+    """
+
+    def __init__(self, most: int, what: str) -> None:
+        """`what` is what there is one of in each place: "streams"."""
+        self._most = most
+        self._what = what
+        self._taken = 0
+        self._held: dict[str, list[_Place]] = {}
+
+    @contextmanager
+    def one(self, connection: str) -> Iterator[None]:
+        """For as long as it is held, by the task that asks. Raises BusyError where there is none left, or no more."""
+        if self._taken >= self._most:
+            self._make_room(connection)
+        place = _Place(asyncio.current_task())
+        self._held.setdefault(connection, []).append(place)
+        self._taken += 1
+        try:
+            yield
+        except asyncio.CancelledError:
+            if place.lost:
+                raise BusyError(f"{self._full()}; this one was given to another connection") from None
+            raise
+        finally:
+            if not place.lost:
+                self._leave(connection, place)
+
+    def _make_room(self, connection: str) -> None:
+        largest = max(self._held, key=lambda one: len(self._held[one]))
+        if len(self._held[largest]) <= len(self._held.get(connection, ())) + 1:
+            raise BusyError(f"{self._full()}; try again once one was closed")
+        place = self._held[largest][-1]
+        place.lost = True
+        self._leave(largest, place)
+        if place.task is not None:
+            place.task.cancel()
+
+    def _leave(self, connection: str, place: _Place) -> None:
+        self._taken -= 1
+        places = self._held[connection]
+        places.remove(place)
+        if not places:
+            del self._held[connection]
+
+    def _full(self) -> str:
+        return f"{self._most} {self._what} are open already"
+
+
+@dataclass(eq=False, slots=True)
+class _Place:
+    task: asyncio.Task[Any] | None
+    lost: bool = False
+
+
+class PredictionStream(Protocol):
+    """A method that answers each request of a stream, in their order, as `prediction` does."""
+
+    prediction: Any
+    draining: asyncio.Event
+
+    def answered(self, response: bytes) -> bytes:
+        """What a caller is sent who is answered."""
+
+    def refused(self, request: bytes, text: str) -> bytes:
+        """What a caller is sent who is not. The stream goes on."""
+
+
+def each(
+    method: PredictionStream, answer: Callable[[bytes, Any], Awaitable[bytes]], arrivals: Arrivals
+) -> Callable[..., Any]:
+    """All requests of a stream, of which `answer` answers one."""
+
+    async def call(_: Any, context: Any) -> AsyncIterator[bytes]:
+        with arrivals.open(context) as ended:
+            async with aclosing(until((method.draining, ended), partial(_read, context))) as those:
+                async for response in answered(those, context):
+                    yield response
+            if ended.is_set():
+                raise arrivals.busy()
+
+    async def answered(those: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+        async for one in those:
+            arrivals.came(context, one)
+            mine = _One(context)
+            try:
+                try:
+                    response = method.answered(await answer(one, mine))
+                except _RefusedError as error:
+                    response = method.refused(one, str(error))
+                del one
+                yield response
+            finally:
+                mine.over()
+
+    return call
+
+
+async def until(
+    ended: Iterable[asyncio.Event], read: Callable[[], Coroutine[Any, Any, T | None]]
+) -> AsyncGenerator[T, None]:
+    """What is read before any of these events, up to None."""
+    ends = [asyncio.ensure_future(one.wait()) for one in ended]
+    try:
+        while True:
+            one = asyncio.ensure_future(read())
+            await asyncio.wait({*ends, one}, return_when=asyncio.FIRST_COMPLETED)
+            if not one.done() or (found := one.result()) is None:
+                one.cancel()
+                return
+            del one
+            kept = [found]
+            del found
+            yield kept.pop()  # and is not kept here until the next one comes
+    finally:
+        for end in ends:
+            end.cancel()
+
+
+async def _read(context: Any) -> bytes | None:
+    """The next request; gRPC's own iterator would keep it until there is another one."""
+    content = await context.read()
+    return None if content is grpc.aio.EOF else content  # type: ignore[attr-defined]  # its stubs lack it
+
+
+class _RefusedError(Exception):
+    """One request of a stream is not answered."""
+
+
+class _One:
+    """The context of one request of a stream: what ends a call ends none of the others."""
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+        self._callbacks: list[Callable[[Any], None]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+    def set_trailing_metadata(self, pairs: Any) -> None:
+        """There is only one for the whole stream: each answer names its version itself."""
+
+    def add_done_callback(self, callback: Callable[[Any], None]) -> None:
+        """Have it called when this request is over, not the stream."""
+        self._callbacks.append(callback)
+
+    def over(self) -> None:
+        for callback in self._callbacks:
+            callback(self)
+
+    async def abort(self, code: grpc.StatusCode, text: str) -> NoReturn:
+        raise _RefusedError(text)

@@ -1,0 +1,30 @@
+"""Which version answered, and how old it is, as the trailing metadata that every answer carries."""
+
+from __future__ import annotations
+
+from paramsync.inference.resident import Resident
+from paramsync.version import Version
+
+VERSION = "paramsync-version"
+AGE = "paramsync-age-ms"
+
+Trailers = tuple[tuple[str, str], ...]
+
+
+def trailers(resident: Resident, now: float) -> Trailers:
+    """`now` is in seconds since the epoch. The age is left out where nobody knows when the step was done."""
+    parts = resident.parts
+    if not parts:
+        said, done = str(resident.version.number), _done_at(resident.version)
+    else:
+        said = ",".join(f"{name}={version.number}" for name, version in parts)
+        times = [_done_at(version) for _, version in parts]
+        done = None if None in times else min(time for time in times if time is not None)
+    if done is None:
+        return ((VERSION, said),)
+    return ((VERSION, said), (AGE, str(max(0, int((now - done) * 1000)))))
+
+
+def _done_at(version: Version) -> float | None:
+    """When its step was done; where nobody recorded that, when it became visible."""
+    return version.step_done_at if version.step_done_at > 0 else version.committed_at

@@ -1,0 +1,66 @@
+"""How much memory a message takes once it is parsed, found before it is: tiny fields take many times their bytes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import DecodeError
+
+from inferencer.transport.fields import Fields
+
+_NEAR = 4096  # bytes of a field that is not looked into
+_ALL = 1 << 20  # fields that are looked at
+_DEEPEST = 64
+_OF_MESSAGE = 224  # bytes that a message or an entry of a map takes by itself
+_OF_STRING = 40
+_TIMES = 25  # what a byte may become where nobody looked: measured, at worst 22 in messages, 86 of empty entries
+_GROWN = 2  # a list that grows leaves behind what it was
+_WIDTHS = {
+    FieldDescriptor.TYPE_INT64: 8,
+    FieldDescriptor.TYPE_UINT64: 8,
+    FieldDescriptor.TYPE_SINT64: 8,
+    FieldDescriptor.TYPE_INT32: 4,
+    FieldDescriptor.TYPE_UINT32: 4,
+    FieldDescriptor.TYPE_SINT32: 4,
+    FieldDescriptor.TYPE_ENUM: 4,
+    FieldDescriptor.TYPE_BOOL: 1,
+}
+
+
+def unfolded(kind: Any, content: bytes, *, fields: int = _ALL) -> int:
+    """At most so many bytes, as far as can be seen in so many fields. Any thread; for bytes that are no message too."""
+    reading = Fields(content, fields)
+    try:
+        return _size(reading, kind, 0, len(content), 0)
+    except DecodeError:  # that is found again, by whoever parses it
+        return len(content)
+
+
+def _size(reading: Fields, kind: Any, at: int, end: int, depth: int) -> int:
+    found = _OF_MESSAGE
+    known: Any = kind.fields_by_number
+    while at < end:
+        if not reading.left or depth > _DEEPEST:
+            return found + (end - at) * (_TIMES if depth else 4 * _TIMES)
+        number, body, after = reading.field(at, end)
+        field, size = known.get(number), after - body
+        at = after
+        if field is None:
+            found += _OF_STRING + size
+        elif field.message_type is not None:
+            inside = size * _TIMES if size <= _NEAR else _size(reading, field.message_type, body, after, depth + 1)
+            found += _OF_MESSAGE + inside
+        elif field.type in (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES):
+            found += _OF_STRING + size
+        elif field.type in _WIDTHS and reading.sized:
+            found += _GROWN * _WIDTHS[field.type] * (size if size <= _NEAR else _count(reading.content[body:after]))
+        else:  # a number, or many of a fixed size
+            found += _GROWN * max(size, 8)
+    return found
+
+
+def _count(content: bytes) -> int:
+    """How many numbers end in these bytes."""
+    return int(np.count_nonzero(np.frombuffer(content, np.uint8) < 0x80))

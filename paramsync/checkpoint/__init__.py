@@ -1,0 +1,1 @@
+"""One checkpoint: where its tensors go, the data files and who holds them, how it is written and read."""

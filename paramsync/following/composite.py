@@ -1,0 +1,243 @@
+"""Connection: a model that is two served models joined, outputs of the first into inputs of the second."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import threading
+import weakref
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+
+from paramsync.errors import NotServingError, ParamsyncError
+from paramsync.following.faults import told
+from paramsync.following.replica import Replica
+from paramsync.following.status import State, Status
+from paramsync.graphs.connect import connect
+from paramsync.graphs.graph import Graph
+from paramsync.inference import batchable
+from paramsync.inference.resident import Resident, warm
+
+_log = logging.getLogger("paramsync.connection")
+_KEPT = 4  # joined graphs: of the pair that serves, of those before it, and of what is being joined
+
+Pair = tuple[Resident, Resident]
+
+
+@dataclass(frozen=True, eq=False)
+class Joined(Resident):
+    """One version of each part as one. It shares their parameters, and keeps them in memory as long as it is held."""
+
+    pair: Pair = field(kw_only=True)
+
+
+@dataclass(frozen=True, eq=False)
+class _Plan:
+    """How two graphs are one: where each parameter is, as the number of the part and its place there."""
+
+    graph: Graph
+    places: tuple[tuple[int, int], ...]
+
+    def join(self, pair: Pair, names: tuple[str, str]) -> Joined:
+        """Copies nothing."""
+        return Joined(
+            version=pair[1].version,
+            graph=self.graph,
+            parameters=tuple([pair[part].parameters[at] for part, at in self.places]),
+            parts=((names[0], pair[0].version), (names[1], pair[1].version)),
+            pair=pair,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class _View:
+    """What requests are answered from, as one value: replaced as a whole."""
+
+    serving: Joined | None = None
+    problem: str | None = None
+
+
+class Connection:
+    """Answers of `second` to what `first` answers; each from exactly one version of each.
+
+    A part that swaps has the pair joined on its own thread, and the joined graph built before that where it is a new
+    one, so that the pair serves as soon as the part's version does. Where the two do not fit, the parts go on for
+    themselves, and what was joined last goes on serving here.
+
+    `take`, `status` and the properties may be used from any number of threads at once and take no lock. The number of a
+    joined version is that of the second part's.
+    """
+
+    def __init__(
+        self, model: str, first: Replica, second: Replica, inputs: Mapping[str, str], outputs: Collection[str] = ()
+    ) -> None:
+        """`inputs` maps inputs of `second` to outputs of `first`, of which `outputs` are outputs of both together.
+
+        Its parts may be followed already.
+        """
+        self.model = model
+        self.parts = (first, second)
+        self._inputs = dict(inputs)
+        self._outputs = tuple(outputs)
+        self._names = (first.model, second.model)
+        self._prefixes = _prefixes(*self._names)
+        self._lock = threading.Lock()  # of what follows; held to look and to change, not while a graph is built
+        self._plans: dict[tuple[Graph, Graph], _Plan] = {}  # by the graphs of the parts
+        self._held: weakref.WeakValueDictionary[tuple[int, int], Joined] = weakref.WeakValueDictionary()
+        self._view = _View()
+        self._swaps = 0
+        self._leaves: tuple[Callable[[], None], ...] = (
+            first.on_swap(lambda resident: self._prepare(0, resident)),
+            second.on_swap(lambda resident: self._prepare(1, resident)),
+        )
+        self._follow()
+
+    def close(self) -> None:
+        """Join nothing more. What is joined stays so, for whoever holds it."""
+        leaves, self._leaves = self._leaves, ()  # which lead back to here: it would take a collector to free this
+        for leave in leaves:
+            leave()
+
+    # For everybody ----------------------------------------------------------------------------------------------------
+
+    @property
+    def residents(self) -> tuple[Resident, ...]:
+        """What requests may be answered from, the serving pair first."""
+        serving = self._view.serving
+        if serving is None:
+            return ()
+        first, last = serving.pair
+        others = [self._joined((first, one)) for one in self.parts[1].residents if one is not last]
+        return (serving, *(one for one in others if one is not None))
+
+    @property
+    def problem(self) -> str | None:
+        """Why the versions that the parts serve are not joined; None where they are."""
+        return self._view.problem
+
+    def take(self, version: int | None = None, label: str = "") -> Resident:
+        """The serving pair, or the one with the second part's version of this number or label, and the first's serving.
+
+        Raises NotServingError, which names the part that has no version yet, UnknownVersionError, UnknownLabelError.
+        """
+        view = self._view
+        if view.serving is None:
+            raise NotServingError(self.model, self._missing(view))
+        if version is None and not label:
+            return view.serving
+        first, serving = view.serving.pair
+        last = self.parts[1].take(version, label)
+        joined = view.serving if last is serving else self._joined((first, last))
+        if joined is None:
+            raise NotServingError(self.model, f"version {last.version.number} of {self._names[1]!r} is not joined here")
+        return joined
+
+    def status(self) -> Status:
+        """State, version and problem of what is joined; its parts have their own."""
+        view = self._view
+        return Status(
+            model=self.model,
+            store=self.parts[1].source.path,
+            state=State.WAITING if view.serving is None else State.SERVING,
+            serving=None if view.serving is None else view.serving.version,
+            parts=() if view.serving is None else view.serving.parts,
+            labels={} if view.serving is None else self.parts[1].labels,
+            resident=tuple(one.version.number for one in self.residents),
+            last_error=view.problem,
+            swaps=self._swaps,
+        )
+
+    def _missing(self, view: _View) -> str:
+        if view.problem is not None:
+            return view.problem
+        waiting = [one for one in self.parts if not one.residents]
+        return ", ".join(map(_absent, waiting)) or "its parts are being joined"
+
+    # For the followers of the parts -----------------------------------------------------------------------------------
+
+    def _prepare(self, part: int, resident: Resident) -> Callable[[], None]:
+        """Build the joined graph before that part swaps to this version. What it returns joins what serves then."""
+        other = self.parts[1 - part].residents[:1]
+        if other:
+            pair = (resident, other[0]) if part == 0 else (other[0], resident)
+            with contextlib.suppress(ParamsyncError):  # told once the part serves, by what follows then
+                self._build(pair)
+        return self._follow
+
+    def _follow(self) -> None:
+        """Join what the parts serve now. Several threads may come at once: the last to look sees what is there last."""
+        while True:
+            pair = self._serving_pair()
+            if pair is None:
+                return
+            problem = None
+            try:
+                self._build(pair)
+            except ParamsyncError as error:
+                problem = told(error)
+            with self._lock:
+                if self._serving_pair() == pair and self._show(pair, problem):
+                    return
+
+    def _serving_pair(self) -> Pair | None:
+        first, second = (one.residents[:1] for one in self.parts)
+        return (first[0], second[0]) if first and second else None
+
+    def _show(self, pair: Pair, problem: str | None) -> bool:
+        """Whether that could be done: the graph of the pair may be forgotten again."""
+        before = self._view
+        serving = before.serving
+        if problem is not None:
+            if problem != before.problem:
+                _log.warning("%s: %s", self.model, problem)
+        elif serving is None or serving.pair != pair:
+            serving = self._joined(pair)
+            if serving is None:
+                return False
+            self._swaps += 1
+        self._view = _View(serving, problem)
+        return True
+
+    def _build(self, pair: Pair) -> None:
+        """Have the graph of a pair, built and called once. Raises GraphError, UnknownSignatureError."""
+        graphs = (pair[0].graph, pair[1].graph)
+        plan = self._plans.get(graphs)
+        if plan is None:
+            graph = connect(*graphs, self._inputs, prefixes=self._prefixes, outputs=self._outputs)
+            plan = _Plan(graph, _places(graph, graphs, self._prefixes))
+            joined = plan.join(pair, self._names)
+            warm(joined)
+            batchable.find_out(joined)
+        with self._lock:
+            plans = {key: one for key, one in self._plans.items() if key != graphs}
+            self._plans = dict([*plans.items(), (graphs, plan)][-_KEPT:])
+
+    def _joined(self, pair: Pair) -> Joined | None:
+        """A pair of versions as one, the same one for all who hold it; None where their graphs were never joined."""
+        one = self._held.get((id(pair[0]), id(pair[1])))  # which it keeps alive
+        if one is None:
+            plan = self._plans.get((pair[0].graph, pair[1].graph))
+            if plan is not None:
+                one = self._held[id(pair[0]), id(pair[1])] = plan.join(pair, self._names)
+        return one
+
+
+def _absent(part: Replica) -> str:
+    obstacle = f", {part.obstacle}" if part.obstacle else ""
+    return f"part {part.model!r} has no version yet (store {part.source.path}{obstacle})"
+
+
+def _prefixes(first: str, second: str) -> tuple[str, str]:
+    """The parts' own names where they can be prefixes."""
+    sound = first != second and all(re.fullmatch(r"[A-Za-z0-9][\w.-]*", one, re.ASCII) for one in (first, second))
+    return (first, second) if sound else ("first", "second")
+
+
+def _places(graph: Graph, graphs: tuple[Graph, Graph], prefixes: tuple[str, str]) -> tuple[tuple[int, int], ...]:
+    known = {
+        f"{prefix}/{spec.name}": (part, at)
+        for part, (one, prefix) in enumerate(zip(graphs, prefixes, strict=True))
+        for at, spec in enumerate(one.parameters)
+    }
+    return tuple(known[spec.name] for spec in graph.parameters)

@@ -1,0 +1,280 @@
+"""Follower: keeps a replica at the right version, from one worker thread."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Protocol
+
+from paramsync.errors import NotServingError
+from paramsync.following import priority
+from paramsync.following.change import Change
+from paramsync.following.events import EVERY_KIND, EventKind, Subscription
+from paramsync.following.faults import told
+from paramsync.following.operator_request import waiting_for
+from paramsync.following.operator_requests import Action, Wishes
+from paramsync.following.pins_file import Kept
+from paramsync.following.reconciler import Following
+from paramsync.following.replica import Replica
+from paramsync.following.report import Report
+from paramsync.following.status import State, Status
+from paramsync.sources import Bell
+from paramsync.version import Version
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_log = logging.getLogger("paramsync.follower")
+_JOIN_SECONDS = 10.0
+_WAITING_SECONDS = 1.0  # between two looks as long as nothing serves: what is made just then may escape the watch
+_LONG_SECONDS = 0.5  # a round after which one more is made, for what came where the file system does not tell
+_TEND_SECONDS = 0.05  # between two looks whether a request still holds what is to be freed
+
+
+class Rests(Protocol):
+    """An event loop that a round gives way to."""
+
+    def first(self) -> AbstractContextManager[None]: ...
+
+
+class Follower:
+    """Keeps a replica at the right version.
+
+    `run_once` is all it does; `start`, or a `with` block, runs it on a worker thread after each ring and each
+    `poll_seconds`. Without them the caller's thread is the worker. Everything else may be called from any thread and
+    never waits for a restore, but for `sync`, `pin` and the like, which are there to wait.
+    """
+
+    def __init__(
+        self,
+        replica: Replica,
+        *,
+        poll_seconds: float = 5.0,
+        clock: Callable[[], float] = time.time,
+        keep: Path | None = None,
+        labels: Mapping[str, int] | None = None,
+        latest: int | None = None,
+        change: Change | None = None,
+        rests: Rests | None = None,
+    ) -> None:
+        """In the directory `keep` pins and labels survive a restart; then of `labels` those count that were not given
+        before, or were others. So many of the `latest` versions stay in memory, in place of those that served last.
+        What a `change` says counts from the start, and is kept once it is asked for. To an event loop that has `rests`
+        each round gives way."""
+        kept = Kept(keep, replica.model, replica.source.path, given=labels)
+        choices = kept.read() if change is None else change.of(kept.read())
+        self.replica = replica
+        self.model = replica.model
+        self._poll_seconds = poll_seconds
+        self._rests = rests
+        self._wishes = Wishes(choices, kept.write, latest=latest)
+        self._report = Report(self.model, replica.source.path, pinned=choices.pinned, clock=clock)
+        self._rung = threading.Event()
+        self._draining = threading.Event()
+        self._worker: threading.Thread | None = None
+        self.looked: Future[None] = Future()
+        """Done once the worker has done its first round, whatever came of it."""
+        self._following = Following(
+            replica,
+            self._wishes,
+            self._report,
+            clock=clock,
+            ended=self._draining.is_set,
+            notify=self.notify,
+            asked=self._rung.is_set,
+        )
+
+    # For everybody ----------------------------------------------------------------------------------------------------
+
+    def notify(self) -> None:
+        """Look again soon."""
+        self._rung.set()
+
+    def status(self) -> Status:
+        """How the model is doing now."""
+        status = self._report.status()
+        return replace(status, state=State.DRAINING) if self._draining.is_set() else status
+
+    def subscribe(self, wake: Callable[[], None], kinds: Collection[EventKind] = EVERY_KIND) -> Subscription:
+        """Every event of these kinds, until the listener falls too far behind. `wake` must return at once."""
+        return self._report.subscribers.add(wake, kinds)
+
+    @property
+    def latest(self) -> int | None:
+        """How many of the newest versions stay in memory; None: those that served last do."""
+        return self._wishes.latest
+
+    def hold(self, change: Change | None) -> None:
+        """Have in memory what this change needs, until another is said, or None; `Action.PREPARE` tells when it is."""
+        self._wishes.hold(change)
+        self.notify()
+
+    def ask(
+        self, action: Action, number: int | None = None, label: str = "", change: Change | None = None
+    ) -> Future[Status]:
+        """What `sync`, `pin` and the like ask, without waiting. The future may be cancelled. Raises InputError."""
+        answer = self._wishes.ask(action, number, label, change)
+        answer.add_done_callback(self._answered)
+        self.notify()
+        return answer
+
+    def _answered(self, answer: Future[Status]) -> None:
+        if answer.cancelled():  # a pin that nobody waits for is given up
+            self.notify()
+
+    def sync(self, version: int | None = None, *, timeout: float | None = None) -> Status:
+        """Returns once that version or a newer one serves; None: the newest published when the call arrives.
+
+        A quarantined version is tried once more. Raises SyncError where it will not come to serve, UnknownVersionError,
+        NotServingError while draining, TimeoutError with what it was waiting for.
+        """
+        return self._wait(self.ask(Action.SYNC, version), version, timeout)
+
+    def pin(self, version: int, *, timeout: float | None = None) -> Status:
+        """Returns once that version serves, which it does until `unpin`. Where it raises, nothing changed."""
+        return self._wait(self.ask(Action.PIN, version), version, timeout)
+
+    def unpin(self, *, timeout: float | None = None) -> Status:
+        """Follow the newest version again."""
+        return self._wait(self.ask(Action.UNPIN), None, timeout)
+
+    def rollback(self, *, timeout: float | None = None) -> Status:
+        """Pin the version that served before the one that serves, at once where it is in memory. Raises as `pin` does.
+
+        What a rollback left behind is not gone back to: the next one goes further back.
+        """
+        return self._wait(self.ask(Action.ROLLBACK), None, timeout)
+
+    def label(self, label: str, version: int, *, timeout: float | None = None) -> Status:
+        """Returns once requests that name the label are answered from that version, which stays in memory until then.
+
+        A version that is not in memory is restored beside what serves. Where it raises, as `pin` does, nothing changed.
+        """
+        return self._wait(self.ask(Action.LABEL, version, label), version, timeout)
+
+    def unlabel(self, label: str, *, timeout: float | None = None) -> Status:
+        """Forget the label. Raises UnknownLabelError."""
+        return self._wait(self.ask(Action.UNLABEL, label=label), None, timeout)
+
+    def late(self, number: int | None, seconds: float | None) -> str:
+        """What to tell somebody who waited too long for a version."""
+        what = "the newest version" if number is None else f"version {number}"
+        waited = "in time" if seconds is None else f"within {seconds:.3g} s"
+        return f"{what} of model {self.model!r} did not come to serve {waited}: {waiting_for(number, self.status())}"
+
+    def _wait(self, answer: Future[Status], number: int | None, timeout: float | None) -> Status:
+        try:
+            return answer.result(timeout)
+        except concurrent.futures.TimeoutError:
+            if answer.cancel():
+                raise TimeoutError(self.late(number, timeout)) from None
+            return answer.result()  # it came at the last moment
+
+    # The worker -------------------------------------------------------------------------------------------------------
+
+    def start(self, bell: Bell | None = None) -> None:
+        """Start the worker. It arms and closes the bell, which should call `notify`; without one, the source's own."""
+        bell = bell or self.replica.source.bell(self.notify)
+        priority.start_tensorflow()
+        self._worker = threading.Thread(target=self._run, args=(bell,), name=f"follower {self.model}", daemon=True)
+        self._worker.start()
+
+    def drain(self, why: str = "the server is stopping") -> None:
+        """Report DRAINING from now on, restore nothing more, refuse what is asked. What serves goes on serving."""
+        if not self._draining.is_set():
+            self._draining.set()
+            self._wishes.refuse(NotServingError(self.model, why))
+        self.notify()
+
+    def close(self) -> None:
+        """Drain, and end the worker, after what it is at, of which it gives up what it can."""
+        self.drain()
+        if self._worker is not None:
+            self._worker.join(_JOIN_SECONDS)
+
+    def release(self) -> None:
+        """After `close`: keep nothing in memory. Returns once no request holds a version, and all of it is freed."""
+        if self._worker is None:  # which closes it itself
+            self.replica.source.close()
+        self.replica.release()
+        while self.replica.leaving:
+            self.replica.tend()
+            self._rung.clear()
+            self._rung.wait(_TEND_SECONDS)
+
+    def __enter__(self) -> Self:
+        if self._worker is None:
+            self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _run(self, bell: Bell) -> None:
+        priority.lower()
+        while not self._draining.is_set():
+            self._rung.clear()
+            try:
+                bell.arm()
+                self._follow()
+            except Exception as error:  # noqa: BLE001, an end of this thread would be the end of following
+                _log.exception("%s: the follower goes on after an error of its own", self.model)
+                self._report.problem(told(error))
+            self._has_looked()
+            look_again = self._following.look_again
+            pause = self._poll_seconds if self.replica.residents else min(self._poll_seconds, _WAITING_SECONDS)
+            self._rest(pause if look_again is None else min(pause, look_again))
+        self.replica.source.close()  # not when this is collected, which may be hours later
+        bell.close()
+
+    def _follow(self) -> None:
+        """Round after round, until nothing is new. What comes during a short one has rung."""
+        while True:
+            began = time.monotonic()
+            swapped = self.run_once()
+            self._has_looked()
+            if swapped is None or time.monotonic() - began <= _LONG_SECONDS:
+                return
+
+    def _rest(self, seconds: float) -> None:
+        """Until somebody rings, or for so long; meanwhile what requests held is freed once they are answered, and what
+        can be done for the next version before it is there is done."""
+        end = time.monotonic() + seconds
+        while not self._rung.is_set() and self._prepare() and time.monotonic() < end:
+            if self.replica.leaving:
+                self._following.tend()
+        while self.replica.leaving and time.monotonic() < end:
+            if self._rung.wait(_TEND_SECONDS):
+                return
+            self._following.tend()
+        self._rung.wait(max(0.0, end - time.monotonic()))
+
+    def _prepare(self) -> bool:
+        try:
+            return self.replica.prepare()
+        except Exception:  # noqa: BLE001, as in `_run`
+            _log.exception("%s: the follower goes on without preparing for the next version", self.model)
+            return False
+
+    def _has_looked(self) -> None:
+        if not self.looked.done():
+            self.looked.set_result(None)
+
+    def run_once(self) -> Version | None:
+        """One round: look at the store, restore and swap to the version to serve if it is another one. Returns it then.
+
+        A version that cannot be used is quarantined, and the next best one is taken in the same round.
+        """
+        self._rung.clear()
+        with nullcontext() if self._rests is None else self._rests.first():
+            return self._following.run_once()

@@ -1,0 +1,279 @@
+"""What operators ask of a follower and what they chose before. Knows no store and no replica."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from itertools import takewhile
+
+from paramsync.errors import ParamsyncError, SyncError, UnknownLabelError
+from paramsync.following.change import Change
+from paramsync.following.operator_request import PINNING, PREPARING, Action, Wish
+from paramsync.following.pins_file import MOST_LABELS, Choices, check_label
+from paramsync.following.status import Status
+
+__all__ = ["Action", "Known", "Wishes"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """What is known of versions when wishes are judged."""
+
+    published: Collection[int] | None = None  # None where nobody knows
+    latest: int | None = None  # None where the store does not say
+    before: Sequence[int] = ()  # those that served before, the last one first
+
+
+class Wishes:
+    """The calls not answered yet, the version pinned and the labels. A lock guards the list; the worker does the rest.
+
+    A pin or label is chosen once it has come true. Until then it is tried: where it fails, where its caller leaves or
+    another one takes its place, what was chosen before it stands.
+    """
+
+    def __init__(self, choices: Choices, keep: Callable[[Choices], None], *, latest: int | None = None) -> None:
+        """`keep` is called whenever the choices become others, before anybody is told that they did.
+
+        So many of the newest versions are to be in memory; without `latest` those that served last are.
+        """
+        self._choices = choices
+        self._keep = keep
+        self._latest = latest
+        self._held: Change | None = None
+        self._tried: Wish | None = None
+        self._labelling: dict[str, Wish] = {}
+        self._lock = threading.Lock()
+        self._open: list[Wish] = []
+        self._refusal: ParamsyncError | None = None
+
+    def ask(
+        self, action: Action, number: int | None = None, label: str = "", change: Change | None = None
+    ) -> Future[Status]:
+        """Raises InputError for a label that could not be kept."""
+        if action is Action.LABEL:
+            check_label("label", label)
+        wish = Wish(action, number, label, change or Change())
+        with self._lock:
+            if self._refusal is None:
+                self._open.append(wish)
+            else:
+                wish.answer.set_exception(self._refusal)
+        wish.answer.add_done_callback(lambda _: self._take(wish))  # whose caller left is nobody's concern any more
+        return wish.answer
+
+    def hold(self, change: Change | None) -> None:
+        """Have in memory what this change needs, from now on, whoever asks for what; None: no longer."""
+        self._held = change
+
+    @property
+    def held(self) -> list[int]:
+        """The versions that a change will need. For the worker."""
+        return [] if self._held is None else self._held.versions
+
+    @property
+    def latest(self) -> int | None:
+        """How many of the newest versions are to be in memory; None: those that served last are. For the worker."""
+        held = self._held
+        return self._latest if held is None or held.latest is None else max(held.latest, self._latest or 0)
+
+    @property
+    def preparing(self) -> bool:
+        """Whether somebody waits for what a change needs. For the worker."""
+        with self._lock:
+            return any(wish.action in PREPARING for wish in self._open)
+
+    @property
+    def pinned(self) -> int | None:
+        """The version to serve and to stay at. For the worker."""
+        tried = self._tried
+        return self._choices.pinned if tried is None or tried.answer.done() else tried.number
+
+    @property
+    def going_back(self) -> bool:
+        """Whether that is because of a rollback which is not done yet."""
+        return self._tried is not None and not self._tried.answer.done() and self._tried.action is Action.ROLLBACK
+
+    @property
+    def labels(self) -> Mapping[str, int]:
+        """The version that each label should lead to. For the worker."""
+        return {**self._choices.labels, **self.labelling}
+
+    @property
+    def labelling(self) -> Mapping[str, int]:
+        """Those of them that somebody waits for."""
+        return {
+            label: wish.number
+            for label, wish in self._labelling.items()
+            if wish.number is not None and not wish.answer.done()
+        }
+
+    def fresh(self) -> list[Wish]:
+        """What is new: to be taken before a look at the store, and admitted after it."""
+        with self._lock:
+            return [wish for wish in self._open if not wish.admitted]
+
+    def urgent(self, resident: Collection[int], before: Sequence[int]) -> list[Wish]:
+        """What is new and needs no look at the store, for it is about versions in memory; in the order it was asked."""
+        changes = (wish for wish in self.fresh() if wish.action not in (Action.SYNC, *PREPARING))
+        return list(takewhile(lambda wish: _in_memory(wish, resident, before), changes))
+
+    def overtaking(self, resident: Collection[int], before: Sequence[int]) -> bool:
+        """Whether among them is what makes any restore idle."""
+        urgent = self.urgent(resident, before)
+        return any(wish.action in PINNING or wish.change.pinned is not None for wish in urgent)
+
+    def admit(self, fresh: Iterable[Wish], status: Status, known: Known) -> set[int]:
+        """Take up what can be judged now. Returns the versions it asks for: a quarantined one is tried once more."""
+        for wish in fresh:
+            if wish.action is Action.SYNC:
+                wish.admitted = _sync_admitted(wish, status, known)
+            elif wish.action is Action.UNPIN:
+                self._tried = None
+                wish.admitted = True
+                self._choose(replace(self._choices, pinned=None))
+            elif wish.action is Action.UNLABEL:
+                self._unlabel(wish, status)
+            elif wish.action in PREPARING:
+                wish.admitted = known.published is not None or {*wish.change.versions} <= {*status.resident}
+                if len(wish.change.of(self._choices).labels) > MOST_LABELS:
+                    wish.failure = _too_many(status)
+            elif wish.action is Action.CHANGE:
+                self._change(wish, status)
+            else:
+                self._try(wish, status, known)
+        admitted = [wish for wish in fresh if wish.admitted]
+        asked = {wish.number for wish in admitted if wish.number is not None}
+        return asked.union(*(wish.change.versions for wish in admitted if wish.action in PREPARING))
+
+    def _change(self, wish: Wish, status: Status) -> None:
+        """From here on it is chosen: what it needs is in memory."""
+        wish.admitted = True
+        change = wish.change
+        self._latest = change.latest
+        if change.unpin or change.pinned is not None:
+            self._tried = None
+        for label in {*change.labels, *change.without} & self._labelling.keys():
+            self._overtake(label, f"a configuration spoke of the label {label!r}", status)
+        self._choices = change.of(self._choices)
+        self._keep(self._choices)
+
+    def _try(self, wish: Wish, status: Status, known: Known) -> None:
+        there = {*status.resident, *(known.published or ())}
+        if wish.action is Action.ROLLBACK:
+            wish.number = _before(status, known, there)
+            if wish.number is None and known.published is not None:
+                wish.failure = _nothing_before(status, known.before)
+        is_there = wish.number is not None and wish.number in there
+        wish.admitted = is_there or known.published is not None
+        if wish.action is Action.LABEL and wish.label not in self.labels and len(self.labels) >= MOST_LABELS:
+            wish.admitted, wish.failure = True, _too_many(status)
+        elif is_there and wish.action is Action.LABEL:
+            self._overtake(wish.label, f"version {wish.number} was given the label {wish.label!r}", status)
+            self._labelling[wish.label] = wish
+        elif is_there:
+            self._tried = wish
+
+    def _unlabel(self, wish: Wish, status: Status) -> None:
+        wish.admitted = True
+        if wish.label not in {**self.labels, **status.labels}:
+            wish.failure = UnknownLabelError(status.model, wish.label, status.labels)
+            return
+        self._overtake(wish.label, f"the label {wish.label!r} was taken away", status)
+        others = {label: number for label, number in self._choices.labels.items() if label != wish.label}
+        self._choose(replace(self._choices, labels=others))
+
+    def _overtake(self, label: str, what: str, status: Status) -> None:
+        before = self._labelling.pop(label, None)
+        if before is not None:
+            before.failure = SyncError(f"model {status.model!r}: {what} before version {before.number} had it")
+
+    def settle(self, status: Callable[[], Status], published: Collection[int] | None, *, whole: bool) -> None:
+        """Answer every wish that has come true in the status of now or never will. For the rest see Wish.outcome."""
+        with self._lock:
+            waiting = [wish for wish in self._open if wish.admitted]
+        if not waiting:
+            return
+        now = status()
+        outcomes = [(wish, wish.outcome(now, published, whole=whole)) for wish in waiting]
+        for wish, outcome in outcomes:
+            if outcome is None or not self._take(wish) or not wish.answer.set_running_or_notify_cancel():
+                continue
+            if isinstance(outcome, Status):
+                self._chosen(wish)
+            wish.answered(outcome)
+
+    def _chosen(self, wish: Wish) -> None:
+        if wish.action in PINNING:
+            self._choose(replace(self._choices, pinned=wish.number))
+        elif wish.action is Action.LABEL and wish.number is not None:
+            self._choose(replace(self._choices, labels={**self._choices.labels, wish.label: wish.number}))
+
+    def _choose(self, choices: Choices) -> None:
+        if choices != self._choices:
+            self._choices = choices
+            self._keep(choices)
+
+    def refuse(self, error: ParamsyncError) -> None:
+        """Answer everything, now and from now on, with this error."""
+        with self._lock:
+            self._refusal = error
+            refused, self._open = self._open, []
+        for wish in refused:
+            if wish.answer.set_running_or_notify_cancel():
+                wish.answered(error)
+
+    def _take(self, wish: Wish) -> bool:
+        """Whether it was still open, which it is no longer."""
+        with self._lock:
+            there = wish in self._open
+            if there:
+                self._open.remove(wish)
+        return there
+
+
+def _in_memory(wish: Wish, resident: Collection[int], before: Sequence[int]) -> bool:
+    """Whether it is about versions in memory alone."""
+    if wish.action in (Action.PIN, Action.LABEL):
+        return wish.number in resident
+    if wish.action is Action.ROLLBACK:
+        return bool(before) and before[0] in resident
+    if wish.action is Action.CHANGE:
+        return not wish.change.unpin  # which is answered when the store was looked at
+    return wish.action is Action.UNLABEL
+
+
+def _sync_admitted(wish: Wish, status: Status, known: Known) -> bool:
+    if wish.number is not None:
+        wish.backward = status.serving is not None and wish.number < status.serving.number
+        return True
+    wish.number = known.latest
+    return wish.number is not None
+
+
+def _before(status: Status, known: Known, there: Collection[int]) -> int | None:
+    """The version that served before what serves. Where that is not known, as after a restart, or is gone, the next
+    lower one that is not in quarantine: the store says whether there is one."""
+    found = next((number for number in known.before if number in there), None)
+    if found is not None or known.published is None or status.serving is None:
+        return found
+    lower = [number for number in there if number < status.serving.number and status.quarantine_of(number) is None]
+    return max(lower, default=None)
+
+
+def _too_many(status: Status) -> SyncError:
+    return SyncError(
+        f"model {status.model!r}: expected at most {MOST_LABELS} labels, found one more: take one away first"
+        " (paramsync unlabel)"
+    )
+
+
+def _nothing_before(status: Status, before: Sequence[int]) -> SyncError:
+    serving = "none" if status.serving is None else f"version {status.serving.number}"
+    gone = f"; gone are: {', '.join(map(str, before))}" if before else ""
+    return SyncError(
+        f"model {status.model!r} has no version to go back to: {serving} serves, and neither in memory nor in store"
+        f" {status.store} is one that served before it, or a lower one that can be used{gone}: publish what is wanted,"
+        " or pin a newer version"
+    )

@@ -1,0 +1,165 @@
+"""What operators chose for a model, kept in a file so that it is still so after a restart."""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from paramsync.errors import CorruptCheckpointError, InputError
+from paramsync.host import files
+from paramsync.store.layout import NUMBERS
+
+MOST_LABELS = 256  # of a model
+_LABEL = 200  # characters, of four bytes at most
+_log = logging.getLogger("paramsync.kept")
+_LIMIT = 1 << 22  # bytes, eight times what all labels of one process take; a larger file is none of ours
+_ERRORS = (OSError, ValueError, RecursionError, CorruptCheckpointError)
+
+
+def check_label(where: str, label: str) -> str:
+    """A label that may be given to a version: what status, metrics and kept choices can hold. Raises InputError."""
+    if not label:
+        raise InputError(where, expected="a name, such as stable", found="none")
+    if len(label) > _LABEL or not label.isprintable():
+        expected = f"a name of at most {_LABEL} characters that can be printed"
+        raise InputError(where, expected=expected, found=files.shown(label))
+    return label
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choices:
+    """The version to stay at, None to follow the newest, and the version that each label leads to."""
+
+    pinned: int | None = None
+    labels: Mapping[str, int] = field(default_factory=dict)
+
+
+class Kept:
+    """One small file for each model in a directory; without a directory nothing is kept. One thread owns it.
+
+    It survives the end of the process, however it ends; not always that of the machine. A directory that cannot be
+    written costs one warning, and a file that is damaged another: neither keeps a model from being served.
+
+    Other processes may keep the same model in the same file: of what two of them choose, the pin and each label is what
+    was chosen last.
+    """
+
+    def __init__(
+        self, directory: Path | None, model: str, store: Path, *, given: Mapping[str, int] | None = None
+    ) -> None:
+        """What was kept of a model with another store does not count: its versions are others.
+
+        `given` are labels of the settings, which count where they are others than when the file was written: that is
+        what was said last.
+        """
+        self._model = model
+        self._store = str(store.absolute())
+        self._path = None if directory is None else directory / f"{quote(model, safe='')}.json"
+        self._given = dict(given or {})
+        self._known = Choices(labels=self._given)
+        self._warned = False
+
+    def read(self) -> Choices:
+        """What was kept, as far as it can be understood, and what the settings say since."""
+        try:
+            found = self._content()
+        except _ERRORS as error:
+            _log.warning("%s: no pin and no label is known from before: %s: %s", self._model, self._path, error)
+            return self._known
+        if found is None:
+            return self._known
+        self._known, given = found
+        if given != self._given:  # what they said since is chosen now, and no news at the next start
+            self._save(self._known)
+        return self._known
+
+    def write(self, choices: Choices) -> None:
+        """All at once: a reader finds what was before or what is now. The same again writes nothing."""
+        if self._path is None or choices == self._known:
+            return
+        before, self._known = self._known, choices
+        try:
+            found = self._content()
+        except _ERRORS:
+            found = None
+        now = before if found is None else found[0]
+        pinned = now.pinned if choices.pinned == before.pinned else choices.pinned
+        self._save(Choices(pinned=pinned, labels=_changed(now.labels, before.labels, choices.labels)))
+
+    def _content(self) -> tuple[Choices, Mapping[str, int]] | None:
+        """What counts of the file now, and what settings gave when it was written; None where there is nothing.
+
+        Raises one of _ERRORS where that cannot be understood.
+        """
+        if self._path is None:
+            return None
+        try:
+            found = json.loads(files.content(self._path, limit=_LIMIT))
+        except FileNotFoundError:
+            return None
+        choices, given = _choices(found), _labels(found, "given")
+        if found.get("store") != self._store:
+            _log.info("%s: what was pinned and labelled in another store is forgotten", self._model)
+            return None
+        return replace(choices, labels=_changed(choices.labels, given, self._given)), given
+
+    def _save(self, choices: Choices) -> None:
+        assert self._path is not None
+        found = {"model": self._model, "store": self._store, "pinned": choices.pinned, "labels": dict(choices.labels)}
+        content = f"{json.dumps({**found, 'given': self._given}, indent=1, ensure_ascii=False)}\n".encode()
+        # Of a name that no other process takes, which may write the same file at this moment.
+        aside = self._path.with_name(f"{files.TEMPORARY}{secrets.token_hex(4)}-{self._path.name}")
+        try:
+            _check_size(content)  # what others chose in the same file is in it too
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                aside.write_bytes(content)
+                aside.replace(self._path)
+            finally:
+                aside.unlink(missing_ok=True)
+            self._warned = False
+        except (OSError, ValueError) as error:
+            if not self._warned:
+                self._warned = True
+                _log.warning("%s: pins and labels will not survive a restart: %s", self._model, error)
+
+
+def _check_size(content: bytes) -> None:
+    """Raise ValueError for what could not be read again."""
+    if len(content) > _LIMIT:
+        raise ValueError(f"expected at most {_LIMIT} bytes, found {len(content)}; give each inferencer a --state")
+
+
+def _changed(labels: Mapping[str, int], before: Mapping[str, int], now: Mapping[str, int]) -> dict[str, int]:
+    """These labels after those that were `before` became what they are `now`."""
+    same = {label: number for label, number in labels.items() if before.get(label) == now.get(label)}
+    return same | {label: number for label, number in now.items() if before.get(label) != number}
+
+
+def _choices(found: Any) -> Choices:
+    """Raises ValueError for what was not written here."""
+    if not isinstance(found, dict) or "labels" not in found:
+        raise ValueError("expected an object with pinned and labels")
+    pinned = found.get("pinned")
+    if pinned is not None and not _is_number(pinned):
+        raise ValueError(f"pinned: expected a version's number or null, found {files.shown(str(pinned))}")
+    return Choices(pinned=pinned, labels=_labels(found, "labels"))
+
+
+def _labels(found: Mapping[str, Any], key: str) -> dict[str, int]:
+    labels = found.get(key, {})
+    if not isinstance(labels, dict):
+        raise ValueError(f"{key}: expected an object, found {files.shown(str(labels))}")
+    if not all(label.isprintable() and label and _is_number(number) for label, number in labels.items()):
+        raise ValueError(f"{key}: expected a version's number for each label")
+    return labels
+
+
+def _is_number(found: Any) -> bool:
+    return isinstance(found, int) and not isinstance(found, bool) and 0 <= found < NUMBERS

@@ -1,0 +1,70 @@
+"""What is in memory beside the version that serves: what a change is about to need, and the newest of the store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from paramsync.following.operator_requests import Wishes
+from paramsync.following.policy import Candidate, newest
+from paramsync.following.quarantine import Quarantine
+from paramsync.following.replica import Replica
+from paramsync.inference.resident import Resident
+from paramsync.version import Version
+
+Published = Candidate[Version]
+
+
+class Beside:
+    """One thread owns it, the follower's.
+
+    `in_memory` gives a published version that is resident; `restored` brings one in, or says why not elsewhere and
+    gives None. Both may raise what ends a round.
+    """
+
+    def __init__(
+        self,
+        replica: Replica,
+        wishes: Wishes,
+        quarantine: Quarantine,
+        *,
+        in_memory: Callable[[Published], Resident | None],
+        restored: Callable[[Published], Resident | None],
+    ) -> None:
+        self._replica = replica
+        self._wishes = wishes
+        self._quarantine = quarantine
+        self._in_memory = in_memory
+        self._restored = restored
+        self._newest: list[Resident] = []
+
+    def bring(self, held: Sequence[Resident], published: Sequence[Published] | None) -> None:
+        """Hold these, and of what is published the newest, which are restored one by one, the newest first.
+
+        What is not wanted any more leaves before the first is restored, but for as many as there are to be. Where
+        nobody knows what is published, or a version is pinned, the newest stay what they are.
+        """
+        count = self._wishes.latest
+        if count is None:
+            self._newest = []
+        self._hold(held)
+        while count is not None and published is not None and self._wishes.pinned is None:
+            wanted = newest(published, quarantined=self._quarantine.files(), count=count)
+            there = [(one, self._in_memory(one)) for one in wanted]
+            self._newest = [resident for _, resident in there if resident is not None]
+            self._hold(held)
+            missing = next((one for one, resident in there if resident is None), None)
+            if missing is None:
+                return
+            if (resident := self._restored(missing)) is not None:
+                self._newest.append(resident)
+                self._hold(held)
+            elif missing.number not in self._quarantine.files():
+                return  # it is tried at the next look
+
+    def _hold(self, held: Sequence[Resident]) -> None:
+        count, newest_ones = self._wishes.latest, self._newest
+        most = self._replica.resident if count is None else count
+        serving = self._replica.residents[:1]
+        others = sum(one not in serving for one in newest_ones)
+        recent = most if count is None else max(1, count - others)
+        self._replica.hold([*dict.fromkeys((*held, *newest_ones))], recent=recent, most=most)

@@ -1,0 +1,175 @@
+"""What a follower says of its model: one status, and events. Its worker writes, everybody reads."""
+
+from __future__ import annotations
+
+import logging
+import math
+import statistics
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from paramsync.following.events import Event, EventKind, Subscribers
+from paramsync.following.quarantine import Quarantine
+from paramsync.following.replica import Replica
+from paramsync.following.status import State, Status
+from paramsync.sources.progress import Progress
+from paramsync.version import Version
+
+_log = logging.getLogger("paramsync.follower")
+_BETWEEN = 0.05  # seconds between events about the progress of one restore
+_BETWEEN_SWAPS = 10.0  # and between log lines about swaps
+_ENDED = 8  # versions that left and are still spoken of
+
+
+class Report:
+    """Reports after the fact. `status` and `subscribers` are for every thread, all else for the worker."""
+
+    def __init__(self, model: str, store: Path, *, pinned: int | None, clock: Callable[[], float]) -> None:
+        self.subscribers = Subscribers()
+        self._clock = clock
+        self._status = Status(model=model, store=store, pinned=pinned)
+        self._progress: Progress | None = None
+        self._told_at = 0.0
+        self._found_at = self._served_at = time.monotonic()
+        self._swaps = SwapLog(model)
+
+    def status(self) -> Status:
+        """How the model is doing now."""
+        status = self._status
+        progress = self._progress if status.restoring is not None else None
+        now = time.monotonic()
+        return replace(status, restoring_progress=progress).at(
+            self._clock(), known_for=now - self._found_at, served_for=now - self._served_at
+        )
+
+    def now(self) -> Status:
+        """The same without what depends on the time."""
+        return self._status
+
+    def problem(self, text: str | None) -> None:
+        """Health is a field of its own: trouble with the store changes nothing about what serves."""
+        if text is not None and text != self._status.last_error:
+            _log.warning("%s: %s", self._status.model, text)
+        self._set(last_error=text)
+
+    def waiting(self, reason: str | None) -> None:
+        """Why the store has no version; None where it has one."""
+        if reason is not None and reason != self._status.waiting_for:
+            _log.warning("%s: waits for a version: %s", self._status.model, reason)
+        self._set(waiting_for=reason)
+
+    def found(self, latest: Version | None, numbers: Sequence[int]) -> None:
+        self._swaps.flush()
+        known = self._status.published
+        news = latest is not None and (known is None or known.number != latest.number)
+        if news:
+            self._found_at = time.monotonic()
+        self._set(published=latest, in_store=tuple(numbers))
+        if latest is not None and news:
+            self._tell(EventKind.FOUND, latest)
+
+    def pinned(self, number: int | None) -> None:
+        self._set(pinned=number)
+
+    def restoring(self, version: Version) -> None:
+        self._progress = None
+        self._told_at = time.monotonic()
+        self._set(restoring=version.number)
+        self._tell(EventKind.RESTORING, version)
+
+    def progress(self, version: Version, progress: Progress) -> None:
+        """How far that is. Told now and then; may be called from any thread."""
+        known = self._progress
+        if known is not None and not progress.bytes_total:  # a later phase, which has no numbers of its own
+            progress = replace(known, phase=progress.phase)
+        self._progress = progress
+        now = time.monotonic()
+        if now - self._told_at >= _BETWEEN:
+            self._told_at = now
+            self._tell(EventKind.RESTORING, version, progress=progress)
+
+    def restored(self, version: Version, seconds: float) -> None:
+        self._set(restoring=None, restores=self._status.restores + 1)
+        self._tell(EventKind.RESTORED, version, restore_seconds=seconds, progress=self._progress)
+
+    def gave_up(self) -> None:
+        """What was being restored is not restored."""
+        self._set(restoring=None)
+
+    def swapped(self, version: Version, seconds: float) -> None:
+        self._served_at = time.monotonic()
+        self._set(state=State.SERVING, serving=version, swaps=self._status.swaps + 1, restore_seconds=seconds)
+        self._swaps.add(version.number, seconds)
+        self._tell(EventKind.SWAPPED, version, restore_seconds=seconds)
+
+    def quarantined(self, version: Version, reason: str, quarantine: Quarantine) -> None:
+        """One more is quarantined."""
+        self._set(quarantined=quarantine.told(), quarantines=self._status.quarantines + 1)
+        _log.warning("%s: version %d is quarantined: %s", self._status.model, version.number, reason)
+        self._tell(EventKind.QUARANTINED, version, reason=reason)
+
+    def quarantine(self, quarantine: Quarantine) -> None:
+        """What is in it."""
+        self._set(quarantined=quarantine.told())
+
+    def memory(self, replica: Replica) -> None:
+        """What is in memory, and what has left it."""
+        before = self._status
+        resident = tuple(dict.fromkeys(one.version.number for one in replica.residents))
+        leaving = tuple(number for number in dict.fromkeys(replica.leaving) if number not in resident)
+        left = [one for one in (*before.resident, *before.leaving) if one not in resident and one not in leaving]
+        self._set(
+            resident=resident,
+            leaving=leaving,
+            labels=replica.labels,
+            ended=_latest([*before.ended, *left], without={*resident, *leaving}),
+        )
+
+    def _set(self, **changes: Any) -> None:
+        if any(getattr(self._status, name) != value for name, value in changes.items()):  # mostly nothing is new
+            self._status = replace(self._status, **changes)
+
+    def _tell(self, kind: EventKind, version: Version, **more: Any) -> None:
+        self.subscribers.tell(
+            Event(kind=kind, model=self._status.model, version=version, at=self._clock(), **more),
+        )
+
+
+class SwapLog:
+    """Logs a swap at once where none was logged for a while, and otherwise one line about all since. One thread."""
+
+    def __init__(self, model: str, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._model = model
+        self._clock = clock
+        self._number = 0
+        self._seconds: list[float] = []  # of the restore before each swap that was not logged
+        self._logged_at = -math.inf
+
+    def add(self, number: int, seconds: float) -> None:
+        self._number = number
+        self._seconds.append(seconds)
+        self.flush()
+
+    def flush(self) -> None:
+        """Log what is due. To be called now and then."""
+        now = self._clock()
+        if not self._seconds or now - self._logged_at < _BETWEEN_SWAPS:
+            return
+        took = statistics.median(self._seconds) * 1000
+        if len(self._seconds) == 1:
+            _log.info("%s: version %d serves, after %.1f ms", self._model, self._number, took)
+        else:
+            since = now - self._logged_at
+            text = "%s: version %d serves, the last of %d swaps in %.0f s, each after %.1f ms (median)"
+            _log.info(text, self._model, self._number, len(self._seconds), since, took)
+        self._seconds.clear()
+        self._logged_at = now
+
+
+def _latest(numbers: list[int], *, without: Collection[int]) -> tuple[int, ...]:
+    """The last few, each where it came last."""
+    kept = [number for number in reversed(dict.fromkeys(reversed(numbers))) if number not in without]
+    return tuple(kept[-_ENDED:])

@@ -1,0 +1,129 @@
+"""What is found out of a signature when its graph is new: may rows of several requests go in one call, is it prompt."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from paramsync.graphs.graph import Graph, Shape, Signature, TensorSpec
+from paramsync.inference.execute import Arrays, called
+from paramsync.inference.questions import Answer
+from paramsync.inference.resident import Resident
+from paramsync.inference.rows import are_apart
+
+_log = logging.getLogger("paramsync.batching")
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    together: bool = False
+    """Rows are independent: computed together, alone or in another order they give the same."""
+    prompt: bool = False
+    """How long it takes depends on the shapes of its inputs alone, and nothing in it waits."""
+
+
+UNKNOWN = Traits()
+"""Of what nothing was found out."""
+
+_FOUND: WeakKeyDictionary[Graph, Mapping[str, Traits]] = WeakKeyDictionary()  # facts of what never changes
+
+# Ops whose work is bounded by the sizes of what they are given
+_PROMPT_OPS = """
+    Abs Add AddN AddV2 All Any ArgMax ArgMin AvgPool BatchMatMul BatchMatMulV2 BatchMatMulV3 BiasAdd Cast Ceil
+    ClipByValue ConcatV2 Const Conv2D Cos DepthwiseConv2dNative DivNoNan Einsum Elu EnsureShape Equal Erf Erfc Exp
+    ExpandDims Expm1 Floor FusedBatchNormV3 Gather GatherNd GatherV2 Greater GreaterEqual Identity IdentityN LeakyRelu
+    Less LessEqual Log Log1p LogSoftmax LogicalAnd LogicalNot LogicalOr MatMul Max MaxPool Maximum Mean Min Minimum Mul
+    Neg NoOp NotEqual OnesLike Pack PartitionedCall Placeholder Pow PreventGradient Prod RealDiv Reciprocal Relu Relu6
+    Reshape Round Rsqrt Select SelectV2 Selu Shape Sigmoid Sign Sin Size Softmax Softplus Softsign Split SplitV Sqrt
+    Square SquaredDifference Squeeze StopGradient StridedSlice Sub Sum Tan Tanh Transpose Unpack ZerosLike
+"""
+_PROMPT = frozenset(_PROMPT_OPS.split())
+_ROWS = 3
+_OPEN = 4  # what is made up for other dimensions of any size
+_MOST = 1 << 22  # elements of what is made up
+_RELATIVE = 1e-3  # beyond what kernels differ by that share the work in other ways
+_WORDS = np.array([b"", b"a", b"bc", b"0", b"1"], object)
+
+
+def of(graph: Graph, signature: str) -> Traits:
+    """Any thread; cautious where nothing was found out."""
+    return _FOUND.get(graph, {}).get(signature, UNKNOWN)
+
+
+def find_out(resident: Resident) -> None:
+    """Compute each signature of a graph that is new a few times, on inputs that are made up. Takes a few calls."""
+    graph = resident.graph
+    prompt = _is_prompt(graph)
+    _FOUND[graph] = {
+        name: Traits(together=_independent(resident, name, signature), prompt=prompt)
+        for name, signature in graph.signatures.items()
+    }
+
+
+def _is_prompt(graph: Graph) -> bool:
+    graph_def = tf.compat.v1.GraphDef.FromString(graph.message().graph_def)
+    nodes = [*graph_def.node, *(node for function in graph_def.library.function for node in function.node_def)]
+    return {node.op for node in nodes} <= _PROMPT
+
+
+def _independent(resident: Resident, name: str, signature: Signature) -> bool:
+    specs = [*signature.inputs.values(), *signature.outputs.values()]
+    if resident.graph.stochastic or not signature.inputs or not all(_has_rows(spec.shape) for spec in specs):
+        return False
+    try:
+        return are_apart(resident.graph, name) and _same(
+            resident, name, {one: _made_up(spec) for one, spec in signature.inputs.items()}
+        )
+    except Exception as error:  # noqa: BLE001, what does not compute on such inputs may well do so on real ones
+        _log.debug("%s is called for each request: %s", name, error)
+        return False
+
+
+def _same(resident: Resident, name: str, inputs: Arrays) -> bool:
+    """Whether three rows give the same together as one alone and the other two in another order: it ought to show."""
+
+    def ask(rows: list[int]) -> Answer:
+        return called(resident, name, {one: array[rows] for one, array in inputs.items()})
+
+    whole, alone, others = ask([0, 1, 2]), ask([1]), ask([2, 0])
+    return all(
+        array.shape[:1] == (_ROWS,) and _close(array[[1]], alone[one]) and _close(array[[2, 0]], others[one])
+        for one, array in whole.items()
+    )
+
+
+def _close(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> bool:
+    if one.shape != other.shape:
+        return False
+    if one.dtype.kind not in "fcV":
+        return bool(np.array_equal(one, other))
+    wide = np.complex128 if one.dtype.kind == "c" else np.float64
+    first, second = one.astype(wide), other.astype(wide)
+    scale = float(np.max(np.abs(first), initial=0.0, where=np.isfinite(first)))
+    return bool(np.allclose(first, second, rtol=_RELATIVE, atol=_RELATIVE * scale, equal_nan=True))
+
+
+def _has_rows(shape: Shape) -> bool:
+    return bool(shape) and shape is not None and shape[0] is None
+
+
+def _made_up(spec: TensorSpec) -> npt.NDArray[Any]:
+    """Rows that differ. Whole numbers are small: they may be places in a table."""
+    assert spec.shape is not None
+    shape = (_ROWS, *(_OPEN if size is None else size for size in spec.shape[1:]))
+    if np.prod(shape, dtype=float) > _MOST:
+        raise ValueError(f"{spec} is too large to be made up")
+    random = np.random.default_rng(0)
+    if spec.dtype == "string":
+        return np.asarray(random.choice(_WORDS, shape), object)
+    dtype = np.dtype(tf.as_dtype(spec.dtype).as_numpy_dtype)
+    if dtype.kind in "iub":
+        return random.integers(0, 2, shape).astype(dtype)
+    return np.asarray(random.random(shape)).astype(dtype)

@@ -1,0 +1,98 @@
+"""How questions are computed: alone, or several of one version in one call. Arrays in, arrays out; any thread."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from paramsync.errors import RequestError
+from paramsync.inference import misfits
+from paramsync.inference.questions import Answer, Question
+from paramsync.inference.resident import Resident
+
+Arrays = Mapping[str, npt.NDArray[Any]]
+
+
+def called(
+    resident: Resident, signature: str, inputs: Arrays, outputs: Collection[str] = (), *, fits: bool = True
+) -> Answer:
+    """The outputs named, or all of them. The inputs are those of the signature; nobody changes them any more.
+
+    Raises TensorFlow's errors, and RequestError where a kernel complains of strings that are no text.
+    """
+    # the op makes tensors of arrays at a fraction of what it takes to make them one by one
+    given: Any = {name: value if value.dtype.kind in "fiubc" else tf.constant(value) for name, value in inputs.items()}
+    try:
+        found = resident.graph(resident.parameters, given, signature=signature, outputs=outputs, of_any_shape=not fits)
+    except UnicodeDecodeError as error:  # the kernel's own words, with the bytes that it was given among them
+        raise RequestError(error.object.decode(errors="backslashreplace")) from error
+    return {name: _array(tensor) for name, tensor in found.items()}
+
+
+def answer(question: Question) -> Answer:
+    """Raises as `called` does, and InputError for inputs whose shapes the graph cannot compute."""
+    if question.fits:
+        return called(question.resident, question.signature, question.inputs, question.outputs)
+    misfits.check(question)
+    try:
+        return called(question.resident, question.signature, question.inputs, question.outputs, fits=False)
+    except tf.errors.ResourceExhaustedError:
+        raise
+    except tf.errors.OpError as error:
+        raise misfits.refused(question, error) from None
+
+
+def answers(questions: Sequence[Question]) -> list[Answer | Exception]:
+    """To each its answer, or why there is none. They ask the same of the same version, and may go in one call.
+
+    Where that fails each is computed alone, so that the fault of one is nobody else's.
+    """
+    if len(questions) > 1:
+        try:
+            return [*_together(questions)]
+        except Exception:  # noqa: BLE001, whose fault it is shows when each is computed alone
+            return [_tried(one) for one in questions]
+    return [_tried(one) for one in questions]
+
+
+def rows_of(question: Question) -> int | None:
+    """How many rows all its inputs have; None where they have not all the same number of them."""
+    found = {array.shape[0] if array.ndim else None for array in question.inputs.values()}
+    return found.pop() if len(found) == 1 else None
+
+
+def _together(questions: Sequence[Question]) -> list[Answer]:
+    first = questions[0]
+    inputs = {name: np.concatenate([one.inputs[name] for one in questions]) for name in first.inputs}
+    found = called(first.resident, first.signature, inputs, first.outputs)
+    counts = [len(next(iter(one.inputs.values()))) for one in questions]
+    if any(len(array) != sum(counts) for array in found.values()):
+        raise ValueError("an output has other rows than the inputs")
+    ends = np.cumsum(counts).tolist()
+    return [
+        {name: array[end - count : end] for name, array in found.items()}
+        for end, count in zip(ends, counts, strict=True)
+    ]
+
+
+def _tried(question: Question) -> Answer | Exception:
+    try:
+        return answer(question)
+    except tf.errors.OpError as error:
+        # says all itself: frames would keep the version in memory until garbage is collected, for they lead to the list
+        # that this goes into
+        error.__context__ = None
+        found: Exception = error.with_traceback(None)
+        return found
+    except Exception as error:  # noqa: BLE001, the edge of a thread: it is raised where the answer is awaited
+        return error
+
+
+def _array(tensor: Any) -> npt.NDArray[Any]:
+    """The tensor's own memory; of a scalar a copy."""
+    found = tensor.numpy()
+    return found if isinstance(found, np.ndarray) else np.array(found, tensor.dtype.as_numpy_dtype)

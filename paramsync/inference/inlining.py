@@ -1,0 +1,127 @@
+"""A graph in which plain calls are replaced by what they call, to be looked at: what it computes stays the same.
+
+What waits for something else does so no more, so that such a graph is not to be run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import tensorflow as tf
+
+from paramsync.graphdef.reading import full, functions_called
+
+_CALLS = frozenset(("PartitionedCall", "StatefulPartitionedCall"))
+_MOST = 50_000  # nodes: of a larger graph nobody is to wait for an answer about it
+
+
+class TooManyError(ValueError):
+    """It would be larger than anybody should look at."""
+
+
+@dataclass
+class Inlined:
+    graph_def: Any
+    _others: dict[str, str] = field(default_factory=dict)
+
+    def tensor(self, name: str) -> str:
+        """What a tensor of the graph is called here."""
+        name = full(name)
+        while name in self._others:
+            name = self._others[name]
+        return name
+
+
+def inlined(graph_def: Any) -> Inlined:
+    """Raises TooManyError. A call that cannot be replaced stays one."""
+    functions = {one.signature.name: one for one in graph_def.library.function}
+    found = Inlined(tf.compat.v1.GraphDef(versions=graph_def.versions))
+    nodes = found.graph_def.node
+    taken = {node.name for node in graph_def.node}
+    # each scope has nodes, and how their inputs are called in the whole
+    waiting: list[tuple[Any, _Scope]] = [(node, _Scope()) for node in reversed(graph_def.node)]
+    while waiting:
+        node, scope = waiting.pop()
+        inputs = [scope.tensor(one) for one in node.input if not one.startswith("^")]
+        name = scope.prefix + node.name
+        function = functions.get(node.attr["f"].func.name if node.op in _CALLS else node.op)
+        if function is None or _is_open(function):
+            if len(nodes) >= _MOST:
+                raise TooManyError(f"more than {_MOST} nodes")
+            made = nodes.add()
+            made.CopyFrom(node)
+            made.name = name
+            made.input[:] = inputs
+            made.attr.pop("_output_shapes", None)
+            made.attr.pop("_class", None)
+            continue
+        prefix = f"{name}/"
+        while any(f"{prefix}{one.name}" in taken for one in function.node_def):
+            prefix += "_/"
+        taken.update(f"{prefix}{one.name}" for one in function.node_def)
+        if len(taken) >= _MOST:
+            raise TooManyError(f"more than {_MOST} nodes")
+        arguments = dict(zip((one.name for one in function.signature.input_arg), inputs, strict=True))
+        inner = _Scope(prefix, arguments, {one.name: one for one in function.node_def}, functions)
+        for at, result in enumerate(function.signature.output_arg):
+            found._others[f"{name}:{at}"] = inner.tensor(function.ret[result.name])
+        waiting += [(one, inner) for one in reversed(function.node_def)]
+    for node in nodes:
+        node.input[:] = [found.tensor(one) for one in node.input]
+    found.graph_def.library.function.extend(functions_called(graph_def.library.function, nodes))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Scope:
+    """How the nodes of a function, or of the graph itself, call tensors."""
+
+    prefix: str = ""
+    arguments: Mapping[str, str] = field(default_factory=dict)
+    nodes: Mapping[str, Any] | None = None
+    functions: Mapping[str, Any] = field(default_factory=dict)
+
+    def tensor(self, name: str) -> str:
+        if self.nodes is None:
+            return full(name)
+        node, _, rest = name.partition(":")
+        if not rest or node not in self.nodes:
+            return self.arguments[node]
+        result, _, at = rest.partition(":")
+        return f"{self.prefix}{node}:{self._first(self.nodes[node], result) + int(at or 0)}"
+
+    def _first(self, node: Any, result: str) -> int:
+        """At which place a node's result of that name begins."""
+        at = 0
+        for name, count in self._results(node):
+            if name == result:
+                return at
+            at += count
+        raise KeyError(result)
+
+    def _results(self, node: Any) -> Iterator[tuple[str, int]]:
+        if node.op in self.functions:
+            yield from ((one.name, 1) for one in self.functions[node.op].signature.output_arg)
+            return
+        for one in _known_ops().op_def_for_type(node.op).output_arg:
+            if one.number_attr:
+                yield one.name, node.attr[one.number_attr].i
+            elif one.type_list_attr:
+                yield one.name, len(node.attr[one.type_list_attr].list.type)
+            else:
+                yield one.name, 1
+
+
+@cache
+def _known_ops() -> tf.Graph:
+    return tf.Graph()  # which knows them all, and holds none
+
+
+def _is_open(function: Any) -> bool:
+    """Whether it leaves something of its nodes to those who call it."""
+    return bool(function.signature.attr) or any(
+        value.WhichOneof("value") == "placeholder" for node in function.node_def for value in node.attr.values()
+    )

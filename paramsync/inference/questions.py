@@ -1,0 +1,29 @@
+"""A question: what a request asks one version for, whatever protocol it came by."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from paramsync.inference.resident import Resident
+
+Answer: TypeAlias = Mapping[str, npt.NDArray[Any]]
+"""The outputs asked for, by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One call of one version. The names and dtypes of its inputs were checked against the signature."""
+
+    model: str
+    resident: Resident
+    signature: str
+    inputs: Mapping[str, npt.NDArray[np.generic]]
+    outputs: tuple[str, ...] = ()
+    """None named: all of them."""
+    fits: bool = True
+    """Whether the inputs have shapes that the signature names; others go alone."""

@@ -1,0 +1,195 @@
+"""PublishCallback: what a Keras user adds to `model.fit`."""
+
+from __future__ import annotations
+
+import weakref
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import keras
+
+from paramsync.errors import PublishError, SettingsError
+from paramsync.publishing.gate import Gate, PublishIf
+from paramsync.publishing.publisher import OnError, Publisher
+from paramsync.publishing.schedule import PublishSchedule
+from paramsync.publishing.snapshot import Averages
+from paramsync.rpc.addresses import HOST
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+
+class PublishCallback(keras.callbacks.Callback):
+    """Publishes the model while it is being fitted: at the start, whenever due, and at the end.
+
+        model.fit(x, y, callbacks=[PublishCallback("/dev/shm/digits", every_seconds=1)])
+
+    Where neither steps nor seconds are given, every second. Steps are counted from the optimizer's own count, so that
+    they go on where an earlier fit stopped; where a `train_step` of the model's own uses another optimizer, batches are
+    counted. A model that is not built when training begins is published from its first batch on.
+
+    The start is published before the first epoch, when other callbacks have restored what they restore, and only where
+    the store has no version yet: a script that is run again does not put a model that has learnt nothing in the place
+    of a trained one. `at_start=True` publishes it always, `at_start=False` never. With `publish_if`, what is due is
+    published only where that says so, at the end of the fit too: the name of a metric that must not get worse, such as
+    "val_loss", or a function of Keras' logs. The ends of epochs, where logs are whole, are then asked about as well.
+
+    What `inputs` are is for models that do not say it themselves, as `capture` has it; `keep`, `durable`, `on_error`,
+    `allow_nan`, and `control_port` and `host`, where an operator is answered during a fit, are as Publisher has them.
+    With `averages`, the moving averages of an optimizer that has `use_ema` are published in place of the variables that
+    it trains, from its first step on. A fit that is interrupted leaves the store locked until nothing refers to the
+    callback any more, it is used again, or the process ends.
+
+    Raises what Publisher does, when training begins, and SettingsError for `averages` of an optimizer that has none,
+    and where Keras runs on another backend than TensorFlow.
+    """
+
+    def __init__(
+        self,
+        store: str | Path,
+        *,
+        every_steps: int | None = None,
+        every_seconds: float | None = None,
+        keep: int = 5,
+        durable: bool = False,
+        on_error: OnError = "log",
+        inputs: Any = None,
+        averages: bool = False,
+        allow_nan: bool = False,
+        at_start: bool | None = None,
+        publish_if: PublishIf | None = None,
+        control_port: int | None = None,
+        host: str = HOST,
+    ) -> None:
+        super().__init__()
+        if every_steps is None and every_seconds is None:
+            every_seconds = 1.0
+        self._schedule = PublishSchedule(every_steps=every_steps, every_seconds=every_seconds, at_start=at_start)
+        if publish_if is not None:
+            Gate(publish_if)  # what is wrong with it is said here
+        self._publish_if = publish_if
+        self._control_port = control_port
+        self._host = host
+        self._store = Path(store)
+        self._keep = keep
+        self._durable = durable
+        self._on_error: OnError = on_error
+        self._inputs = inputs
+        self._averages = averages
+        self._allow_nan = allow_nan
+        self._publisher: Publisher | None = None
+        self._step = 0
+        self._begun = False
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self._release()  # of a fit that was interrupted
+        if keras.backend.backend() != "tensorflow":
+            raise SettingsError(
+                f"PublishCallback: expected TensorFlow as the backend of Keras, found {keras.backend.backend()};"
+                " publish from a loop of your own with Publisher.of_graph, as examples/jax_trainer.py does"
+            )
+        self._step, self._begun = _counted(self.model.optimizer), False
+        if self.model.built:
+            self._open()
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._begin()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        if self._publish_if is not None and self._publisher is not None:
+            self._publisher.publish_if_due(self._step, logs)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        counted, optimizer = _counted(self.model.optimizer), self.model.optimizer
+        # One that is not used stands still, and so do those that leave out updates, which is no step then.
+        self._step = counted if _leaves_out(optimizer) else max(counted, self._step + 1)
+        self._open().publish_if_due(self._step, logs)
+
+    def on_train_end(self, logs: Any = None) -> None:
+        try:
+            if self._publisher is not None:
+                self._begin()  # of a fit without an epoch
+                self._publisher.finish(self._step, logs)
+        finally:
+            self._release()
+
+    @property
+    def control(self) -> str | None:
+        """Where an operator is answered now; None between fits, and without `control_port`."""
+        return None if self._publisher is None else self._publisher.control
+
+    def _begin(self) -> None:
+        """Once for each fit, as late as can be: other callbacks restore weights when training begins."""
+        if not self._begun and self._publisher is not None:
+            self._step = _counted(self.model.optimizer)
+            self._publisher.begin(self._step)
+        self._begun = True
+
+    def _open(self) -> Publisher:
+        if self._publisher is None:
+            from paramsync.graphs.capture import capture  # here: another backend gets an error that it understands
+
+            self._publisher = Publisher(
+                self._store,
+                capture(self.model, inputs=self._inputs),
+                schedule=self._schedule,
+                keep=self._keep,
+                durable=self._durable,
+                on_error=self._on_error,
+                averages=_averages(self.model) if self._averages else None,
+                allow_nan=self._allow_nan,
+                publish_if=self._publish_if,
+                control_port=self._control_port,
+                host=self._host,
+            )
+            self._forgotten = weakref.finalize(self, _close, self._publisher)  # by a fit that was interrupted
+            self._forgotten.atexit = False
+        return self._publisher
+
+    def _release(self) -> None:
+        publisher, self._publisher = self._publisher, None
+        if publisher is not None:
+            self._forgotten.detach()
+            publisher.close()
+
+
+def _counted(optimizer: keras.Optimizer | None) -> int:
+    # Not counted by batches: where one call runs several steps, Keras counts the last call of an epoch as a full one.
+    # Keras has read the loss of the step before it calls us, so there is no GPU to wait for.
+    if optimizer is None:
+        return 0
+    return int(optimizer.iterations.numpy())  # a variable of several replicas is no number itself
+
+
+def _leaves_out(optimizer: keras.Optimizer | None) -> bool:
+    """Whether there are batches after which it updates nothing."""
+    scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+    return scales or bool(getattr(optimizer, "gradient_accumulation_steps", None))
+
+
+def _close(publisher: Publisher) -> None:
+    with suppress(PublishError):  # it is in the log
+        publisher.close()
+
+
+def _averages(model: keras.Model) -> Averages:
+    """The moving averages that the model's optimizer keeps. Raises SettingsError where it keeps none."""
+    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)  # of one that scales losses
+    if not getattr(optimizer, "use_ema", False):
+        found = f"{optimizer.name} without" if optimizer else "none"
+        raise SettingsError(f"averages: expected an optimizer with use_ema=True, found {found}")
+    weights = {f"{one.path.replace('/', '_')}_average": one for one in model.weights}
+    if len(weights) < len(model.weights):
+        raise SettingsError(
+            "averages: expected weights with different paths, found some with the same; name the layers"
+        )
+    known: dict[int, tf.Variable] = {}  # by the identity of the variable
+
+    def find(variable: tf.Variable) -> tf.Variable | None:
+        if not known and optimizer.iterations.numpy():  # before its first step the averages are zero
+            averages = {one.name: one for one in optimizer.variables}
+            known.update({id(one.value): averages[name].value for name, one in weights.items() if name in averages})
+        return known.get(id(variable))
+
+    return find

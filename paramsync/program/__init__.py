@@ -1,0 +1,1 @@
+"""What the programs have in common: flags, signals, logs, metrics of the process."""

@@ -1,0 +1,205 @@
+"""Given: values by name, of whatever framework, for a graph that is in a store already. Knows no TensorFlow."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from google.protobuf.message import DecodeError
+
+from paramsync import dtypes
+from paramsync.errors import CorruptCheckpointError, GraphError, ParameterError, SettingsError, StoreError
+from paramsync.host import files
+from paramsync.store import layout
+from paramsync.tensorbundle import keys
+from paramsync.v1 import bundle_pb2, graph_pb2
+
+Values = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
+"""Arrays by name, or what gives them when they are needed."""
+
+_LIMIT = (1 << 31) - 1  # bytes; no message of protobuf is larger
+_SHOWN = 8  # names in a message
+
+
+class Given:
+    """A graph's parameters, whose values come by name: that of the checkpoint, or the framework's for the variable."""
+
+    def __init__(self, content: bytes, *, copy: bool = True) -> None:
+        """`content` is a graph file. Raises GraphError where it is none."""
+        try:
+            message = graph_pb2.Graph.FromString(content)
+        except DecodeError as error:
+            raise GraphError(f"the graph file is not readable: {error}") from error
+        self.digest = message.digest
+        self.content = content
+        self._copy = copy
+        self._object_graph = message.object_graph
+        self._parameters = {one.name: one for one in message.parameters}
+        variables = Counter(one.variable for one in message.parameters)
+        named = {one.variable: one.name for one in message.parameters if variables[one.variable] == 1}
+        self._keys = named | {name: name for name in self._parameters}
+        self._called = {name: name for name in self._parameters} | {key: name for name, key in named.items() if name}
+
+    @classmethod
+    def in_store(cls, store: Path, digest: str | None, *, copy: bool) -> Given:
+        """The graph of that digest, or the only one that is there. Raises SettingsError, GraphError, StoreError."""
+        there = _digests(store)
+        if digest is None:
+            if len(there) != 1:
+                raise SettingsError(_which(store, there))
+            (digest,) = there
+        if digest not in there:
+            listed = ", ".join(there) or "none"
+            raise SettingsError(f"store {store}: expected graph {files.shown(digest)}, found {listed}")
+        path = layout.graph_file(store, digest)
+        try:
+            found = cls(files.content(path, limit=_LIMIT), copy=copy)
+        except OSError as error:
+            raise StoreError(store, f"{path.name} cannot be read: {error.strerror}") from error
+        except (GraphError, CorruptCheckpointError) as error:
+            raise GraphError(f"{path}: {error}; publish the graph again") from error
+        if found.digest != digest:
+            raise GraphError(f"{path}: expected graph {digest}, found {files.shown(found.digest)}; publish it again")
+        return found
+
+    def pin(self, values: Values | None = None) -> dict[str, Any]:
+        """The values by their keys in a checkpoint, so that training cannot change them any more.
+
+        Raises SettingsError where none are given, and ParameterError, before anything is copied, where they are not
+        those of the graph.
+        """
+        if values is None:
+            raise SettingsError(
+                "the values of a graph that was published beforehand are needed: publish(step, values={name: array})"
+            )
+        found = self._by_key(values() if callable(values) else values)
+        self._check(found)
+        pinned = {name: _pinned(value, copy=self._copy) for name, value in found.items()}
+        if self._object_graph:
+            pinned[keys.OBJECT_GRAPH] = np.array(self._object_graph, dtype=object)
+        return pinned
+
+    def _by_key(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        known = {name: self._keys[name] for name in values if name in self._keys}
+        found = {key: _array_like(values[name]) for name, key in known.items()}
+        missing = [self._called[key] for key in self._parameters if key not in found]
+        if missing:
+            expected = f"{_some(missing)} ({len(missing)} missing)"
+            raise ParameterError("the graph", expected=expected, found=_some(values))
+        extra = [name for name in values if name not in self._keys]
+        if extra:
+            found_too = f"{_some(extra)} too ({len(extra)} not needed)"
+            raise ParameterError("the graph", expected=_some(self._called.values()), found=found_too)
+        if len(found) < len(known):
+            twice = [name for name, count in Counter(known.values()).items() if count > 1]
+            raise ParameterError("the graph", expected="each value once", found=f"{_some(twice)} under two names")
+        return found
+
+    def _check(self, found: Mapping[str, Any]) -> None:
+        wrong = []
+        for key, wanted in self._parameters.items():
+            value = found[key]
+            dtype, shape = _dtype(value), tuple(value.shape)
+            if dtype != dtypes.name(wanted.dtype) or not _fits(wanted.shape, shape):
+                expected = f"{self._called[key]} {dtypes.name(wanted.dtype)} {_dimensions(wanted.shape)}"
+                wrong.append((expected, f"{dtype} {list(shape)}"))
+        if wrong:
+            more = f" ({len(wrong)} differ)" if len(wrong) > 1 else ""
+            raise ParameterError(
+                "the graph",
+                expected=", ".join(one for one, _ in wrong[:_SHOWN]) + more,
+                found=", ".join(one for _, one in wrong[:_SHOWN]),
+            )
+
+
+def _digests(store: Path) -> list[str]:
+    try:
+        found = files.names(store)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise StoreError(store, f"cannot be read: {error.strerror}") from error
+    graphs = [one[len("graph-") : -len(".pb")] for one in found if one.startswith("graph-") and one.endswith(".pb")]
+    return sorted(filter(layout.is_digest, graphs))
+
+
+def _which(store: Path, there: list[str]) -> str:
+    if there:
+        return f"store {store}: expected one graph, found {len(there)}; say which by its digest: {', '.join(there)}"
+    return (
+        f"store {store}: expected a graph that was published beforehand, found none;"
+        f" publish it: paramsync graph publish MODULE:BUILD {store}"
+    )
+
+
+def _array_like(value: Any) -> Any:
+    """The value as something with a dtype and a shape; of a variable, what it holds now."""
+    if hasattr(value, "assign") and hasattr(value, "value"):  # a variable of Keras or TensorFlow
+        value = value.value() if callable(value.value) else value.value
+        return _array_like(value)
+    if hasattr(value, "detach"):  # PyTorch
+        return value.detach()
+    return value if hasattr(value, "dtype") and hasattr(value, "shape") else np.asarray(value)
+
+
+def _pinned(value: Any, *, copy: bool) -> Any:
+    """The value where training does not change it any more; without waiting for a device where that can be helped."""
+    framework = type(value).__module__.partition(".")[0]
+    if framework == "torch":
+        return _of_torch(value, copy=copy)
+    if not copy:
+        return value
+    if framework in ("jax", "jaxlib"):
+        # A step that it is donated to would delete it. What numpy shares, on the CPU, is left alone until numpy lets go
+        # of it; another device makes a copy in its own time.
+        return np.asarray(value) if all(one.platform == "cpu" for one in value.devices()) else value.copy()
+    if framework == "tensorflow" or (isinstance(value, np.ndarray) and not _may_change(value)):
+        return value
+    return np.array(value, order="C")
+
+
+def _of_torch(tensor: Any, *, copy: bool) -> Any:
+    there = tensor.cpu()  # itself where it is there already
+    torch = sys.modules["torch"]
+    if there.dtype == torch.bfloat16:  # which numpy does not know
+        return _pinned(there.view(torch.int16).numpy().view(ml_dtypes.bfloat16), copy=copy)
+    return _pinned(there.numpy(), copy=copy)
+
+
+def _may_change(array: Any) -> bool:
+    while isinstance(array, np.ndarray):
+        if array.flags.writeable:
+            return True
+        array = array.base
+    return False
+
+
+def _dtype(value: Any) -> str:
+    if isinstance(value.dtype, np.dtype):
+        number = dtypes.from_numpy(value.dtype)
+        return str(value.dtype) if number is None else dtypes.name(number)
+    return str(getattr(value.dtype, "name", value.dtype)).rpartition(".")[2]
+
+
+def _fits(wanted: bundle_pb2.TensorShape, shape: tuple[int, ...]) -> bool:
+    if wanted.unknown_rank:
+        return True
+    sizes = [one.size for one in wanted.dim]
+    return len(sizes) == len(shape) and all(one in (-1, size) for one, size in zip(sizes, shape, strict=True))
+
+
+def _dimensions(shape: bundle_pb2.TensorShape) -> str:
+    if shape.unknown_rank:
+        return "of any shape"
+    return f"[{', '.join('?' if one.size < 0 else str(one.size) for one in shape.dim)}]"
+
+
+def _some(names: Iterable[str]) -> str:
+    listed = sorted(map(str, names))
+    shown = [one if one.isprintable() else files.shown(one) for one in listed[:_SHOWN]]
+    return f"{', '.join(shown) or 'nothing'}{' and more' if len(listed) > _SHOWN else ''}"

@@ -1,0 +1,422 @@
+"""Publisher: what a training loop calls to make its parameters visible, one step at a time."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal
+
+from paramsync.errors import ParamsyncError, PublishError, SettingsError, StoppedError, StructureError
+from paramsync.publishing.external_values import Given, Values
+from paramsync.publishing.gate import Gate, Metrics, PublishIf
+from paramsync.publishing.meter import Meter
+from paramsync.publishing.metric_reader import MetricReader
+from paramsync.publishing.schedule import Moment, PublishSchedule
+from paramsync.publishing.snapshot import Averages, Frozen, Live, Snapshot, Source
+from paramsync.publishing.steps import number_of
+from paramsync.publishing.write_behind import PublisherStatus, WriteBehind
+from paramsync.rpc.addresses import HOST
+from paramsync.store.commit import StoreWriter
+from paramsync.version import Version
+
+if TYPE_CHECKING:
+    import keras
+    import tensorflow as tf
+
+    from paramsync.graphs.capture import Capture
+    from paramsync.publishing.control_port import Control
+
+_log = logging.getLogger("paramsync.trainer")
+OnError = Literal["log", "raise"]
+
+
+class Publisher:
+    """The one publisher of a store.
+
+        with Publisher(store, model, schedule=PublishSchedule(every_seconds=1)) as publisher:
+            for step in range(steps):
+                train_step()
+                publisher.publish_if_due(step)
+
+    Leaving the block without an error is the end of training: where the schedule has `at_end`, the step that was seen
+    last is published, with the values that the variables have then. Call `finish` to say another step.
+
+    `publish_if_due`, `publish` and `finish` belong to the thread that trains: they pin the values of the step in
+    microseconds a variable, and one thread in the background writes them. Where publications come faster than they can
+    be written, the newest wins and the others count as skipped. `request`, `status` and `subscribe` may be called from
+    any thread.
+
+    A publication that fails in the background is logged and in the status, and training goes on; with
+    `on_error="raise"` it is raised as PublishError at the next call. Parameters that are NaN or infinite are such a
+    failure, NotFiniteError, and count as `refused`: the version before stays the latest, unless `allow_nan`. Metrics
+    may be tensors still being computed; one that is no number is left out with a warning. A step is a whole number,
+    also of another framework, or a variable that holds one; anything else is a SettingsError at the call. One lower
+    than the one before is published under a number that rises all the same, with one warning.
+
+    The first step seen is published where the store has no version yet, so that a training that begins anew does not
+    take the place of what was trained before (see PublishSchedule). With `publish_if`, what is due is published only
+    where that says so, the last step too: a metric's name, such as "val_loss", which must not get worse than that of
+    the newest version, or a function of the metrics. What it holds back, and what comes without metrics, stays due, and
+    is in the status. It is asked on the thread that trains, and waits for the metrics it looks at. `publish`, an
+    operator's request, and a start that the schedule says `at_start=True` of are not asked about.
+
+    With `control_port`, an operator is answered there while the publisher is open: `paramsync status`, and
+    `paramsync sync --fresh`, whose request is met at the next call of `publish_if_due`. 0 is any free port, `control`
+    says which; `host` is the address to listen on. Without it gRPC is not imported.
+
+    With `durable`, a version is on the disk when it is published, and survives the machine's end too; that costs what
+    the disk takes, in the background. `store` is its directory, or one open already, with its own `keep` and `durable`.
+
+    What is published is a model, or the Capture of anything else that has variables: a function, several signatures,
+    a model that has to be told its inputs. `averages` gives the variable that is published in place of another, as
+    `tf.train.ExponentialMovingAverage.average` does. For values of other frameworks, see `of_graph`.
+
+    Raises, when made: SettingsError, StoreError (StoreLockedError for a second publisher), GraphError for a model that
+    cannot be captured, such as one not built yet.
+    """
+
+    def __init__(
+        self,
+        store: str | Path | StoreWriter,
+        source: keras.Model | tf.Module | Capture | Source,
+        *,
+        schedule: PublishSchedule,
+        keep: int = 5,
+        durable: bool = False,
+        on_error: OnError = "log",
+        averages: Averages | None = None,
+        allow_nan: bool = False,
+        publish_if: PublishIf | None = None,
+        control_port: int | None = None,
+        host: str = HOST,
+    ) -> None:
+        if on_error not in ("log", "raise"):
+            raise SettingsError(f'on_error: expected "log" or "raise", found {on_error!r}')
+        self._gate = None if publish_if is None else Gate(publish_if)
+        self._source = source if isinstance(source, Source) else _live(source, averages)
+        self._finite = not allow_nan
+        self._schedule = schedule
+        self._raise = on_error == "raise"
+        self._since: Moment | None = None  # the last snapshot, or where the counting began
+        self._seen: tuple[int, Metrics | None, Values | None] | None = None  # the last step there was a call for
+        self._warned = False  # of steps that fall back
+        self._metrics = MetricReader()  # of the writing thread
+        self._lock = threading.Lock()  # guards the next two
+        self._requests: list[Future[Version]] = []
+        self._accepting = True
+        self._meter: Meter | None = None
+        path = store.path if isinstance(store, StoreWriter) else Path(store)
+        self._control = None if control_port is None else _listening(host, control_port, path)
+        try:
+            self._store = store if isinstance(store, StoreWriter) else StoreWriter(path, keep=keep, durable=durable)
+        except BaseException:
+            self._hang_up()
+            raise
+        self._empty, self._before = _found(self._store)  # when we came; and the metrics of what was the latest
+        self._begun: int | None = None  # the step that stands for what was the latest then
+        self._pinned: Metrics = self._before  # of the last publication, whether or not it is written
+        self._frozen = Frozen()
+        self._behind: WriteBehind[Snapshot] = WriteBehind(self._write)
+        self._behind.start()
+        if self._control is not None:
+            self._answer(self._control)
+
+    @classmethod
+    def of_graph(
+        cls,
+        store: str | Path,
+        digest: str | None = None,
+        *,
+        schedule: PublishSchedule,
+        keep: int = 5,
+        durable: bool = False,
+        on_error: OnError = "log",
+        allow_nan: bool = False,
+        copy: bool = True,
+        publish_if: PublishIf | None = None,
+        control_port: int | None = None,
+        host: str = HOST,
+    ) -> Publisher:
+        """Publish values of JAX, PyTorch, numpy or anything else, for a graph that `paramsync graph publish` put there.
+
+            with Publisher.of_graph(store, schedule=PublishSchedule(every_seconds=1)) as publisher:
+                for step in range(steps):
+                    train_step()
+                    publisher.publish_if_due(step, values=lambda: {one.path: one.value for one in model.variables})
+
+        Imports neither TensorFlow nor Keras. `digest` says which graph, where there are several.
+
+        The values of each publication come by name: the one in checkpoints, or Keras' path or TensorFlow's name of the
+        variable. What training may write to, such as arrays of numpy and tensors of PyTorch, is copied on the thread
+        that trains. Arrays of JAX are not copied on the CPU, and elsewhere on their device; a step may be given their
+        memory (donate). With `copy=False` nothing is copied, and whoever trains leaves alone what was published until
+        it is written. Raises as the constructor does, and SettingsError where the graph is not there.
+        """
+        given = Given.in_store(Path(store), digest, copy=copy)
+        return cls(
+            store,
+            given,
+            schedule=schedule,
+            keep=keep,
+            durable=durable,
+            on_error=on_error,
+            allow_nan=allow_nan,
+            publish_if=publish_if,
+            control_port=control_port,
+            host=host,
+        )
+
+    def begin(self, step: int, *, values: Values | None = None) -> Version | None:
+        """Training begins at this step, of which nothing is trained yet: publish it where the schedule wants the start.
+
+        Optional. Where the store has versions, and no step comes after this one, the end is not published either.
+        """
+        self._begun = None if self._empty else number_of(step)
+        return self.publish_if_due(step, values=values)
+
+    def publish_if_due(
+        self, step: int, metrics: Metrics | None = None, *, values: Values | None = None
+    ) -> Version | None:
+        """Publish this step where the schedule or somebody's `request` wants it; costs about a microsecond where not.
+
+        Returns the version that is being written, or None. It is visible once it is committed. `values` are those of
+        the parameters by name, or a function that gives them: for publishers `of_graph` only, which raise
+        ParameterError for what does not fit the graph.
+        """
+        self._surface()
+        step = number_of(step)
+        self._seen = (step, metrics, values)
+        now = time.monotonic()
+        if self._meter is not None:
+            self._meter.advance(step, (metrics or {}).get("loss"), now)
+        if self.is_due(step, now) and not self._is_held_back(step, metrics):
+            return self._publish(step, now, metrics, values)
+        if self._since is None:
+            self._since = Moment(step, now)
+        return None
+
+    def is_due(self, step: int, now: float | None = None) -> bool:
+        """Whether `publish_if_due` would publish this step now; for who has to know before metrics are computed.
+
+        With `publish_if`: whether it would ask that.
+        """
+        now = time.monotonic() if now is None else now
+        return bool(self._requests) or self._schedule.due(step, now, since=self._since, empty=self._empty)
+
+    def publish(
+        self, step: int, *, wait: bool = False, metrics: Metrics | None = None, values: Values | None = None
+    ) -> Version:
+        """Publish this step now. With `wait`, returns the version once committed, or raises PublishError."""
+        self._surface()
+        step = number_of(step)
+        if not wait:
+            return self._publish(step, time.monotonic(), metrics, values)
+        self._behind.check_thread()
+        future: Future[Version] = Future()
+        self._publish(step, time.monotonic(), metrics, values, future)
+        try:
+            return future.result()
+        except PublishError:
+            self._behind.take_error()  # it surfaces here
+            raise
+
+    def finish(self, step: int, metrics: Metrics | None = None, *, values: Values | None = None) -> Version | None:
+        """Training is over: publish its last step where the schedule or a request wants that, and wait for the writer.
+
+        Requests are refused from here on. Returns the last committed version. Leaving the `with` block does the same.
+        """
+        step = number_of(step)
+        with self._lock:
+            self._accepting = False
+        if self._control is not None:
+            self._control.training_ends()
+        self._behind.flush(None)
+        committed = self.status().published
+        due = self._schedule.due_at_end(step, published=committed.step if committed else self._begun)
+        if self._requests or (due and not self._is_held_back(step, metrics)):
+            self._publish(step, time.monotonic(), metrics, values)
+        self.flush(None)
+        return self.status().published
+
+    def request(self) -> Future[Version]:
+        """Ask for a publication at the next step, from any thread; the future has the version once it is committed.
+
+        Raises StoppedError when training has stopped. The future raises PublishError where writing fails.
+        """
+        with self._lock:
+            if not self._accepting:
+                raise StoppedError
+            future: Future[Version] = Future()
+            self._requests.append(future)
+        return future
+
+    def subscribe(self, listener: Callable[[Version], None]) -> None:
+        """Call this with every version once it is committed, on the writing thread: it must not block."""
+        self._behind.subscribe(listener)
+
+    def status(self) -> PublisherStatus:
+        """How publishing goes, as one value."""
+        return replace(self._behind.status(), held_back=self._gate.held_back if self._gate else None)
+
+    @property
+    def control(self) -> str | None:
+        """Where an operator is answered; None where nobody is."""
+        return None if self._control is None else self._control.address
+
+    def flush(self, timeout: float | None = None) -> bool:
+        """Wait until everything is written; False where that takes longer than `timeout` seconds."""
+        done = self._behind.flush(timeout)
+        self._surface()
+        return done
+
+    def close(self) -> None:
+        """Write what waits, answer who waits, give the store up. Publishes nothing by itself; may be called again."""
+        self._release()
+        self._surface()
+
+    def __enter__(self) -> Publisher:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        try:
+            if error is None and self._accepting and self._seen is not None:
+                step, metrics, values = self._seen
+                self.finish(step, metrics, values=values)
+        finally:
+            self._release()
+        if error is None:
+            self._surface()
+
+    def _publish(
+        self, step: int, now: float, metrics: Metrics | None, values: Values | None, *waiting: Future[Version]
+    ) -> Version:
+        self._seen = (step, metrics, values)
+        began = time.perf_counter()
+        self._warn_of_lower(step)
+        done_at = time.time()
+        try:
+            pinned, problem = self._source.pin(values), ""
+        except StructureError as error:  # which is told as any publication that fails, and costs no more
+            pinned, problem = {}, str(error)
+        with self._lock:
+            requests, self._requests = self._requests, []
+        number = self._store.next_number(step)
+        version = Version(
+            number=number,
+            step=step,
+            prefix=f"ckpt-{number}",
+            graph=self._source.digest,
+            step_done_at=done_at,
+            snapshot_at=time.time(),
+        )
+        self._since = Moment(step, now)
+        self._pinned = metrics or {}
+        if self._gate is not None:
+            self._gate.held_back = None
+        snapshot = Snapshot(
+            version=version,
+            values=pinned,
+            metrics=dict(metrics or {}),
+            graph=self._source.content,
+            problem=problem,
+        )
+        self._behind.put(snapshot, *requests, *waiting)
+        if self._meter is not None:
+            self._meter.step = step
+            self._meter.stall = time.perf_counter() - began
+        return version
+
+    def _write(self, snapshot: Snapshot) -> Version:
+        if snapshot.problem:
+            raise StructureError(snapshot.problem)
+        self._store.add_graph(snapshot.version.graph, snapshot.graph)
+        version = replace(snapshot.version, metrics=self._metrics.read(snapshot.metrics))
+        tensors = snapshot.tensors()
+
+        def let_go(name: str) -> None:  # so that training can update it in place
+            del tensors[name]
+            snapshot.let_go(name)
+
+        version = self._store.commit(
+            version, tensors, unchanged=self._frozen.names(tensors), finite=self._finite, copied=let_go
+        )
+        self._frozen.published(snapshot, tensors, self._store.unchanged)
+        return version
+
+    def _is_held_back(self, step: int, metrics: Metrics | None) -> bool:
+        """Whether the gate keeps what is due from being published."""
+        if self._gate is None or self._requests or (self._since is None and self._schedule.at_start):
+            return False
+        status = self._behind.status()
+        committed = status.published.metrics if status.published else self._before
+        return self._gate.refuses(step, metrics, self._pinned if status.last_error is None else committed)
+
+    def _warn_of_lower(self, step: int) -> None:
+        if self._since is not None and step < self._since.step and not self._warned:
+            self._warned = True
+            _log.warning(
+                "step %d is published after step %d: versions go on rising, and say the step as it is given",
+                step,
+                self._since.step,
+            )
+
+    def _surface(self) -> None:
+        if self._raise and (error := self._behind.take_error()) is not None:
+            raise PublishError(f"an earlier publication failed: {error}")
+
+    def _release(self) -> None:
+        with self._lock:
+            self._accepting = False
+            requests, self._requests = self._requests, []
+        for future in requests:
+            if future.set_running_or_notify_cancel():
+                future.set_exception(StoppedError())
+        self._behind.close()
+        self._store.close()
+        self._hang_up()
+
+    def _answer(self, control: Control) -> None:
+        """Have the control port tell of this publisher from now on."""
+        self._meter = Meter(0, time.monotonic())
+        control.tell_of(self, self._meter, device=_device() if isinstance(self._source, Live) else "")
+        _log.info("publisher ready: control %s, store %s", control.address, self._store.path)
+
+    def _hang_up(self) -> None:
+        control, self._control = self._control, None
+        if control is not None:
+            control.close()
+
+
+def _listening(host: str, port: int, store: Path) -> Control:
+    from paramsync.publishing.control_port import Control  # here: gRPC is imported by who wants it
+
+    return Control(host, port, store=store, option="control_port")
+
+
+def _device() -> str:
+    from paramsync.publishing.device import name  # here: other sources need no TensorFlow
+
+    return name()
+
+
+def _found(store: StoreWriter) -> tuple[bool, Metrics]:
+    """Whether the store has no version, and the metrics of its latest."""
+    try:
+        latest = store.latest()
+    except ParamsyncError:  # something is there
+        return False, {}
+    return latest is None, latest.metrics if latest else {}
+
+
+def _live(source: Any, averages: Averages | None) -> Live:
+    from paramsync.graphs.capture import Capture, capture  # here: publishing itself needs no TensorFlow
+
+    return Live(source if isinstance(source, Capture) else capture(source), averages)

@@ -1,0 +1,254 @@
+"""SessionValues: the variables of a v1 graph as what is published, pinned in a session without copying them."""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from paramsync.errors import GraphError, PublishError, SettingsError
+from paramsync.graphs.draft import Parameter, Part, finish
+from paramsync.graphs.sources.saver_names import saved_by
+from paramsync.graphs.sources.v1_tensors import draft_of_tensors
+from paramsync.publishing.device_copy import PIECE, divide
+
+Averages = Callable[[Any], Any]
+Array = npt.NDArray[np.generic]
+
+v1 = tf.compat.v1
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Variables that leave a session together: what pins their values, and what fetches them and lets go of them."""
+
+    handles: Sequence[tf.Tensor]
+    chosen: tf.Tensor  # a placeholder for such handles
+    values: Sequence[tf.Tensor]
+    let_go: tf.Operation
+
+    def free(self, session: Any, handles: Sequence[str]) -> None:
+        """Let go of what these handles stand for. A session that is closed has done so."""
+        with suppress(RuntimeError, tf.errors.OpError):
+            session.run(self.let_go, {self.chosen: handles})
+
+
+class SessionValues:
+    """What lies between some tensors of a v1 graph, and the values of its variables in a session of that graph.
+
+    `pin` belongs to the thread that trains, between two steps. A resource variable is copy-on-write: the session holds
+    its buffer, under a handle, so that the next update goes into another one; that takes microseconds a variable,
+    whatever its size. A reference variable, which TensorFlow 1 makes where nothing is said, is updated where it lies,
+    whoever reads it: it is copied, which takes as long as its memory takes. So is all that a session of another process
+    has, which sends it.
+
+    What is pinned is fetched on the thread that asks for it as an array, in pieces, and let go of once it is there;
+    what nobody asks for any more is let go of when something is pinned or fetched next.
+    """
+
+    def __init__(self, inputs: Any, outputs: Any, *, saver: Any = None, averages: Averages | None = None) -> None:
+        """Adds what is needed to the graph.
+
+        `inputs` and `outputs` are one tensor or several, or by what callers say; names of tensors in the default graph
+        do as well. With `saver`, all that it saves is published, called as it calls it, so that it can restore it;
+        without, only what is between the tensors, by the variables' own names. `averages` gives the variable to be
+        published in place of one, or None. Raises GraphError for a graph that is finalised or cannot be captured,
+        SettingsError for an average that cannot be one.
+        """
+        inputs, outputs = (tensors(one) for one in (inputs, outputs))
+        draft = draft_of_tensors(inputs, outputs, saver=saver)
+        captured = finish(draft)
+        self.digest = captured.digest
+        self.content = captured.to_bytes()
+        self.graph = tf.nest.flatten(outputs, expand_composites=True)[0].graph
+        if self.graph.finalized:
+            raise GraphError("the graph is finalised: publish with a PublishHook, or prepare that before the session")
+        wanted = {one.name for one in captured.parameters}
+        parameters = [one for one in draft.parameters if one.name in wanted]
+        if saver is not None:
+            nodes = {node.name: node for node in self.graph.as_graph_def().node}
+            found = saved_by(nodes, saver.as_saver_def().save_tensor_name)
+            parameters += [one for one in found if one.name not in wanted]
+        self._parts = _parts(parameters)
+        average_of = {} if averages is None else _averages(self.graph, averages)
+        with self.graph.as_default(), self.graph.control_dependencies(None), v1.name_scope("publish"):
+            self._reads = {one.node: self._read(one, average_of.get(one.node, one.node)) for one in parameters}
+            sizes = [read.dtype.size * (read.shape.num_elements() or 0) for read in self._reads.values()]
+            self._groups = {tuple(some): self._group(some) for some in divide(list(self._reads), sizes, PIECE)}
+        self._run: tuple[Any, Callable[[], Any]] | None = None  # the last session, and what pins all in it
+        self._left: deque[tuple[_Group, Any, Sequence[str]]] = deque()  # pinned, and overtaken before it was fetched
+
+    def pin(self, values: Any = None) -> dict[str, Any]:
+        """The values that the variables have now in a session, by name, to be taken as arrays by one thread.
+
+        Raises SettingsError for what is no session of the graph, PublishError for one that is closed, or in which a
+        variable has no value yet.
+        """
+        session = values
+        if not isinstance(session, v1.Session | v1.InteractiveSession) or session.graph is not self.graph:
+            raise SettingsError(f"expected a Session of the graph that is published, found {session!r}")
+        try:
+            values = self._copied(session) if session.sess_str else self._held(session)
+        except tf.errors.FailedPreconditionError as error:
+            raise PublishError(f"a variable has no value to be published yet: {error.message}") from error
+        except (RuntimeError, tf.errors.CancelledError) as error:
+            raise PublishError(
+                "the session is closed: publish, or leave the publisher's block, before it is"
+            ) from error
+        found = {}
+        for name, several in self._parts.items():
+            parts = [(one.part, values[one.node]) for one in several if one.part is not None]
+            found[name] = _Whole(parts) if parts else values[several[0].node]
+        return found
+
+    def tidy(self) -> None:
+        """Let go of what is pinned and nobody will ask for any more."""
+        while self._left:
+            group, session, handles = self._left.popleft()
+            group.free(session, handles)
+
+    def _copied(self, session: Any) -> dict[str, Any]:
+        found = session.run(self._reads)
+        return {node: _array(found[node], read.dtype) for node, read in self._reads.items()}
+
+    def _held(self, session: Any) -> dict[str, Any]:
+        if self._run is None or self._run[0] is not session:
+            self._run = session, session.make_callable([list(group.handles) for group in self._groups.values()])
+        self.tidy()
+        found: dict[str, Any] = {}
+        for (nodes, group), handles in zip(self._groups.items(), self._run[1](), strict=True):
+            raw = [one.get_raw_handle() for one in handles]  # or TensorFlow would add to the graph to free them
+            pinned = _Pinned(group, session, raw, self._left)
+            found.update({node: _Value(pinned, at) for at, node in enumerate(nodes)})
+        return found
+
+    def _read(self, parameter: Parameter, node: str) -> Any:
+        """The value of a variable: where the variable has it, or a copy where that changes under whoever reads it."""
+        op = self.graph.get_operation_by_name(node)
+        with self.graph.colocate_with(op, ignore_existing=True):
+            if op.type == "VarHandleOp":
+                # one of which rows were looked up or updated is copied by whoever reads it; here it becomes like others
+                with self.graph.control_dependencies([tf.raw_ops.DisableCopyOnRead(resource=op.outputs[0])]):
+                    value = tf.raw_ops.ReadVariableOp(resource=op.outputs[0], dtype=op.get_attr("dtype"))
+            else:
+                value = tf.raw_ops.DeepCopy(x=op.outputs[0])
+        if node != parameter.node and (value.dtype, value.shape) != (parameter.spec.dtype, parameter.spec.shape):
+            expected = f"{parameter.spec.dtype.name} {parameter.spec.shape}"
+            found = f"{value.dtype.name} {value.shape}, {node!r}"
+            raise SettingsError(f"the average of {parameter.node!r}: expected {expected}, found {found}")
+        return value
+
+    def _group(self, nodes: Sequence[str]) -> _Group:
+        chosen = v1.placeholder(tf.string, [len(nodes)])
+        handles, values, freed = [], [], []
+        for read, one in zip([self._reads[node] for node in nodes], tf.unstack(chosen), strict=True):
+            with self.graph.colocate_with(read.op, ignore_existing=True):
+                handles.append(v1.get_session_handle(read))
+                values.append(tf.raw_ops.GetSessionTensor(handle=one, dtype=read.dtype))
+                freed.append(tf.raw_ops.DeleteSessionTensor(handle=one))
+        return _Group(handles, chosen, values, tf.group(*freed))
+
+
+class _Pinned:
+    """The values of a group at one time, held by a session until they are fetched, or nobody refers to this."""
+
+    def __init__(self, group: _Group, session: Any, handles: Sequence[str], left: deque[Any]) -> None:
+        self._group, self._session, self._handles = group, session, handles
+        self._arrays: list[Any] = []
+        self._end = weakref.finalize(self, left.append, (group, session, handles))
+        self._end.atexit = False
+
+    def array(self, at: int) -> Array:
+        """One of the values. The first call fetches all. Raises PublishError where the session is closed."""
+        if self._end.detach() is not None:
+            try:
+                found = self._session.run(list(self._group.values), {self._group.chosen: self._handles})
+            except (RuntimeError, tf.errors.OpError) as error:
+                why = str(getattr(error, "message", error)).partition("\n")[0]
+                raise PublishError(
+                    f"the session ended before its values were written: finish, or flush ({why})"
+                ) from error
+            finally:
+                self._group.free(self._session, self._handles)
+            self._arrays = [_array(one, read.dtype) for one, read in zip(found, self._group.values, strict=True)]
+        array: Array = self._arrays[at]
+        return array
+
+
+@dataclass(frozen=True, slots=True)
+class _Value:
+    """One of what is pinned."""
+
+    pinned: _Pinned
+    at: int
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        return self.pinned.array(self.at)
+
+
+@dataclass(frozen=True, slots=True)
+class _Whole:
+    """A partitioned variable, whose parts a checkpoint has as one."""
+
+    parts: Sequence[tuple[Part, Any]]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        arrays = [np.asarray(value) for _, value in self.parts]
+        whole = np.empty(self.parts[0][0].whole, arrays[0].dtype)
+        for (part, _), array in zip(self.parts, arrays, strict=True):
+            places = zip(part.offsets, array.shape, strict=True)
+            whole[tuple(slice(start, start + size) for start, size in places)] = array
+        return whole
+
+
+def tensors(some: Any) -> Any:
+    """The same, with tensors of the default graph in place of their names. Raises GraphError."""
+    return tf.nest.map_structure(_tensor, some)
+
+
+def _tensor(one: Any) -> Any:
+    if not isinstance(one, str):
+        return one
+    try:
+        return v1.get_default_graph().get_tensor_by_name(one if ":" in one else f"{one}:0")
+    except (KeyError, ValueError) as error:
+        raise GraphError(f"expected the name of a tensor in the default graph, found {one!r}") from error
+
+
+def _parts(parameters: Sequence[Parameter]) -> dict[str, list[Parameter]]:
+    """The variables of each name: one, or all parts of one. Raises GraphError where some are missing."""
+    found: dict[str, list[Parameter]] = {}
+    for one in parameters:
+        found.setdefault(one.name, []).append(one)
+    for name, parts in found.items():
+        if (part := parts[0].part) is not None:
+            there, whole = sum(prod(one.spec.shape) for one in parts), prod(part.whole)
+            if there != whole:
+                raise GraphError(
+                    f"the outputs need only some parts of {name!r}, {there} of {whole} values: give the Saver of all"
+                )
+    return found
+
+
+def _averages(graph: tf.Graph, averages: Averages) -> dict[str, str]:
+    """The nodes of variables that have an average, and of the averages."""
+    found = {}
+    for key in (v1.GraphKeys.GLOBAL_VARIABLES, v1.GraphKeys.LOCAL_VARIABLES):
+        for variable in graph.get_collection(key):
+            average = averages(variable)
+            if average is not None:
+                found[variable.op.name] = average.op.name
+    return found
+
+
+def _array(value: Any, dtype: tf.DType) -> Array:
+    """What a session gives, where it gives scalars as numbers and bytes."""
+    return np.asarray(value, object if dtype == tf.string else None)

@@ -1,0 +1,239 @@
+"""Typed calls to a trainer and an inferencer, with every failure in the project's own words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+import grpc
+from google.protobuf.message import Message
+
+from paramsync import errors
+from paramsync.rpc.addresses import check_address
+from paramsync.v1 import serving_pb2
+from paramsync.v1 import sync_pb2 as pb
+
+if TYPE_CHECKING:
+    import numpy as np  # as slow to import as everything else here, and only predictions need it
+    from typing_extensions import Self
+
+SECONDS = 5.0  # for a call that only reads
+CHANGING_SECONDS = 30.0  # for a call that brings a version in, or out
+
+_OPTIONS = (
+    ("grpc.enable_http_proxy", 0),  # a proxy meant for web pages must not stand between the parts of one system
+    ("grpc.max_receive_message_length", -1),  # how large a message may be is the server's decision
+    ("grpc.max_send_message_length", -1),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),  # a program that was started again is found within a second
+)
+# gRPC says UNAVAILABLE for itself and for a server that says so; only its words tell which. Words that are missing
+# here cost nothing but the advice in the message.
+_NO_CONNECTION = (
+    "failed to connect", "errors resolving", "DNS resolution failed", "Socket closed", "GOAWAY received", "recvmsg",
+)  # fmt: skip
+_CALLERS_FAULT = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND, grpc.StatusCode.OUT_OF_RANGE)
+
+_Answer = TypeVar("_Answer", bound=Message)
+
+
+class Stream(Generic[_Answer]):
+    """Messages as they come. One thread iterates; any thread may close, which ends the iteration quietly."""
+
+    def __init__(
+        self, call: grpc.CallIterator[_Answer], explain: Callable[[grpc.RpcError], errors.ParamsyncError]
+    ) -> None:
+        self._call = call
+        self._explain = explain
+
+    def __iter__(self) -> Iterator[_Answer]:
+        try:
+            yield from self._call
+        except grpc.RpcError as error:
+            if error.code() is not grpc.StatusCode.CANCELLED:
+                raise self._explain(error) from None
+
+    def close(self) -> None:
+        self._call.cancel()
+
+
+class _Client:
+    """One channel to one program; threads may share it. Connects at the first call, and again after a failure."""
+
+    program: str
+    mistaken: str  # what the address may be instead
+
+    def __init__(self, address: str) -> None:
+        self.address = check_address(address)
+        self._channel = grpc.insecure_channel(address, options=_OPTIONS)
+
+    def serves(self, service: str = "") -> bool:
+        """What the program's health says of a service; False where it does not know the service."""
+        from grpc_health.v1 import health_pb2
+
+        request = health_pb2.HealthCheckRequest(service=service)
+        try:
+            found = self._ask("/grpc.health.v1.Health/Check", request, health_pb2.HealthCheckResponse)
+        except errors.RequestError:
+            return False
+        return bool(found.status == health_pb2.HealthCheckResponse.SERVING)
+
+    def close(self) -> None:
+        self._channel.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _ask(self, method: str, request: Message, answer: type[_Answer], *, seconds: float = SECONDS) -> _Answer:
+        call = self._channel.unary_unary(method, _serialize, answer.FromString)
+        try:
+            found: _Answer = call(request, timeout=seconds)
+        except grpc.RpcError as error:
+            raise self._explain(error, seconds) from None
+        return found
+
+    def _open(
+        self, method: str, request: Message, answer: type[_Answer], *, seconds: float | None = None
+    ) -> Stream[_Answer]:
+        call = self._channel.unary_stream(method, _serialize, answer.FromString)
+        return Stream(call(request, timeout=seconds), lambda error: self._explain(error, seconds))
+
+    def _explain(self, error: grpc.RpcError, seconds: float | None) -> errors.ParamsyncError:
+        """The failure as one line, in the class that says whose fault it is."""
+        code, detail = error.code(), " ".join((error.details() or "").split())
+        if code is grpc.StatusCode.UNAVAILABLE and detail.startswith(_NO_CONNECTION):
+            return errors.NotReachableError(self.program, self.address, detail.rpartition(": ")[2].rstrip("]"))
+        if code is grpc.StatusCode.DEADLINE_EXCEEDED and "deadline exceeded" in detail.lower():  # gRPC's words
+            return errors.CallError(f"{self.program} at {self.address} did not answer within {seconds:g} s", code.name)
+        if code is grpc.StatusCode.UNIMPLEMENTED:
+            return errors.CallError(f"{self.address} does not answer this call ({detail}): {self.mistaken}", code.name)
+        if code in _CALLERS_FAULT:
+            return errors.RequestError(detail)
+        return errors.CallError(detail or f"{self.program} at {self.address} answered {code.name}", code.name)
+
+
+class Trainer(_Client):
+    """A trainer's control port."""
+
+    program = "trainer"
+    mistaken = "it may be a port of the inferencer; expected the trainer's control port"
+
+    def status(self) -> pb.PublisherStatus:
+        return self._ask("/paramsync.v1.Publisher/GetStatus", pb.GetPublisherStatusRequest(), pb.PublisherStatus)
+
+    def publish(self, *, seconds: float = CHANGING_SECONDS) -> pb.Version:
+        """Publish the current step now; returns the version once it is committed."""
+        return self._ask("/paramsync.v1.Publisher/Publish", pb.PublishRequest(), pb.Version, seconds=seconds)
+
+    def watch(self) -> Stream[pb.Version]:
+        """Every version committed from now on, until the stream is closed."""
+        return self._open("/paramsync.v1.Publisher/Watch", pb.WatchPublisherRequest(), pb.Version)
+
+
+class Inferencer(_Client):
+    """An inferencer's control port: what it serves, and the calls that change it. Predictions have their own port."""
+
+    program = "inferencer"
+    mistaken = "it may be the inferencer's other port, for predictions; expected its control port"
+
+    def status(self, model: str = "") -> tuple[pb.ModelStatus, ...]:
+        """One status a model; of all models where none is named."""
+        answer = self._ask("/paramsync.v1.Sync/GetStatus", pb.GetStatusRequest(model=model), pb.GetStatusResponse)
+        return tuple(answer.models)
+
+    def sync(
+        self,
+        model: str = "",
+        *,
+        version: int | None = None,
+        fresh: bool = False,
+        seconds: float = CHANGING_SECONDS,
+        progress: Callable[[pb.SyncProgress], None] = lambda _: None,
+    ) -> pb.ModelStatus:
+        """Return once that version, or the newest published one, serves. Every progress message is passed on.
+
+        With `fresh` the trainer is asked to publish first, and it is that version that comes to serve. Raises
+        SyncError where it does not come to serve, RequestError for a model or version that is not there.
+        """
+        request = pb.SyncRequest(model=model, version=version, fresh=fresh)
+        last = pb.SyncProgress()
+        try:
+            for last in self._open("/paramsync.v1.Sync/Sync", request, pb.SyncProgress, seconds=seconds):
+                progress(last)
+        except errors.NotReachableError:
+            raise
+        except errors.CallError as error:
+            raise errors.SyncError(str(error)) from error
+        if last.phase != pb.SyncProgress.DONE:
+            raise errors.SyncError(f"inferencer at {self.address} ended the sync without saying that it is done")
+        return last.status
+
+    def watch(self, model: str = "") -> Stream[pb.Event]:
+        """Every event from now on, until the stream is closed."""
+        return self._open("/paramsync.v1.Sync/Watch", pb.WatchRequest(model=model), pb.Event)
+
+    def pin(self, model: str, version: int, *, seconds: float = CHANGING_SECONDS) -> pb.ModelStatus:
+        """Serve this version and stay there until unpinned."""
+        request = pb.PinRequest(model=model, version=version)
+        return self._ask("/paramsync.v1.Sync/Pin", request, pb.ModelStatus, seconds=seconds)
+
+    def unpin(self, model: str, *, seconds: float = CHANGING_SECONDS) -> pb.ModelStatus:
+        """Follow the newest version again."""
+        return self._ask("/paramsync.v1.Sync/Unpin", pb.UnpinRequest(model=model), pb.ModelStatus, seconds=seconds)
+
+    def rollback(self, model: str, *, seconds: float = CHANGING_SECONDS) -> pb.ModelStatus:
+        """Serve the version that served before, and stay there until unpinned."""
+        return self._ask(
+            "/paramsync.v1.Sync/Rollback", pb.RollbackRequest(model=model), pb.ModelStatus, seconds=seconds
+        )
+
+    def label(self, model: str, label: str, version: int, *, seconds: float = CHANGING_SECONDS) -> pb.ModelStatus:
+        """Give this version a name that requests may ask for, in place of the version that had it."""
+        request = pb.LabelRequest(model=model, label=label, version=version)
+        return self._ask("/paramsync.v1.Sync/Label", request, pb.ModelStatus, seconds=seconds)
+
+    def unlabel(self, model: str, label: str, *, seconds: float = CHANGING_SECONDS) -> pb.ModelStatus:
+        """Forget the name; its version stays in memory no longer than others."""
+        request = pb.UnlabelRequest(model=model, label=label)
+        return self._ask("/paramsync.v1.Sync/Unlabel", request, pb.ModelStatus, seconds=seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """Outputs by name, and the one version they all came from."""
+
+    outputs: Mapping[str, np.ndarray]
+    version: int
+
+
+class Predictor(_Client):
+    """The predictions port of an inferencer, or of anything that speaks TensorFlow Serving's PredictionService."""
+
+    program = "inferencer"
+    mistaken = "it may be the inferencer's other port, for control; expected its port for predictions"
+
+    def predict(self, model: str, inputs: Mapping[str, np.ndarray], *, seconds: float = SECONDS) -> Prediction:
+        """Raises RequestError where the inputs do not fit, CallError where no version serves."""
+        from paramsync.rpc import tensor_proto
+
+        request = serving_pb2.PredictRequest(model_spec=serving_pb2.ModelSpec(name=model))
+        for name, array in inputs.items():
+            request.inputs[name].CopyFrom(tensor_proto.from_array(array))
+        method = "/tensorflow.serving.PredictionService/Predict"
+        answer = self._ask(method, request, serving_pb2.PredictResponse, seconds=seconds)
+        try:
+            outputs = tensor_proto.to_arrays(answer.outputs, "output")
+        except errors.InputError as error:  # this time it is the server's fault
+            raise errors.CallError(f"{self.program} at {self.address} answered {error}", "INTERNAL") from error
+        return Prediction(outputs, answer.model_spec.version.value)
+
+
+def _serialize(message: Message) -> bytes:
+    return message.SerializeToString()

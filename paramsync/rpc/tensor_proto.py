@@ -1,0 +1,283 @@
+"""Arrays as the tensors that prediction calls carry, and back, without TensorFlow.
+
+What a stranger sent is checked before memory is spent on it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from paramsync import dtypes
+from paramsync.errors import InputError
+from paramsync.tensorbundle import sstable
+from paramsync.v1 import serving_pb2
+
+Tensor = Any
+"""A serving_pb2.Tensor or a tensorflow.TensorProto: they have the same fields."""
+
+MAX_BYTES = 64 << 20
+"""What all arrays of a call may take that repeat a value; others are bounded by the size of their message."""
+
+VALUE_FIELDS = {  # where values are put one by one in place of their bytes
+    "float32": "float_val",
+    "float64": "double_val",
+    "int8": "int_val",
+    "int16": "int_val",
+    "int32": "int_val",
+    "uint8": "int_val",
+    "uint16": "int_val",
+    "int64": "int64_val",
+    "uint32": "uint32_val",
+    "uint64": "uint64_val",
+    "bool": "bool_val",
+    "string": "string_val",
+    "float16": "half_val",  # the bits, as integers
+    "bfloat16": "half_val",
+    "complex64": "scomplex_val",  # real and imaginary part in turn
+    "complex128": "dcomplex_val",
+}
+_READ_FIELDS = {  # where others put them; we send these as their bytes
+    **dict.fromkeys(("qint8", "quint8", "qint16", "quint16", "qint32", "int4", "uint4", "int2", "uint2"), "int_val"),
+    **{name: "float8_val" for number in range(64) if (name := dtypes.name(number)).startswith(("float8", "float4"))},
+    **VALUE_FIELDS,
+}
+_ALL_FIELDS = sorted(set(_READ_FIELDS.values()))
+_FIXED = {"float32": 5, "float64": 6}  # fields whose values are on the wire as in memory, by their numbers
+_BY_NAME = {dtypes.name(number): number for number in range(1, dtypes.VARIANT + 3)}
+_PLAIN = {
+    name: (number, dtype)
+    for name, number in _BY_NAME.items()
+    if (dtype := dtypes.to_numpy(number)) is not None and dtype.isbuiltin == 1 and dtype.kind in "fiuc"
+}
+_PARTS = {"complex64": np.float32, "complex128": np.float64}
+_SOME = 1 << 16  # values that are made Python's at once
+_MOST_DIMENSIONS = 32  # what a numpy array may have at least
+_ADDRESSABLE = 1 << 63  # bytes; numpy refuses sizes that go beyond, even where another one is 0
+
+
+def from_array(array: np.ndarray) -> serving_pb2.Tensor:
+    """Raises InputError for a dtype that TensorFlow lacks."""
+    array = array.astype(array.dtype.newbyteorder("<"), copy=False)
+    number = dtypes.from_numpy(array.dtype)
+    if number is None:
+        raise InputError("array", expected="a dtype that TensorFlow has", found=array.dtype)
+    tensor = serving_pb2.Tensor(dtype=number)
+    tensor.tensor_shape.SetInParent()  # a scalar has a shape too
+    for size in array.shape:
+        tensor.tensor_shape.dim.add(size=size)
+    if number == dtypes.STRING:
+        tensor.string_val.extend(one if isinstance(one, bytes) else str(one).encode() for one in array.flat)
+    else:
+        tensor.tensor_content = array.tobytes()
+    return tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """What a tensor says of itself before its values are looked at. Its text says whose it is."""
+
+    what: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+    @property
+    def count(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def size(self) -> int:
+        """In bytes, as an array; of strings only what points at them."""
+        return self.count * self.dtype.itemsize
+
+    def __str__(self) -> str:
+        return f"{self.what} {'string' if self.dtype.kind == 'O' else self.dtype} {list(self.shape)}"
+
+
+def outline(tensor: Tensor, what: str) -> Outline:
+    """Raises InputError, which begins with `what`, where the tensor can be no array."""
+    dtype = dtypes.to_numpy(tensor.dtype)
+    if dtype is None:
+        expected = "a dtype of numbers, booleans or strings"
+        raise InputError(f"{what}, dtype", expected=expected, found=dtypes.name(tensor.dtype))
+    return Outline(what, dtype, _shape(tensor, what, dtype.itemsize))
+
+
+def to_arrays(tensors: Mapping[str, Tensor], side: str) -> dict[str, np.ndarray]:
+    """The arrays that one call carries; strings are object arrays of bytes. `side` is "input" or "output".
+
+    Raises InputError, which names the one that does not hold what it says.
+    """
+    arrays = {}
+    left = MAX_BYTES
+    for name, tensor in tensors.items():
+        head = outline(tensor, f"{side} {name!r}")
+        array = _of_content(head, tensor.tensor_content) if tensor.tensor_content else _of_values(head, tensor)
+        if array.size < head.count:  # TensorFlow leaves out what repeats the last value, or is all zeros
+            left -= head.size
+            if left < 0:
+                expected = f"at most {MAX_BYTES} bytes of repeated values"
+                raise InputError(f"{side}s", expected=expected, found=f"{head.size} in {head}")
+            array = _repeated(array, head.count)
+        arrays[name] = array.reshape(head.shape)
+    return arrays
+
+
+def check_shape(shape: Sequence[int], what: str, itemsize: int) -> None:
+    """Raise InputError, which begins with `what`, where no array has that shape and elements of that size."""
+    check_rank(len(shape), what)
+    if min(shape, default=0) < 0:
+        raise InputError(f"{what}, shape", expected="dimensions of 0 or more", found=list(shape))
+    most = MAX_BYTES if 0 in shape else _ADDRESSABLE  # kernels loop over the other dimensions of what has no element
+    if math.prod(size for size in shape if size) * itemsize >= most:
+        raise InputError(f"{what}, shape", expected="fewer elements", found=list(shape))
+
+
+def check_rank(rank: int, what: str) -> None:
+    """Raise InputError for more dimensions than any array has."""
+    if rank > _MOST_DIMENSIONS:
+        raise InputError(f"{what}, shape", expected=f"at most {_MOST_DIMENSIONS} dimensions", found=rank)
+
+
+def plain(tensor: Tensor, dtype: str, shape: Sequence[int | None]) -> np.ndarray | None:
+    """The array of a tensor that is what it should be, and comes as one: most do, and are read at once.
+
+    None for any other, wrong or not: `to_arrays` knows more.
+    """
+    known = _PLAIN.get(dtype)
+    if known is None or tensor.dtype != known[0]:
+        return None
+    if not shape or len(tensor.tensor_shape.dim) != len(shape):
+        return None
+    found = [dim.size for dim in tensor.tensor_shape.dim]
+    count = 1
+    for size, expected in zip(found, shape):  # noqa: B905, they are equally long
+        if size <= 0 or (expected is not None and size != expected):
+            return None
+        count *= size
+    size = count * known[1].itemsize
+    content = tensor.tensor_content
+    if not content and dtype in _FIXED:
+        content = _fixed(tensor, _FIXED[dtype], size)
+    return np.frombuffer(content, known[1]).reshape(found) if len(content) == size else None
+
+
+def collected(values: Any, dtype: npt.DTypeLike) -> np.ndarray:
+    """The values of a repeated field; some at a time, so that other threads have their turn."""
+    array = np.empty(len(values), dtype)
+    for at in range(0, len(values), _SOME):
+        array[at : at + _SOME] = values[at : at + _SOME]
+    return array
+
+
+def extend(values: Any, array: np.ndarray) -> None:
+    """Put an array's values into a repeated field, in the same way."""
+    flat = array.reshape(-1)
+    for at in range(0, flat.size, _SOME):
+        values.extend(flat[at : at + _SOME].tolist())
+
+
+def packed(number: int, content: bytes) -> bytes:
+    """A packed repeated field of fixed-size values as it is on the wire: far cheaper than one Python number each."""
+    length = len(content)
+    prefix = bytearray([number << 3 | 2])
+    while length > 0x7F:
+        prefix.append(length & 0x7F | 0x80)
+        length >>= 7
+    prefix.append(length)
+    return bytes(prefix) + content
+
+
+def _fixed(tensor: Tensor, number: int, size: int) -> bytes:
+    """So many bytes of a packed field, which is the last of a message; empty where it is not all of it."""
+    content: bytes = tensor.SerializeToString()
+    values = content[len(content) - size :]
+    return values if content.endswith(packed(number, values)) else b""
+
+
+def _shape(tensor: Tensor, what: str, itemsize: int) -> tuple[int, ...]:
+    if tensor.tensor_shape.unknown_rank:
+        raise InputError(f"{what}, shape", expected="dimensions of 0 or more", found="an unknown rank")
+    check_rank(len(tensor.tensor_shape.dim), what)  # before a stranger's millions are looked at
+    shape = tuple(dim.size for dim in tensor.tensor_shape.dim)
+    check_shape(shape, what, itemsize)
+    return shape
+
+
+def _repeated(array: np.ndarray, count: int) -> np.ndarray:
+    """So many values, of which the last one stands for all that are missing; without any all are zero, or empty."""
+    zero = b"" if array.dtype.kind == "O" else np.zeros((), array.dtype)
+    whole = np.empty(count, array.dtype)
+    whole.fill(array[-1] if array.size else zero)  # np.full takes the last zero byte off strings
+    whole[: array.size] = array
+    return whole
+
+
+def _of_content(head: Outline, content: bytes) -> np.ndarray:
+    if head.dtype.kind == "O":
+        return _strings(head, content)
+    if len(content) != head.size:
+        raise InputError(str(head), expected=f"{head.size} bytes of tensor_content", found=len(content))
+    if head.dtype.kind == "b":  # any byte but 0 is true; a boolean of another byte than 1 is not defined
+        return np.not_equal(np.frombuffer(content, np.uint8), 0)
+    return np.frombuffer(content, head.dtype)
+
+
+def _strings(head: Outline, content: bytes) -> np.ndarray:
+    """All their lengths, as varints, then all of them."""
+    expected = f"{head.count} strings in tensor_content, after their lengths"
+    if len(content) < head.count:
+        raise InputError(str(head), expected=expected, found=f"{len(content)} bytes")
+    lengths, at = [], 0
+    try:
+        for _ in range(head.count):
+            length, at = sstable.read_varint(content, at)
+            lengths.append(length)
+    except (IndexError, ValueError) as error:
+        raise InputError(str(head), expected=expected, found="malformed lengths") from error
+    if at + sum(lengths) != len(content):
+        raise InputError(str(head), expected=expected, found=f"{len(content) - at} bytes for {sum(lengths)}")
+    array = np.empty(head.count, object)
+    for index, length in enumerate(lengths):
+        array[index] = content[at : at + length]
+        at += length
+    return array
+
+
+def _of_values(head: Outline, tensor: Tensor) -> np.ndarray:
+    """All values, or those up to where the last one stands for all that follow; none where all are zero."""
+    kind = dtypes.name(tensor.dtype)
+    field = _READ_FIELDS[kind]
+    values = getattr(tensor, field)
+    found, rest = divmod(len(values), 2 if kind in _PARTS else 1)
+    if rest or found > head.count:
+        raise InputError(str(head), expected=f"{head.count} values", found=len(values) if rest else found)
+    if not found:
+        if other := [one for one in _ALL_FIELDS if len(getattr(tensor, one))]:  # zeros are not what they mean
+            raise InputError(str(head), expected=f"values in {field}", found=f"values in {', '.join(other)}")
+        return np.empty(0, head.dtype)
+    if kind in _PARTS:
+        return collected(values, _PARTS[kind]).view(head.dtype)
+    if field == "float8_val":
+        return np.frombuffer(values, head.dtype)
+    if field in ("int_val", "half_val"):
+        return _narrowed(head, collected(values, np.int32), bits=field == "half_val")
+    if kind in _FIXED and (content := _fixed(tensor, _FIXED[kind], found * head.dtype.itemsize)):
+        return np.frombuffer(content, head.dtype)
+    return collected(values, head.dtype)
+
+
+def _narrowed(head: Outline, wide: np.ndarray, *, bits: bool) -> np.ndarray:
+    """Values that came as int32, or bits that did."""
+    kind = np.dtype(np.uint16) if bits else head.dtype[0] if head.dtype.names else head.dtype  # of a quantized one
+    limits = ml_dtypes.iinfo(kind)
+    if wide.size and not (limits.min <= wide.min() and wide.max() <= limits.max):
+        raise InputError(str(head), expected=f"values from {limits.min} to {limits.max}", found="others")
+    narrow = wide.astype(kind)
+    return narrow if kind == head.dtype else narrow.view(head.dtype)

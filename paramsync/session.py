@@ -1,0 +1,247 @@
+"""SessionPublisher and PublishHook: for training in sessions of TensorFlow 1."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import tensorflow as tf
+
+from paramsync.errors import SettingsError
+from paramsync.publishing.gate import Metrics, PublishIf
+from paramsync.publishing.publisher import OnError, Publisher
+from paramsync.publishing.schedule import PublishSchedule
+from paramsync.publishing.session_values import Averages, SessionValues, tensors
+from paramsync.publishing.write_behind import PublisherStatus
+from paramsync.rpc.addresses import HOST
+from paramsync.version import Version
+
+v1 = tf.compat.v1
+
+
+class SessionPublisher:
+    """The one publisher of a store, for a program that trains in a session.
+
+        publisher = SessionPublisher("/dev/shm/net", x, y, schedule=PublishSchedule(every_steps=100))
+        with tf.compat.v1.Session() as session, publisher:
+            for step in range(steps):
+                session.run(train)
+                publisher.publish_session_if_due(session, step)
+
+    What is published lies between the tensors `inputs` and `outputs`: one, several, or by the name that callers say;
+    names of tensors in the default graph do as well. It is made before the graph is finalised. With `saver`, versions
+    hold all that this Saver saves, under its names, so that `saver.restore(session, prefix)` takes them; without, only
+    what lies between the tensors, by the variables' names, as `tf.compat.v1.train.Saver(those_variables)` restores it.
+    `averages`, such as `tf.train.ExponentialMovingAverage.average`, gives the variable that is published in place of
+    another. Everything else is as Publisher has it.
+
+    Resource variables are pinned in microseconds each, whatever their size; reference variables, which TensorFlow 1
+    makes where nothing is said, are copied on the thread that trains (see SessionValues). Where several workers update
+    the variables without waiting for each other, what is pinned is of no one step.
+    """
+
+    def __init__(
+        self,
+        store: str | Path,
+        inputs: Any,
+        outputs: Any,
+        *,
+        schedule: PublishSchedule,
+        keep: int = 5,
+        durable: bool = False,
+        on_error: OnError = "log",
+        saver: Any = None,
+        averages: Averages | None = None,
+        allow_nan: bool = False,
+        publish_if: PublishIf | None = None,
+        control_port: int | None = None,
+        host: str = HOST,
+    ) -> None:
+        self._values = SessionValues(inputs, outputs, saver=saver, averages=averages)
+        self._publisher = Publisher(
+            store,
+            self._values,
+            schedule=schedule,
+            keep=keep,
+            durable=durable,
+            on_error=on_error,
+            allow_nan=allow_nan,
+            publish_if=publish_if,
+            control_port=control_port,
+            host=host,
+        )
+
+    def begin(self, session: Any, step: int) -> Version | None:
+        """Training begins at this step: publish it where the schedule wants the start; see `Publisher.begin`."""
+        return self._publisher.begin(step, values=session)
+
+    def publish_session_if_due(self, session: Any, step: int, metrics: Metrics | None = None) -> Version | None:
+        """Publish this step where that is due; see `Publisher.publish_if_due`."""
+        return self._publisher.publish_if_due(step, metrics, values=session)
+
+    def publish_session(
+        self, session: Any, step: int, *, wait: bool = False, metrics: Metrics | None = None
+    ) -> Version:
+        """Publish this step now; see `Publisher.publish`."""
+        return self._publisher.publish(step, wait=wait, metrics=metrics, values=session)
+
+    def is_due(self, step: int) -> bool:
+        """Whether `publish_session_if_due` would publish this step now."""
+        return self._publisher.is_due(step)
+
+    def finish(self, session: Any, step: int, metrics: Metrics | None = None) -> Version | None:
+        """Training is over: publish its last step, and wait until it is written; see `Publisher.finish`."""
+        version = self._publisher.finish(step, metrics, values=session)
+        self._values.tidy()
+        return version
+
+    def request(self) -> Future[Version]:
+        """Ask for a publication at the next step, from any thread."""
+        return self._publisher.request()
+
+    def subscribe(self, listener: Callable[[Version], None]) -> None:
+        """Call this with every version once it is committed, on the writing thread: it must not block."""
+        self._publisher.subscribe(listener)
+
+    @property
+    def control(self) -> str | None:
+        """Where an operator is answered; None where nobody is."""
+        return self._publisher.control
+
+    def status(self) -> PublisherStatus:
+        """How publishing goes, as one value."""
+        return self._publisher.status()
+
+    def flush(self, timeout: float | None = None) -> bool:
+        """Wait until everything is written, which has to be before the session ends."""
+        return self._publisher.flush(timeout)
+
+    def close(self) -> None:
+        """Write what waits, answer who waits, give the store up. Publishes nothing by itself; may be called again."""
+        self._publisher.close()
+
+    def __enter__(self) -> SessionPublisher:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self._publisher.__exit__(kind, error, where)
+        self._values.tidy()
+
+
+class PublishHook(tf.compat.v1.train.SessionRunHook):
+    """Publishes what a MonitoredTrainingSession trains: at the start, whenever due, and at the end.
+
+        hook = PublishHook("/dev/shm/net", inputs={"x": x}, outputs={"y": y}, every_steps=100)
+        with tf.compat.v1.train.MonitoredTrainingSession(chief_only_hooks=[hook]) as session:
+            while not session.should_stop():
+                session.run(train)
+
+    Steps are those of the graph's global step. Where neither steps nor seconds are given, every second. `metrics` are
+    scalar tensors, or their names, by the name that versions have them under: they are computed within the run that is
+    published, which has to feed what they need. The start is published where the store has no version yet, or where
+    `at_start` says so, and with `publish_if` what that lets through (see Publisher), which the end, without metrics,
+    never is. Everything else is as SessionPublisher has it.
+
+    One process publishes: give it as one of `chief_only_hooks`. Training that ends in an error leaves the store locked
+    until the hook is used again, or the process ends. Raises what SessionPublisher does when the session is made.
+    """
+
+    def __init__(
+        self,
+        store: str | Path,
+        *,
+        inputs: Any,
+        outputs: Any,
+        every_steps: int | None = None,
+        every_seconds: float | None = None,
+        keep: int = 5,
+        durable: bool = False,
+        on_error: OnError = "log",
+        saver: Any = None,
+        averages: Averages | None = None,
+        allow_nan: bool = False,
+        metrics: Mapping[str, Any] | None = None,
+        at_start: bool | None = None,
+        publish_if: PublishIf | None = None,
+        control_port: int | None = None,
+        host: str = HOST,
+    ) -> None:
+        if every_steps is None and every_seconds is None:
+            every_seconds = 1.0
+        schedule = PublishSchedule(every_steps=every_steps, every_seconds=every_seconds, at_start=at_start)
+        self._publish = {
+            "store": store,
+            "inputs": inputs,
+            "outputs": outputs,
+            "schedule": schedule,
+            "keep": keep,
+            "durable": durable,
+            "on_error": on_error,
+            "saver": saver,
+            "averages": averages,
+            "allow_nan": allow_nan,
+            "publish_if": publish_if,
+            "control_port": control_port,
+            "host": host,
+        }
+        self._metrics = dict(metrics or {})
+        self._publisher: SessionPublisher | None = None
+
+    @property
+    def control(self) -> str | None:
+        """Where an operator is answered now; None outside sessions, and without `control_port`."""
+        return None if self._publisher is None else self._publisher.control
+
+    def begin(self) -> None:
+        """Adds what is needed to the graph, which is finalised after this."""
+        self._release()  # of training that ended in an error
+        self._step = v1.train.get_global_step()
+        if self._step is None:
+            raise SettingsError(
+                "the graph has no global step: tf.compat.v1.train.get_or_create_global_step() makes one"
+            )
+        self._fetched = {name: tensors(one) for name, one in self._metrics.items()}
+        self._publisher = SessionPublisher(**self._publish)
+        self._is_due = False
+
+    def after_create_session(self, session: Any, coord: Any) -> None:
+        self._made.begin(session, self._counted(session))
+
+    def before_run(self, run_context: Any) -> Any:
+        self._is_due = self._made.is_due(self._next)
+        return v1.train.SessionRunArgs({"step": self._step, "metrics": self._fetched if self._is_due else {}})
+
+    def after_run(self, run_context: Any, run_values: Any) -> None:
+        if self._is_due:  # decided before, for metrics are of the run that is published
+            self._publish_if_due(run_context.session, run_values.results["metrics"])
+        else:  # the step was read before or after this run's update, nobody knows
+            self._next = int(run_values.results["step"]) + 2
+
+    def end(self, session: Any) -> None:
+        try:
+            self._made.finish(session, int(session.run(self._step)))
+        finally:
+            self._release()
+
+    def _publish_if_due(self, session: Any, metrics: Metrics) -> None:
+        self._made.publish_session_if_due(session, self._counted(session), metrics)
+
+    def _counted(self, session: Any) -> int:
+        step = int(session.run(self._step))
+        self._next = step + 1  # the highest that the next run may end with
+        return step
+
+    @property
+    def _made(self) -> SessionPublisher:
+        assert self._publisher is not None  # begin comes first
+        return self._publisher
+
+    def _release(self) -> None:
+        publisher, self._publisher = self._publisher, None
+        if publisher is not None:
+            publisher.close()

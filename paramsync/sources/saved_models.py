@@ -1,0 +1,207 @@
+"""Numbered SavedModels as a source: BASE/<number>/saved_model.pb, as TensorFlow Serving follows them."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import re
+from collections.abc import Callable, Collection, Hashable, Sequence
+from pathlib import Path
+
+from google.protobuf.message import DecodeError
+from tensorflow.core.protobuf import saved_model_pb2
+
+from paramsync.errors import CorruptCheckpointError, GraphError, StoreError, UnfinishedError, UnsafeGraphError
+from paramsync.following.policy import Candidate
+from paramsync.graphs.graph import Graph
+from paramsync.graphs.parameters import located, shared
+from paramsync.graphs.sources.v1_saved_models import variables
+from paramsync.host import beneath, files
+from paramsync.inference.resident import Resident
+from paramsync.sources import identity, places
+from paramsync.sources.checkpoints import verify
+from paramsync.sources.graphs import Graphs, captured
+from paramsync.sources.progress import Progress, Tell
+from paramsync.sources.recent_graphs import RECENT
+from paramsync.sources.source import Bell, Look
+from paramsync.sources.watch import Place, Watch
+from paramsync.version import Version
+
+_NUMBER = re.compile(r"[0-9]{1,18}")
+_COMMIT = "saved_model.pb"
+_AS_TEXT = "saved_model.pbtxt"  # a version as well, which cannot be used
+_WATCHED = 2  # which takes threads: what is written besides those of the highest numbers is found by polling
+
+
+class SavedModelsSource:
+    """See Source. `path` is the directory with the numbered ones.
+
+    A version is there once its `saved_model.pb` is. It is served once that can be read and its variables are whole:
+    what copies a directory has an order of its own. Foreign graphs are code, so that only ops that are known to be
+    safe, or `allowed`, are run; parameters are copied, and checked in full.
+    """
+
+    def __init__(self, path: Path, *, allowed: Collection[str] = ()) -> None:
+        self.path = path
+        self._allowed = frozenset(allowed)
+        self._graphs = Graphs()
+
+    def look(self) -> Look:
+        closed: list[OSError] = []  # of each directory that cannot be looked into
+        try:
+            names = numbered(self.path)
+            versions = [found for _, name in sorted(names.items()) if (found := self._version(name, closed))]
+            if closed and len(closed) == len(versions):
+                raise closed[0]
+        except OSError as error:
+            return Look(problem=StoreError(self.path, f"cannot be read: {error.strerror}"))
+        published = [Candidate(one, self.identity(one)) for one in versions]
+        return Look(latest=versions[-1] if versions else None, published=published)
+
+    def _version(self, name: str, closed: list[OSError]) -> Version | None:
+        try:
+            written = committed(self.path / name)
+        except NotADirectoryError:  # it was one a moment ago
+            return None
+        except OSError as error:  # it is one version that cannot be read: what wants to restore it says so
+            closed.append(error)
+            written = 0.0
+        if written is None:
+            return None
+        return Version(
+            number=int(name),
+            step=int(name),
+            prefix=name,
+            step_done_at=written,
+            snapshot_at=written,
+            committed_at=written,
+            bytes=_size(self.path / name),
+        )
+
+    def identity(self, version: Version) -> Hashable:
+        return identity.of_saved_model(self.path / version.prefix)
+
+    def restore(self, version: Version, tell: Tell) -> Resident:
+        directory = self.path / version.prefix
+        before = self.identity(version)
+        try:
+            resident = self._restored(version, directory, tell)
+        except (CorruptCheckpointError, FileNotFoundError) as error:  # whoever copies it may be at it still
+            raise UnfinishedError(str(error)) from error
+        if self.identity(version) != before:
+            raise UnfinishedError(f"{directory}: expected files at rest, found some that changed while they were read")
+        return resident
+
+    def _restored(self, version: Version, directory: Path, tell: Tell) -> Resident:
+        tell(Progress("mapping"))
+        graph = self._graph_of(directory)
+        if not graph.parameters:
+            return Resident(version, graph, ())
+        bundle = variables(directory)
+        keys = located(graph, bundle, where=f"version {version.number}")
+        verify(bundle, keys, tell)
+        return Resident(version, graph, shared(bundle, keys))
+
+    def _graph_of(self, directory: Path) -> Graph:
+        """The same SavedModel with other weights gives the same graph, unless it has tables: those are in files too."""
+        if not (directory / _COMMIT).exists() and (directory / _AS_TEXT).exists():
+            raise GraphError(f"{directory}: expected {_COMMIT}, found {_AS_TEXT}: save it without as_text")
+        content = files.content(directory / _COMMIT, limit=files.MAX_MESSAGE)
+        key = ("SavedModel", hashlib.sha256(content).digest(), self._allowed)
+        if (known := self._graphs.find(key)) is not None:
+            return known
+        if (known := RECENT.find(key)) is not None:
+            return self._graphs.keep(key, known)
+        try:
+            graph = captured(directory, self._allowed)
+        except GraphError as error:
+            if not isinstance(error, UnsafeGraphError) and _is_cut(content):
+                raise UnfinishedError(str(error)) from error
+            raise
+        if files.content(directory / _COMMIT, limit=files.MAX_MESSAGE) != content:
+            raise UnfinishedError(f"{directory}: expected {_COMMIT} at rest, found one that changed while it was read")
+        if graph.message().tables:
+            return self._graphs.keep(graph.digest, graph)
+        return RECENT.keep(key, self._graphs.keep(key, graph))
+
+    def let_pages_go(self, idle: Sequence[Resident]) -> None:
+        """All was copied, and is nowhere else."""
+
+    def tend(self, used: Sequence[Resident]) -> None:
+        """Nothing is left to do: all was copied and looked at."""
+
+    def prepare(self, serving: Resident) -> bool:
+        """Nothing can be done: all of the next version will be copied."""
+        return False
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def bell(self, ring: Callable[[], None]) -> Bell:
+        return Watch(self.places, ring)
+
+    def places(self) -> list[Place]:
+        """Where something new shows."""
+        return places.of_numbered(self.path, highest(self.path))
+
+
+def numbered(path: Path) -> dict[int, str]:
+    """The directories in this one whose names are numbers, by number: 7, or 007. Raises OSError.
+
+    Of several with one number the last in the order of names counts, as it does for TensorFlow Serving.
+    """
+    found = [one for one in _entries(path) if _NUMBER.fullmatch(one.name) and _is_directory(one)]
+    return {int(one.name): one.name for one in sorted(found, key=lambda one: one.name)}
+
+
+def highest(path: Path) -> list[Path]:
+    """The directories of the highest numbers; what a link leads to need not be there yet."""
+    try:
+        found = [one for one in _entries(path) if _NUMBER.fullmatch(one.name) and (one.is_symlink() or one.is_dir())]
+        return [Path(one.path).resolve() for one in sorted(found, key=lambda one: int(one.name))[-_WATCHED:]]
+    except (OSError, RuntimeError):  # the second, of a link to itself, up to Python 3.12
+        return []
+
+
+def committed(directory: Path) -> float | None:
+    """When the SavedModel in a directory was written; None where there is none yet. Raises OSError."""
+    found = next((one for one in _entries(directory) if one.name in (_COMMIT, _AS_TEXT)), None)
+    try:
+        return None if found is None else found.stat(follow_symlinks=False).st_mtime
+    except FileNotFoundError:
+        return None
+
+
+def _is_directory(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            return False
+        raise
+
+
+def _size(directory: Path) -> int:
+    """Of the data of its variables, as far as it can be seen."""
+    try:
+        with beneath.folder(directory, "variables") as descriptor, os.scandir(descriptor) as entries:
+            return sum(one.stat(follow_symlinks=False).st_size for one in entries if ".data-" in one.name)
+    except (OSError, CorruptCheckpointError):
+        return 0
+
+
+def _entries(directory: Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(directory) as found:
+            return list(found)
+    except FileNotFoundError:
+        return []
+
+
+def _is_cut(content: bytes) -> bool:
+    """Whether it ends too early to be a SavedModel, as one does that is being written."""
+    try:
+        return not saved_model_pb2.SavedModel.FromString(content).meta_graphs
+    except DecodeError:
+        return True

@@ -1,0 +1,75 @@
+"""What a directory without a version holds instead: models that other programs wrote, which are not followed."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+
+from paramsync.errors import CorruptCheckpointError, StoreError
+from paramsync.host import files
+from paramsync.sources.saved_models import committed, numbered
+from paramsync.store import layout
+
+_SETTLED = 2.0  # seconds after which whoever writes an index has written what lists it
+_LOOKED_INTO = 8  # directories, of the highest numbers
+_TRIED = 32  # files that may be a state file
+_PARTS = re.compile(r".*\.(index|meta|json|pb|data-\d+-of-\d+)|\..*")
+# By name, what a file is that is no SavedModel.
+_OTHERS = [
+    (re.compile(r".*\.tflite"), "a TensorFlow Lite model: put the SavedModel there that it was converted from"),
+    (re.compile(r"export\.meta|export-\d+-of-\d+"), "a SessionBundle: export the model as a SavedModel"),
+    (re.compile(r".*\.(keras|h5|hdf5)"), "a model as Keras saves it: put there what its model.export(...) writes"),
+    (re.compile(r".*\.onnx"), "a model of ONNX: put a SavedModel of it there"),
+]
+
+
+def told(path: Path) -> str | None:
+    """What is wrong with a directory in which there is nothing to serve, and what to do; None where nobody can tell."""
+    try:
+        if committed(path) is not None:
+            return (
+                "expected checkpoints, or SavedModels in directories whose names are numbers, found one SavedModel:"
+                f" move it to {path / '1'}"
+            )
+        below = [path / name for _, name in sorted(numbered(path).items(), reverse=True)[:_LOOKED_INTO]]
+        return next((wrong for one in (*below, path) if (wrong := _other(one))), None) or _unlisted(path)
+    except OSError:
+        return None
+
+
+def _other(directory: Path) -> str | None:
+    for name in sorted(files.names(directory)):
+        for pattern, what in _OTHERS:
+            if pattern.fullmatch(name):
+                return f"expected {directory / 'saved_model.pb'}, found {name}, {what}"
+    return None
+
+
+def _unlisted(path: Path) -> str | None:
+    """Of checkpoints that no file `checkpoint` speaks of."""
+    names = files.names(path)
+    indexes = [one for one in names if one.endswith(".index") and not layout.is_ours(one.removesuffix(".index"))]
+    if not indexes or layout.state_file(path).name in names:
+        return None
+    expected = f"expected a file {layout.state_file(path).name}, which names the latest one"
+    for name in [one for one in sorted(names) if not _PARTS.fullmatch(one)][:_TRIED]:
+        if _is_state(path, name):
+            return (
+                f"{expected}, found {files.shown(name)} in its place: leave out latest_filename={files.shown(name)}"
+                " where the Saver saves"
+            )
+    newest = max((path / one).lstat().st_mtime for one in indexes)
+    if time.time() - newest < _SETTLED:
+        return None
+    return (
+        f"{expected}, found checkpoints ({files.shown(max(indexes))}) without it: save them by Checkpoint.save, a"
+        " CheckpointManager or a Saver, which write it, rather than by Checkpoint.write or save_weights"
+    )
+
+
+def _is_state(path: Path, name: str) -> bool:
+    try:
+        return layout.read_state(path, name) is not None
+    except (StoreError, CorruptCheckpointError):
+        return False

@@ -1,0 +1,120 @@
+"""The watch on folders: rings when something was committed, knows nothing else. A lost ring costs a poll, no more."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from paramsync.sources.listeners import Listener, listen
+
+_log = logging.getLogger("paramsync.watch")
+
+_TRIES = 10  # what comes and goes faster than this is found by polling
+_Target = tuple[Path, int, int]  # a folder, and by device and inode which one of that name
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A folder, and the names in it that ring; what is deeper has places of its own."""
+
+    folder: Path
+    names: re.Pattern[str]
+
+
+class Watch:
+    """Calls `ring` from threads of its own after each commit in some places. One thread calls `arm` and `close`.
+
+    The folders need not exist, and may be removed and made again: `arm` looks what is there now. `places` may give
+    others at each call, such as the folder behind a link that was not there before.
+    """
+
+    def __init__(self, places: Callable[[], Sequence[Place]], ring: Callable[[], None]) -> None:
+        self._places = places
+        self._ring = ring
+        self._ears: dict[Place, _Ear] = {}
+
+    def arm(self) -> None:
+        """Watch every place, or what is above it as long as it is not there; nothing to do where that is so already."""
+        places = self._places()
+        for place in [one for one in self._ears if one not in places]:
+            self._ears.pop(place).close()
+        for place in places:
+            if place not in self._ears:
+                self._ears[place] = _Ear(place, self._ring)
+            self._ears[place].arm()
+
+    def close(self) -> None:
+        ears, self._ears = self._ears, {}
+        for ear in ears.values():
+            ear.close()
+
+
+class _Ear:
+    """At one place."""
+
+    def __init__(self, place: Place, ring: Callable[[], None]) -> None:
+        self._place = place
+        self._ring = ring
+        self._listener: Listener | None = None
+        self._armed: _Target | None = None
+        self._warned = False
+
+    def arm(self) -> None:
+        # More than once, for the folder may have come while its parent was being armed. A folder made again can have
+        # the same inode as the one removed, so that only the end of what watched it tells.
+        for _ in range(_TRIES):
+            target = _nearest(self._place.folder)
+            if target == self._armed and self._alive():
+                return
+            self.close()
+            if target is None or not self._start(target):
+                return
+
+    def _alive(self) -> bool:
+        return self._listener is not None and self._listener.is_alive()
+
+    def close(self) -> None:
+        listener, self._listener, self._armed = self._listener, None, None
+        if listener is not None:
+            listener.close()
+
+    def _start(self, target: _Target) -> bool:
+        path = target[0]
+        if path == self._place.folder:
+            names = self._place.names
+        else:
+            missing = self._place.folder.absolute().relative_to(path).parts[0]
+            names = re.compile(re.escape(missing))
+
+        def hear(name: str) -> None:
+            if not name or names.fullmatch(name):
+                self._ring()
+
+        try:
+            # resolved, for a link would be watched in place of what it leads to
+            self._listener = listen(path.resolve(), hear)
+        except Exception as error:  # noqa: BLE001, whatever it is, no folder or no inotify watches left: there is the poll
+            if not self._warned:
+                self._warned = True
+                _log.warning("cannot watch %s, new versions are found by polling: %s", path, error)
+            return False
+        self._armed, self._warned = target, False
+        return True
+
+
+def _nearest(folder: Path) -> _Target | None:
+    """The folder, or the nearest one above it that is there."""
+    if found := _identity(folder):
+        return found
+    return next((found for one in folder.absolute().parents if (found := _identity(one))), None)
+
+
+def _identity(path: Path) -> _Target | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return path, found.st_dev, found.st_ino

@@ -1,0 +1,61 @@
+"""Graph files: the checksum at their end, and those of a store, which are written again where they were damaged."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from pathlib import Path
+
+from paramsync.checkpoint.seal import Trace
+from paramsync.host import files
+
+_log = logging.getLogger("paramsync.store")
+# Field 15 of the message, of 32 bytes, and all others before it: whoever reads it as a message reads it as before. Of
+# no other field it knows is the number but for one bit the same.
+_TAG = b"\x7a\x20"
+_SEAL = len(_TAG) + hashlib.sha256().digest_size
+
+
+def sealed(content: bytes) -> bytes:
+    """A graph message, without a checksum, and one."""
+    return content + _TAG + hashlib.sha256(content).digest()
+
+
+def is_sealed(content: bytes) -> bool:
+    """Whether it ends with the checksum of all that is before that."""
+    return content[-_SEAL:] == sealed(content[:-_SEAL])[-_SEAL:]
+
+
+class GraphFiles:
+    """Those that a publisher puts into its store. One thread owns it."""
+
+    def __init__(self, *, durable: bool) -> None:
+        self._durable = durable
+        self._sound: dict[Path, Trace] = {}  # seen to be what they should be, as long as nobody writes there
+
+    def put(self, path: Path, content: bytes) -> None:
+        """Have this content there, whole at any moment. Raises OSError.
+
+        To see once more that it is so costs a look at the file's size and time. A folder that is in its place is set
+        aside, as no file can be renamed over it.
+        """
+        found = _trace(path)
+        if found is not None and found == self._sound.get(path):
+            return
+        if found is not None and files.has(path, content):
+            self._sound[path] = found
+            return
+        if found is not None and path.is_dir() and not path.is_symlink():
+            files.keep_aside(path, path.with_name(f"{path.name}.damaged"))
+        with files.aside(path, durable=self._durable) as file:
+            file.write(content)
+        if path in self._sound:
+            _log.warning("%s: was damaged or removed, and is written again", path)
+
+
+def _trace(path: Path) -> Trace | None:
+    """None where there is no such file."""
+    try:
+        return Trace.of(path.lstat())
+    except FileNotFoundError:
+        return None

@@ -1,0 +1,205 @@
+"""The files of a store's directory: their names, and what the state file and the records say.
+
+checkpoint              TensorFlow's CheckpointState as text; replaced by rename, which publishes a version
+checkpoint.damaged      what was called so last, and was none
+ckpt-420.index  .data-* the parameters, complete before that rename
+ckpt-420.json           the Version record
+graph-<digest>.pb       a graph; with .damaged, a folder that was in its place
+publisher.lock          locked while there is a publisher; says which, or which was the last
+.tmp-*                  files being written
+.spare-*                data files of versions that are gone, waiting to be overwritten with those of another
+.unlisted-ckpt-420      the files of this name are rubbish unless `checkpoint` lists it: the version is being
+                        published, or pruned; says which graph it belongs to
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path, PurePosixPath
+
+from google.protobuf import text_format
+
+from paramsync.errors import CorruptCheckpointError, StoreError
+from paramsync.host import files
+from paramsync.v1 import bundle_pb2
+from paramsync.version import Version
+
+NUMBERS = 10**18  # versions are below, so that every number of this many digits is an int64
+
+LOCK = "publisher.lock"
+
+_STATE = "checkpoint"
+_DAMAGED = "checkpoint.damaged"
+_MARK = ".unlisted-"
+_TEXT_LIMIT = 1 << 20  # bytes of a state file or a record
+_NAME_LIMIT = 200  # bytes of 255, so that `.data-00000-of-00001` fits behind and `.tmp-` in front
+_INT64 = 1 << 63
+_YEAR_10000 = 253_402_300_800.0  # seconds since the epoch
+_REMEMBERED = 32  # texts, and what they say
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What `checkpoint` says: names of checkpoints in its directory, oldest first; the latest is among them."""
+
+    latest: str
+    names: tuple[str, ...]
+
+
+def state_file(directory: Path, name: str = _STATE) -> Path:
+    return directory / name
+
+
+def damaged_state_file(directory: Path) -> Path:
+    return directory / _DAMAGED
+
+
+def record_file(directory: Path, name: str) -> Path:
+    return directory / f"{name}.json"
+
+
+def graph_file(directory: Path, digest: str) -> Path:
+    return directory / f"graph-{digest}.pb"
+
+
+def mark(directory: Path, name: str) -> Path:
+    """The file that says: what is of this name is rubbish unless `checkpoint` lists it."""
+    return directory / f"{_MARK}{name}"
+
+
+def is_mark(file: str) -> bool:
+    return file.startswith(_MARK)
+
+
+def marked(file: Path) -> str:
+    """The name that a mark is about."""
+    return file.name.removeprefix(_MARK)
+
+
+def is_name(text: str) -> bool:
+    """Whether it can begin the names of files in a directory, and of none outside it."""
+    return text not in ("", ".", "..") and "/" not in text and text.isprintable() and len(text.encode()) <= _NAME_LIMIT
+
+
+def is_digest(text: str) -> bool:
+    return re.fullmatch("[0-9a-f]{1,128}", text) is not None
+
+
+def number_of(name: str) -> int:
+    """The version a name stands for: N of `...-N`, 0 without one."""
+    match = re.search(r"-([0-9]{1,18})\Z", name)
+    return int(match[1]) if match else 0
+
+
+def is_ours(name: str) -> bool:
+    """Whether a publisher of ours would call a version so."""
+    return re.fullmatch("ckpt-[0-9]{1,18}", name) is not None
+
+
+def read_state(directory: Path, name: str = _STATE) -> State | None:
+    """What `checkpoint` says, whether or not the files are there. None where nothing was published.
+
+    TensorFlow can be told to give that file another `name`.
+
+    Raises StoreError where it cannot be read (UnreadableError: now), CorruptCheckpointError where it is malformed or
+    leads elsewhere.
+    """
+    path = state_file(directory, name)
+    text = read_text(path)
+    return None if text is None else _state(path, text)
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def _state(path: Path, text: str) -> State | None:
+    """Of what was read before, at no cost: followers look again and again."""
+    try:
+        message = text_format.Parse(text, bundle_pb2.CheckpointState(), allow_unknown_field=True)
+    except (text_format.ParseError, RecursionError) as error:
+        raise CorruptCheckpointError(path, expected="a CheckpointState", found=files.shown(error)) from error
+    if not message.model_checkpoint_path:
+        return None
+    listed = [*message.all_model_checkpoint_paths, message.model_checkpoint_path]
+    names = [_name(path, one) for one in listed]
+    return State(names[-1], tuple(dict.fromkeys(names)))
+
+
+def state_text(state: State) -> str:
+    """What makes TensorFlow and `read_state` see that state."""
+    message = bundle_pb2.CheckpointState(model_checkpoint_path=state.latest, all_model_checkpoint_paths=state.names)
+    return text_format.MessageToString(message)
+
+
+def read_record(directory: Path, name: str) -> Version | None:
+    """The record of the version of that name, None where it has none. Raises as `read_state` does."""
+    path = record_file(directory, name)
+    text = read_text(path)
+    return None if text is None else _record(path, name, text)
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def _record(path: Path, name: str, text: str) -> Version:
+    try:
+        record = Version.from_json(text)
+    except (ValueError, RecursionError) as error:
+        raise CorruptCheckpointError(path, expected="the record of a version", found=files.shown(error)) from error
+    if (record.prefix, record.number) != (name, number_of(name)):
+        found = f"that of {files.shown(record.prefix)}, {files.shown(record.number)}"
+        raise CorruptCheckpointError(path, expected=f"the record of {name!r}, {number_of(name)}", found=found)
+    if wrong := problem(record):
+        raise CorruptCheckpointError(path, expected=wrong[0], found=wrong[1])
+    return record
+
+
+def problem(record: Version) -> tuple[str, str] | None:
+    """What a record should say and what it says instead, where nobody could show it, send it or follow it."""
+    if record.graph and not is_digest(record.graph):
+        return "the hexadecimal digest of a graph", files.shown(record.graph)
+    if not (0 <= record.step < _INT64 and 0 <= record.bytes < _INT64):
+        return "step and bytes of 63 bits", files.shown((record.step, record.bytes))
+    times = [record.step_done_at, record.snapshot_at, record.committed_at or 0.0]
+    if not all(abs(time) < _YEAR_10000 for time in times):  # nor is NaN
+        return "times in seconds since the epoch", files.shown(times)
+    if not all(isinstance(name, str) and name.isprintable() for name in record.metrics):
+        return "metrics with names that can be shown", files.shown(dict(record.metrics))
+    return None
+
+
+def content(file: Path, text: str) -> bytes:
+    """The bytes of a small file in a store. Raises StoreError for more than `read_text` takes."""
+    encoded = text.encode()
+    if len(encoded) > _TEXT_LIMIT:
+        raise StoreError(file.parent, f"{file.name}: expected at most {_TEXT_LIMIT} bytes, found {len(encoded)}")
+    return encoded
+
+
+def unrecorded(name: str, written: float) -> Version:
+    """The version that a checkpoint of TensorFlow's own stands for."""
+    number = number_of(name)
+    return Version(
+        number=number, step=number, prefix=name, step_done_at=written, snapshot_at=written, committed_at=written
+    )
+
+
+def read_text(path: Path) -> str | None:
+    """The text of a small file in a store, None where it is not there. Raises as `read_state` does."""
+    try:
+        return files.content(path, limit=_TEXT_LIMIT).decode()
+    except FileNotFoundError:
+        return None
+    except NotADirectoryError as error:
+        raise StoreError(path.parent, "expected a directory, found a file") from error
+    except OSError as error:
+        raise files.unread(path, "a file of text", error) from error
+    except UnicodeDecodeError as error:
+        raise CorruptCheckpointError(path, expected="UTF-8 text", found=error.reason) from error
+
+
+def _name(state: Path, listed: str) -> str:
+    """A path in `checkpoint` as a name in its directory; an absolute one may be of before the directory was moved."""
+    path = PurePosixPath(listed)
+    name = path.name if path.is_absolute() else str(path)
+    if not is_name(name):
+        raise CorruptCheckpointError(state, expected="paths in its directory", found=files.shown(listed))
+    return name

@@ -1,0 +1,1 @@
+"""TensorFlow's checkpoint files as bytes: tables, the index, strings, slices, checksums. Knows nothing of stores."""

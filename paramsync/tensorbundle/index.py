@@ -1,0 +1,294 @@
+"""The index of a TensorBundle checkpoint: where and what each tensor is. Knows nothing of the data itself.
+
+Reading believes nothing: checksums, order, bounds, shapes and sizes are checked before anybody maps anything.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import islice
+from pathlib import Path
+
+from google.protobuf.message import DecodeError
+
+from paramsync import dtypes
+from paramsync.errors import CorruptCheckpointError, ParameterError
+from paramsync.host import files
+from paramsync.tensorbundle import slices, sstable, strings
+from paramsync.tensorbundle.sstable import varint
+from paramsync.v1 import bundle_pb2
+
+_PRODUCER = 1
+_LIMIT = 64 << 20  # bytes
+_TENSORS = 1 << 18  # a hundred times as many as large models have; each takes memory and microseconds of everyone
+_NAMES = sstable.KEYS // 2  # bytes that a writer may spend: some names stand in the table twice
+_SHARDS = 1 << 12  # each may cost a reader an open file
+_ENTRY_LIMIT = 1 << 20  # bytes: thousands of slices
+_RANK_LIMIT = 64  # numpy's
+_INT64 = 1 << 63
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Where and what a tensor is. The checksum is masked, as it is stored.
+
+    A partitioned variable is in several `parts`; its own size is theirs together, and it has no place and no checksum.
+    """
+
+    dtype: int
+    shape: tuple[int, ...]
+    shard: int
+    offset: int
+    size: int
+    crc32c: int
+    parts: tuple[Part, ...] = ()
+
+    @property
+    def pieces(self) -> tuple[Entry, ...]:
+        """What has a place and a checksum: the parts, or itself."""
+        return tuple(part.entry for part in self.parts) or (self,)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of a partitioned variable, and where in the variable it begins."""
+
+    start: tuple[int, ...]
+    entry: Entry
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """The entries by name, and how many data shards they lie in."""
+
+    shards: int
+    entries: Mapping[str, Entry]
+
+
+def index_file(prefix: Path) -> Path:
+    """The index of the checkpoint with this prefix."""
+    return prefix.with_name(f"{prefix.name}.index")
+
+
+def data_file(prefix: Path, shard: int, shards: int) -> Path:
+    """One of the data shards of the checkpoint with this prefix."""
+    return prefix.with_name(f"{prefix.name}.data-{shard:05d}-of-{shards:05d}")
+
+
+def read(path: Path) -> Index:
+    """The index in a file. Raises as `content` does, CorruptCheckpointError also where it is not one to rely on."""
+    return decode(content(path), path=path)
+
+
+def content(path: Path) -> bytes:
+    """The bytes of an index file, for `decode`.
+
+    Raises CorruptCheckpointError where it cannot be one, UnreadableError where nobody can tell now.
+    """
+    try:
+        return files.content(path, limit=_LIMIT)
+    except OSError as error:
+        raise files.unread(path, "an index file", error) from error
+
+
+def decode(content: bytes, *, path: Path) -> Index:
+    """The index that these bytes are; `path` is where they came from. Raises as `read` does."""
+    records = sstable.read(content, path=path)
+    return _Reader(path, _read_header(path, next(records, None))).read(records)
+
+
+def encode(index: Index) -> bytes:
+    """The bytes of an index file.
+
+    Raises ParameterError for more than `decode` takes, ValueError for partitioned variables, which are only read.
+    """
+    version = bundle_pb2.BundleHeader.VersionDef(producer=_PRODUCER)
+    header = bundle_pb2.BundleHeader(num_shards=index.shards, version=version)
+    records = [(b"", header.SerializeToString())]
+    for name, entry in sorted(index.entries.items(), key=lambda item: item[0].encode()):
+        if entry.parts:
+            raise ValueError(f"{files.shown(name)}: expected a tensor in one piece, found {len(entry.parts)} parts")
+        records.append((name.encode(), _encoded(entry)))
+    _check_limit(f"at most {_TENSORS} tensors", len(index.entries), _TENSORS)
+    _check_limit(f"names of at most {_NAMES} bytes together", sum(len(key) for key, _ in records), _NAMES)
+    encoded = sstable.write(records)
+    _check_limit(f"an index of at most {_LIMIT} bytes", len(encoded), _LIMIT)
+    return encoded
+
+
+def _check_limit(expected: str, found: int, limit: int) -> None:
+    if found > limit:
+        raise ParameterError("a checkpoint", expected=expected, found=found)
+
+
+def digest(entries: Mapping[str, Entry]) -> str:
+    """Of what the tensors are, wherever they lie."""
+    lines = [
+        f"{name} {piece.crc32c:08x} {piece.dtype} {list(piece.shape)}\n"
+        for name, entry in sorted(entries.items(), key=lambda item: item[0].encode())
+        for piece in entry.pieces
+    ]
+    return hashlib.sha256("".join(lines).encode()).hexdigest()[:32]
+
+
+def _encoded(entry: Entry) -> bytes:
+    """A BundleEntry, several times as fast as the message would be built and serialized."""
+    encoded = b"\x08" + varint(entry.dtype) + _shape(entry.shape)
+    for tag, value in ((b"\x18", entry.shard), (b"\x20", entry.offset), (b"\x28", entry.size)):
+        if value:
+            encoded += tag + varint(value)
+    return encoded + b"\x35" + entry.crc32c.to_bytes(4, "little") if entry.crc32c else encoded
+
+
+@lru_cache(1024)
+def _shape(shape: tuple[int, ...]) -> bytes:
+    dims = [b"\x08" + varint(size) if size else b"" for size in shape]
+    encoded = b"".join(b"\x12" + varint(len(dim)) + dim for dim in dims)
+    return b"\x12" + varint(len(encoded)) + encoded
+
+
+def _read_header(path: Path, record: tuple[bytes, bytes] | None) -> int:
+    """The number of shards."""
+    if record is None or record[0]:
+        raise CorruptCheckpointError(
+            path, expected="a header", found=f"key {files.shown(record[0])}" if record else "nothing"
+        )
+    try:
+        header = bundle_pb2.BundleHeader.FromString(record[1])
+    except DecodeError as error:
+        raise CorruptCheckpointError(path, expected="a header", found="a malformed one") from error
+    if header.endianness != bundle_pb2.BundleHeader.LITTLE:
+        raise CorruptCheckpointError(path, expected="little-endian tensors", found="big-endian ones")
+    if header.version.min_consumer > _PRODUCER:
+        found = f"one for readers of version {header.version.min_consumer} on"
+        raise CorruptCheckpointError(path, expected=f"a checkpoint of version {_PRODUCER}", found=found)
+    if not 1 <= header.num_shards <= _SHARDS:
+        raise CorruptCheckpointError(path, expected=f"1 to {_SHARDS} shards", found=header.num_shards)
+    return header.num_shards
+
+
+class _Reader:
+    """Puts the entries of one index together, and checks what can be checked without the data."""
+
+    def __init__(self, path: Path, shards: int) -> None:
+        self._path = path
+        self._shards = shards
+        self._parts: dict[bytes, Entry] = {}  # of partitioned variables, by key, until their variable takes them
+
+    def read(self, records: Iterable[tuple[bytes, bytes]]) -> Index:
+        listed = list(islice(records, _TENSORS + 1))
+        if len(listed) > _TENSORS:
+            raise self._fault(f"at most {_TENSORS} tensors", "more")
+        entries = {}
+        for key, value in listed:
+            if key[0] == 0:
+                self._parts[key] = self._checked(key, self._message(key, value))
+                continue
+            message = self._message(key, value)
+            try:
+                name = key.decode()
+            except UnicodeDecodeError as error:
+                raise self._fault("a name in UTF-8", files.shown(key)) from error
+            entries[name] = self._whole(name, message) if message.slices else self._checked(name, message)
+        if self._parts:
+            raise self._fault("the variable that has the part", files.shown(next(iter(self._parts))))
+        self._check_places(entries)
+        return Index(self._shards, entries)
+
+    def _message(self, key: bytes, value: bytes) -> bundle_pb2.BundleEntry:
+        if len(value) > _ENTRY_LIMIT:
+            raise self._fault(f"an entry of at most {_ENTRY_LIMIT} bytes", f"{len(value)} in {files.shown(key)}")
+        try:
+            return bundle_pb2.BundleEntry.FromString(value)
+        except DecodeError as error:
+            raise self._fault("an entry", f"a malformed one, {files.shown(key)}") from error
+
+    def _checked(self, key: str | bytes, message: bundle_pb2.BundleEntry) -> Entry:
+        """The entry of a tensor, or of a part."""
+        if message.slices:
+            raise self._fault(f"{files.shown(key)} to be a tensor in one piece", f"{len(message.slices)} parts")
+        shape = self._shape(key, message)
+        entry = Entry(message.dtype, shape, message.shard_id, message.offset, message.size, message.crc32c)
+        return self._sound(key, entry)
+
+    def _sound(self, key: str | bytes, entry: Entry) -> Entry:
+        if wrong := _problem(entry, self._shards):
+            raise self._fault(f"{files.shown(key)} with {wrong[0]}", wrong[1])
+        return entry
+
+    def _shape(self, key: str | bytes, message: bundle_pb2.BundleEntry) -> tuple[int, ...]:
+        dims = message.shape.dim
+        if len(dims) > _RANK_LIMIT or message.shape.unknown_rank:
+            found = "an unknown rank" if message.shape.unknown_rank else f"{len(dims)} sizes"
+            raise self._fault(f"{files.shown(key)} with a shape of at most {_RANK_LIMIT} known sizes", found)
+        return tuple([dim.size for dim in dims])
+
+    def _whole(self, name: str, message: bundle_pb2.BundleEntry) -> Entry:
+        """The entry of a partitioned variable, with its parts."""
+        shape = self._shape(name, message)
+        extents = [
+            [(extent.start, extent.length if extent.HasField("length") else -1) for extent in one.extent]
+            for one in message.slices
+        ]
+        if wrong := slices.problem(shape, extents):
+            raise self._fault(f"parts of {files.shown(name)} that make up {list(shape)}", wrong)
+        parts = tuple(self._part(name, message.dtype, shape, one) for one in extents)
+        size = sum(part.entry.size for part in parts)
+        return self._sound(name, Entry(message.dtype, shape, parts[0].entry.shard, 0, size, 0, parts))
+
+    def _part(self, name: str, dtype: int, shape: tuple[int, ...], extents: list[slices.Extent]) -> Part:
+        entry = self._parts.pop(slices.key(name, extents), None)
+        if entry is None:
+            raise self._fault(f"an entry for the part {extents} of {files.shown(name)}", "none")
+        sizes = tuple(
+            size if extent == slices.WHOLE else extent[1] for extent, size in zip(extents, shape, strict=True)
+        )
+        if (entry.dtype, entry.shape) != (dtype, sizes):
+            expected = f"a part of {files.shown(name)} that is {dtypes.name(dtype)} {list(sizes)}"
+            raise self._fault(expected, f"{dtypes.name(entry.dtype)} {list(entry.shape)}")
+        return Part(tuple(start for start, _ in extents), entry)
+
+    def _check_places(self, entries: Mapping[str, Entry]) -> None:
+        """Several names may have the same bytes; overlapping otherwise, few bytes could be passed off as many."""
+        places = {(entry.shard, entry.offset, entry.size) for entry in entries.values() if not entry.parts}
+        parts = [(one.shard, one.offset, one.size) for entry in entries.values() if entry.parts for one in entry.pieces]
+        end = (0, 0)
+        for shard, offset, size in sorted([*places, *parts]):
+            if size:
+                if (shard, offset) < end:
+                    raise self._fault(f"tensors that do not overlap at {end[1]} of shard {shard}", f"one at {offset}")
+                end = (shard, offset + size)
+
+    def _fault(self, expected: object, found: object) -> CorruptCheckpointError:
+        return CorruptCheckpointError(self._path, expected=expected, found=found)
+
+
+def _problem(entry: Entry, shards: int) -> tuple[str, object] | None:
+    """What an entry should have and what it has instead."""
+    if min(entry.shape, default=0) < 0:
+        return "a shape of known sizes", entry.shape
+    if not 0 <= entry.shard < shards:
+        return f"a shard below {shards}", entry.shard
+    if entry.offset < 0 or entry.size < 0 or entry.offset + entry.size >= _INT64:
+        return "an offset and a size of 63 bits", (entry.offset, entry.size)
+    return _size_problem(entry)
+
+
+def _size_problem(entry: Entry) -> tuple[str, object] | None:
+    dtype = dtypes.to_numpy(entry.dtype)
+    if dtype is None and entry.dtype != dtypes.VARIANT:
+        return None  # listed, bounded, and refused when somebody asks for its values
+    item = dtype.itemsize if dtype else 1
+    count = math.prod(entry.shape)
+    # numpy refuses a shape whose other sizes overflow even when one of them is 0
+    if (count or math.prod([one or 1 for one in entry.shape])) * item >= _INT64:
+        return "a shape that can be addressed", entry.shape
+    if entry.dtype in (dtypes.STRING, dtypes.VARIANT):
+        return strings.size_problem(count, entry.size, variants=entry.dtype == dtypes.VARIANT)
+    found = f"{entry.size} bytes"
+    size = count * item
+    return None if entry.size == size else (f"{size} bytes for {dtypes.name(entry.dtype)} {list(entry.shape)}", found)

@@ -1,0 +1,245 @@
+"""The bytes of a LevelDB-style immutable table: sorted keys and their values, in checksummed blocks.
+
+A record is `varint shared | varint unshared | varint value length | rest of the key | value`: a key leaves out what it
+shares with the one before. A block is records, the offsets of the records that share nothing (restarts, every 16th),
+their count; behind each block stand its compression type and the masked crc32c of both. A footer leads to the index
+block, which leads to all others. Blocks that older releases of TensorFlow compressed with snappy are read.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from pathlib import Path
+
+from cramjam import DecompressionError, snappy
+
+from paramsync.errors import CorruptCheckpointError
+from paramsync.host import files
+from paramsync.tensorbundle.checksums import crc32c, mask
+
+_MAGIC = 0xDB4775248B80FB57
+_FOOTER = 48  # bytes: two block handles, padded with zeros to 40, and the magic number
+_TRAILER = struct.Struct("<BI")  # compression type, masked crc32c
+_UINT32 = 4  # bytes
+_UINT64 = struct.Struct("<Q")
+_UNCOMPRESSED, _SNAPPY = 0, 1
+_BLOCK = 256 * 1024
+_RESTART = 16
+_CONTINUED = 0x80  # the bit of a varint's byte that says that another follows
+# Keys that share long prefixes could blow a small file up. Writers repeat the whole key every 16 records, so that all
+# keys together are at most 16 times as long as their file.
+_EXPANSION = 16
+KEYS = 64 << 20  # bytes of all keys together, however large the file
+CONTENT = 64 << 20  # bytes of all compressed blocks together, once they are not
+_RATIO = 22  # snappy's shortest copies take 3 bytes for 64
+
+
+def write(records: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """The table of these records. Their keys must be in ascending order."""
+    table = bytearray()
+    handles = []
+    block = _BlockWriter(_RESTART)
+    for key, value in records:
+        if len(block.content) >= _BLOCK:
+            handles.append((block.last, _append(table, block)))
+            block = _BlockWriter(_RESTART)
+        block.add(key, value)
+    handles.append((block.last, _append(table, block)))
+    index = _BlockWriter(1)
+    metaindex = _append(table, _BlockWriter(_RESTART))
+    for last, handle in handles:
+        index.add(last, handle)
+    return bytes(table + (metaindex + _append(table, index)).ljust(_FOOTER - 8, b"\0") + _UINT64.pack(_MAGIC))
+
+
+def read(content: bytes, *, path: Path) -> Iterator[tuple[bytes, bytes]]:
+    """The records of a table, in ascending order of their keys; `path` is where the bytes came from.
+
+    Raises CorruptCheckpointError where it finds anything that no writer of tables would write.
+    """
+    reader = _Reader(content, path)
+    previous: bytes | None = None
+    end = 0
+    for offset, size in reader.handles():
+        if offset < end:  # blocks without records, all in one place, would be read for hours
+            raise reader.fault(f"a block behind {end}", f"one at {offset}")
+        end = offset + size
+        for key, value in reader.records(reader.block(offset, size)):
+            if previous is not None and key <= previous:
+                raise reader.fault(f"a key after {files.shown(previous)}", files.shown(key))
+            previous = key
+            yield key, value
+
+
+@lru_cache(maxsize=1 << 12)
+def varint(value: int) -> bytes:
+    """Seven bits a byte, the lowest first; the high bit says that another follows."""
+    if value < _CONTINUED:
+        return value.to_bytes(1, "little")
+    encoded = bytearray()
+    while value >= _CONTINUED:
+        encoded.append(value & 0x7F | _CONTINUED)
+        value >>= 7
+    encoded.append(value)
+    return bytes(encoded)
+
+
+def read_varint(content: bytes | memoryview, position: int) -> tuple[int, int]:
+    """The number at a position and the position behind it. Raises IndexError at the end, ValueError above 64 bits."""
+    value = 0
+    for shift in range(0, 70, 7):
+        byte = content[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            if value >= 1 << 64:
+                break
+            return value, position
+    raise ValueError("more than 64 bits")
+
+
+class _BlockWriter:
+    def __init__(self, restart: int) -> None:
+        self.content = bytearray()
+        self.last = b""
+        self._restart = restart
+        self._restarts = [0]
+        self._records = 0
+
+    def add(self, key: bytes, value: bytes) -> None:
+        if self._records and key <= self.last:
+            raise ValueError(f"keys: expected one after {self.last!r}, found {key!r}")
+        shared = 0
+        if self._records % self._restart:
+            shared = _shared(self.last, key)
+        elif self._records:
+            self._restarts.append(len(self.content))
+        sizes = (shared, len(key) - shared, len(value))
+        head = bytes(sizes) if max(sizes) < _CONTINUED else b"".join(map(varint, sizes))
+        self.content += head + key[shared:] + value
+        self.last = key
+        self._records += 1
+
+    def finish(self) -> bytes:
+        return bytes(self.content) + struct.pack(f"<{len(self._restarts) + 1}I", *self._restarts, len(self._restarts))
+
+
+def _append(table: bytearray, block: _BlockWriter) -> bytes:
+    """Adds a block with its trailer to the table; returns its handle."""
+    content = block.finish()
+    handle = varint(len(table)) + varint(len(content))
+    checksum = mask(crc32c(bytes([_UNCOMPRESSED]), crc32c(content)))
+    table += content + _TRAILER.pack(_UNCOMPRESSED, checksum)
+    return handle
+
+
+def _shared(one: bytes, other: bytes) -> int:
+    length = min(len(one), len(other))
+    differing = int.from_bytes(one[:length], "big") ^ int.from_bytes(other[:length], "big")
+    return length - (differing.bit_length() + 7) // 8
+
+
+class _Reader:
+    """Finds blocks in the bytes of a table and records in a block, and believes neither."""
+
+    def __init__(self, content: bytes, path: Path) -> None:
+        self._content = content
+        self._path = path
+        self._size = len(content)  # bytes of all blocks, were none compressed; no less than they are
+        self._keys = 0  # bytes of all keys so far
+
+    def fault(self, expected: object, found: object) -> CorruptCheckpointError:
+        return CorruptCheckpointError(self._path, expected=expected, found=found)
+
+    def handles(self) -> Iterator[tuple[int, int]]:
+        """Where the blocks of records are."""
+        if len(self._content) < _FOOTER:
+            raise self.fault(f"a table of at least {_FOOTER} bytes", f"{len(self._content)} bytes")
+        footer = self._content[-_FOOTER:]
+        (magic,) = _UINT64.unpack(footer[-8:])
+        if magic != _MAGIC:
+            raise self.fault(f"a table, which ends with {_MAGIC:#x}", f"{magic:#x}")
+        _, position = self._handle(footer, 0)  # the metaindex, which is always empty
+        (offset, size), _ = self._handle(footer, position)
+        for _, value in self.records(self.block(offset, size)):
+            yield self._handle(value, 0)[0]
+
+    def block(self, offset: int, size: int) -> bytes:
+        """The content of a block, its checksum verified, and not compressed any more."""
+        end = offset + size
+        if end + _TRAILER.size > len(self._content) - _FOOTER:
+            raise self.fault(f"a block within {len(self._content)} bytes", f"one of {size} bytes at {offset}")
+        kind, stored = _TRAILER.unpack_from(self._content, end)
+        actual = mask(crc32c(memoryview(self._content)[offset : end + 1]))
+        if actual != stored:
+            raise self.fault(f"checksum {stored:#010x} of the block at {offset}", f"{actual:#010x}")
+        if kind == _SNAPPY:
+            return self._decompressed(offset, end)
+        if kind != _UNCOMPRESSED:
+            raise self.fault("blocks of compression type 0 or 1 (snappy)", f"compression type {kind} at {offset}")
+        return self._content[offset:end]
+
+    def _decompressed(self, offset: int, end: int) -> bytes:
+        """It says first how large it is, and cannot become larger."""
+        compressed = memoryview(self._content)[offset:end]
+        try:
+            size, _ = read_varint(compressed, 0)
+            self._size += size
+            if self._size > len(self._content) + CONTENT:
+                raise self.fault(f"compressed blocks of at most {CONTENT} bytes together", "more")
+            if size > _RATIO * len(compressed):
+                raise self.fault(f"at most {_RATIO * len(compressed)} bytes compressed at {offset}", size)
+            block = bytearray(size)
+            if snappy.decompress_raw_into(compressed, block) == size:
+                return bytes(block)
+        except (IndexError, ValueError, DecompressionError) as error:
+            raise self.fault(f"a block compressed by snappy at {offset}", f"a malformed one, {error}") from error
+        raise self.fault(f"a block compressed by snappy at {offset}", "one of another size than it says")
+
+    def records(self, block: bytes) -> Iterator[tuple[bytes, bytes]]:
+        end = self._end_of_records(block)
+        position = 0
+        key = b""
+        while position < end:
+            shared, unshared, length = block[position : position + 3]  # there are 4 more bytes behind the end
+            if shared | unshared | length < 0x80:  # a byte each, as nearly always
+                position += 3
+            else:
+                shared, unshared, length, position = self._lengths(block, position)
+            start, position = position, position + unshared + length
+            if shared > len(key) or position > end:
+                found = f"one of {shared} + {unshared} and {length} bytes"
+                raise self.fault(f"a record that shares at most {len(key)} bytes and ends by {end}", found)
+            self._keys += shared + unshared
+            if self._keys > min(_EXPANSION * self._size, KEYS):
+                raise self.fault(f"keys of at most {min(_EXPANSION * self._size, KEYS)} bytes together", "more")
+            key = key[:shared] + block[start : start + unshared]
+            yield key, block[start + unshared : position]
+
+    def _lengths(self, block: bytes, position: int) -> tuple[int, int, int, int]:
+        try:
+            shared, position = read_varint(block, position)
+            unshared, position = read_varint(block, position)
+            length, position = read_varint(block, position)
+        except (IndexError, ValueError) as error:
+            raise self.fault("a record", f"a malformed one that ends at {position}") from error
+        return shared, unshared, length, position
+
+    def _end_of_records(self, block: bytes) -> int:
+        if len(block) < _UINT32:
+            raise self.fault("a block with its count of restarts", f"{len(block)} bytes")
+        restarts = int.from_bytes(block[-_UINT32:], "little")
+        end = len(block) - _UINT32 * (restarts + 1)
+        if end < 0:
+            raise self.fault(f"a block with {restarts} restarts", f"{len(block)} bytes")
+        return end
+
+    def _handle(self, encoded: bytes, position: int) -> tuple[tuple[int, int], int]:
+        try:
+            offset, position = read_varint(encoded, position)
+            size, position = read_varint(encoded, position)
+        except (IndexError, ValueError) as error:
+            raise self.fault("a block handle", encoded[:20].hex()) from error
+        return (offset, size), position
