@@ -114,6 +114,13 @@ def watch(store: Path, bell: Bell) -> Iterator[Watch]:
 
 
 @pytest.fixture
+def gate(tmp_path: Path) -> Iterator[Path]:
+    """What calls of Gated wait for: at the latest at the end, for they compute on threads that all tests share."""
+    yield tmp_path / "gate"
+    (tmp_path / "gate").touch()
+
+
+@pytest.fixture
 def memory() -> Iterator[Path]:
     """A folder in this machine's memory."""
     from paramsync.host.mounts import is_memory

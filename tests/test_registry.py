@@ -121,11 +121,11 @@ def test_a_model_that_is_removed_is_not_found_and_its_memory_is_freed(
 
 
 def test_a_request_in_flight_is_answered_by_the_model_that_was_removed(
-    running: Running, publisher: Publisher, tmp_path: Path
+    running: Running, publisher: Publisher, tmp_path: Path, gate: Path
 ) -> None:
     publisher.publish(7, kind=Gated)
     apply(running, model(tmp_path / "m", resident=3))
-    called, gate = tmp_path / "called", tmp_path / "gate"
+    called = tmp_path / "called"
     message = request(x=np.ones([1, 2], np.float32), called=str(called), gate=str(gate))
     answer = running.prediction_service.Predict.future(message, timeout=LONG)
     eventually(called.exists, lambda: "the request to be computed")

@@ -98,11 +98,11 @@ def test_rows_that_are_computed_together_come_from_the_version_that_each_answer_
     assert counted["sum"] - counted["count"] > 50  # went with another
 
 
-def test_beyond_the_queue_both_protocols_refuse_at_once_and_others_are_answered(tmp_path: Path) -> None:
+def test_beyond_the_queue_both_protocols_refuse_at_once_and_others_are_answered(tmp_path: Path, gate: Path) -> None:
     running, publisher = Running(tmp_path / "m", queue=8), Publisher(tmp_path / "m")
     publisher.publish(5, kind=Gated)
     synced(running)
-    called, gate = tmp_path / "called", tmp_path / "gate"
+    called = tmp_path / "called"
     endless = request(called=str(called), gate=str(gate), x=np.ones([1, 2], np.float32))
     waiting = [running.prediction_service.Predict.future(endless, timeout=LONG) for _ in range(8)]
     eventually(lambda: running.server._batching.held == 8, lambda: "the queue to be full")

@@ -27,11 +27,11 @@ Code = grpc.StatusCode
 @pytest.mark.parametrize("seconds", [0.0, 0.5])
 @pytest.mark.parametrize("rows", [1 << 19, 3 << 17])  # 4 MB there and back; 3, which are on their way in one piece
 def test_what_was_taken_up_before_the_end_is_answered_to_the_last_byte(
-    running: Running, publisher: Publisher, tmp_path: Path, rows: int, seconds: float
+    running: Running, publisher: Publisher, tmp_path: Path, gate: Path, rows: int, seconds: float
 ) -> None:
     publisher.publish(7, kind=Gated)
     synced(running)
-    gate, message = tmp_path / "gate", tmp_path / "message"
+    message = tmp_path / "message"
     asked = request(x=np.ones([rows, 2], np.float32), called=str(tmp_path / "called"), gate=str(gate))
     message.write_bytes(asked.SerializeToString())
     command = [sys.executable, "-m", "tests.late_callers", str(running.port), str(message), "12"]
@@ -51,11 +51,11 @@ def test_what_was_taken_up_before_the_end_is_answered_to_the_last_byte(
 
 @pytest.mark.slow
 def test_callers_that_go_on_do_not_hold_up_the_end_nor_cut_off_what_takes_long(
-    running: Running, publisher: Publisher, tmp_path: Path
+    running: Running, publisher: Publisher, tmp_path: Path, gate: Path
 ) -> None:
     publisher.publish(7, kind=Gated)
     synced(running)
-    called, gate, x = tmp_path / "called", tmp_path / "gate", np.ones([1, 2], np.float32)
+    called, x = tmp_path / "called", np.ones([1, 2], np.float32)
     at_once = request(x=x, called=str(tmp_path / "other"), gate=str(tmp_path / "other"))
     became: list[str] = []
 

@@ -14,7 +14,7 @@ from tests.running import LONG, SERVING, Running, request, seen
 
 
 @pytest.mark.parametrize("rows", [1, 1000], ids=["small", "large"])
-def test_while_one_model_computes_for_ever_another_answers(tmp_path: Path, rows: int) -> None:
+def test_while_one_model_computes_for_ever_another_answers(tmp_path: Path, gate: Path, rows: int) -> None:
     stores = [tmp_path / "slow", tmp_path / "m"]
     publishers = [Publisher(one) for one in stores]
     running = Running(*stores)
@@ -22,7 +22,7 @@ def test_while_one_model_computes_for_ever_another_answers(tmp_path: Path, rows:
     publishers[1].publish(7)
     for one in stores:
         list(running.sync.Sync(pb.SyncRequest(model=one.name), timeout=LONG))
-    gate, called = tmp_path / "gate", tmp_path / "called"
+    called = tmp_path / "called"
     endless = request("slow", x=np.ones([rows, 2], np.float32), called=str(called), gate=str(gate))
     waiting = [running.prediction_service.Predict.future(endless, timeout=LONG) for _ in range(30)]
     eventually(called.exists, lambda: "the first call")
