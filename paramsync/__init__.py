@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from paramsync.following.composite import Connection
     from paramsync.following.follower import Follower
     from paramsync.following.replica import Replica
+    from paramsync.publishing.job import Job, JobSettings
     from paramsync.publishing.publisher import Publisher
     from paramsync.publishing.schedule import PublishSchedule
     from paramsync.store.store import Store
@@ -23,13 +24,25 @@ if TYPE_CHECKING:
 _MODULES = {
     "Connection": "following.composite",
     "Follower": "following.follower",
+    "Job": "publishing.job",
+    "JobSettings": "publishing.job",
     "PublishSchedule": "publishing.schedule",
     "Publisher": "publishing.publisher",
     "Replica": "following.replica",
     "Store": "store.store",
     "Version": "version",
 }
-__all__ = ["Connection", "Follower", "PublishSchedule", "Publisher", "Replica", "Store", "Version"]
+__all__ = [
+    "Connection",
+    "Follower",
+    "Job",
+    "JobSettings",
+    "PublishSchedule",
+    "Publisher",
+    "Replica",
+    "Store",
+    "Version",
+]
 
 
 def __getattr__(name: str) -> object:

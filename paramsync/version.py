@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,3 +115,27 @@ _READ: Mapping[str, Callable[[Any], Any]] = {
     "seal": _text,
     "metrics": lambda value: {_text(name): _number(one) for name, one in value.items()},
 }
+
+
+class Numbered(Protocol):
+    @property
+    def number(self) -> int: ...
+
+
+V = TypeVar("V", bound=Numbered)
+
+
+@dataclass(frozen=True)
+class Candidate(Generic[V]):
+    """A version and what identifies its files: another value once they were rewritten."""
+
+    version: V
+    files: Hashable
+
+    @property
+    def number(self) -> int:
+        return self.version.number
+
+    def same_as(self, other: Candidate[V] | None) -> bool:
+        """Whether both are one version with the same files."""
+        return other is not None and (self.number, self.files) == (other.number, other.files)

@@ -8,7 +8,7 @@ SMALL = """
 import keras
 import tensorflow as tf
 
-from trainer.job import Job, JobSettings
+from paramsync.publishing.job import Job, JobSettings
 
 FIRST = tf.constant(1.0)  # TensorFlow computes while this is imported
 

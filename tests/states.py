@@ -11,8 +11,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from paramsync.publishing.job import Job
 from paramsync.store.commit import StoreWriter
-from trainer.job import Job
 from trainer.state import TrainingState
 
 

@@ -20,6 +20,7 @@ from paramsync.cli.__main__ import main
 from paramsync.errors import SettingsError
 from paramsync.publishing import watchers
 from paramsync.publishing.control_port import MOST_PUBLISHING, Control, Training
+from paramsync.publishing.job import Job
 from paramsync.publishing.meter import Meter
 from paramsync.publishing.publisher import Publisher
 from paramsync.rpc.client import Trainer
@@ -29,7 +30,6 @@ from paramsync.v1 import sync_pb2
 from tests.control_ports import STATES, TIMEOUT, Doubling, Pair, status
 from tests.programs import eventually
 from tests.test_addresses import IPV6
-from trainer.job import Job
 from trainer.state import TrainingState
 
 

@@ -10,8 +10,7 @@ import pytest
 
 from paramsync.following.backoff import Patience
 from paramsync.following.events import EventKind
-from paramsync.following.policy import Candidate
-from paramsync.version import Version
+from paramsync.version import Candidate, Version
 from tests.followers import LONG, SILENT, quarantined, saver_follower, serving
 from tests.programs import eventually
 from tests.published import saver_store

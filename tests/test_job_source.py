@@ -11,9 +11,9 @@ import pytest
 import tensorflow as tf
 
 from paramsync.errors import GraphError, SettingsError
+from paramsync.publishing.job import Job, JobSettings
 from tests import jobs
 from trainer import job_source
-from trainer.job import Job, JobSettings
 
 
 @pytest.fixture(autouse=True)
@@ -74,7 +74,7 @@ def test_the_default_job_is_the_digits(tmp_path: Path) -> None:
         ("f = 7", "mine:f", "expected a function 'f' in {here}/mine.py, found int 'f'"),
         ("def f(): ...", "mine:f", "expected f(settings), a function of one argument, found f()"),
         ("def f(a, b): ...", "mine:f", "expected f(settings), a function of one argument, found f(a, b)"),
-        ("def f(settings): ...", "mine:f", "expected it to return a trainer.job.Job, found NoneType"),
+        ("def f(settings): ...", "mine:f", "expected it to return a paramsync.Job, found NoneType"),
         ("def f(settings):\n  g()\ndef g():\n  {}['a']", "mine:f", "it failed: KeyError: 'a' ({here}/mine.py, line 4)"),
         (
             "def f(settings): raise ValueError('two\\nlines')",
@@ -88,7 +88,7 @@ def test_the_default_job_is_the_digits(tmp_path: Path) -> None:
             "it failed: ValueError: cannot reshape array of size 3 into shape (2,) ({here}/mine.py, line 2)",
         ),
         (
-            "from trainer.job import Job\ndef f(settings): Job(model=1, step=2, train_step=3)",
+            "from paramsync.publishing.job import Job\ndef f(settings): Job(model=1, step=2, train_step=3)",
             "mine:f",
             "Job.model: expected a keras.Model or tf.Module, found 1",
         ),

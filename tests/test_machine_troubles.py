@@ -18,11 +18,10 @@ from paramsync.following.backoff import BackOff, Troubles
 from paramsync.following.faults import Fault, fault_of
 from paramsync.following.follower import Follower
 from paramsync.following.operator_requests import Action
-from paramsync.following.policy import Candidate
 from paramsync.store.store import Store
 from paramsync.tensorbundle import index
 from paramsync.tensorbundle.index import data_file, index_file
-from paramsync.version import Version
+from paramsync.version import Candidate, Version
 from tests.followers import SILENT, quarantined, serving
 from tests.programs import ROOT, eventually
 from tests.published import Publisher, ask, follower_of, proven

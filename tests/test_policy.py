@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from paramsync.following.policy import Candidate, newest, next_restore, served_before
+from paramsync.following.policy import newest, next_restore, served_before
+from paramsync.version import Candidate
 
 
 @dataclass(frozen=True)

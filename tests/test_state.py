@@ -12,8 +12,8 @@ import pytest
 import tensorflow as tf
 
 from paramsync.errors import SettingsError
+from paramsync.publishing.job import Job
 from tests.states import adam_job, content, job, restored, saved, state_of
-from trainer.job import Job
 
 
 def test_nothing_is_restored_where_nothing_was_saved(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def test_a_job_that_is_not_there_is_refused_before_anything_is_locked(
 def test_a_function_that_returns_no_job_is_refused(tmp_path: Path) -> None:
     jobs.put(tmp_path, "def nothing(settings): ...", name="wrong")
     text = refusal(tmp_path / "store", "--job", "wrong:nothing", folder=tmp_path)
-    assert "trainer: --job wrong:nothing: expected it to return a trainer.job.Job, found NoneType" in text
+    assert "trainer: --job wrong:nothing: expected it to return a paramsync.Job, found NoneType" in text
 
 
 @pytest.mark.slow

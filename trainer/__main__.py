@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from trainer.stop import Stop
+from .stop import Stop
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -13,10 +13,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     stop = Stop()
     stop.listen()  # before the imports, which take time
     from paramsync.errors import ParamsyncError
-    from trainer import settings
+
+    from . import settings
 
     settings.set_environment()
-    from trainer import program
+    from . import program
 
     try:
         program.run(settings.parse(sys.argv[1:] if arguments is None else arguments), stop=stop)

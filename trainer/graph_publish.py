@@ -16,7 +16,8 @@ from paramsync.program import stderr_filter
 from paramsync.program.flags import Parser, check_text
 from paramsync.store import layout
 from paramsync.store.commit import StoreWriter
-from trainer import settings
+
+from . import settings
 
 if TYPE_CHECKING:
     from paramsync.graphs.capture import Capture

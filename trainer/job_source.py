@@ -9,9 +9,9 @@ import traceback
 from pathlib import Path
 
 from paramsync.errors import ParamsyncError, SettingsError
-from trainer.job import Job, JobFunction, JobSettings
+from paramsync.publishing.job import Job, JobFunction, JobSettings
 
-DEFAULT = "trainer.jobs.digits:job"
+DEFAULT = f"{__package__}.jobs.digits:job"
 
 _LONG = 300  # characters of somebody else's message
 
@@ -60,7 +60,7 @@ def make(source: str, function: JobFunction, settings: JobSettings) -> Job:
     except (Exception, SystemExit) as error:
         raise _refused(source, f"it failed: {_told(error)}") from error
     if not isinstance(job, Job):
-        raise _refused(source, f"expected it to return a trainer.job.Job, found {type(job).__name__}")
+        raise _refused(source, f"expected it to return a paramsync.Job, found {type(job).__name__}")
     return job
 
 

@@ -10,16 +10,17 @@ from dataclasses import dataclass
 from functools import partial
 
 from paramsync.publishing.control_port import Control, Training
+from paramsync.publishing.job import Job
 from paramsync.publishing.meter import Meter
 from paramsync.publishing.publisher import Publisher
 from paramsync.store.commit import StoreWriter
 from paramsync.version import Version
-from trainer.job import Job
-from trainer.scalars import EVERY, Scalars
-from trainer.screen import Screen
-from trainer.settings import Settings
-from trainer.state import TrainingState
-from trainer.stop import Stop
+
+from .scalars import EVERY, Scalars
+from .screen import Screen
+from .settings import Settings
+from .state import TrainingState
+from .stop import Stop
 
 _log = logging.getLogger("paramsync.trainer")
 

@@ -12,14 +12,15 @@ from paramsync.errors import SettingsError
 from paramsync.host import descriptors
 from paramsync.program import stderr_filter
 from paramsync.publishing.control_port import Control
+from paramsync.publishing.job import JobSettings
 from paramsync.store.commit import StoreWriter
-from trainer import job_source
-from trainer.exposition import Exposition
-from trainer.job import JobSettings
-from trainer.metrics_port import MetricsPort
-from trainer.screen import Screen
-from trainer.settings import Settings
-from trainer.stop import Stop
+
+from . import job_source
+from .exposition import Exposition
+from .metrics_port import MetricsPort
+from .screen import Screen
+from .settings import Settings
+from .stop import Stop
 
 _log = logging.getLogger("paramsync.trainer")
 STATES = 2  # training states that are kept: one may turn out to be unreadable
@@ -45,7 +46,8 @@ def run(settings: Settings, *, stop: Stop) -> None:
         with stderr_filter.left_out():
             job = job_source.make(settings.job, function, given)
             from paramsync.publishing import device
-            from trainer.loop import train
+
+            from .loop import train
 
             name = device.name()
         if metrics is not None:

@@ -14,7 +14,8 @@ from paramsync.program.flags import Parser, check_text, seconds, whole
 from paramsync.publishing.schedule import PublishSchedule
 from paramsync.rpc.addresses import HOST, TRAINER_PORT, read_port
 from paramsync.store.layout import NUMBERS
-from trainer import job_source
+
+from . import job_source
 
 _SEEDS = 1 << 32  # what numpy and Keras take
 _MOST = NUMBERS - 1
@@ -87,7 +88,7 @@ def _parser() -> argparse.ArgumentParser:
         type=_source,
         default=job_source.DEFAULT,
         metavar="MODULE:FUNCTION",
-        help="what to train: a function that returns a trainer.job.Job (default: %(default)s, a network learns digits)",
+        help="what to train: a function that returns a paramsync.Job (default: %(default)s, a network learns digits)",
     )
     add("--store", type=Path, required=True, metavar="DIR", help="where to publish")
     add("--every-steps", type=whole(1, _MOST), metavar="N", help="publish every N steps")

@@ -20,12 +20,12 @@ from paramsync.checkpoint.reader import Bundle
 from paramsync.errors import CorruptCheckpointError, NotFiniteError, SettingsError
 from paramsync.graphs.sources.objects import object_graph, variable_keys
 from paramsync.publishing.batched_read import Reader
+from paramsync.publishing.job import Job
 from paramsync.publishing.snapshot import Snapshot
 from paramsync.store import layout
 from paramsync.store.commit import StoreWriter
 from paramsync.tensorbundle import keys
 from paramsync.version import Version
-from trainer.job import Job
 
 _EARLIER = "state-"  # what the names of an earlier release's states began with
 _MODEL = "model/"  # what the keys of its variables begin with

@@ -9,16 +9,17 @@ from functools import partial
 from time import perf_counter
 from weakref import WeakKeyDictionary
 
-from inferencer.batching.flush import Gathering
-from inferencer.batching.latency import Pace
-from inferencer.batching.queue import Asked, Lane, Timed, size_of, timed
-from inferencer.batching.threads import Threads
-from inferencer.event_loop.idle import Rests
-from inferencer.serving.metrics import Metrics
 from paramsync.errors import BusyError
 from paramsync.graphs.graph import Graph
 from paramsync.inference import batchable, execute
 from paramsync.inference.questions import Answer, Question
+
+from ..event_loop.idle import Rests
+from ..serving.metrics import Metrics
+from .flush import Gathering
+from .latency import Pace
+from .queue import Asked, Lane, Timed, size_of, timed
+from .threads import Threads
 
 _log = logging.getLogger("paramsync.batching")
 ROWS = 256

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from inferencer.batching.queue import Lane
-from inferencer.event_loop.idle import Rests
+from ..event_loop.idle import Rests
+from .queue import Lane
 
 _SECONDS_FOR_ANNOUNCED = 0.001  # after which questions that were seen coming are waited for no more
 _SECONDS_WITHOUT_REST = 0.001  # more, after which a busy event loop computes what was gathered

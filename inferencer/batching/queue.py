@@ -7,9 +7,10 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from time import perf_counter
 
-from inferencer.batching.latency import Pace
 from paramsync.inference import execute
 from paramsync.inference.questions import Answer, Question
+
+from .latency import Pace
 
 Timed = tuple[list[Answer | Exception], float]
 """To each question its answer, or why there is none, and how many seconds it took."""

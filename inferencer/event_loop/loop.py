@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from inferencer.event_loop.idle import Rests
+from .idle import Rests
 
 _log = logging.getLogger("paramsync.loop")
 _BYTES = 4096  # more events than ever come before they are looked at

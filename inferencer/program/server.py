@@ -13,34 +13,35 @@ from google.protobuf.descriptor import ServiceDescriptor
 from grpc_health.v1 import health_pb2
 from tensorflow_serving.apis import model_service_pb2, prediction_service_pb2
 
-from inferencer.batching.batcher import Batching
-from inferencer.batching.threads import Threads
-from inferencer.event_loop.idle import Rests
-from inferencer.program.tf_serving.config_file import ConfigFile
-from inferencer.protocols.kserve.service import KServe
-from inferencer.protocols.sync.service import SyncService
-from inferencer.protocols.tfs.model_service import ModelService
-from inferencer.protocols.tfs.predict import PredictionService
-from inferencer.protocols.tfs.reload import Configuring
-from inferencer.serving.allowed import Allowed
-from inferencer.serving.metrics import Metrics
-from inferencer.serving.registry import Models
-from inferencer.serving.served import Maker
-from inferencer.settings.settings import Settings, TfServing
-from inferencer.transport import accepting
-from inferencer.transport.dispatch import Calls
-from inferencer.transport.drain import QUIET_SECONDS, Door
-from inferencer.transport.health import Health
-from inferencer.transport.memory_budget import SHARES, Room
-from inferencer.transport.predictions import Predictions
-from inferencer.transport.read_timeout import Arrivals
-from inferencer.transport.reflection import add_reflection
-from inferencer.transport.streams import Places
 from paramsync.errors import SettingsError
 from paramsync.kserve import open_inference_pb2 as kserve_pb2
 from paramsync.rpc.addresses import address, refused
 from paramsync.rpc.channel_options import options
 from paramsync.v1 import sync_pb2
+
+from ..batching.batcher import Batching
+from ..batching.threads import Threads
+from ..event_loop.idle import Rests
+from ..protocols.kserve.service import KServe
+from ..protocols.sync.service import SyncService
+from ..protocols.tfs.model_service import ModelService
+from ..protocols.tfs.predict import PredictionService
+from ..protocols.tfs.reload import Configuring
+from ..serving.allowed import Allowed
+from ..serving.metrics import Metrics
+from ..serving.registry import Models
+from ..serving.served import Maker
+from ..settings.settings import Settings, TfServing
+from ..transport import accepting
+from ..transport.dispatch import Calls
+from ..transport.drain import QUIET_SECONDS, Door
+from ..transport.health import Health
+from ..transport.memory_budget import SHARES, Room
+from ..transport.predictions import Predictions
+from ..transport.read_timeout import Arrivals
+from ..transport.reflection import add_reflection
+from ..transport.streams import Places
+from .tf_serving.config_file import ConfigFile
 
 _log = logging.getLogger("paramsync.inferencer")
 _GRACE_SECONDS = 20.0  # docs/guarantees.md names it; less than the composition gives
@@ -122,7 +123,7 @@ class Server:
             self._following_file = asyncio.ensure_future(file.follow(self._tf_serving.config_poll_seconds))
 
     async def _listen(self) -> Ports:
-        from inferencer.protocols.rest.server import Rest
+        from ..protocols.rest.server import Rest
 
         host, theirs = self._settings.host, self._tf_serving
         port = _bind(self._predictions, host, self._settings.port, "--port") if theirs.port else 0

@@ -7,14 +7,15 @@ import gc
 import logging
 import sys
 
-from inferencer.event_loop.idle import Rests
-from inferencer.event_loop.loop import Policy
-from inferencer.event_loop.reserved_processor import OwnProcessor
-from inferencer.program.stop import Stop
-from inferencer.settings.settings import Settings, ports, prepare_environment
 from paramsync.host import descriptors, heap
 from paramsync.program import logs, stderr_filter
 from paramsync.rpc.addresses import check_ports
+
+from ..event_loop.idle import Rests
+from ..event_loop.loop import Policy
+from ..event_loop.reserved_processor import OwnProcessor
+from ..settings.settings import Settings, ports, prepare_environment
+from .stop import Stop
 
 _log = logging.getLogger("paramsync.inferencer")
 _SWITCH_SECONDS = 0.001  # the longest that a thread which restores keeps the interpreter from those that serve
@@ -47,7 +48,7 @@ async def _serve(settings: Settings, stop: Stop, rests: Rests) -> None:
     with stderr_filter.left_out():
         import tensorflow as tf  # after the arguments are known to be good: it takes seconds
 
-        from inferencer.program.server import serve
+        from .server import serve
 
         tf.config.set_visible_devices([], "GPU")
         tf.config.list_logical_devices()  # now, so that what it has to say about them is said here

@@ -9,13 +9,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from inferencer.serving.counts import REQUEST_SECONDS, Calls, Followed, Histogram
-from inferencer.serving.prometheus import CONTENT_TYPE, Exposition
 from paramsync.errors import ParamsyncError, UnknownModelError
 
+from .counts import REQUEST_SECONDS, Calls, Followed, Histogram
+from .prometheus import CONTENT_TYPE, Exposition
+
 if TYPE_CHECKING:
-    from inferencer.serving.served import Served
     from paramsync.following.follower import Follower
+
+    from .served import Served
 
 OK = "OK"
 OLDER = "older"

@@ -11,13 +11,14 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import CONTENT_TYPE_LATEST as CONTENT_TYPE
 from prometheus_client.metrics_core import Metric
 
-from inferencer.serving.counts import Histogram
 from paramsync.following.status import State, Status
 from paramsync.program.prometheus import Page
 from paramsync.program.release import release
 
+from .counts import Histogram
+
 if TYPE_CHECKING:
-    from inferencer.serving.metrics import Metrics
+    from .metrics import Metrics
 
 __all__ = ["CONTENT_TYPE", "Exposition"]
 

@@ -7,14 +7,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from inferencer.serving.call_with_timeout import aside
-from inferencer.serving.served import Maker, Served, followers_of
-from inferencer.settings.settings import AnySettings, ModelSettings, check_models
 from paramsync.errors import NotServingError, RequestError, SyncError, UnknownModelError
 from paramsync.following.change import Change
 from paramsync.following.follower import Follower
 from paramsync.following.operator_requests import Action
 from paramsync.following.status import State
+
+from ..settings.settings import AnySettings, ModelSettings, check_models
+from .call_with_timeout import aside
+from .served import Maker, Served, followers_of
 
 _SECONDS = 50.0  # for a first look and what is restored then
 _SECONDS_TO_CHOOSE = 10.0  # what is in memory; a follower that takes longer is in a look that does not end

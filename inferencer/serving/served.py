@@ -9,14 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-from inferencer.event_loop.idle import Rests
-from inferencer.settings.settings import AnySettings, ConnectionSettings, ModelSettings
 from paramsync.following.change import Change
 from paramsync.following.composite import Connection
 from paramsync.following.follower import Follower
 from paramsync.following.replica import Replica
 from paramsync.following.status import State, Status
 from paramsync.inference.resident import Resident
+
+from ..event_loop.idle import Rests
+from ..settings.settings import AnySettings, ConnectionSettings, ModelSettings
 
 _GONE = "it is not served any more, or from another store"
 

@@ -6,9 +6,10 @@ from collections.abc import Sized
 
 from tensorflow_serving.apis import model_pb2
 
-from inferencer.serving.registry import Models
 from paramsync.errors import InputError, NotServingError, UnknownModelError, UnknownVersionError
 from paramsync.inference.resident import Resident
+
+from .registry import Models
 
 _MOST_NAMES = 4096
 _NO_SERVABLE = "Servable not found"  # TensorFlow Serving's clients look for its word to see that a server is up

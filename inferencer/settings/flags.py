@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from inferencer.settings import readers
 from paramsync.program.flags import Parser, seconds, whole
 from paramsync.rpc.addresses import CONTROL_PORT, HOST, PREDICTIONS_PORT, REST_PORT, read_port
+
+from . import readers
 
 OF_MODELS = {
     "inputs": "--inputs",

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from inferencer.settings import flags, readers
 from paramsync.errors import SettingsError
 from paramsync.following.pins_file import MOST_LABELS
 from paramsync.rpc.addresses import read_port
 from paramsync.store.layout import NUMBERS
+
+from . import flags, readers
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from inferencer.settings import flags, models_file
 from paramsync.errors import SettingsError, StoreError
 from paramsync.program.flags import check_text
 from paramsync.rpc.addresses import CONTROL_PORT, HOST, PREDICTIONS_PORT, REST_PORT, check_different
+
+from . import flags, models_file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,8 +18,8 @@ from typing import Any
 import grpc
 from grpc._cython import cygrpc  # type: ignore[attr-defined]
 
-from inferencer.event_loop.cycles import leave_no_cycles
-from inferencer.event_loop.idle import Rests
+from ..event_loop.cycles import leave_no_cycles
+from ..event_loop.idle import Rests
 
 AHEAD = 16  # calls that are asked for before anybody has time for them
 AT_A_TIME = 16  # calls that are taken before the event loop has rested, or would

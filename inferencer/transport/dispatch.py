@@ -11,13 +11,14 @@ from google.protobuf import message_factory
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message import Message
 
-from inferencer.transport.drain import Door
-from inferencer.transport.errors import abort
-from inferencer.transport.partial_parsing import read
-from inferencer.transport.predictions import Prediction, Predictions
-from inferencer.transport.read_timeout import Arrivals
-from inferencer.transport.streams import Places, each
 from paramsync.errors import BusyError, TooLargeError
+
+from .drain import Door
+from .errors import abort
+from .partial_parsing import read
+from .predictions import Prediction, Predictions
+from .read_timeout import Arrivals
+from .streams import Places, each
 
 _MOST = 1 << 18  # bytes of a request that does not predict: it is read on the event loop
 _MOST_WAITING = 256  # of each method that does not predict: some of them wait for a version to serve

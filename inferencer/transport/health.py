@@ -8,11 +8,12 @@ from typing import Any
 
 from grpc_health.v1 import health_pb2
 
-from inferencer.serving.feed import Feed
-from inferencer.serving.registry import Models
 from paramsync.errors import UnknownModelError
 from paramsync.following.events import EventKind
 from paramsync.following.status import State
+
+from ..serving.feed import Feed
+from ..serving.registry import Models
 
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING

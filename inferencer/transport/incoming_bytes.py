@@ -16,8 +16,9 @@ from contextlib import suppress
 from pathlib import Path
 from urllib.parse import unquote
 
-from inferencer.transport.memory_budget import LARGE
 from paramsync.host import heap
+
+from .memory_budget import LARGE
 
 _DESCRIPTORS = Path("/proc/self/fd")
 _RECEIVED = 128  # where tcp_info has tcpi_bytes_received, 8 bytes

@@ -10,8 +10,9 @@ from typing import TypeVar
 from google.protobuf.descriptor import FieldDescriptor as Field
 from google.protobuf.message import DecodeError, Message
 
-from inferencer.transport.fields import SIZED, Fields
 from paramsync.errors import InputError, RequestError
+
+from .fields import SIZED, Fields
 
 _M = TypeVar("_M", bound=Message)
 

@@ -12,15 +12,16 @@ from typing import Any, Protocol
 import grpc
 from google.protobuf.message import DecodeError, Message
 
-from inferencer.batching.batcher import Batching
-from inferencer.batching.threads import Threads
-from inferencer.transport.errors import abort, status_of
-from inferencer.transport.memory_budget import BRIEF, Room, Share, weight
-from inferencer.transport.partial_parsing import beginning, read
-from inferencer.transport.trailers import Trailers, trailers
-from inferencer.transport.unfolding import unfolded
 from paramsync.errors import TooLargeError
 from paramsync.inference.questions import Answer, Question
+
+from ..batching.batcher import Batching
+from ..batching.threads import Threads
+from .errors import abort, status_of
+from .memory_budget import BRIEF, Room, Share, weight
+from .partial_parsing import beginning, read
+from .trailers import Trailers, trailers
+from .unfolding import unfolded
 
 _LARGE = 1 << 17  # bytes of a message that is read or written on a thread: on the event loop it would take milliseconds
 _LOOKED_AT = 1000  # fields of a message that is read on the event loop, for what it takes

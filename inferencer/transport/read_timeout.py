@@ -9,9 +9,10 @@ from typing import Any
 
 import grpc
 
-from inferencer.transport.incoming_bytes import Coming
-from inferencer.transport.memory_budget import BRIEF, LARGE, Room
 from paramsync.errors import BusyError
+
+from .incoming_bytes import Coming
+from .memory_budget import BRIEF, LARGE, Room
 
 _PATIENCE = 60.0
 _PATIENCE_AT_THE_END = 4.0

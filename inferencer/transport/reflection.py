@@ -9,10 +9,11 @@ from typing import Any
 import grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
-from inferencer.transport.errors import abort
-from inferencer.transport.read_timeout import Arrivals
-from inferencer.transport.streams import Places, until
 from paramsync.errors import BusyError
+
+from .errors import abort
+from .read_timeout import Arrivals
+from .streams import Places, until
 
 
 def add_reflection(

@@ -11,8 +11,9 @@ from typing import Any, NoReturn, Protocol, TypeVar
 
 import grpc
 
-from inferencer.transport.read_timeout import Arrivals
 from paramsync.errors import BusyError
+
+from .read_timeout import Arrivals
 
 T = TypeVar("T")
 

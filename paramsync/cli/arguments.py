@@ -26,6 +26,7 @@ examples:
   paramsync versions /dev/shm/digits    what is in a store, and who uses it
   paramsync verify /dev/shm/digits      whether it is what was published
   paramsync graph show /dev/shm/digits  what its graph takes and gives, and is made of
+  paramsync train --store /dev/shm/digits --job MODULE:FUNCTION
   paramsync serve --model digits=/dev/shm/digits
   paramsync serve --tf-serving --port=8500 --rest_api_port=8501 --model_base_path=/models/digits
 
@@ -45,7 +46,7 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True, title="commands")
     for add in (
         _add_up, _add_status, _add_sync, _add_watch, _add_pin, _add_unpin, _add_rollback, _add_label, _add_unlabel,
-        _add_predict, _add_versions, _add_verify, _add_graph, _add_serve,
+        _add_predict, _add_versions, _add_verify, _add_graph, _add_serve, _add_train,
     ):  # fmt: skip
         add(commands)
     return top
@@ -214,7 +215,14 @@ def _add_serve(commands: _Commands[argparse.ArgumentParser]) -> None:
         "serve predictions, as python -m inferencer does; with --tf-serving first, by tensorflow_model_server's flags"
     )
     one = commands.add_parser("serve", help=summary, add_help=False, prefix_chars="\0")  # all is passed on, --help too
-    one.set_defaults(module="serve")
+    one.set_defaults(module="programs", program="inferencer")
+    one.add_argument("arguments", nargs="*")
+
+
+def _add_train(commands: _Commands[argparse.ArgumentParser]) -> None:
+    summary = "train and publish, as python -m trainer does"
+    one = commands.add_parser("train", help=summary, add_help=False, prefix_chars="\0")
+    one.set_defaults(module="programs", program="trainer")
     one.add_argument("arguments", nargs="*")
 
 

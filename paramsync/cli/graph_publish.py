@@ -7,6 +7,7 @@ import subprocess
 import sys
 from argparse import Namespace
 
+from paramsync.cli import programs
 from paramsync.cli.settings import environment_for_logs
 from paramsync.cli.wording import to_json
 from paramsync.errors import GraphError, SettingsError
@@ -17,7 +18,7 @@ _WRONG_ARGUMENTS = 2
 
 def run(arguments: Namespace) -> bool:
     done = subprocess.run(
-        [sys.executable, "-m", _PROGRAM, "--", arguments.target, arguments.store],
+        [sys.executable, "-m", f"{programs.module('trainer')}.graph_publish", "--", arguments.target, arguments.store],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from paramsync.cli import programs
 from paramsync.cli.settings import environment_for_logs
 
 _PR_SET_PDEATHSIG = 1
@@ -27,7 +28,7 @@ class Child:
         self._asked = False  # to end
         with log.open("wb") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", program, *arguments],
+                [sys.executable, "-m", programs.module(program), *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable
 from dataclasses import dataclass, field
 
-from paramsync.following.policy import Candidate
-from paramsync.version import Version
+from paramsync.version import Candidate, Version
 
 LONGEST = 2.0  # seconds for which files may be missing, or go on being written, before that is a fault
 _SOONEST = 0.05

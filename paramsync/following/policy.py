@@ -3,33 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
 
+from paramsync.version import Candidate, V
 
-class Numbered(Protocol):
-    @property
-    def number(self) -> int: ...
-
-
-V = TypeVar("V", bound=Numbered)
 MOST_BEFORE = 16  # versions that served before which a rollback knows of
-
-
-@dataclass(frozen=True)
-class Candidate(Generic[V]):
-    """A version and what identifies its files: another value once they were rewritten."""
-
-    version: V
-    files: Hashable
-
-    @property
-    def number(self) -> int:
-        return self.version.number
-
-    def same_as(self, other: Candidate[V] | None) -> bool:
-        """Whether both are one version with the same files."""
-        return other is not None and (self.number, self.files) == (other.number, other.files)
 
 
 def next_restore(

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from paramsync.following.operator_requests import Wishes
-from paramsync.following.policy import Candidate, newest
+from paramsync.following.policy import newest
 from paramsync.following.quarantine import Quarantine
 from paramsync.following.replica import Replica
 from paramsync.inference.resident import Resident
-from paramsync.version import Version
+from paramsync.version import Candidate, Version
 
 Published = Candidate[Version]
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Iterable
 from dataclasses import dataclass
 
-from paramsync.following.policy import Candidate
 from paramsync.following.status import Quarantined
-from paramsync.version import Version
+from paramsync.version import Candidate, Version
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from paramsync.following.backoff import BackOff, Patience, Troubles
 from paramsync.following.faults import Fault, fault_of, let_go, told
 from paramsync.following.operator_request import Wish
 from paramsync.following.operator_requests import Known, Wishes
-from paramsync.following.policy import Candidate, next_restore, served_before
+from paramsync.following.policy import next_restore, served_before
 from paramsync.following.prefetch_versions import Beside
 from paramsync.following.quarantine import Quarantine
 from paramsync.following.replica import Replica
@@ -21,7 +21,7 @@ from paramsync.host import yielding
 from paramsync.inference.resident import Resident
 from paramsync.sources import Look
 from paramsync.sources.progress import Progress
-from paramsync.version import Version
+from paramsync.version import Candidate, Version
 
 _log = logging.getLogger("paramsync.follower")
 

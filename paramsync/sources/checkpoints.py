@@ -15,7 +15,6 @@ from paramsync.checkpoint.data_file import Find, Outline
 from paramsync.checkpoint.reader import Bundle
 from paramsync.checkpoint.seal import FileId, Trace
 from paramsync.errors import CorruptCheckpointError, ParamsyncError
-from paramsync.following.policy import Candidate
 from paramsync.graphs.graph import Graph
 from paramsync.graphs.parameters import located, shared
 from paramsync.host import parallel, yielding
@@ -29,7 +28,7 @@ from paramsync.sources.source import Bell, Look, Verification
 from paramsync.sources.watch import Place, Watch
 from paramsync.store.prefetch import Ahead
 from paramsync.store.store import Store
-from paramsync.version import Version
+from paramsync.version import Candidate, Version
 
 _log = logging.getLogger("paramsync.sources")
 _NO_NUMBERS = {dtypes.BOOL, dtypes.STRING, dtypes.VARIANT}

@@ -13,7 +13,6 @@ from google.protobuf.message import DecodeError
 from tensorflow.core.protobuf import saved_model_pb2
 
 from paramsync.errors import CorruptCheckpointError, GraphError, StoreError, UnfinishedError, UnsafeGraphError
-from paramsync.following.policy import Candidate
 from paramsync.graphs.graph import Graph
 from paramsync.graphs.parameters import located, shared
 from paramsync.graphs.sources.v1_saved_models import variables
@@ -26,7 +25,7 @@ from paramsync.sources.progress import Progress, Tell
 from paramsync.sources.recent_graphs import RECENT
 from paramsync.sources.source import Bell, Look
 from paramsync.sources.watch import Place, Watch
-from paramsync.version import Version
+from paramsync.version import Candidate, Version
 
 _NUMBER = re.compile(r"[0-9]{1,18}")
 _COMMIT = "saved_model.pb"

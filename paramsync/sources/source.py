@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
-from paramsync.following.policy import Candidate
 from paramsync.inference.resident import Resident
 from paramsync.sources.progress import Tell
-from paramsync.version import Version
+from paramsync.version import Candidate, Version
 
 Verification = Literal["auto", "checksums", "sizes"]
 """What is checked of parameters before they serve: all their bytes, or only what the index says of them.

@@ -9,9 +9,10 @@ import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from trainer.job import Job, JobSettings
-from trainer.jobs import examples
-from trainer.jobs.examples import PIXELS, Examples
+from paramsync.publishing.job import Job, JobSettings
+
+from . import examples
+from .examples import PIXELS, Examples
 
 if TYPE_CHECKING:
     import keras

@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from paramsync.errors import SettingsError
-from trainer.jobs import glyphs
+
+from . import glyphs
 
 PIXELS = glyphs.SIDE * glyphs.SIDE
 _DRAWN = 20_000

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inferencer.__main__ import end, main
+from ..main import end, main
 
 if __name__ == "__main__":
-    end(main(parsing="inferencer.program.tf_serving.flags"))
+    end(main(parsing=f"{__package__}.flags"))

@@ -10,9 +10,10 @@ from typing import Any
 
 from tensorflow_serving.config import model_server_config_pb2
 
-from inferencer.program.tf_serving import texts
 from paramsync.errors import ParamsyncError, SettingsError
 from paramsync.following.backoff import BackOff
+
+from . import texts
 
 _log = logging.getLogger("paramsync.inferencer")
 _OPTION = "--model_config_file"

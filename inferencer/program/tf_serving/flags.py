@@ -11,15 +11,16 @@ from typing import Any
 
 from tensorflow_serving.config import model_server_config_pb2
 
-from inferencer.program.tf_serving import texts
-from inferencer.settings import readers
-from inferencer.settings.flags import read_poll, read_rows
-from inferencer.settings.settings import ModelSettings, Settings, TfServing, check_models
 from paramsync.errors import SettingsError
 from paramsync.program.flags import Parser, check_text
 from paramsync.program.release import release
 from paramsync.rpc.addresses import PREDICTIONS_PORT, check_different, read_port
 from paramsync.v1 import tf_serving_pb2
+
+from ...settings import readers
+from ...settings.flags import read_poll, read_rows
+from ...settings.settings import ModelSettings, Settings, TfServing, check_models
+from . import texts
 
 _EVERYWHERE = "0.0.0.0"
 _CONTROL_HOST = "127.0.0.1"

@@ -9,15 +9,16 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from inferencer.protocols.kserve import tensors
-from inferencer.serving.registry import Models
-from inferencer.serving.specs import check_count
-from inferencer.transport.partial_parsing import beginning
 from paramsync.errors import InputError
 from paramsync.graphs.graph import DEFAULT_SIGNATURE
 from paramsync.inference.questions import Answer, Question
 from paramsync.inference.resident import Resident
 from paramsync.kserve import open_inference_pb2 as pb
+
+from ...serving.registry import Models
+from ...serving.specs import check_count
+from ...transport.partial_parsing import beginning
+from . import tensors
 
 SIGNATURE = "signature"
 """The request's parameter that names a signature of the model."""

@@ -6,12 +6,6 @@ import asyncio
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from inferencer.protocols.kserve import tensors
-from inferencer.protocols.kserve.infer import ModelInfer, ModelStreamInfer, taken
-from inferencer.protocols.sync.service import wait
-from inferencer.serving.allowed import Allowed
-from inferencer.serving.metrics import Metrics, Statistics
-from inferencer.serving.registry import Models
 from paramsync.errors import InputError, NotServingError, ParamsyncError
 from paramsync.following.follower import Follower
 from paramsync.following.operator_requests import Action
@@ -19,6 +13,13 @@ from paramsync.following.status import Stage, State
 from paramsync.graphs.graph import DEFAULT_SIGNATURE
 from paramsync.kserve import open_inference_pb2 as pb
 from paramsync.program.release import release
+
+from ...serving.allowed import Allowed
+from ...serving.metrics import Metrics, Statistics
+from ...serving.registry import Models
+from ..sync.service import wait
+from . import tensors
+from .infer import ModelInfer, ModelStreamInfer, taken
 
 _EXTENSIONS = ("model_repository", "statistics")
 _PLATFORM = "tensorflow"

@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from inferencer.protocols.rest.arrays import Array, listed
-from inferencer.protocols.tfs.classify import CLASSES, OUTPUTS, SCORES
 from paramsync.errors import InputError
 from paramsync.inference.questions import Answer
+
+from ..tfs.classify import CLASSES, OUTPUTS, SCORES
+from .arrays import Array, listed
 
 _VALUES = 1024  # in a piece: it takes milliseconds
 _BYTES = 1 << 15  # of strings in an answer that is small

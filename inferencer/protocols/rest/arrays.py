@@ -10,10 +10,11 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from inferencer.protocols.rest.bodies import Body, kind
-from inferencer.protocols.rest.packed import B64, Long, RaggedError, flat, is_b64, of_leaves
 from paramsync.errors import InputError
 from paramsync.graphs.graph import TensorSpec
+
+from .bodies import Body, kind
+from .packed import B64, Long, RaggedError, flat, is_b64, of_leaves
 
 Array = np.ndarray[Any, Any]
 

@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from inferencer.protocols.rest.depths import Depths
-from inferencer.protocols.rest.packed import Long, is_numbers, packed
 from paramsync.errors import InputError, RequestError
 from paramsync.host.files import shown
+
+from .depths import Depths
+from .packed import Long, is_numbers, packed
 
 WINDOW = 1 << 15
 """Bytes of JSON that are parsed in one go: a millisecond or two, for which no other thread of Python runs."""

@@ -10,9 +10,10 @@ from typing import Any
 
 from aiohttp import web
 
-from inferencer.protocols.rest.replies import SERVER, Reply, bare, failed
 from paramsync.rpc.addresses import refused
 from paramsync.rpc.status_codes import UNFORESEEN, one_line
+
+from .replies import SERVER, Reply, bare, failed
 
 _THEIRS = logging.getLogger("paramsync.rest.http")
 _THEIRS.setLevel(logging.CRITICAL)  # what strangers send that is no HTTP is an error of theirs

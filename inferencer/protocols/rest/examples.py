@@ -7,12 +7,13 @@ from typing import Any
 from tensorflow.core.example import example_pb2, feature_pb2
 from tensorflow_serving.apis import input_pb2
 
-from inferencer.protocols.rest.arrays import string
-from inferencer.protocols.rest.bodies import Body, kind
-from inferencer.protocols.rest.packed import Long
-from inferencer.serving.specs import check_count
 from paramsync.errors import InputError
 from paramsync.host.files import shown
+
+from ...serving.specs import check_count
+from .arrays import string
+from .bodies import Body, kind
+from .packed import Long
 
 _EXAMPLES, _CONTEXT = "examples", "context"
 

@@ -8,10 +8,11 @@ from functools import partial
 
 from aiohttp import web
 
-from inferencer.protocols.rest.encodings import FREE, MOST_TIMES, known, unpacked
-from inferencer.transport.memory_budget import Share
 from paramsync import errors
 from paramsync.errors import ParamsyncError, RequestError
+
+from ...transport.memory_budget import Share
+from .encodings import FREE, MOST_TIMES, known, unpacked
 
 _SMALL = 1 << 18  # bytes that are copied on the event loop
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"

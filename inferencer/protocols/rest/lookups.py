@@ -9,10 +9,10 @@ from typing import Any
 from google.protobuf.json_format import MessageToDict
 from tensorflow_serving.apis import get_model_metadata_pb2, get_model_status_pb2
 
-from inferencer.protocols.rest.routes import Route
-from inferencer.protocols.tfs.metadata import FIELD, metadata
-from inferencer.protocols.tfs.model_service import states
-from inferencer.serving.registry import Models
+from ...serving.registry import Models
+from ..tfs.metadata import FIELD, metadata
+from ..tfs.model_service import states
+from .routes import Route
 
 _told = partial(MessageToDict, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
 

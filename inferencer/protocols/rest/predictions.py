@@ -9,13 +9,14 @@ from typing import Any
 from google.protobuf.json_format import MessageToDict
 from tensorflow_serving.apis import input_pb2, model_pb2
 
-from inferencer.protocols.rest.answers import columns, results, rows, written
-from inferencer.protocols.rest.arrays import read
-from inferencer.protocols.rest.bodies import Body, kind, named, parsed
-from inferencer.protocols.rest.examples import fill
-from inferencer.protocols.rest.packed import Long, Part, is_b64, size
-from inferencer.protocols.rest.routes import Route
-from inferencer.protocols.tfs.classify import (
+from paramsync.errors import InputError
+from paramsync.graphs.graph import DEFAULT_SIGNATURE, TensorSpec
+from paramsync.inference.questions import Answer, Question
+from paramsync.inference.resident import Resident
+
+from ...serving.registry import Models
+from ...serving.specs import answered
+from ..tfs.classify import (
     CLASSIFY,
     REGRESS,
     check_classified,
@@ -23,12 +24,12 @@ from inferencer.protocols.tfs.classify import (
     examples,
     question_of,
 )
-from inferencer.serving.registry import Models
-from inferencer.serving.specs import answered
-from paramsync.errors import InputError
-from paramsync.graphs.graph import DEFAULT_SIGNATURE, TensorSpec
-from paramsync.inference.questions import Answer, Question
-from paramsync.inference.resident import Resident
+from .answers import columns, results, rows, written
+from .arrays import read
+from .bodies import Body, kind, named, parsed
+from .examples import fill
+from .packed import Long, Part, is_b64, size
+from .routes import Route
 
 _ROW, _COLUMNS = "instances", "inputs"
 

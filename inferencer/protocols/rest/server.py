@@ -13,24 +13,25 @@ from typing import TypeVar
 import grpc
 from aiohttp import web
 
-from inferencer.batching.batcher import Batching
-from inferencer.protocols.rest.answers import is_small
-from inferencer.protocols.rest.bodies import parsed_bytes
-from inferencer.protocols.rest.connections import FULL, Connections, response
-from inferencer.protocols.rest.encodings import KNOWN, EncodingError
-from inferencer.protocols.rest.intake import Intake, SlowError, TooLargeError
-from inferencer.protocols.rest.lookups import metadata_body, status_body
-from inferencer.protocols.rest.predictions import Asked, Predictions, write
-from inferencer.protocols.rest.replies import STATUS, Reply, failed
-from inferencer.protocols.rest.routes import Route, route
-from inferencer.protocols.rest.without_gc import Undisturbed
-from inferencer.serving.metrics import Metrics
-from inferencer.serving.registry import Models
-from inferencer.transport.errors import status_of
-from inferencer.transport.memory_budget import Room, Share, weight
-from inferencer.transport.trailers import trailers
 from paramsync.errors import BusyError, NotServingError
 from paramsync.inference.resident import Resident
+
+from ...batching.batcher import Batching
+from ...serving.metrics import Metrics
+from ...serving.registry import Models
+from ...transport.errors import status_of
+from ...transport.memory_budget import Room, Share, weight
+from ...transport.trailers import trailers
+from .answers import is_small
+from .bodies import parsed_bytes
+from .connections import FULL, Connections, response
+from .encodings import KNOWN, EncodingError
+from .intake import Intake, SlowError, TooLargeError
+from .lookups import metadata_body, status_body
+from .predictions import Asked, Predictions, write
+from .replies import STATUS, Reply, failed
+from .routes import Route, route
+from .without_gc import Undisturbed
 
 _log = logging.getLogger("paramsync.rest")
 _WRITTEN = 16  # bytes of JSON that a byte of an answer becomes at most, with what it is made of: more for few

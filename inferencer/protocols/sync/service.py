@@ -6,10 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
-from inferencer.protocols.sync.messages import of_event, of_progress, of_status
-from inferencer.protocols.sync.trainer_client import publish
-from inferencer.serving.feed import Feed
-from inferencer.serving.registry import Models
 from paramsync.errors import InputError, SyncError
 from paramsync.following.events import Event, EventKind
 from paramsync.following.follower import Follower
@@ -17,6 +13,11 @@ from paramsync.following.operator_requests import Action
 from paramsync.following.pins_file import check_label
 from paramsync.following.status import Status
 from paramsync.v1 import sync_pb2 as pb
+
+from ...serving.feed import Feed
+from ...serving.registry import Models
+from .messages import of_event, of_progress, of_status
+from .trainer_client import publish
 
 _MARGIN = 0.1  # seconds before the caller's deadline in which to say why it will not be met
 

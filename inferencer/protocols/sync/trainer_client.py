@@ -10,12 +10,13 @@ from typing import Any
 
 import grpc
 
-from inferencer.serving.call_with_timeout import aside
 from paramsync.errors import CorruptCheckpointError, StoreError, SyncError
 from paramsync.rpc.messages import of_version
 from paramsync.store import layout, lock
 from paramsync.store.store import Store
 from paramsync.v1 import sync_pb2 as pb
+
+from ...serving.call_with_timeout import aside
 
 _PUBLISHER = "/paramsync.v1.Publisher/"
 _SECONDS = 30.0  # for a caller who has no deadline

@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 from tensorflow_serving.apis import classification_pb2, inference_pb2, input_pb2, model_pb2, regression_pb2
 
-from inferencer.serving.registry import Models
-from inferencer.serving.specs import answered, check_count, named, taken
 from paramsync.errors import InputError
 from paramsync.graphs.graph import DEFAULT_SIGNATURE, Signature
 from paramsync.inference.questions import Answer, Question
 from paramsync.inference.resident import Resident
 from paramsync.rpc.tensor_proto import MAX_BYTES
+
+from ...serving.registry import Models
+from ...serving.specs import answered, check_count, named, taken
 
 INPUTS, CLASSES, SCORES, OUTPUTS = "inputs", "classes", "scores", "outputs"
 """What such signatures call their tensors."""

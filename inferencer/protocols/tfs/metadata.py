@@ -8,10 +8,11 @@ from tensorflow.core.framework import tensor_shape_pb2, types_pb2
 from tensorflow.core.protobuf import meta_graph_pb2
 from tensorflow_serving.apis import get_model_metadata_pb2
 
-from inferencer.serving.registry import Models
-from inferencer.serving.specs import answered, taken
 from paramsync.errors import InputError
 from paramsync.graphs.graph import Signature, TensorSpec
+
+from ...serving.registry import Models
+from ...serving.specs import answered, taken
 
 FIELD = "signature_def"
 PREDICT = "tensorflow/serving/predict"

@@ -7,12 +7,13 @@ from typing import Any
 import grpc
 from tensorflow_serving.apis import get_model_status_pb2, model_management_pb2, model_pb2
 
-from inferencer.protocols.tfs.reload import Configuring
-from inferencer.serving.allowed import Allowed
-from inferencer.serving.registry import Models
-from inferencer.serving.specs import named
 from paramsync.errors import NotServingError, UnknownLabelError, UnknownVersionError
 from paramsync.following.status import Course, Stage, Status
+
+from ...serving.allowed import Allowed
+from ...serving.registry import Models
+from ...serving.specs import named
+from .reload import Configuring
 
 _Message = get_model_status_pb2.ModelVersionStatus
 _STATES = {

@@ -8,14 +8,15 @@ from typing import Any
 import numpy as np
 from tensorflow_serving.apis import get_model_metadata_pb2, predict_pb2
 
-from inferencer.protocols.tfs.classify import Classify, MultiInference, Regress
-from inferencer.protocols.tfs.metadata import metadata
-from inferencer.protocols.tfs.tensors import encode
-from inferencer.serving.registry import Models
-from inferencer.serving.specs import check_count, fill, taken
 from paramsync.graphs.graph import DEFAULT_SIGNATURE, Signature
 from paramsync.inference.questions import Answer, Question
 from paramsync.rpc import tensor_proto
+
+from ...serving.registry import Models
+from ...serving.specs import check_count, fill, taken
+from .classify import Classify, MultiInference, Regress
+from .metadata import metadata
+from .tensors import encode
 
 
 class PredictionService:

@@ -13,15 +13,16 @@ from typing import Any
 
 from tensorflow_serving.config import model_server_config_pb2
 
-from inferencer.serving.allowed import Allowed
-from inferencer.serving.call_with_timeout import aside
-from inferencer.serving.registry import Models
-from inferencer.settings import readers
-from inferencer.settings.settings import AnySettings, ConnectionSettings, ModelSettings
 from paramsync.errors import InputError, RequestError, SettingsError, StoreError, UnknownVersionError
 from paramsync.following.change import Change
 from paramsync.following.pins_file import MOST_LABELS, check_label
 from paramsync.host.files import shown
+
+from ...serving.allowed import Allowed
+from ...serving.call_with_timeout import aside
+from ...serving.registry import Models
+from ...settings import readers
+from ...settings.settings import AnySettings, ConnectionSettings, ModelSettings
 
 _MARGIN = 0.1  # before the caller's deadline in which to say why it will not be met
 _PLATFORM = "tensorflow"

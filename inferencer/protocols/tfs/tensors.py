@@ -1,4 +1,4 @@
-"""Outputs to TensorProto, in the fields that clients of TensorFlow Serving read; `paramsync.rpc.tensor_proto` reads inputs."""
+"""Outputs to TensorProto, in the fields that clients of TensorFlow Serving read. Inputs: paramsync.rpc.tensor_proto."""
 
 from __future__ import annotations
 

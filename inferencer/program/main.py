@@ -1,0 +1,42 @@
+"""The serving program's first and last steps: signals, settings, exit codes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from .stop import Stop
+
+_SETTINGS = f"{__package__.rpartition('.')[0]}.settings.settings"
+
+
+def main(arguments: Sequence[str] | None = None, *, parsing: str = _SETTINGS) -> int:
+    """Exit code 0 after a drain, 2 for settings that cannot be used; the `parse` of that module reads them."""
+    stop = Stop()
+    stop.listen()  # before the imports, which take time
+    import importlib
+
+    from paramsync.errors import ParamsyncError
+    from paramsync.host.terminal import line
+
+    from . import start
+
+    try:
+        settings = importlib.import_module(parsing).parse(sys.argv[1:] if arguments is None else arguments)
+        start.run(settings, stop=stop)
+    except ParamsyncError as error:
+        if sys.stderr is not None:  # it was closed before the program began
+            sys.stderr.write(f"inferencer: {line(str(error))}\n")
+        return 2
+    return 0
+
+
+def end(code: int) -> NoReturn:
+    """End the process: all is over; but the interpreter would wait for a computation that never ends."""
+    if sys.stderr is not None:
+        with contextlib.suppress(OSError):  # its terminal was closed
+            sys.stderr.flush()
+    os._exit(code)

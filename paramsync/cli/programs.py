@@ -1,0 +1,33 @@
+"""The two programs: packed below `paramsync` where it is installed, beside it in a checkout."""
+
+from __future__ import annotations
+
+import os
+import sys
+from argparse import Namespace
+from importlib.util import find_spec
+from typing import NoReturn
+
+from paramsync.errors import SettingsError
+
+_TF_SERVING = "--tf-serving"
+
+
+def module(program: str) -> str:
+    """What `python -m` starts, of "trainer" or "inferencer". Raises SettingsError where it is not there."""
+    for found in (f"paramsync.{program}", program):
+        if find_spec(found) is not None:
+            return found
+    raise SettingsError(f"the program {program!r} is not installed: install paramsync with pip, or run in a checkout")
+
+
+def run(arguments: Namespace) -> NoReturn:
+    """Becomes the program, with the arguments that follow.
+
+    To serve with --tf-serving first, the rest are flags of tensorflow_model_server.
+    """
+    given = arguments.arguments
+    name = module(arguments.program)
+    if arguments.program == "inferencer" and given[:1] == [_TF_SERVING]:
+        name, given = f"{name}.program.tf_serving", given[1:]
+    os.execv(sys.executable, [sys.executable, "-m", name, *given])
