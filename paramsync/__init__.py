@@ -32,6 +32,7 @@ _MODULES = {
     "Store": "store.store",
     "Version": "version",
 }
+_EXTRA = ("tensorflow", "keras", "watchdog")
 __all__ = [
     "Connection",
     "Follower",
@@ -49,7 +50,13 @@ def __getattr__(name: str) -> object:
     """Imports what a name needs, such as TensorFlow, once somebody asks for it."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    try:
+        return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    except ModuleNotFoundError as error:
+        if error.name not in _EXTRA:
+            raise
+        text = f"paramsync.{name} needs {error.name}, which is not installed: pip install 'paramsync[tensorflow]'"
+        raise ModuleNotFoundError(text, name=error.name) from error
 
 
 def __dir__() -> list[str]:

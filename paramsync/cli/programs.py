@@ -26,6 +26,8 @@ def run(arguments: Namespace) -> NoReturn:
 
     To serve with --tf-serving first, the rest are flags of tensorflow_model_server.
     """
+    if find_spec("tensorflow") is None:
+        raise SettingsError("needs TensorFlow, which is not installed: pip install 'paramsync[tensorflow]'")
     given = arguments.arguments
     name = module(arguments.program)
     if arguments.program == "inferencer" and given[:1] == [_TF_SERVING]:
