@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import pty
 import re
@@ -11,7 +10,6 @@ import select
 import signal
 import subprocess
 import sys
-import termios
 import threading
 import time
 from collections.abc import Iterator
@@ -42,16 +40,17 @@ def test_a_program_that_has_nothing_to_finish_ends_unless_it_was_told_to_outlive
     program: str, before: str, said: str
 ) -> None:
     command = [*before.split(), sys.executable, "-c", LISTEN.format(program=program)]
-    done = subprocess.run(
-        command,
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        text=True,
-        check=False,
-        timeout=PATIENCE,
-        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # who runs the tests may outlive his terminal
-    )
+    inherited = signal.signal(
+        signal.SIGHUP, signal.SIG_DFL
+    )  # the tests may be told to outlive theirs
+    try:
+        done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False, timeout=PATIENCE)
+    finally:
+        signal.signal(signal.SIGHUP, inherited)
     assert (done.returncode, done.stdout) == (0, said)
+
+
+_OWNING = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
 
 
 class Terminal:
@@ -60,14 +59,13 @@ class Terminal:
     def __init__(self, *arguments: str, folder: Path = ROOT) -> None:
         self._ours, theirs = pty.openpty()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", *arguments],
+            [sys.executable, "-c", _OWNING, sys.executable, "-m", *arguments],
             cwd=folder,
             stdin=theirs,
             stdout=theirs,
             stderr=theirs,
             env={**os.environ, "TERM": "xterm", "PYTHONPATH": str(ROOT)},
             start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # noqa: PLW1509, it is one call of the kernel
         )
         os.close(theirs)
         self.text = ""
