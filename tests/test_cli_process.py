@@ -56,9 +56,7 @@ def test_ctrl_c_ends_a_command_quietly() -> None:
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
             assert servicer.restoring.wait(30)
             process.send_signal(signal.SIGINT)
-            with suppress(
-                subprocess.TimeoutExpired
-            ):  # dropped within a finalizer: people press again
+            with suppress(subprocess.TimeoutExpired):  # dropped within a finalizer: people press again
                 process.wait(10)
             process.send_signal(signal.SIGINT)
             said, _ = process.communicate(timeout=30)

@@ -10,7 +10,6 @@ from typing import Any
 
 import grpc
 import pytest
-from grpc._cython import cygrpc  # type: ignore[attr-defined]
 
 from inferencer.event_loop.idle import Rests
 from inferencer.transport import accepting
@@ -36,9 +35,6 @@ class _Echo(grpc.GenericRpcHandler):  # type: ignore[type-arg]
 
 
 Make = Callable[[_Echo], grpc.aio.Server]
-known = pytest.mark.skipif(
-    not hasattr(cygrpc.AioServer, "_make_request_call_future"), reason="this grpc asks for calls in another way"
-)
 
 
 def ahead(echo: _Echo, rests: Rests | None = None) -> grpc.aio.Server:
@@ -85,13 +81,11 @@ async def turns(make: Make) -> int:
     return count
 
 
-@known
 def test_calls_that_came_together_are_taken_in_fewer_turns() -> None:
     ours, grpcs = (asyncio.run(turns(make)) for make in (ahead, plain))
     assert ours < grpcs * 0.8, (ours, grpcs)
 
 
-@known
 def test_what_is_made_later_is_grpcs_own() -> None:
     async def kinds() -> tuple[type, ...]:
         first, second = ahead(_Echo()), plain(_Echo())

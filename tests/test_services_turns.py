@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 
 import grpc
 import pytest
-from grpc._cython import cygrpc  # type: ignore[attr-defined]
 
 from inferencer.event_loop.idle import Rests
 from inferencer.event_loop.loop import Loop
@@ -22,9 +21,6 @@ from tests.resting import LONG, always_busy
 _CALL = "/a.Service/Call"
 _MANY = 96
 _T = TypeVar("_T")
-pytestmark = pytest.mark.skipif(
-    not hasattr(cygrpc.AioServer, "_make_request_call_future"), reason="this grpc asks for calls in another way"
-)
 
 
 class _Counted(grpc.GenericRpcHandler):  # type: ignore[type-arg]
