@@ -1,4 +1,4 @@
-"""Replica and Follower in somebody's own program, by the words of docs/serving.md."""
+"""Replica and Follower in somebody's own program, by the words of docs/serve.md."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def run(script: str, *arguments: str | Path) -> str:
 
 def documented(store: Path) -> list[str]:
     """The programs of the section, for this store."""
-    section = (ROOT / "docs" / "serving.md").read_text().partition("## In your own program")[2]
+    section = (ROOT / "docs" / "serve.md").read_text().partition("## In your own program")[2]
     return [
         one.replace("/dev/shm/digits", str(store)) for one in re.findall(r"```python\n(.*?)```", section, re.DOTALL)
     ]

@@ -204,7 +204,8 @@ def test_requests_by_every_protocol_are_counted_in_what_the_server_shows(served:
 def test_docs_list_every_metric(metrics: Metrics, answered: Callable[..., None]) -> None:
     answered()
     metrics.called(model="m", signature="serving_default", version="7", requests=1, rows=1, seconds=0.1)
-    text = (ROOT / "docs" / "serving.md").read_text().partition("## Metrics")[2].partition("\n## ")[0]
+    text = (ROOT / "docs" / "reference.md").read_text().partition("## Metrics of an inferencer")[2]
+    text = text.partition("\n## ")[0]
     listed = set(re.findall(r"^\| `(paramsync_\w+)", text, re.MULTILINE))
     families = text_string_to_metric_families(metrics.text().decode())
     told = {one.name + "_total" * (one.type == "counter") + "_info" * (one.type == "info") for one in families}

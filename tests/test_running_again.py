@@ -109,7 +109,9 @@ def test_a_session_that_runs_again_leaves_what_is_published_until_it_has_trained
 
 def documented(store: Path, backup: Path) -> str:
     """The script of the documentation, which here publishes every step."""
-    scripts: list[str] = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "training.md").read_text(), re.DOTALL)
+    scripts: list[str] = re.findall(
+        r"```python\n(.*?)```", (ROOT / "docs" / "train-with-keras.md").read_text(), re.DOTALL
+    )
     (script,) = [one for one in scripts if "BackupAndRestore" in one]
     for text, other in (
         ("/dev/shm/line", str(store)),

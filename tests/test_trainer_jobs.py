@@ -28,7 +28,7 @@ from tests.programs import eventually
 from tests.test_trainer import ROOT, TIMEOUT, control_of, refusal, trainer, versions
 from trainer import settings
 
-DOCUMENTATION = ROOT / "docs" / "training.md"
+DOCUMENTATION = ROOT / "docs" / "training-program.md"
 SMALL = ("--job", "small_job:small")
 
 
@@ -129,7 +129,7 @@ def test_a_training_that_diverged_is_published_only_where_that_is_allowed(tmp_pa
 
 @pytest.mark.slow
 def test_the_job_in_the_documentation_trains_and_tensorflow_restores_its_state(tmp_path: Path) -> None:
-    module, restoring, *_ = re.findall(r"```python\n(.*?)```", DOCUMENTATION.read_text(), re.DOTALL)
+    module, restoring = re.findall(r"```python\n(.*?)```", DOCUMENTATION.read_text(), re.DOTALL)
     jobs.put(tmp_path, module, name="my_jobs")
     store = tmp_path / "store"
     with trainer(store, "--job", "my_jobs:small", "--steps", "300", folder=tmp_path) as process:
@@ -144,7 +144,7 @@ def test_the_job_in_the_documentation_trains_and_tensorflow_restores_its_state(t
 
 @pytest.mark.slow
 def test_the_session_in_the_documentation_publishes_what_its_saver_restores(tmp_path: Path) -> None:
-    *_, script = re.findall(r"```python\n(.*?)```", DOCUMENTATION.read_text(), re.DOTALL)
+    (script,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "train-with-tf1.md").read_text(), re.DOTALL)
     again = """
 with tf.Session() as session:
     saver.restore(session, tf.train.latest_checkpoint(sys.argv[1]))
@@ -164,7 +164,8 @@ def test_the_documentation_names_every_option_of_the_program(capsys: pytest.Capt
     with pytest.raises(SystemExit):
         settings.parse(["--help"])
     options = set(re.findall(r"^  (?:-h, )?(--[a-z-]+)", capsys.readouterr().out, re.MULTILINE)) - {"--help"}
-    rows = [line for line in DOCUMENTATION.read_text().splitlines() if line.startswith("| `--")]
+    section = (ROOT / "docs" / "reference.md").read_text().partition("## Flags of `paramsync train`")[2]
+    rows = [line for line in section.partition("\n## ")[0].splitlines() if line.startswith("| `--")]
     assert {option for row in rows for option in re.findall(r"--[a-z-]+", row.split("|")[1])} == options
 
 

@@ -72,7 +72,7 @@ def test_metrics_say_how_training_and_publishing_go(tmp_path: Path) -> None:
     named = set(re.findall(r"\bparamsync_trainer_[a-z_]+", (ROOT / "deploy" / "alerts.yml").read_text()))
     assert named
     assert named <= found.keys()
-    documented = set(re.findall(r"`(paramsync_trainer_[a-z_]+)`", (ROOT / "docs" / "training.md").read_text()))
+    documented = set(re.findall(r"`(paramsync_trainer_[a-z_]+)`", (ROOT / "docs" / "reference.md").read_text()))
     told = {name for name in found if name.startswith("paramsync_trainer") and not name.endswith("_created")}
     assert told | {"paramsync_trainer_stall_seconds", "paramsync_trainer_saved_step"} == documented
 
