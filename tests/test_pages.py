@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import json
 import re
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -60,6 +62,21 @@ def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
 
 
+def test_figures_stand_on_the_page_of_their_commands() -> None:
+    page = " ".join((ROOT / "docs" / "performance.md").read_text().split())
+    rows = re.findall(r"^\| .* \| `python -m bench .*$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert len(rows) == 3
+    for row in rows:
+        *words, command = row.strip("| ").split(" | ")
+        assert command in page
+        for figure in re.findall(r"[\d.,]*\d", " ".join(words)):
+            assert re.search(rf"(?<![\d.,]){re.escape(figure)}(?![\d,])", page), figure
+    for plot in json.loads((ROOT / "docs" / "pictures" / "figures.json").read_text()).values():
+        assert f"`{plot['command']}" in page
+        figures = [figure for panel in plot["panels"].values() for figure in panel.values()]
+        assert [figure for figure in figures if f"{figure:,}" not in page and str(figure) not in page] == []
+
+
 def test_every_page_is_reached_from_the_readme() -> None:
     reached, waiting = set(), [ROOT / "README.md"]
     while waiting:
@@ -89,6 +106,11 @@ def test_the_reference_has_every_public_name() -> None:
     names = [*paramsync.__all__, "PublishCallback", "PublishHook", "SessionPublisher"]
     errors = [name for name in vars(importlib.import_module("paramsync.errors")) if name.endswith("Error")]
     assert [name for name in [*names, *errors] if not re.search(rf"\b{name}\b", text)] == []
+
+
+def test_pictures_can_be_read() -> None:
+    for picture in (ROOT / "docs" / "pictures").glob("*.svg"):
+        assert ElementTree.parse(picture).getroot().tag == "{http://www.w3.org/2000/svg}svg"
 
 
 def test_pictures_are_what_their_script_draws(tmp_path: Path) -> None:

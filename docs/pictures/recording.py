@@ -20,7 +20,7 @@ from html import escape
 from pathlib import Path
 
 from rich.ansi import AnsiDecoder
-from rich.color import ColorTriplet
+from rich.color_triplet import ColorTriplet
 from rich.console import Console
 from rich.segment import Segment
 from rich.terminal_theme import MONOKAI as THEME
