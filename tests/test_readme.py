@@ -67,9 +67,8 @@ def test_what_the_readme_says_to_train_serve_call_and_operate_works(tmp_path: Pa
         address = server.said(r"predictions (\S+:\d+)")[1]
         control, rest = server.said(r"control (\S+:\d+), HTTP (\S+:\d+)").groups()
         eventually(lambda: f'"number": {latest.number}' in paramsync("status", "--inferencer", control, "--json"), str)
-        for page in ("README.md", "docs/call.md"):
-            call = block(page, "python", "PredictionServiceStub").replace("127.0.0.1:8500", address)
-            assert re.search(rf"^{latest.number} \[\[", python(call), re.MULTILINE)
+        call = block("README.md", "python", "PredictionServiceStub").replace("127.0.0.1:8500", address)
+        assert re.search(rf"^{latest.number} \[\[", python(call), re.MULTILINE)
         kserve = block("docs/call.md", "python", "tritonclient").replace("127.0.0.1:8500", address)
         assert re.search(rf"^\[\[.*\]\] {latest.number}$", python(kserve), re.DOTALL)
         np.save(tmp_path / "images.npy", np.zeros((10, 784), np.float32))
@@ -98,13 +97,12 @@ def test_a_script_that_saves_is_served_as_the_readme_says(tmp_path: Path) -> Non
         tf.nn.softmax(tf.matmul(x, v1.get_variable("weights", [4, 2])), name="probabilities")
         session.run(v1.global_variables_initializer())
         v1.train.Saver().save(session, str(tmp_path / "store" / "model"), global_step=7)
-    for page in ("README.md", "docs/train-with-tf1.md"):
-        line = block(page, "sh", "--model mlp=").replace("/var/tmp/mlp", str(tmp_path / "store"))
-        with serving(line, tmp_path / "log") as server:
-            address = server.said(r"predictions (\S+:\d+)")[1]
-            server.said(r"version 7")
-            answer = paramsync("predict", "mlp", "--input", "x=[[1, 2, 3, 4]]", "--server", address, "--json")
-            assert json.loads(answer)["version"] == 7
+    line = block("README.md", "sh", "--model mlp=").replace("/var/tmp/mlp", str(tmp_path / "store"))
+    with serving(line, tmp_path / "log") as server:
+        address = server.said(r"predictions (\S+:\d+)")[1]
+        server.said(r"version 7")
+        answer = paramsync("predict", "mlp", "--input", "x=[[1, 2, 3, 4]]", "--server", address, "--json")
+        assert json.loads(answer)["version"] == 7
 
 
 def test_what_the_readme_does_to_graphs_works() -> None:
@@ -133,3 +131,6 @@ def test_pages_repeat_the_readme_to_the_letter() -> None:
     assert block("docs/quickstart.md", "python", "PublishCallback") == fit
     assert block("docs/train-with-keras.md", "python", "epochs=3") == fit
     assert block("docs/call.md", "python", "PredictionServiceStub") == block("README.md", "python", "Predict")
+    for page, model in (("quickstart", "digits"), ("serve", "digits"), ("train-with-tf1", "mlp")):
+        line = f"--model {model}="
+        assert block(f"docs/{page}.md", "sh", line) == block("README.md", "sh", line)
