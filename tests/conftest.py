@@ -6,6 +6,7 @@ Campaigns are short where they run with all other tests, and whole with `make ca
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 import tempfile
 import threading
@@ -32,6 +33,13 @@ if TYPE_CHECKING:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--campaign", action="store_true", help="run the campaigns at their whole length")
+
+
+def pytest_configure() -> None:
+    """Programs inherit which signals are ignored: those that tests start must hear what shells and nohup leave out."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session")

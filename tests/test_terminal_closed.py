@@ -40,11 +40,7 @@ def test_a_program_that_has_nothing_to_finish_ends_unless_it_was_told_to_outlive
     program: str, before: str, said: str
 ) -> None:
     command = [*before.split(), sys.executable, "-c", LISTEN.format(program=program)]
-    inherited = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may be told to outlive theirs
-    try:
-        done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False, timeout=PATIENCE)
-    finally:
-        signal.signal(signal.SIGHUP, inherited)
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False, timeout=PATIENCE)
     assert (done.returncode, done.stdout) == (0, said)
 
 
