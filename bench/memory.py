@@ -15,7 +15,7 @@ from bench.ours import Publications
 from bench.progress import Progress
 from bench.served import Served, request
 from bench.settings import Settings
-from paramsync.graphs.capture import capture
+from paramsync.graphs.capturing import capture
 
 _FIRST = 10  # swaps after which it should not grow any more
 _TAIL = 50

@@ -12,7 +12,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from paramsync.graphs.capture import Capture, capture
+from paramsync.graphs.capturing import Capture, capture
 from paramsync.graphs.tensors import alias
 
 Call = Callable[[], Any]

@@ -13,7 +13,7 @@ from paramsync.store.commit import StoreWriter
 from paramsync.version import Version
 
 if TYPE_CHECKING:
-    from paramsync.graphs.capture import Capture
+    from paramsync.graphs.capturing import Capture
 
 KEEP = 2  # versions listed in a store; from KEEP + 2 publications on, its files are recycled
 WARM_UPS = KEEP + 3

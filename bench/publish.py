@@ -17,7 +17,7 @@ from bench.peers import Peers
 from bench.progress import Progress
 from bench.settings import Settings
 from bench.timing import Contestant, measure
-from paramsync.graphs.capture import Capture, capture
+from paramsync.graphs.capturing import Capture, capture
 from paramsync.publishing.snapshot import Live
 
 

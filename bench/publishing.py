@@ -18,7 +18,7 @@ import tensorflow as tf
 from bench.arrays import Array
 from bench.ours import Publications
 from bench.served import said_ready
-from paramsync.graphs.capture import capture
+from paramsync.graphs.capturing import capture
 
 ROWS = 8  # of the table that a request looks up; of the dense network the width of what comes in
 _COLUMNS = 256

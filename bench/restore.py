@@ -17,7 +17,7 @@ from bench.progress import Progress
 from bench.publish import pinned
 from bench.settings import Settings
 from bench.timing import Contestant, measure
-from paramsync.graphs.capture import capture
+from paramsync.graphs.capturing import capture
 from paramsync.graphs.tensors import alias
 from paramsync.publishing.snapshot import Live
 from paramsync.sources import open_source

@@ -17,7 +17,7 @@ from bench.progress import Progress
 from bench.served import Served, request
 from bench.settings import Settings
 from bench.timing import Contestant, measure
-from paramsync.graphs.capture import capture
+from paramsync.graphs.capturing import capture
 
 _IMPORT = "import os, tensorflow; os._exit(0)"  # without what the end of a process takes
 _REQUEST = request({"x": np.ones(1, np.float32)})

@@ -128,7 +128,7 @@ class PublishCallback(keras.callbacks.Callback):
 
     def _open(self) -> Publisher:
         if self._publisher is None:
-            from paramsync.graphs.capture import capture  # here: another backend gets an error that it understands
+            from paramsync.graphs.capturing import capture  # here: another backend gets an error that it understands
 
             self._publisher = Publisher(
                 self._store,

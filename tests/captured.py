@@ -10,7 +10,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from paramsync.checkpoint.reader import Bundle
-from paramsync.graphs.capture import Capture
+from paramsync.graphs.capturing import Capture
 from paramsync.graphs.graph import Graph
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
-from paramsync.graphs.capture import capture
+from paramsync.graphs.capturing import capture
 from paramsync.store.commit import StoreWriter
 from paramsync.version import Version
 from tests.values import VALUES

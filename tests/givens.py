@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from paramsync.following.replica import Replica
-from paramsync.graphs.capture import Capture, capture
+from paramsync.graphs.capturing import Capture, capture
 from paramsync.store.commit import StoreWriter
 from paramsync.store.store import Store
 

@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from paramsync.errors import RequestError
-from paramsync.graphs.capture import capture
+from paramsync.graphs.capturing import capture
 from paramsync.inference import execute
 from paramsync.inference.questions import Question
 from paramsync.inference.resident import Resident

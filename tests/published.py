@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from paramsync.following.follower import Follower
 from paramsync.following.replica import Replica
-from paramsync.graphs.capture import Capture, capture
+from paramsync.graphs.capturing import Capture, capture
 from paramsync.graphs.graph import Graph
 from paramsync.store import layout
 from paramsync.store.commit import StoreWriter

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from inferencer.batching.threads import Done, Threads
 from inferencer.serving.metrics import Metrics
-from paramsync.graphs.capture import Capture, capture
+from paramsync.graphs.capturing import Capture, capture
 from paramsync.inference import batchable
 from paramsync.inference.questions import Question
 from paramsync.inference.resident import Resident

@@ -15,7 +15,7 @@ import tensorflow as tf
 from tensorflow.core.protobuf import trackable_object_graph_pb2
 
 from paramsync.errors import GraphError
-from paramsync.graphs.capture import capture
+from paramsync.graphs.capturing import capture
 from paramsync.graphs.graph import DEFAULT_SIGNATURE
 from paramsync.tensorbundle.keys import OBJECT_GRAPH
 from tests.captured import Scaler, answers, mlp
@@ -110,7 +110,7 @@ def test_the_object_graph_is_tensorflows_less_what_is_not_published(tmp_path: Pa
 def test_the_digest_is_equal_in_another_process_and_after_other_models() -> None:
     here = [mlp(), mlp()][1]
     script = """
-from paramsync.graphs.capture import capture
+from paramsync.graphs.capturing import capture
 from tests.captured import mlp
 print(capture(mlp()).graph.digest)
 """

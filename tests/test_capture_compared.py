@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from paramsync.errors import GraphError
-from paramsync.graphs.capture import capture
+from paramsync.graphs.capturing import capture
 from tests.captured import answers
 
 

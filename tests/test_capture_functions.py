@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from paramsync.errors import GraphError
-from paramsync.graphs.capture import capture
+from paramsync.graphs.capturing import capture
 from paramsync.graphs.graph import DEFAULT_SIGNATURE, Graph
 from tests.captured import Encoder, answers
 

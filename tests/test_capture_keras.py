@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from paramsync.errors import GraphError
-from paramsync.graphs.capture import Capture, capture
+from paramsync.graphs.capturing import Capture, capture
 from paramsync.graphs.graph import DEFAULT_SIGNATURE, Signature, TensorSpec
 
 

@@ -14,7 +14,7 @@ import tensorflow as tf
 from paramsync.errors import GraphError
 from paramsync.following.follower import Follower
 from paramsync.following.replica import Replica
-from paramsync.graphs.capture import capture
+from paramsync.graphs.capturing import capture
 from paramsync.graphs.graph import Graph
 from paramsync.inference import batchable
 from tests.captured import answers

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from paramsync.errors import GraphError, UnsafeGraphError
-from paramsync.graphs.capture import capture
+from paramsync.graphs.capturing import capture
 from paramsync.graphs.graph import DEFAULT_SIGNATURE
 from tests.captured import Encoder, Scaler, answers, mlp, saved_parameters
 

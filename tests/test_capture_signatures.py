@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 from paramsync.errors import GraphError, UnfinishedError, UnsafeGraphError
-from paramsync.graphs.capture import capture
+from paramsync.graphs.capturing import capture
 from paramsync.sources.saved_models import SavedModelsSource
 from tests.running import LONG, Running, refused, request, synced
 from tests.stores import saved_with_words

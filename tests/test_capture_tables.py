@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from paramsync.errors import GraphError
-from paramsync.graphs.capture import capture
+from paramsync.graphs.capturing import capture
 from paramsync.graphs.graph import Graph
 from tests.captured import answers, saved_parameters
 

@@ -14,7 +14,7 @@ import tensorflow as tf
 from paramsync.errors import PublishError
 from paramsync.following.follower import Follower
 from paramsync.following.replica import Replica
-from paramsync.graphs.capture import capture
+from paramsync.graphs.capturing import capture
 from paramsync.publishing.publisher import Publisher
 from tests.followers import serving
 from tests.training import EVERY_STEP, latest

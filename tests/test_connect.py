@@ -11,9 +11,9 @@ import pytest
 import tensorflow as tf
 
 from paramsync.errors import GraphError, UnknownSignatureError
-from paramsync.graphs.capture import Capture, capture
-from paramsync.graphs.connect import connect
+from paramsync.graphs.capturing import Capture, capture
 from paramsync.graphs.graph import Graph
+from paramsync.graphs.joining import join
 from paramsync.graphs.parameters import arrange
 from tests.tables import find, table_graph
 
@@ -46,7 +46,7 @@ class Rounds(tf.Module):
 def test_an_encoder_and_a_head_compute_what_they_compute_one_after_the_other() -> None:
     encoder, head = dense("first"), head_model()
     of_encoder, of_head = capture(encoder), capture(head)
-    whole = connect(of_encoder.graph, of_head.graph, {"x": "features"}, prefixes=("encoder", "head"))
+    whole = join(of_encoder.graph, of_head.graph, {"x": "features"}, prefixes=("encoder", "head"))
     signature = whole.signatures["serving_default"]
     assert (list(signature.inputs), list(signature.outputs)) == (["x", "scale"], ["y"])
     values = named("encoder", of_encoder) | named("head", of_head)
@@ -62,7 +62,7 @@ def test_an_encoder_and_a_head_compute_what_they_compute_one_after_the_other() -
 def test_outputs_of_the_encoder_can_be_had_beside_those_of_the_head() -> None:
     encoder, head = dense("first"), head_model()
     of_encoder, of_head = capture(encoder), capture(head)
-    whole = connect(of_encoder.graph, of_head.graph, {"x": "features"}, outputs=["features"])
+    whole = join(of_encoder.graph, of_head.graph, {"x": "features"}, outputs=["features"])
     values = named("first", of_encoder) | named("second", of_head)
     found = whole(arrange(whole, values), {"x": tf.constant(X), "scale": tf.ones((7, 1))})
     assert np.array_equal(found["features"], encoder(X)["features"])
@@ -73,7 +73,7 @@ def test_a_graph_connected_with_itself_has_two_sets_of_parameters() -> None:
     model, other = dense("one", into=4), dense("one", into=4)
     one, two = capture(model), capture(other)
     assert one.graph.digest == two.graph.digest
-    whole = connect(one.graph, one.graph, {"x": "features"}, prefixes=("a", "b"), outputs=["features"])
+    whole = join(one.graph, one.graph, {"x": "features"}, prefixes=("a", "b"), outputs=["features"])
     values = named("a", one) | named("b", two)
     found = whole(arrange(whole, values), {"x": tf.constant(X)})
     first = model(X)["features"]
@@ -83,7 +83,7 @@ def test_a_graph_connected_with_itself_has_two_sets_of_parameters() -> None:
 
 def test_functions_and_loops_of_both_stay_apart() -> None:
     rounds = capture(Rounds()).graph
-    whole = connect(rounds, rounds, {"x": "y"}, outputs=["y"])
+    whole = join(rounds, rounds, {"x": "y"}, outputs=["y"])
     found = whole([], {"x": tf.constant([1.0, 3.0])})
     assert found["first/y"].numpy().tolist() == [64.0, 192.0]
     assert found["second/y"].numpy().tolist() == [64.0, 192.0]
@@ -91,7 +91,7 @@ def test_functions_and_loops_of_both_stay_apart() -> None:
 
 def test_old_loops_of_both_stay_apart() -> None:
     rounds = old_loop()
-    whole = connect(rounds, rounds, {"x": "y"}, outputs=["y"])
+    whole = join(rounds, rounds, {"x": "y"}, outputs=["y"])
     found = whole([], {"x": tf.constant(1.0)})
     assert (float(found["first/y"]), float(found["second/y"])) == (128.0, 128.0 * 128.0)
 
@@ -117,7 +117,7 @@ def old_loop() -> Graph:
 
 
 def test_lookup_tables_of_both_are_kept() -> None:
-    whole = connect(table_graph({"a": 1, "b": 2}), numbers(), {"x": "y"}, outputs=["y"])
+    whole = join(table_graph({"a": 1, "b": 2}), numbers(), {"x": "y"}, outputs=["y"])
     found = whole([], {"x": tf.constant(["b", "a", "?"])})
     assert found["first/y"].numpy().tolist() == [2, 1, -1]
     assert found["second/y"].numpy().tolist() == [b"two", b"one", b"none"]
@@ -135,7 +135,7 @@ def test_a_parameter_of_a_signature_that_is_not_meant_is_not_asked_for() -> None
     plain.CopyFrom(message.signatures["serving_default"].inputs[0])
     message.digest = ""
     both = Graph(message)
-    whole = connect(both, capture(dense("second")).graph, {"x": "x"}, signatures=("plain", "serving_default"))
+    whole = join(both, capture(dense("second")).graph, {"x": "x"}, signatures=("plain", "serving_default"))
     assert {spec.name.partition("/")[0] for spec in whole.parameters} == {"second"}
 
 
@@ -158,23 +158,23 @@ def test_what_cannot_be_connected_is_refused_with_both_sides(
 ) -> None:
     encoder, head = capture(dense("first")).graph, capture(head_model()).graph
     with pytest.raises(GraphError, match=message):
-        connect(encoder, head, inputs, prefixes=("encoder", "head"), outputs=outputs)
+        join(encoder, head, inputs, prefixes=("encoder", "head"), outputs=outputs)
 
 
 def test_other_dtypes_signatures_and_prefixes_are_refused() -> None:
     encoder, table = capture(dense("first")).graph, table_graph({"a": 1})
     with pytest.raises(GraphError, match=r"expected string \[\?\], found float32"):
-        connect(encoder, table, {"x": "features"})
+        join(encoder, table, {"x": "features"})
     with pytest.raises(UnknownSignatureError, match="'other' does not exist"):
-        connect(encoder, encoder, {"x": "features"}, signatures=("other", "serving_default"))
+        join(encoder, encoder, {"x": "features"}, signatures=("other", "serving_default"))
     for prefixes in (("a", "a"), ("", "b"), ("a/b", "a")):
         with pytest.raises(GraphError, match="expected two different words"):
-            connect(encoder, encoder, {"x": "features"}, prefixes=prefixes)
+            join(encoder, encoder, {"x": "features"}, prefixes=prefixes)
 
 
 def test_a_connected_graph_is_served_as_any_other(tmp_path: Path) -> None:
     rounds = capture(Rounds()).graph
-    connect(rounds, rounds, {"x": "y"}).save(tmp_path / "graph.pb")
+    join(rounds, rounds, {"x": "y"}).save(tmp_path / "graph.pb")
     assert Graph.load(tmp_path / "graph.pb")([], {"x": tf.constant([1.0])})["y"].numpy().tolist() == [128.0]
 
 
@@ -204,4 +204,4 @@ def test_what_is_given_wrongly_is_refused_by_name(argument: str) -> None:
         if argument == "outputs" and isinstance(given, list | dict) and not given:
             continue
         with pytest.raises(GraphError, match=f"^({argument}|nothing is connected|inputs of second|outputs of first)"):
-            connect(**{**right, argument: given})
+            join(**{**right, argument: given})

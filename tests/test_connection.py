@@ -20,7 +20,7 @@ from paramsync.following.composite import Connection, Joined
 from paramsync.following.follower import Follower
 from paramsync.following.replica import Replica
 from paramsync.following.status import State
-from paramsync.graphs.capture import capture
+from paramsync.graphs.capturing import capture
 from paramsync.inference.resident import Resident
 from paramsync.version import Version
 from tests.stores import WRITERS, Scaled

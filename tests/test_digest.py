@@ -10,7 +10,7 @@ import keras
 import pytest
 import tensorflow as tf
 
-from paramsync.graphs.capture import capture
+from paramsync.graphs.capturing import capture
 from paramsync.graphs.digest import digest
 
 

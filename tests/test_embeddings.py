@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from paramsync.errors import CorruptCheckpointError
 from paramsync.following.replica import Replica
-from paramsync.graphs.capture import capture
+from paramsync.graphs.capturing import capture
 from paramsync.graphs.graph import Graph
 from paramsync.sources.progress import Progress
 from paramsync.sources.source import Verification

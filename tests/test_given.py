@@ -20,7 +20,7 @@ import pytest
 import tensorflow as tf
 
 from paramsync.errors import ParameterError, PublishError, SettingsError
-from paramsync.graphs.capture import capture
+from paramsync.graphs.capturing import capture
 from paramsync.publishing.publisher import Publisher
 from paramsync.publishing.schedule import PublishSchedule
 from paramsync.store.store import Store

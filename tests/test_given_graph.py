@@ -8,7 +8,7 @@ import keras
 import pytest
 
 from paramsync.errors import GraphError, SettingsError, StoreError
-from paramsync.graphs.capture import capture
+from paramsync.graphs.capturing import capture
 from paramsync.publishing.publisher import Publisher
 from tests.givens import Affine, put, values
 from tests.training import EVERY_STEP

@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 from paramsync.errors import GraphError, InputError, UnknownSignatureError
-from paramsync.graphs.capture import capture
+from paramsync.graphs.capturing import capture
 from paramsync.graphs.graph import DEFAULT_SIGNATURE, Graph, TensorSpec
 from paramsync.v1 import graph_pb2
 

@@ -15,7 +15,7 @@ import pytest
 import tensorflow as tf
 
 from paramsync.cli.__main__ import main
-from paramsync.graphs.capture import capture
+from paramsync.graphs.capturing import capture
 from paramsync.store.commit import StoreWriter
 from tests.commands import json_of, only_line
 from tests.written import version

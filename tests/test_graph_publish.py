@@ -25,7 +25,7 @@ MODELS = """
 print("said while it is imported")
 import keras
 import tensorflow as tf
-from paramsync.graphs.capture import capture
+from paramsync.graphs.capturing import capture
 
 class Scaled(tf.Module):
     def __init__(self):

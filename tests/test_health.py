@@ -15,7 +15,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 
 from inferencer.settings.settings import ConnectionSettings, ModelSettings
 from paramsync.errors import SettingsError
-from paramsync.graphs.capture import capture
+from paramsync.graphs.capturing import capture
 from paramsync.v1 import sync_pb2 as pb
 from tests.programs import eventually
 from tests.published import Publisher, publish_graph

@@ -15,7 +15,7 @@ from tensorflow.core.protobuf import saved_model_pb2
 from paramsync.errors import GraphError, UnfinishedError
 from paramsync.following.follower import Follower
 from paramsync.following.replica import Replica
-from paramsync.graphs.capture import capture
+from paramsync.graphs.capturing import capture
 from paramsync.graphs.graph import Graph
 from paramsync.sources import identity
 from paramsync.sources.saved_models import SavedModelsSource

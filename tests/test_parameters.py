@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from paramsync.checkpoint.reader import Bundle
 from paramsync.errors import CorruptCheckpointError, ParameterError
-from paramsync.graphs.capture import Capture, capture
+from paramsync.graphs.capturing import Capture, capture
 from paramsync.graphs.graph import Graph
 from paramsync.graphs.parameters import arrange, read
 

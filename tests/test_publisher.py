@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from paramsync.errors import SettingsError
 from paramsync.following.replica import Replica
-from paramsync.graphs.capture import capture
+from paramsync.graphs.capturing import capture
 from paramsync.publishing.publisher import Publisher
 from paramsync.publishing.schedule import PublishSchedule
 from paramsync.store.store import Store

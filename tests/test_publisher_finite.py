@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from paramsync.errors import NotFiniteError, PublishError
-from paramsync.graphs.capture import capture
+from paramsync.graphs.capturing import capture
 from paramsync.publishing.publisher import Publisher
 from paramsync.publishing.schedule import PublishSchedule
 from paramsync.store.commit import StoreWriter

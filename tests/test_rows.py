@@ -10,7 +10,7 @@ import keras
 import pytest
 import tensorflow as tf
 
-from paramsync.graphs.capture import Capture, capture
+from paramsync.graphs.capturing import Capture, capture
 from paramsync.inference import batchable
 from paramsync.inference.batchable import Traits
 from paramsync.inference.resident import Resident

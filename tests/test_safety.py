@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from paramsync.errors import GraphError, UnsafeGraphError
 from paramsync.graphdef.allowed_ops import SAFE, STOCHASTIC
-from paramsync.graphs.capture import capture
+from paramsync.graphs.capturing import capture
 from paramsync.graphs.graph import Graph
 from paramsync.graphs.safety.checks import check
 from tests.graph_defs import of

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from paramsync.errors import GraphError, UnsafeGraphError
-from paramsync.graphs.capture import capture
+from paramsync.graphs.capturing import capture
 from paramsync.graphs.graph import Graph
 from paramsync.graphs.safety import checks as safety
 from paramsync.graphs.safety.checks import check

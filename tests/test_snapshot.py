@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
-from paramsync.graphs.capture import capture
+from paramsync.graphs.capturing import capture
 from paramsync.publishing.snapshot import Frozen, Live, Snapshot
 from paramsync.version import Version
 

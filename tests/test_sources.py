@@ -14,7 +14,7 @@ import tensorflow as tf
 from paramsync.errors import ParameterError, SettingsError
 from paramsync.following.follower import Follower
 from paramsync.following.replica import Replica
-from paramsync.graphs.capture import capture
+from paramsync.graphs.capturing import capture
 from paramsync.sources import open_source
 from paramsync.sources.progress import Progress
 from tests.published import saver_store

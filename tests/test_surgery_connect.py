@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 from paramsync.errors import GraphError, ParameterError, UnfinishedMetaError
-from paramsync.graphs.capture import capture
+from paramsync.graphs.capturing import capture
 from paramsync.graphs.graph import Graph
 from paramsync.graphs.surgery import connect
 from tests.programs import ROOT

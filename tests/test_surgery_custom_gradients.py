@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 from paramsync.errors import GraphError
-from paramsync.graphs.capture import capture
+from paramsync.graphs.capturing import capture
 from paramsync.graphs.surgery import connect, duplicate
 from tests.control_flow import control_flow
 from tests.copies import DATA, ready

@@ -17,7 +17,7 @@ from paramsync.checkpoint import seal
 from paramsync.checkpoint.file_pool import Spares
 from paramsync.errors import CorruptCheckpointError, ParameterError
 from paramsync.following.replica import Replica
-from paramsync.graphs.capture import capture
+from paramsync.graphs.capturing import capture
 from paramsync.host.mounts import is_memory
 from paramsync.sources.progress import Progress
 from paramsync.sources.source import Verification

@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 from paramsync.checkpoint.reader import Bundle
-from paramsync.graphs.capture import Capture, capture
+from paramsync.graphs.capturing import Capture, capture
 from paramsync.graphs.graph import DEFAULT_SIGNATURE, Graph
 
 layers = keras.layers

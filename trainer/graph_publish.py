@@ -20,7 +20,7 @@ from paramsync.store.commit import StoreWriter
 from . import settings
 
 if TYPE_CHECKING:
-    from paramsync.graphs.capture import Capture
+    from paramsync.graphs.capturing import Capture
 
 T = TypeVar("T")
 
@@ -56,7 +56,7 @@ def _parse(arguments: Sequence[str]) -> tuple[str, Path]:
 def _captured(target: str) -> Capture:
     import tensorflow as tf
 
-    from paramsync.graphs.capture import Capture, capture
+    from paramsync.graphs.capturing import Capture, capture
 
     with contextlib.suppress(RuntimeError):
         tf.config.set_visible_devices([], "GPU")  # a trainer may have it all
@@ -85,7 +85,7 @@ def _is_plain_function(found: Any) -> bool:
     import keras
     import tensorflow as tf
 
-    from paramsync.graphs.capture import Capture
+    from paramsync.graphs.capturing import Capture
 
     captured = (keras.layers.Layer, tf.Module, Capture, tf.types.experimental.PolymorphicFunction)
     return callable(found) and not isinstance(found, captured)

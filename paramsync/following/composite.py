@@ -14,8 +14,8 @@ from paramsync.errors import NotServingError, ParamsyncError
 from paramsync.following.faults import told
 from paramsync.following.replica import Replica
 from paramsync.following.status import State, Status
-from paramsync.graphs.connect import connect
 from paramsync.graphs.graph import Graph
+from paramsync.graphs.joining import join
 from paramsync.inference import batchable
 from paramsync.inference.resident import Resident, warm
 
@@ -204,7 +204,7 @@ class Connection:
         graphs = (pair[0].graph, pair[1].graph)
         plan = self._plans.get(graphs)
         if plan is None:
-            graph = connect(*graphs, self._inputs, prefixes=self._prefixes, outputs=self._outputs)
+            graph = join(*graphs, self._inputs, prefixes=self._prefixes, outputs=self._outputs)
             plan = _Plan(graph, _places(graph, graphs, self._prefixes))
             joined = plan.join(pair, self._names)
             warm(joined)

@@ -1,1 +1,35 @@
-"""Graph work: capture, lift, call. The only part of the library that imports TensorFlow; import it explicitly."""
+"""Graph work: capture, lift, call, copy and connect. All of it imports TensorFlow, when the first name is asked for."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from paramsync.graphs.capturing import Capture, capture
+    from paramsync.graphs.graph import Graph
+    from paramsync.graphs.joining import join
+    from paramsync.graphs.surgery.connect import Connected, connect
+    from paramsync.graphs.surgery.duplicate import Copy, duplicate
+    from paramsync.graphs.surgery.synchronise import Synchronisation, synchronise
+
+_MODULES = {
+    "Capture": "capturing",
+    "Connected": "surgery.connect",
+    "Copy": "surgery.duplicate",
+    "Graph": "graph",
+    "Synchronisation": "surgery.synchronise",
+    "capture": "capturing",
+    "connect": "surgery.connect",
+    "duplicate": "surgery.duplicate",
+    "join": "joining",
+    "synchronise": "surgery.synchronise",
+}
+__all__ = ["Capture", "Connected", "Copy", "Graph", "Synchronisation"]
+__all__ += ["capture", "connect", "duplicate", "join", "synchronise"]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import keras
     import tensorflow as tf
 
-    from paramsync.graphs.capture import Capture
+    from paramsync.graphs.capturing import Capture
     from paramsync.publishing.control_port import Control
 
 _log = logging.getLogger("paramsync.trainer")
@@ -417,6 +417,6 @@ def _found(store: StoreWriter) -> tuple[bool, Metrics]:
 
 
 def _live(source: Any, averages: Averages | None) -> Live:
-    from paramsync.graphs.capture import Capture, capture  # here: publishing itself needs no TensorFlow
+    from paramsync.graphs.capturing import Capture, capture  # here: publishing itself needs no TensorFlow
 
     return Live(source if isinstance(source, Capture) else capture(source), averages)

@@ -20,7 +20,7 @@ from paramsync.version import Version
 if TYPE_CHECKING:
     import tensorflow as tf
 
-    from paramsync.graphs.capture import Capture
+    from paramsync.graphs.capturing import Capture
 
 _log = logging.getLogger("paramsync.trainer")
 Averages: TypeAlias = "Callable[[tf.Variable], tf.Variable | None]"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Hashable, Sequence
 from pathlib import Path
 
 from paramsync.errors import GraphError, UnfinishedMetaError
-from paramsync.graphs.capture import capture
+from paramsync.graphs.capturing import capture
 from paramsync.graphs.graph import Graph
 from paramsync.graphs.sources.meta_graphs import capture_meta
 from paramsync.host import files

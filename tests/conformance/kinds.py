@@ -10,7 +10,7 @@ from typing import Any, final
 import numpy as np
 import tensorflow as tf
 
-from paramsync.graphs.capture import capture
+from paramsync.graphs.capturing import capture
 from paramsync.store.commit import StoreWriter
 from paramsync.tensorbundle import keys
 from paramsync.version import Version

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from paramsync.errors import ParamsyncError
 from paramsync.graphdef.allowed_ops import SAFE
-from paramsync.graphs.capture import capture
+from paramsync.graphs.capturing import capture
 from paramsync.graphs.graph import Graph, TensorSpec
 from paramsync.v1 import graph_pb2
 from tests.tables import table_graph

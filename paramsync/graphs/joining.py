@@ -16,7 +16,7 @@ from paramsync.host.files import shown
 from paramsync.v1 import graph_pb2
 
 
-def connect(
+def join(
     first: Graph,
     second: Graph,
     inputs: Mapping[str, str],
