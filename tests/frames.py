@@ -18,9 +18,9 @@ def frame(kind: int, flags: int, stream: int, content: bytes = b"") -> bytes:
     return struct.pack(">I", len(content))[1:] + bytes([kind, flags]) + struct.pack(">I", stream) + content
 
 
-def connected(port: int, *, window: int = 65535) -> socket.socket:
-    """A client that lets the server send so many bytes of an answer."""
-    one = socket.create_connection(("127.0.0.1", port), LONG)
+def connected(port: int, *, window: int = 65535, address: str = "127.0.0.1") -> socket.socket:
+    """A client that lets the server send so many bytes of an answer. It comes from this address."""
+    one = socket.create_connection(("127.0.0.1", port), LONG, (address, 0))
     settings = frame(_SETTINGS, 0, 0, struct.pack(">HI", _INITIAL_WINDOW, window))
     one.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + settings)
     return one

@@ -214,7 +214,28 @@ def test_a_connection_that_holds_all_streams_gives_one_up_for_another_connection
             with pytest.raises(grpc.RpcError) as raised:
                 next(stream)
             assert raised.value.code() is Code.RESOURCE_EXHAUSTED
-            assert "this one was given to another connection" in (raised.value.details() or "")
+            assert "this one was given to another caller" in (raised.value.details() or "")
     assert not greedy[0].done()
     for stream in greedy:
         stream.cancel()
+
+
+def test_an_address_that_holds_all_streams_gives_one_up_for_another_address(served: Running) -> None:
+    content = health_pb2.HealthCheckRequest(service="m").SerializeToString()
+    greedy = [connected(served.port, address="127.0.0.2") for _ in range(512)]
+    for one in greedy:
+        one.sendall(headers(1, WATCH) + message(1, content))
+    for one in greedy:
+        assert b"grpc-" in read_until(one, b"grpc-")  # headers of a response
+    mine: list[Any] = [served.predictions.unary_stream(WATCH, bytes, bytes)(content, timeout=LONG) for _ in range(3)]
+    for stream in mine:
+        assert next(stream)
+    for one in greedy:
+        one.close()
+
+
+def read_until(client: socket.socket, wanted: bytes) -> bytes:
+    found = b""
+    while wanted not in found and (more := client.recv(1 << 16)):
+        found += more
+    return found

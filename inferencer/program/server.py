@@ -47,9 +47,7 @@ _log = logging.getLogger("paramsync.inferencer")
 _GRACE_SECONDS = 20.0  # docs/guarantees.md names it; less than the composition gives
 _GRACE_OF_CONTROL = 1.0  # its calls have been answered by then, and its streams have ended, but for slow readers
 _MOST_CALLS = 1 << 13  # of all kinds, for each port: only answers that nobody reads can be so many
-_MOST_CALLS_OF_ONE = 1 << 10  # on one connection, whose caller waits with more
 _MOST_SILENT = 1 << 10  # whose messages did not come, for each port
-_MOST_PENDING = 1 << 14  # that have come and were not looked at, for each port
 _MOST_STREAMS = 512  # which their callers keep open for as long as they please, for each port
 
 
@@ -66,7 +64,7 @@ class Server:
         """`rests` are those of its event loop. Raises ParamsyncError where a model cannot be made."""
         self._settings = settings
         self._tf_serving = theirs = settings.tf_serving or TfServing()
-        self._options = (*_options(settings.message_bytes), *theirs.channel_arguments)
+        self._options = (*options(settings.message_bytes), *theirs.channel_arguments)
         maker = Maker(poll_seconds=settings.poll_seconds, state=settings.state, rests=rests)
         self.models = models = Models(settings.models, maker)
         self._metrics = metrics = Metrics(models, as_tf_serving=theirs.metrics_path is not None)
@@ -205,18 +203,6 @@ async def serve(settings: Settings, stop: asyncio.Event, rests: Rests) -> None:
     _log.info("inferencer stops: answering what is in flight")
     await server.drain()
     _log.info("inferencer stopped")
-
-
-def _options(message_bytes: int) -> tuple[tuple[str, int], ...]:
-    return (
-        *options(message_bytes),
-        ("grpc.max_concurrent_streams", _MOST_CALLS_OF_ONE),
-        ("grpc.http.overload_protection", 0),  # it counts calls that are over too, and so refuses callers that waited
-        # where more than 1000 calls came that nobody has looked at, gRPC ends some with CANCELLED by chance: an event
-        # loop that was kept from running for a moment loses calls. So they wait, and are answered or refused by name
-        ("grpc.server.max_pending_requests", _MOST_PENDING),
-        ("grpc.server.max_pending_requests_hard_limit", _MOST_PENDING),
-    )
 
 
 def _bind(server: grpc.aio.Server, host: str, port: int, option: str) -> int:

@@ -30,6 +30,8 @@ class Calls(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # it takes none 
     A coroutine, or an asynchronous generator where responses are a stream, lives on the event loop and gets the request
     and the context. A Prediction is read and written, and its questions are asked. What the servicer lacks, gRPC itself
     calls unimplemented.
+
+    A call's peer is asked here and handed on, when the call begins: gRPC crashes where it is asked of one that is over.
     """
 
     def __init__(
@@ -66,66 +68,81 @@ class Calls(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # it takes none 
             return self._unary(self._predictions.answering(method, _kind(described)))
         if described.client_streaming:
             answer = self._predictions.answering(method.prediction, _kind(described))
-            return grpc.stream_stream_rpc_method_handler(self._limited(each(method, answer, self._arrivals)))
+            return self._both_streaming(each(method, answer, self._arrivals))
         if described.server_streaming:
-            return self._streaming(self._limited(_streamed(method, described)))
-        return self._unary(_answered(method, described))
+            return self._streaming(_streamed(method, described))
+        return self._answered(method, described)
 
     def _unary(self, answer: Callable[[bytes, Any], Awaitable[bytes]]) -> Any:
         message, taken_up = self._arrivals.message, self._door.taken_up
 
         async def call(_: Any, context: Any) -> bytes:
             taken_up()
-            return await answer(await message(context), context)  # and the message is not kept here
+            return await answer(await message(context, context.peer()), context)  # and the message is not kept here
 
         return grpc.stream_unary_rpc_method_handler(call)  # for gRPC, so that the message is ours to wait for
+
+    def _answered(self, method: Callable[..., Awaitable[Message]], described: MethodDescriptor) -> Any:
+        message, taken_up = self._arrivals.message, self._door.taken_up
+        parsed = _parser(described, most=_MOST)
+        waiting = Places(_MOST_WAITING, f"calls of {described.name}")
+
+        async def call(_: Any, context: Any) -> bytes:
+            taken_up()
+            peer = context.peer()
+            content = await message(context, peer)
+            try:
+                with waiting.one(peer):
+                    return (await method(parsed(content), context)).SerializeToString()
+            except Exception as error:  # noqa: BLE001, the edge
+                await abort(error, context)
+
+        return grpc.stream_unary_rpc_method_handler(call)
 
     def _streaming(self, answers: Callable[[bytes, Any], AsyncGenerator[bytes, None]]) -> Any:
         message = self._arrivals.message
 
         async def call(_: Any, context: Any) -> AsyncIterator[bytes]:
-            async with aclosing(answers(await message(context), context)) as responses:
+            peer = context.peer()
+            those = answers(await message(context, peer), context)
+            async with aclosing(self._limited(those, context, peer)) as responses:
                 async for response in responses:
                     yield response
 
         return grpc.stream_stream_rpc_method_handler(call)
 
-    def _limited(self, method: Callable[..., Any]) -> Callable[..., AsyncGenerator[bytes, None]]:
-        async def call(asked: Any, context: Any) -> AsyncGenerator[bytes, None]:
-            self._door.taken_up()
-            try:
-                async with aclosing(method(asked, context)) as responses:
-                    with self._streams.one(context.peer()):
-                        async for response in responses:
-                            yield response
-            except BusyError as error:
-                await abort(error, context)
+    def _both_streaming(self, answers: Callable[[Any, str], AsyncGenerator[bytes, None]]) -> Any:
+        async def call(_: Any, context: Any) -> AsyncIterator[bytes]:
+            peer = context.peer()
+            async with aclosing(self._limited(answers(context, peer), context, peer)) as responses:
+                async for response in responses:
+                    yield response
 
-        return call
+        return grpc.stream_stream_rpc_method_handler(call)
+
+    async def _limited(
+        self, those: AsyncGenerator[bytes, None], context: Any, peer: str
+    ) -> AsyncGenerator[bytes, None]:
+        self._door.taken_up()
+        try:
+            async with aclosing(those) as responses:
+                with self._streams.one(peer):
+                    async for response in responses:
+                        yield response
+        except BusyError as error:
+            await abort(error, context)
 
 
 def _is_prediction(method: Any) -> TypeGuard[Prediction]:
     return hasattr(method, "read") and hasattr(method, "write")
 
 
-def _answered(method: Callable[..., Awaitable[Message]], described: MethodDescriptor) -> Callable[..., Any]:
-    parsed = _parser(described, most=_MOST)
-    waiting = Places(_MOST_WAITING, f"calls of {described.name}")
-
-    async def call(content: bytes, context: Any) -> bytes:
-        try:
-            with waiting.one(context.peer()):
-                return (await method(parsed(content), context)).SerializeToString()
-        except Exception as error:  # noqa: BLE001, the edge
-            await abort(error, context)
-
-    return call
-
-
-def _streamed(method: Callable[..., Any], described: MethodDescriptor) -> Callable[..., Any]:
+def _streamed(
+    method: Callable[..., Any], described: MethodDescriptor
+) -> Callable[[bytes, Any], AsyncGenerator[bytes, None]]:
     parsed = _parser(described, most=_MOST)
 
-    async def call(content: bytes, context: Any) -> AsyncIterator[bytes]:
+    async def call(content: bytes, context: Any) -> AsyncGenerator[bytes, None]:
         try:
             async with aclosing(method(parsed(content), context)) as responses:
                 async for response in responses:

@@ -35,7 +35,7 @@ class Arrivals:
         self.coming = Coming(room.most // 2)
         self._open: dict[Any, asyncio.Event] = {}  # contexts of streams, by which any number of messages may come
         self._peers: dict[Any, str] = {}
-        """Of these and of those that are silent, from when they began: gRPC is not asked once they are over."""
+        """Of these and of those that are silent."""
         self._measuring: asyncio.TimerHandle | None = None
         self._patience = patience
         self._stopping = False
@@ -43,14 +43,17 @@ class Arrivals:
         self._looking: asyncio.TimerHandle | None = None
         self._endings: set[asyncio.Task[None]] = set()
 
-    async def message(self, context: Any) -> bytes:
-        """The message of a call that came just now. What is raised ends the call, and is to be let through."""
+    async def message(self, context: Any, peer: str) -> bytes:
+        """The message of a call that came just now. What is raised ends the call, and is to be let through.
+
+        `peer` is what gRPC calls its connection, see `Calls`.
+        """
         loop = asyncio.get_running_loop()
         if len(self._silent) >= self._most:
             text = f"{self._most} calls are open whose messages did not come yet; try again in a moment"
             self._end(next(iter(self._silent)), grpc.StatusCode.RESOURCE_EXHAUSTED, text)
         self._silent[context] = loop.time()
-        self._peers[context] = peer = context.peer()
+        self._peers[context] = peer
         if self._looking is None:
             self._looking = loop.call_later(self._patience / _LOOKS, self._look)
         self._measure_soon(loop)
@@ -67,10 +70,10 @@ class Arrivals:
         return content  # type: ignore[no-any-return]
 
     @contextlib.contextmanager
-    def open(self, context: Any) -> Iterator[asyncio.Event]:
+    def open(self, context: Any, peer: str) -> Iterator[asyncio.Event]:
         """For as long as messages may come by a stream, which has to end once the event is set."""
         self._open[context] = ended = asyncio.Event()
-        self._peers[context] = peer = context.peer()
+        self._peers[context] = peer
         self._measure_soon(asyncio.get_running_loop())
         try:
             yield ended

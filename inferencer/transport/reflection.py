@@ -32,8 +32,9 @@ class _Reflection(reflection.aio.ReflectionServicer):  # type: ignore[name-defin
         self._arrivals = arrivals
 
     async def ServerReflectionInfo(self, requests: Any, context: Any) -> AsyncIterator[Any]:
+        peer = context.peer()  # never later: see Calls
         try:
-            with self._streams.one(context.peer()), self._arrivals.open(context) as ended:
+            with self._streams.one(peer), self._arrivals.open(context, peer) as ended:
                 asked = until((self._draining, ended), lambda: anext(requests, None))
                 async for response in super().ServerReflectionInfo(asked, context):
                     yield response

@@ -21,8 +21,9 @@ T = TypeVar("T")
 class Places:
     """For what callers hold for as long as they please, so that whoever holds many takes no room from other calls.
 
-    Where all are taken, the connection that holds most gives one up for another connection that holds fewer. So one
-    connection, a proxy's for example, may have all of them as long as nobody else asks. Lives on one event loop.
+    Where all are taken, the address that holds most gives one up for another address that holds fewer, and where it is
+    its own, as behind a proxy, the connection that holds most for another connection that holds fewer. So one of them
+    may have all as long as nobody else asks. Lives on one event loop.
     """
 
     def __init__(self, most: int, what: str) -> None:
@@ -30,31 +31,39 @@ class Places:
         self._most = most
         self._what = what
         self._taken = 0
-        self._held: dict[str, list[_Place]] = {}
+        self._held: dict[str, dict[str, list[_Place]]] = {}  # by address and connection
 
     @contextmanager
     def one(self, connection: str) -> Iterator[None]:
-        """For as long as it is held, by the task that asks. Raises BusyError where there is none left, or no more."""
+        """For as long as it is held, by the task that asks. Raises BusyError where there is none left, or no more.
+
+        `connection` is as gRPC names it, such as ipv4:127.0.0.1:1234.
+        """
         if self._taken >= self._most:
             self._make_room(connection)
         place = _Place(asyncio.current_task())
-        self._held.setdefault(connection, []).append(place)
+        self._held.setdefault(_address(connection), {}).setdefault(connection, []).append(place)
         self._taken += 1
         try:
             yield
         except asyncio.CancelledError:
             if place.lost:
-                raise BusyError(f"{self._full()}; this one was given to another connection") from None
+                raise BusyError(f"{self._full()}; this one was given to another caller") from None
             raise
         finally:
             if not place.lost:
                 self._leave(connection, place)
 
     def _make_room(self, connection: str) -> None:
-        largest = max(self._held, key=lambda one: len(self._held[one]))
-        if len(self._held[largest]) <= len(self._held.get(connection, ())) + 1:
+        mine, counts = _address(connection), {address: _count(these) for address, these in self._held.items()}
+        address = max(counts, key=lambda one: counts[one])
+        if counts[address] <= counts.get(mine, 0) + 1:
+            address = mine
+        these = self._held.get(address, {})
+        largest = max(these, key=lambda one: len(these[one]), default=connection)
+        if address == mine and len(these.get(largest, ())) <= len(these.get(connection, ())) + 1:
             raise BusyError(f"{self._full()}; try again once one was closed")
-        place = self._held[largest][-1]
+        place = these[largest][-1]
         place.lost = True
         self._leave(largest, place)
         if place.task is not None:
@@ -62,10 +71,12 @@ class Places:
 
     def _leave(self, connection: str, place: _Place) -> None:
         self._taken -= 1
-        places = self._held[connection]
-        places.remove(place)
-        if not places:
-            del self._held[connection]
+        these = self._held[address := _address(connection)]
+        these[connection].remove(place)
+        if not these[connection]:
+            del these[connection]
+        if not these:
+            del self._held[address]
 
     def _full(self) -> str:
         return f"{self._most} {self._what} are open already"
@@ -75,6 +86,14 @@ class Places:
 class _Place:
     task: asyncio.Task[Any] | None
     lost: bool = False
+
+
+def _address(connection: str) -> str:
+    return connection.rpartition(":")[0]
+
+
+def _count(held: dict[str, list[_Place]]) -> int:
+    return sum([len(places) for places in held.values()])
 
 
 class PredictionStream(Protocol):
@@ -92,11 +111,11 @@ class PredictionStream(Protocol):
 
 def each(
     method: PredictionStream, answer: Callable[[bytes, Any], Awaitable[bytes]], arrivals: Arrivals
-) -> Callable[..., Any]:
+) -> Callable[[Any, str], AsyncGenerator[bytes, None]]:
     """All requests of a stream, of which `answer` answers one."""
 
-    async def call(_: Any, context: Any) -> AsyncIterator[bytes]:
-        with arrivals.open(context) as ended:
+    async def call(context: Any, peer: str) -> AsyncGenerator[bytes, None]:
+        with arrivals.open(context, peer) as ended:
             async with aclosing(until((method.draining, ended), partial(_read, context))) as those:
                 async for response in answered(those, context):
                     yield response
