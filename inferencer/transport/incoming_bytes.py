@@ -1,7 +1,8 @@
 """What has come of messages that are not whole: gRPC keeps it and says nothing of it, but the kernel counts it.
 
 gRPC hands a message over once all of it has come, and has no limit for all messages together. What came on a connection
-less what was handed over is what gRPC holds of it. Linux counts what came on each (TCP_INFO); elsewhere this is 0.
+since it began less what was handed over is what gRPC holds of it. Linux counts what came on each (TCP_INFO); elsewhere,
+and for UNIX sockets, this is 0.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 from urllib.parse import unquote
@@ -22,122 +23,158 @@ from .memory_budget import LARGE
 
 _DESCRIPTORS = Path("/proc/self/fd")
 _RECEIVED = 128  # where tcp_info has tcpi_bytes_received, 8 bytes
-_OFTEN = 0.02  # seconds from one look to the next: a machine sends itself 40 MB meanwhile
+_OFTEN = 0.02  # seconds from one look to the next while much is coming: a machine sends itself 40 MB meanwhile
+_SELDOM = 0.05
+_SPARING, _SPARING_SELDOM = 10, 50  # times what a look takes, at least
+_BESIDE, _FRAMED = 512, 1 << 10  # bytes that come with a message: its headers, and one of so many for frames
+_ROUNDS = 4  # of the event loop, until a call that came is taken up
 _GIVEN_BACK = 4  # times while as much is handed over or given up as may be here
-_SPARING = 10  # times what a look takes, at least
-_KNOWN = 1 << 14  # connections that are known; more than there can be at a time
-_INFO = getattr(socket, "TCP_INFO", None)
+_INFO = getattr(socket, "TCP_INFO", 0)
+_COUNTED = bool(_INFO) and _DESCRIPTORS.is_dir()
 
 
 class Coming:
-    """The connections on which messages are coming, by gRPC's name of the peer.
+    """The connections that have or had calls, by gRPC's name of the peer, and how much of messages came on each.
 
-    The event loop says which they are and what it was handed over; a thread counts, because gRPC goes on taking what
-    comes while the loop is busy. Where there is more than `most` that thread shuts the connections that most came by.
+    The event loop says what it was handed over, from the first call on, and for whose messages it waits; a thread
+    counts, because gRPC goes on taking what comes while the loop is busy. Where there is more than `most` that thread
+    shuts the connections that most came by.
     """
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._wanted: frozenset[str] = frozenset()
-        self._peers: dict[str, _Peer] = {}  # replaced by the thread, never changed
-        self._known: dict[str, None] = {}  # who is known longest comes first
-        self._asked = threading.Event()
+        self._peers: dict[str, _Peer] = {}
+        self._holding: dict[str, _Peer] = {}  # those of which something is here; replaced by the thread, never changed
+        self._rounds = 0
+        self._waited: Collection[str] = ()
+        self._resting: threading.Event | None = None
         self._freed = 0  # by gRPC, which has messages in small parts, since what it freed was given back
 
     @property
     def total(self) -> int:
-        return sum([one.held for one in self._peers.values()])
-
-    def watch(self, peers: Iterable[str]) -> None:
-        """Count what comes by these, and nothing else, until that is said again."""
-        self._wanted = frozenset(peers)
-        if not self._asked.is_set() and self._wanted:
-            self._asked.set()
-            threading.Thread(target=self._count, name="coming", daemon=True).start()
+        return sum([one.held for one in self._holding.values()])
 
     def know(self, peer: str) -> None:
-        """A message that was waited for came by it, or will not come.
+        """A call came by it."""
+        if peer not in self._peers and peer.startswith("ip"):  # of UNIX sockets the kernel does not say what came
+            self._peers[peer] = _Peer()
 
-        Of another connection all that came is of messages that are coming, also what came before the first look.
-        """
-        self._known.pop(peer, None)
-        self._known[peer] = None
-        if len(self._known) > _KNOWN:
-            del self._known[next(iter(self._known))]
+    def wake(self) -> None:
+        """Calls come: count from now on."""
+        if self._resting is None and _COUNTED:
+            self._resting = threading.Event()
+            threading.Thread(target=self._count, args=(self._resting,), name="coming", daemon=True).start()
 
     def came(self, peer: str, size: int) -> None:
         """A message was handed over."""
         if (one := self._peers.get(peer)) is not None:
-            one.before += size
+            one.handed += size + size // _FRAMED + _BESIDE
             self._freed += size if size >= LARGE else 0
 
-    def most(self) -> str | None:
-        """The peer of whose messages most is here."""
-        return max(self._peers, key=lambda peer: self._peers[peer].held, default=None)
+    def waited(self, peers: Collection[str]) -> None:
+        """Another round of the event loop, which waits for messages by these."""
+        self._waited = peers
+        self._rounds += 1
+
+    def rest(self) -> None:
+        """Nothing is going on. What was handed over stays known."""
+        if self._resting is not None:
+            self._resting.set()
+            self._resting = None
+
+    def most(self, peers: Collection[str]) -> str | None:
+        """The one of these of whose messages most is here; None where nothing is."""
+        found = {peer: one.held for peer, one in self._holding.items() if peer in peers}
+        peer = max(found, key=found.__getitem__, default=None)
+        return peer if peer is not None and found[peer] else None
 
     def dropped(self, peer: str) -> None:
         """Its calls were ended, and gRPC lets go of what came."""
         if (one := self._peers.get(peer)) is not None:
             self._freed += one.held
-            one.before = one.received
+            one.before = one.received - one.handed
 
-    def __bool__(self) -> bool:
-        return bool(self._peers)
-
-    def _count(self) -> None:
-        """A thread, as long as messages are coming."""
-        pause = threading.Event()
-        while wanted := self._wanted:
-            began = time.monotonic()
-            self.look(wanted)
-            while self.total > self._most and (peer := self.most()) is not None:
-                _shut(self._peers[peer].descriptor, peer)
+    def _count(self, resting: threading.Event) -> None:
+        """A thread, as long as anything is going on."""
+        pause = 0.0
+        while not resting.wait(pause):
+            began = time.thread_time()  # by the clock it may wait for others for long, who keep it from running
+            self.look()
+            took = time.thread_time() - began
+            while self.total > self._most and (peer := self.most(self._holding)) is not None:
+                _shut(self._holding[peer].descriptor, peer)
                 self.dropped(peer)
             if self._freed > self._most // _GIVEN_BACK:  # here too: the event loop may have no time for it
                 self._freed = 0
                 heap.give_back()
-            pause.wait(max(_OFTEN, _SPARING * (time.monotonic() - began)))
-        self._peers = {}
-        self._asked.clear()
+            pause = max(_OFTEN, _SPARING * took) if self.total > LARGE else max(_SELDOM, _SPARING_SELDOM * took)
 
-    def look(self, peers: Collection[str]) -> None:
+    def look(self) -> None:
         """Count once."""
-        found = {peer: one for peer, one in self._peers.items() if peer in peers}
-        new = {peer: _Peer(descriptor) for peer, descriptor in _descriptors({*peers} - found.keys()).items()}
-        found |= new
-        for peer, one in [*found.items()]:
-            received = _received(one.descriptor, peer)
-            if received is None:
-                del found[peer]
-            else:
-                one.received = received
-        self._settle(new)
-        self._peers = found  # from now on who hands a message over says so here too; who did so meanwhile is known
-        self._settle(new)
-
-    def _settle(self, new: dict[str, _Peer]) -> None:
-        for peer, one in new.items():
-            if peer in self._known:
-                one.before = one.received
+        rounds, waited = self._rounds, self._waited
+        peers = self._peers.copy()
+        missing = {peer for peer, one in peers.items() if not one.look(peer)}
+        try:
+            descriptors = _descriptors(missing)
+        except OSError:  # no descriptor is left to list them by; the next look may have one
+            return
+        for peer, descriptor in descriptors.items():
+            peers[peer].descriptor = descriptor
+            if peers[peer].look(peer):
+                missing.discard(peer)
+        for peer in missing:
+            self._peers.pop(peer, None)
+        for peer, one in peers.items():
+            one.settle(rounds, waited=peer in waited)
+        self._holding = {peer: one for peer, one in peers.items() if one.held and peer not in missing}
 
 
 class _Peer:
-    __slots__ = ("before", "descriptor", "received")
+    """One connection. The event loop counts what it was handed over, the thread all else."""
 
-    def __init__(self, descriptor: int) -> None:
-        self.descriptor = descriptor
+    __slots__ = ("before", "descriptor", "handed", "idle", "received")
+
+    def __init__(self) -> None:
+        self.descriptor = -1
         self.received = 0
+        self.handed = 0
         self.before = 0
-        """What is none of a message that is coming: what had come of one that is known, and what was handed over."""
+        """What came, was not handed over, and is none of a message that is coming: headers, and what was given up."""
+        self.idle: tuple[int, int] | None = None
+        """Since which round no message is waited for, and what there was then that was not handed over."""
 
     @property
     def held(self) -> int:
-        return max(0, self.received - self.before)
+        return max(0, self.received - self.handed - self.before)
+
+    def look(self, peer: str) -> bool:
+        """Whether the connection is there still."""
+        if self.descriptor < 0:
+            return False
+        handed = self.handed  # first: what is handed over meanwhile is no credit
+        received = _received(self.descriptor, peer)
+        if received is None:
+            return False
+        if received < self.received:  # another connection from the same port
+            self.before, self.idle = -handed, None
+        self.received = received
+        self.before = min(self.before, received - handed)  # compressed messages are larger than what came
+        return True
+
+    def settle(self, rounds: int, *, waited: bool) -> None:
+        """Of what came while no message was waited for nothing is here, once calls that had come were taken up."""
+        if waited:
+            self.idle = None
+        elif self.idle is None:
+            self.idle = rounds, self.received - self.handed
+        elif rounds >= self.idle[0] + _ROUNDS:
+            self.before = min(max(self.before, self.idle[1]), self.received - self.handed)
+            self.idle = rounds, self.received - self.handed
 
 
 def _descriptors(peers: set[str]) -> dict[str, int]:
     """The connections to these peers among all that this process has."""
-    if not peers or _INFO is None or not _DESCRIPTORS.is_dir():
+    if not peers or not _COUNTED:
         return {}
     wanted = {_address(peer): peer for peer in peers}
     found = {}
@@ -173,7 +210,7 @@ def _shut(descriptor: int, peer: str) -> None:
 
 def _received(descriptor: int, peer: str) -> int | None:
     """How many bytes came; None where it is another connection by now, or this kernel does not say."""
-    if _INFO is None or _other_end(descriptor) != _address(peer):
+    if _other_end(descriptor) != _address(peer):
         return None
     with suppress(OSError):
         one = socket.socket(socket.AF_INET6, socket.SOCK_STREAM, 0, fileno=descriptor)

@@ -12,12 +12,13 @@ import grpc
 from paramsync.errors import BusyError
 
 from .incoming_bytes import Coming
-from .memory_budget import BRIEF, LARGE, Room
+from .memory_budget import LARGE, Room
 
 _PATIENCE = 60.0
 _PATIENCE_AT_THE_END = 4.0
 _LOOKS = 4  # while the time of one call passes
 _OFTEN = 0.05  # seconds from one look at what has come to the next
+_QUIET = 20  # looks after the last call, until nobody looks any more
 
 
 class Arrivals:
@@ -37,6 +38,7 @@ class Arrivals:
         self._peers: dict[Any, str] = {}
         """Of these and of those that are silent."""
         self._measuring: asyncio.TimerHandle | None = None
+        self._quiet = 0
         self._patience = patience
         self._stopping = False
         self._silent: dict[Any, float] = {}  # contexts, and when their calls came; the oldest first
@@ -56,14 +58,14 @@ class Arrivals:
         self._peers[context] = peer
         if self._looking is None:
             self._looking = loop.call_later(self._patience / _LOOKS, self._look)
-        self._measure_soon(loop)
+        self._began(loop, peer)
         try:
             content = await context.read()
-            self.came(context, content)
+            if isinstance(content, bytes):
+                self.came(context, len(content))
         finally:
             self._silent.pop(context, None)
             del self._peers[context]
-            self.coming.know(peer)
         if content is grpc.aio.EOF:  # type: ignore[attr-defined]  # its stubs lack it
             await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, "request: expected one message, found none")
             raise asyncio.CancelledError  # the caller left
@@ -74,24 +76,21 @@ class Arrivals:
         """For as long as messages may come by a stream, which has to end once the event is set."""
         self._open[context] = ended = asyncio.Event()
         self._peers[context] = peer
-        self._measure_soon(asyncio.get_running_loop())
+        self._began(asyncio.get_running_loop(), peer)
         try:
             yield ended
         finally:
             del self._open[context], self._peers[context]
-            self.coming.know(peer)
 
     def busy(self) -> BusyError:
         """What callers are told whose messages find no room."""
         return BusyError(f"messages that come and requests take {self._room.most} bytes already; try again in a moment")
 
-    def came(self, context: Any, content: Any) -> None:
-        """A message, or the end of them."""
-        if isinstance(content, bytes) and (self.coming or len(content) > BRIEF):
-            self.coming.know(peer := self._peers[context])
-            self.coming.came(peer, len(content))
-            if len(content) >= LARGE:
-                self._room.left(len(content))  # by gRPC, which had it in small parts
+    def came(self, context: Any, size: int) -> None:
+        """A message of so many bytes was handed over."""
+        self.coming.came(self._peers[context], size)
+        if size >= LARGE:
+            self._room.left(size)  # by gRPC, which had it in small parts
 
     def drain(self) -> None:
         """From now on messages are waited for, but not for long."""
@@ -114,8 +113,11 @@ class Arrivals:
                 self._end(context, grpc.StatusCode.DEADLINE_EXCEEDED, text)
         self._looking = loop.call_later(self._patience / _LOOKS, self._look) if self._silent else None
 
-    def _measure_soon(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _began(self, loop: asyncio.AbstractEventLoop, peer: str) -> None:
+        self.coming.know(peer)
+        self._quiet = 0
         if self._measuring is None:
+            self.coming.wake()
             self._measuring = loop.call_later(_OFTEN, self._measure)
 
     def _measure(self) -> None:
@@ -123,15 +125,20 @@ class Arrivals:
         peers: dict[str, list[Any]] = {}
         for context in (*self._silent, *self._open):
             peers.setdefault(self._peers[context], []).append(context)
-        self.coming.watch(peers)
-        while self._room.over and (peer := self.coming.most()) is not None and self.coming.total:
+        self.coming.waited(peers.keys())
+        while self._room.over and (peer := self.coming.most(peers)) is not None:
             self.coming.dropped(peer)
-            for context in peers.get(peer, ()):
+            for context in peers[peer]:
                 if context in self._open:
                     self._open[context].set()
                 else:
                     self._end(context, grpc.StatusCode.RESOURCE_EXHAUSTED, str(self.busy()))
-        self._measuring = asyncio.get_running_loop().call_later(_OFTEN, self._measure) if peers else None
+        self._quiet += 1
+        if peers or self._quiet < _QUIET:
+            self._measuring = asyncio.get_running_loop().call_later(_OFTEN, self._measure)
+        else:
+            self._measuring = None
+            self.coming.rest()
 
     def _end(self, context: Any, code: grpc.StatusCode, text: str) -> None:
         """What waits for the message is told by gRPC."""

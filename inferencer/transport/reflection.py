@@ -35,10 +35,15 @@ class _Reflection(reflection.aio.ReflectionServicer):  # type: ignore[name-defin
         peer = context.peer()  # never later: see Calls
         try:
             with self._streams.one(peer), self._arrivals.open(context, peer) as ended:
-                asked = until((self._draining, ended), lambda: anext(requests, None))
+                asked = until((self._draining, ended), lambda: self._next(requests, context))
                 async for response in super().ServerReflectionInfo(asked, context):
                     yield response
                 if ended.is_set():
                     raise self._arrivals.busy()
         except BusyError as error:
             await abort(error, context)
+
+    async def _next(self, requests: Any, context: Any) -> Any:
+        if (one := await anext(requests, None)) is not None:
+            self._arrivals.came(context, one.ByteSize())
+        return one

@@ -124,7 +124,7 @@ def each(
 
     async def answered(those: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
         async for one in those:
-            arrivals.came(context, one)
+            arrivals.came(context, len(one))
             mine = _One(context)
             try:
                 try:
