@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import stat
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,19 +67,57 @@ def _array(opened: BinaryIO, file: str, key: str) -> np.ndarray:
 
 def _from_json(text: str) -> Value:
     try:
-        found = json.loads(text)
+        found = json.loads(text, parse_float=_decimal)
+    except OverflowError as error:
+        raise _beyond("numbers that float32 has", error) from error
     except (ValueError, RecursionError) as error:
         raise ValueError(f"expected JSON, @FILE.npy or @FILE.npz:KEY, found {_start(text)} ({error})") from error
     try:
         array = np.array(found)
     except ValueError as error:
         raise ValueError(f"expected rows of one length, found {_start(text)}") from error
-    kinds = {type(one) for one in np.array(found, dtype=object).flat}
-    if kinds <= {int, float} and array.dtype.kind in "if":
-        return Value(array, maybe_float=True) if array.dtype.kind == "i" else Value(array.astype(np.float32))
+    elements = np.array(found, dtype=object)
+    kinds = {type(one) for one in elements.flat}
+    if kinds == {int}:
+        return Value(_whole(elements), maybe_float=True)
+    if kinds <= {int, float}:
+        return Value(_floats(elements))
     if kinds not in ({str}, {bool}):
         raise ValueError(f"expected numbers, strings or booleans, of one kind, found {_start(text)}")
-    return Value(np.array(_encoded(np.array(found, object)), object) if kinds == {str} else array)
+    return Value(np.array(_encoded(elements), object) if kinds == {str} else array)
+
+
+def _decimal(text: str) -> float:
+    """Infinity is said by that word alone. Raises OverflowError."""
+    if math.isinf(number := float(text)):
+        raise OverflowError(text)
+    return number
+
+
+def _whole(elements: np.ndarray) -> np.ndarray:
+    limits = np.iinfo(np.int64)
+    for one in elements.flat:
+        if not limits.min <= one <= limits.max:
+            raise _beyond("whole numbers that int64 has", one)
+    return elements.astype(np.int64)
+
+
+def _floats(elements: np.ndarray) -> np.ndarray:
+    """What is finite stays so."""
+    array = np.empty(elements.shape, np.float32)
+    with np.errstate(over="ignore"):
+        for at, one in enumerate(elements.flat):
+            try:
+                array.flat[at] = float(one)
+            except OverflowError as error:
+                raise _beyond("numbers that float32 has", one) from error
+            if np.isinf(array.flat[at]) and not math.isinf(one):
+                raise _beyond("numbers that float32 has", one)
+    return array
+
+
+def _beyond(expected: str, found: object) -> ValueError:
+    return ValueError(f"expected {expected}, found {_start(str(found))}; others can be given as @FILE.npy")
 
 
 def _start(text: str) -> str:
