@@ -14,9 +14,11 @@ def test_a_swap_is_logged_at_once_and_many_are_summed_up(caplog: pytest.LogCaptu
     now = [100.0]
     log = SwapLog("m", clock=lambda: now[0])
     log.add(1, 0.002)
+    log.flush()
     for number in range(2, 40):
         now[0] += 0.2
         log.add(number, 0.003)
+        log.flush()
     assert caplog.messages == ["m: version 1 serves, after 2.0 ms"]
     now[0] += 3.0
     log.flush()  # the last of them is told although no other swap comes
@@ -25,4 +27,5 @@ def test_a_swap_is_logged_at_once_and_many_are_summed_up(caplog: pytest.LogCaptu
     now[0] += 60.0
     log.flush()
     log.add(40, 0.004)
+    log.flush()
     assert caplog.messages[2:] == ["m: version 40 serves, after 4.0 ms"]

@@ -120,6 +120,8 @@ class Models:
                     one.follower.hold(None)
                 raise
             self._served = served
+            for one in steps:
+                one.follower.on_trial(False)
             self._awaited = [served[one.name] for one in self._awaited if _is_there(one, served)]
             changed, self.changed = self.changed, asyncio.Event()
             changed.set()
@@ -215,6 +217,7 @@ async def _prepared(steps: Sequence[_Step]) -> None:
         action = Action.BEGIN if one.is_new else Action.PREPARE
         answers[asyncio.wrap_future(one.follower.ask(action, change=one.change))] = one.follower.model
         if one.is_new:
+            one.follower.on_trial(True)
             one.follower.start()
     if not answers:
         return

@@ -112,6 +112,10 @@ class Follower:
         """How many of the newest versions stay in memory; None: those that served last do."""
         return self._wishes.latest
 
+    def on_trial(self, trial: bool) -> None:
+        """Whether its model may come to serve, and does not yet: log lines say so, and name its store."""
+        self._report.on_trial(trial)
+
     def hold(self, change: Change | None) -> None:
         """Have in memory what this change needs, until another is said, or None; `Action.PREPARE` tells when it is."""
         self._wishes.hold(change)
@@ -228,7 +232,7 @@ class Follower:
                 bell.arm()
                 self._follow()
             except Exception as error:  # noqa: BLE001, an end of this thread would be the end of following
-                _log.exception("%s: the follower goes on after an error of its own", self.model)
+                _log.exception("%s: the follower goes on after an error of its own", self._report.called)
                 self._report.problem(told(error))
             self._has_looked()
             look_again = self._following.look_again
@@ -263,7 +267,7 @@ class Follower:
         try:
             return self.replica.prepare()
         except Exception:  # noqa: BLE001, as in `_run`
-            _log.exception("%s: the follower goes on without preparing for the next version", self.model)
+            _log.exception("%s: the follower goes on without preparing for the next version", self._report.called)
             return False
 
     def _has_looked(self) -> None:

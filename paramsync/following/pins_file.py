@@ -105,7 +105,7 @@ class Kept:
             return None
         choices, given = _choices(found), _labels(found, "given")
         if found.get("store") != self._store:
-            _log.info("%s: what was pinned and labelled in another store is forgotten", self._model)
+            _log.info("%s: pins and labels of another store do not count for %s", self._model, self._store)
             return None
         return replace(choices, labels=_changed(choices.labels, given, self._given)), given
 

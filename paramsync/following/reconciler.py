@@ -292,11 +292,11 @@ class Following:
             return
         left = self._patience.left(one, time.monotonic()) if fault is Fault.UNFINISHED else None
         if fault is Fault.UNFORESEEN:
-            _log.error("%s: version %d failed in a way nobody foresaw", self._replica.model, one.number, exc_info=error)
+            _log.error("%s: version %d failed in a way nobody foresaw", self._report.called, one.number, exc_info=error)
         if left is None:
             self._set_aside(one, told(error), own_fault=fault is not Fault.NOT_ITS_OWN)
         else:
-            _log.debug("%s: version %d is not complete yet: %s", self._replica.model, one.number, told(error))
+            _log.debug("%s: version %d is not complete yet: %s", self._report.called, one.number, told(error))
             self._soon(left)
 
     def _postpone(self, one: Candidate[Version], error: Exception) -> None:
@@ -312,7 +312,7 @@ class Following:
             self._postpone(one, error)
             return
         if is_another:
-            _log.debug("%s: version %d was pruned or rewritten while it was read", self._replica.model, one.number)
+            _log.debug("%s: version %d was pruned or rewritten while it was read", self._report.called, one.number)
             self._notify()
             return
         news = self._quarantine.add(one.number, reason, since=self._clock(), files=one.files if own_fault else None)

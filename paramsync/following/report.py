@@ -35,6 +35,17 @@ class Report:
         self._told_at = 0.0
         self._found_at = self._served_at = time.monotonic()
         self._swaps = SwapLog(model)
+        self._on_trial = False
+
+    def on_trial(self, trial: bool) -> None:
+        """Whether it speaks of what may come to serve, beside a model of that name that may serve. Any thread."""
+        self._on_trial = trial
+
+    @property
+    def called(self) -> str:
+        """Of whom log lines speak."""
+        status = self._status
+        return f"{status.model} (new configuration on trial, store {status.store})" if self._on_trial else status.model
 
     def status(self) -> Status:
         """How the model is doing now."""
@@ -52,17 +63,17 @@ class Report:
     def problem(self, text: str | None) -> None:
         """Health is a field of its own: trouble with the store changes nothing about what serves."""
         if text is not None and text != self._status.last_error:
-            _log.warning("%s: %s", self._status.model, text)
+            _log.warning("%s: %s", self.called, text)
         self._set(last_error=text)
 
     def waiting(self, reason: str | None) -> None:
         """Why the store has no version; None where it has one."""
         if reason is not None and reason != self._status.waiting_for:
-            _log.warning("%s: waits for a version: %s", self._status.model, reason)
+            _log.warning("%s: waits for a version: %s", self.called, reason)
         self._set(waiting_for=reason)
 
     def found(self, latest: Version | None, numbers: Sequence[int]) -> None:
-        self._swaps.flush()
+        self._log_swaps()
         known = self._status.published
         news = latest is not None and (known is None or known.number != latest.number)
         if news:
@@ -103,12 +114,18 @@ class Report:
         self._served_at = time.monotonic()
         self._set(state=State.SERVING, serving=version, swaps=self._status.swaps + 1, restore_seconds=seconds)
         self._swaps.add(version.number, seconds)
+        self._log_swaps()
         self._tell(EventKind.SWAPPED, version, restore_seconds=seconds)
+
+    def _log_swaps(self) -> None:
+        """What is on trial serves nobody yet."""
+        if not self._on_trial:
+            self._swaps.flush()
 
     def quarantined(self, version: Version, reason: str, quarantine: Quarantine) -> None:
         """One more is quarantined."""
         self._set(quarantined=quarantine.told(), quarantines=self._status.quarantines + 1)
-        _log.warning("%s: version %d is quarantined: %s", self._status.model, version.number, reason)
+        _log.warning("%s: version %d is quarantined: %s", self.called, version.number, reason)
         self._tell(EventKind.QUARANTINED, version, reason=reason)
 
     def quarantine(self, quarantine: Quarantine) -> None:
@@ -139,7 +156,10 @@ class Report:
 
 
 class SwapLog:
-    """Logs a swap at once where none was logged for a while, and otherwise one line about all since. One thread."""
+    """Logs a swap at its next `flush` where none was logged for a while, and otherwise one line about all since.
+
+    One thread's.
+    """
 
     def __init__(self, model: str, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._model = model
@@ -151,7 +171,6 @@ class SwapLog:
     def add(self, number: int, seconds: float) -> None:
         self._number = number
         self._seconds.append(seconds)
-        self.flush()
 
     def flush(self) -> None:
         """Log what is due. To be called now and then."""
