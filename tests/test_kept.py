@@ -228,7 +228,14 @@ def test_names_of_models_are_no_paths(tmp_path: Path) -> None:
     assert len(list((tmp_path / "state").iterdir())) == 5
     assert [one.name for one in tmp_path.iterdir()] == ["state"]
     content = json.loads((tmp_path / "state" / "a%20b.json").read_text())
-    assert content == {"model": "a b", "store": str(tmp_path / "m"), "pinned": 1, "labels": {}, "given": {}}
+    assert content == {
+        "model": "a b",
+        "store": str(tmp_path / "m"),
+        "pinned": 1,
+        "labels": {},
+        "beside": [],
+        "given": {},
+    }
 
 
 def test_what_was_kept_of_another_store_does_not_count(publisher: Publisher, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import grpc
 import pytest
 from tensorflow_serving.apis import get_model_status_pb2, model_management_pb2
 
+from paramsync.v1 import sync_pb2 as pb
 from tests.configurations import answers, apply, config, model
 from tests.programs import eventually
 from tests.published import PARAMETERS, Publisher
@@ -37,6 +39,16 @@ def other(tmp_path: Path) -> Iterator[Path]:
     publisher.publish(21)
     yield publisher.path
     publisher.close()
+
+
+@contextmanager
+def restarted(*stores: Path, **settings: Any) -> Iterator[Running]:
+    running = Running(*stores, **settings)
+    try:
+        yield running
+        running.drain()
+    finally:
+        running.close()
 
 
 def told(running: Running) -> dict[str, Any]:
@@ -130,9 +142,35 @@ def test_of_several_specific_versions_the_highest_serves_and_the_others_can_be_a
 ) -> None:
     apply(three, model(tmp_path / "m", specific=(9, 7, 8), labels={"stable": 8}))
     assert [answers(three, version=number) for number in (7, 8, 9)] == [7, 8, 9]
-    assert (answers(three), answers(three, label="stable"), answers(three, label="7")) == (9, 8, 7)
+    assert (answers(three), answers(three, label="stable")) == (9, 8)
+    assert told(three)["m"] == (9, {"stable": 8})  # what a configuration did not say, operators do not read
+    assert [(one.resident, dict(one.labels)) for one in three.sync.GetStatus(pb.GetStatusRequest()).models] == [
+        ([9, 8, 7], {"stable": 8})
+    ]
+    again = three.server.models.follower("m").status().restores
+    three.sync.Unlabel(pb.UnlabelRequest(model="m", label="stable"), timeout=LONG)
+    assert [answers(three, version=number) for number in (7, 8, 9)] == [7, 8, 9]
+    apply(three, model(tmp_path / "m", specific=(9, 7, 8)))
+    assert three.server.models.follower("m").status().restores == again
     apply(three, model(tmp_path / "m", specific=(8,)))
     assert (answers(three), told(three)["m"]) == (8, (8, {}))
+    assert three.server.models.follower("m").status().resident == (8, 9)
+
+
+def test_specific_versions_stay_in_memory_over_a_restart_until_operators_unpin(
+    tmp_path: Path, publisher: Publisher
+) -> None:
+    for number in (7, 8, 9, 10):
+        publisher.publish(number)
+    with restarted(tmp_path / "m", state=tmp_path / "state") as one:
+        apply(one, model(tmp_path / "m", specific=(7, 8, 9)))
+    with restarted(tmp_path / "m", state=tmp_path / "state") as one:
+        synced(one, version=9)
+        eventually(lambda: one.server.models.find("m").status().resident == (9, 7, 8), lambda: "all three")
+        assert [answers(one, version=number) for number in (7, 8)] == [7, 8]
+        assert "7" not in (tmp_path / "state" / "m.json").read_text().partition("labels")[2].partition("}")[0]
+        one.sync.Unpin(pb.UnpinRequest(model="m"), timeout=LONG)
+        eventually(lambda: one.server.models.find("m").status().resident == (10, 9), lambda: "two")
 
 
 def test_labels_are_set_moved_and_taken_away(three: Running, tmp_path: Path) -> None:

@@ -200,7 +200,7 @@ def _steps(served: Mapping[str, Served], before: Mapping[str, Served], changes: 
             [follower], change = one.followers, changes[name]
             if follower not in known:
                 steps.append(_Step(follower, change, is_new=True))
-            elif not change.is_so(follower.status(), follower.latest):
+            elif not change.is_so(follower.status(), follower.latest, follower.beside):
                 steps.append(_Step(follower, change, is_new=False))
     return steps
 

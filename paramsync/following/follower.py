@@ -112,6 +112,11 @@ class Follower:
         """How many of the newest versions stay in memory; None: those that served last do."""
         return self._wishes.latest
 
+    @property
+    def beside(self) -> tuple[int, ...]:
+        """Which versions stay in memory because a configuration said so."""
+        return self._wishes.beside
+
     def on_trial(self, trial: bool) -> None:
         """Whether its model may come to serve, and does not yet: log lines say so, and name its store."""
         self._report.on_trial(trial)

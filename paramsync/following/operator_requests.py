@@ -69,8 +69,13 @@ class Wishes:
 
     @property
     def held(self) -> list[int]:
-        """The versions that a change will need. For the worker."""
-        return [] if self._held is None else self._held.versions
+        """The versions that a change will need, and those that stay in memory because one said so. For the worker."""
+        return sorted({*self._choices.beside, *(() if self._held is None else self._held.versions)})
+
+    @property
+    def beside(self) -> tuple[int, ...]:
+        """The latter of them."""
+        return self._choices.beside
 
     @property
     def latest(self) -> int | None:
@@ -132,7 +137,7 @@ class Wishes:
             elif wish.action is Action.UNPIN:
                 self._tried = None
                 wish.admitted = True
-                self._choose(replace(self._choices, pinned=None))
+                self._choose(replace(self._choices, pinned=None, beside=()))
             elif wish.action is Action.UNLABEL:
                 self._unlabel(wish, status)
             elif wish.action in PREPARING:

@@ -34,10 +34,12 @@ def check_label(where: str, label: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choices:
-    """The version to stay at, None to follow the newest, and the version that each label leads to."""
+    """The version to stay at, None to follow the newest, the version that each label leads to, and which are to be in
+    memory beside these."""
 
     pinned: int | None = None
     labels: Mapping[str, int] = field(default_factory=dict)
+    beside: tuple[int, ...] = ()
 
 
 class Kept:
@@ -90,7 +92,9 @@ class Kept:
             found = None
         now = before if found is None else found[0]
         pinned = now.pinned if choices.pinned == before.pinned else choices.pinned
-        self._save(Choices(pinned=pinned, labels=_changed(now.labels, before.labels, choices.labels)))
+        beside = now.beside if choices.beside == before.beside else choices.beside
+        labels = _changed(now.labels, before.labels, choices.labels)
+        self._save(Choices(pinned=pinned, labels=labels, beside=beside))
 
     def _content(self) -> tuple[Choices, Mapping[str, int]] | None:
         """What counts of the file now, and what settings gave when it was written; None where there is nothing.
@@ -112,6 +116,7 @@ class Kept:
     def _save(self, choices: Choices) -> None:
         assert self._path is not None
         found = {"model": self._model, "store": self._store, "pinned": choices.pinned, "labels": dict(choices.labels)}
+        found["beside"] = list(choices.beside)
         content = f"{json.dumps({**found, 'given': self._given}, indent=1, ensure_ascii=False)}\n".encode()
         # Of a name that no other process takes, which may write the same file at this moment.
         aside = self._path.with_name(f"{files.TEMPORARY}{secrets.token_hex(4)}-{self._path.name}")
@@ -149,7 +154,10 @@ def _choices(found: Any) -> Choices:
     pinned = found.get("pinned")
     if pinned is not None and not _is_number(pinned):
         raise ValueError(f"pinned: expected a version's number or null, found {files.shown(str(pinned))}")
-    return Choices(pinned=pinned, labels=_labels(found, "labels"))
+    beside = found.get("beside", [])
+    if not isinstance(beside, list) or not all(map(_is_number, beside)):
+        raise ValueError("beside: expected a list of versions' numbers")
+    return Choices(pinned=pinned, labels=_labels(found, "labels"), beside=tuple(beside))
 
 
 def _labels(found: Mapping[str, Any], key: str) -> dict[str, int]:

@@ -125,6 +125,7 @@ class Following:
             chosen = {"pinned to": self._wishes.pinned, **chosen}
         store = self._replica.source.path
         lost = [f"{how} version {number}" for how, number in chosen.items() if number not in there]
+        lost += [f"a configuration names version {number}" for number in self._wishes.beside if number not in there]
         return f"{', '.join(lost)}, which store {store} does not have" if lost else None
 
     def _round(self, fresh: Iterable[Wish], looked: Look | None) -> Version | None:
@@ -266,7 +267,7 @@ class Following:
         self._report.memory(self._replica)
 
     def _held(self, published: list[Candidate[Version]]) -> list[Resident]:
-        """What a change is about to need, where that is in memory or can be brought there. Raises _OvertakenError."""
+        """What a change is about to need, or said is to stay, where that can be in memory. Raises _OvertakenError."""
         there = (self._by_number(number) or self._labelled(number, published) for number in self._wishes.held)
         return [resident for resident in there if resident is not None]
 

@@ -183,10 +183,9 @@ def _change(config: Any, said: Said) -> Change:
     if not policy.HasField("specific"):
         unpin = policy.HasField("latest") or said.pin
         latest = policy.latest.num_versions or None
-        return Change(unpin=unpin, labels=labels, without={*said.labels} - labels.keys(), latest=latest)
+        return Change(unpin=unpin, labels=labels, without={*said.labels} - labels.keys(), beside=(), latest=latest)
     versions = sorted(set(policy.specific.versions))
     if not versions or len(versions) > _MOST_RESIDENT:
         raise InputError(where, expected=f"from 1 to {_MOST_RESIDENT} specific versions", found=len(versions))
-    kept = {str(number): number for number in versions[:-1] if number not in labels.values()}
-    labels = {**kept, **labels}
-    return Change(pinned=versions[-1], labels=labels, without={*said.labels} - labels.keys())
+    *beside, pinned = versions
+    return Change(pinned=pinned, labels=labels, without={*said.labels} - labels.keys(), beside=tuple(beside))
