@@ -115,9 +115,9 @@ class Kept:
 
     def _save(self, choices: Choices) -> None:
         assert self._path is not None
-        found = {"model": self._model, "store": self._store, "pinned": choices.pinned, "labels": dict(choices.labels)}
-        found["beside"] = list(choices.beside)
-        content = f"{json.dumps({**found, 'given': self._given}, indent=1, ensure_ascii=False)}\n".encode()
+        chosen = {"pinned": choices.pinned, "labels": dict(choices.labels), "beside": list(choices.beside)}
+        found = {"model": self._model, "store": self._store, **chosen, "given": self._given}
+        content = f"{json.dumps(found, indent=1, ensure_ascii=False)}\n".encode()
         # Of a name that no other process takes, which may write the same file at this moment.
         aside = self._path.with_name(f"{files.TEMPORARY}{secrets.token_hex(4)}-{self._path.name}")
         try:
