@@ -96,6 +96,7 @@ def _notes(one: pb.ModelStatus, now: float) -> list[str]:
     notes = [
         f"{one.model}: version {bad.number} was refused {ago(bad.since, now)}: {bad.reason}" for bad in one.quarantined
     ]
+    notes += [f"{one.model}: signature {name} is not served: {why}" for name, why in sorted(one.not_served.items())]
     if one.waiting_for:
         notes.append(f"{one.model}: waits for a version: {one.waiting_for}")
     return [*notes, f"{one.model}: last error: {one.last_error}"] if one.last_error else notes

@@ -241,7 +241,7 @@ class Following:
         self._before = served_before(self._before, left=left, now=one.number, back=self._wishes.going_back)
         self._serving = one
         self._report.memory(self._replica)
-        self._report.swapped(one.version, seconds)
+        self._report.swapped(one.version, seconds, not_served=resident.graph.refused)
 
     def _label(self) -> None:
         """Have every label lead to the version it should lead to, where that is in memory."""

@@ -6,7 +6,7 @@ import logging
 import math
 import statistics
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -110,9 +110,11 @@ class Report:
         """What was being restored is not restored."""
         self._set(restoring=None)
 
-    def swapped(self, version: Version, seconds: float) -> None:
+    def swapped(self, version: Version, seconds: float, *, not_served: Mapping[str, str]) -> None:
+        """It serves, without the signatures that are not served."""
         self._served_at = time.monotonic()
-        self._set(state=State.SERVING, serving=version, swaps=self._status.swaps + 1, restore_seconds=seconds)
+        swaps = self._status.swaps + 1
+        self._set(state=State.SERVING, serving=version, not_served=not_served, swaps=swaps, restore_seconds=seconds)
         self._swaps.add(version.number, seconds)
         self._log_swaps()
         self._tell(EventKind.SWAPPED, version, restore_seconds=seconds)

@@ -57,6 +57,7 @@ class Status:
     published: Version | None = None
     in_store: tuple[int, ...] = ()  # every published version
     serving: Version | None = None
+    not_served: Mapping[str, str] = field(default_factory=dict)  # signatures left out of its graph, and why
     restoring: int | None = None
     restoring_progress: Progress | None = None
     parts: tuple[tuple[str, Version], ...] = ()  # of a joined model: what its answers come from

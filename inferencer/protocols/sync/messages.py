@@ -46,6 +46,7 @@ def of_status(status: Status) -> pb.ModelStatus:
         labels=status.labels,
         restores=status.restores,
         quarantines=status.quarantines,
+        not_served=status.not_served,
         waiting_for=status.waiting_for or "",
         serving_age_seconds=status.serving_age_seconds,
         since_publication_seconds=status.since_publication_seconds,
