@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from paramsync.cli.__main__ import main
 from paramsync.errors import GraphError, UnfinishedError, UnsafeGraphError
 from paramsync.graphs.capturing import capture
 from paramsync.sources.saved_models import SavedModelsSource
+from paramsync.v1 import sync_pb2 as pb
 from tests.running import LONG, Running, refused, request, synced
 from tests.stores import saved_with_words
 
@@ -79,12 +81,17 @@ def test_where_none_can_be_served_the_version_is_refused(several: Path, tmp_path
 
 
 def test_a_version_serves_and_says_once_which_of_its_signatures_do_not(
-    several: Path, caplog: pytest.LogCaptureFixture
+    several: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     running = Running(several.parent)
     try:
         synced(running)
         synced(running)
+        (status,) = running.sync.GetStatus(pb.GetStatusRequest(), timeout=LONG).models
+        assert set(status.not_served) == {"counts", "reads", "wrong"}
+        assert "AssignAdd" in status.not_served["counts"]
+        main(["status", "--inferencer", f"127.0.0.1:{running.control_port}", "--trainer", "127.0.0.1:1"])
+        assert "m: signature counts is not served: " in " ".join(capsys.readouterr().out.split())
         answer = running.prediction_service.Predict(request(x=np.ones(2, np.float32)), timeout=LONG)
         assert list(answer.outputs["y"].float_val) == [2, 2]
         for signature in ("counts", "reads", "wrong"):
