@@ -18,7 +18,7 @@ import pytest
 
 if TYPE_CHECKING:
     from inferencer.event_loop.idle import Rests
-    from paramsync.checkpoint.file_pool import Spares
+    from paramsync.checkpoint.file_pool import FilePool
     from paramsync.following.follower import Follower
     from paramsync.sources.listeners import Inotify, Observed
     from paramsync.sources.watch import Watch
@@ -133,7 +133,7 @@ def gate(tmp_path: Path) -> Iterator[Path]:
 @pytest.fixture
 def memory() -> Iterator[Path]:
     """A folder in this machine's memory."""
-    from paramsync.host.mounts import is_memory
+    from paramsync.host.memory import is_memory
 
     shared = Path("/dev/shm")
     if not (shared.is_dir() and is_memory(shared.stat())):
@@ -165,7 +165,7 @@ def halves(memory: Path) -> Iterator[Store]:
 @pytest.fixture
 def disk(tmp_path: Path) -> Path:
     """A folder that is not in memory."""
-    from paramsync.host.mounts import is_memory
+    from paramsync.host.memory import is_memory
 
     if is_memory(tmp_path.stat()):
         pytest.skip("temporary files are in memory here")
@@ -173,10 +173,10 @@ def disk(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def spares(tmp_path: Path) -> Iterator[Spares]:
-    from paramsync.checkpoint.file_pool import Spares
+def spares(tmp_path: Path) -> Iterator[FilePool]:
+    from paramsync.checkpoint.file_pool import FilePool
 
-    one = Spares(tmp_path)
+    one = FilePool(tmp_path)
     yield one
     one.close()
 

@@ -1,4 +1,4 @@
-"""One checkpoint after another, written by ShardWriter and read again: by us and by TensorFlow."""
+"""One checkpoint after another, written by CheckpointWriter and read again: by us and by TensorFlow."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
-from paramsync.checkpoint.file_pool import Spares
+from paramsync.checkpoint.file_pool import FilePool
 from paramsync.checkpoint.reader import Bundle
-from paramsync.checkpoint.tensor_source import Tensor
-from paramsync.checkpoint.writer import ShardWriter, Written
+from paramsync.checkpoint.writer import CheckpointWriter, Tensor, Written
 from tests.checkpoints import assert_same
 
 LARGE = 3 << 20  # elements of float32: several threads, several portions
@@ -22,8 +21,8 @@ class Checkpoints:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.spares = Spares(path)
-        self.writer = ShardWriter(self.spares)
+        self.spares = FilePool(path)
+        self.writer = CheckpointWriter(self.spares)
         self.count = 0
 
     def write(self, tensors: Mapping[str, Tensor], unchanged: Collection[str] = ()) -> Written:

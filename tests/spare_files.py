@@ -1,4 +1,4 @@
-"""Files that a store's Spares write, and somebody who holds them."""
+"""Files that a store's FilePool write, and somebody who holds them."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from paramsync.checkpoint.file_pool import Spares
+from paramsync.checkpoint.file_pool import FilePool
 
 SIZE = 100_000
 
 
-def write(spares: Spares, path: Path, value: int, size: int = SIZE) -> int:
+def write(spares: FilePool, path: Path, value: int, size: int = SIZE) -> int:
     """Returns the inode."""
     with spares.writing(path, size) as file:
         file.content[:] = value

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from paramsync.checkpoint.data_file import Find, Held, hold
+from paramsync.checkpoint.data_file import DataFile, FindMapped, hold
 from paramsync.checkpoint.reader import Bundle
 from paramsync.errors import CorruptCheckpointError
 from paramsync.tensorbundle.index import data_file, index_file
@@ -27,7 +27,7 @@ def at_each_hold(monkeypatch: pytest.MonkeyPatch) -> Callable[[Step, Step], list
     def arm(before: Step, after: Step) -> list[Path]:
         seen: list[Path] = []
 
-        def hold_among_others(path: Path, *, mapped: bool, find: Find | None) -> Held | None:
+        def hold_among_others(path: Path, *, mapped: bool, find: FindMapped | None) -> DataFile | None:
             seen.append(path)
             before()
             found = hold(path, mapped=mapped, find=find)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from paramsync.checkpoint.data_file import Held, Mapped, hold
+from paramsync.checkpoint.data_file import DataFile, MappedFile, hold
 from paramsync.checkpoint.reader import Bundle
 from paramsync.tensorbundle import index
 from paramsync.tensorbundle.index import data_file, index_file
@@ -19,19 +19,19 @@ from tests.wide import SIZE
 
 
 @pytest.fixture
-def pair(memory: Path) -> tuple[Held, Held]:
+def pair(memory: Path) -> tuple[DataFile, DataFile]:
     """A file that is held by two names, in the same memory."""
     one, other = memory / "one", memory / "other"
     one.write_bytes(bytes(8 * SIZE))
     other.hardlink_to(one)
     first = hold(one, mapped=True)
-    assert isinstance(first, Mapped)
+    assert isinstance(first, MappedFile)
     second = hold(other, mapped=True, find=lambda _: first)
     assert second is not None
     return first, second
 
 
-def test_what_one_lets_go_of_the_other_brings_in_again(memory: Path, pair: tuple[Held, Held]) -> None:
+def test_what_one_lets_go_of_the_other_brings_in_again(memory: Path, pair: tuple[DataFile, DataFile]) -> None:
     for one, other in (pair, pair[::-1]):
         one.prefault(0, 8 * SIZE)
         other.let_pages_go()
@@ -40,16 +40,18 @@ def test_what_one_lets_go_of_the_other_brings_in_again(memory: Path, pair: tuple
         assert resident(memory) == 8 * SIZE
 
 
-def test_what_one_has_brought_in_the_other_need_not(pair: tuple[Held, Held], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_one_has_brought_in_the_other_need_not(
+    pair: tuple[DataFile, DataFile], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Not even by a look at each page, which takes half as long."""
     asked: list[tuple[int, int]] = []
-    populate = Mapped._populate
+    populate = MappedFile._populate
 
-    def counted(self: Mapped, offset: int, size: int) -> bool:
+    def counted(self: MappedFile, offset: int, size: int) -> bool:
         asked.append((offset, size))
         return populate(self, offset, size)
 
-    monkeypatch.setattr(Mapped, "_populate", counted)
+    monkeypatch.setattr(MappedFile, "_populate", counted)
     pair[0].prefault(0, 8 * SIZE)
     assert sum(size for _, size in asked) == 8 * SIZE
     for _ in range(2):
@@ -76,8 +78,8 @@ def test_a_page_of_no_tensor_is_not_missed(tmp_path: Path) -> None:
     matrix, bias = np.ones(4096, np.float32), np.ones(1000, np.float32)
     write(tmp_path / "ckpt-1", {"a": matrix, "b": bias, "c": matrix})
     bundle = Bundle.open(tmp_path / "ckpt-1")
-    (outline,) = bundle.outlines(["a", "c"])
-    assert outline.stretches == [(0, 4 * 4096), (5 * 4096, 9 * 4096)]
+    (outline,) = bundle.file_ranges(["a", "c"])
+    assert outline.ranges == [(0, 4 * 4096), (5 * 4096, 9 * 4096)]
 
 
 def test_of_an_empty_file_nothing_is_missing(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from xxhash import xxh3_128_digest
 
 from paramsync.checkpoint import data_writer, placement
 from paramsync.checkpoint.examine import DType, Finding
-from paramsync.checkpoint.file_pool import DataFile, Spares
+from paramsync.checkpoint.file_pool import FilePool, PooledFile
 from paramsync.tensorbundle.checksums import crc32c
 from tests.arrays import any_bits
 
@@ -29,8 +29,8 @@ class Rewritten:
     """One file that is written again and again, as that of one version after another is."""
 
     def __init__(self, folder: Path) -> None:
-        self.spares = Spares(folder)
-        self.file: DataFile | None = None
+        self.spares = FilePool(folder)
+        self.file: PooledFile | None = None
         self._folder = folder
         self._number = 0
 

@@ -12,7 +12,7 @@ import pytest
 from paramsync.host import files, gil_calls, kernel
 from paramsync.host.gil_calls import Folder
 from paramsync.host.kernel import Kernel
-from paramsync.host.mounts import is_memory
+from paramsync.host.memory import is_memory
 from paramsync.sources.identity import Listing
 from tests.programs import ROOT
 
@@ -157,7 +157,7 @@ def test_no_mount_has_a_name_that_is_taken_for_more(tmp_path: Path, monkeypatch:
     names = ["a\r\rb", "a\vb\fc", "a\u2028b", f"a\r1\u00a02\u00a0{number}\u00a0-\u00a0tmpfs", "-", "-\\040tmpfs"]
     lines = [f"{start}{name} rw,nosuid shared:3 - ext4 /dev/a rw" for name in names]
     mounts = tmp_path / "mountinfo"
-    monkeypatch.setattr("paramsync.host.mounts._MOUNTS", mounts)
+    monkeypatch.setattr("paramsync.host.memory._MOUNTS", mounts)
 
     def is_said(*said: str) -> bool:
         mounts.write_bytes("".join(f"{line}\n" for line in said).encode())

@@ -15,10 +15,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from paramsync.checkpoint.file_pool import Spares
+from paramsync.checkpoint.file_pool import FilePool
 from paramsync.checkpoint.reader import Bundle
-from paramsync.checkpoint.tensor_source import Tensor
-from paramsync.checkpoint.writer import ShardWriter, write
+from paramsync.checkpoint.writer import CheckpointWriter, Tensor, write
 from paramsync.dtypes import Array
 from paramsync.errors import ParameterError
 from tests.arrays import any_bits, strings
@@ -201,9 +200,9 @@ def test_a_write_that_fails_leaves_nothing(tmp_path: Path, size: int) -> None:
 
 def test_data_whose_index_cannot_be_written_has_no_name_and_is_a_spare(tmp_path: Path) -> None:
     tensors = {f"{number:0200d}": np.zeros(0, np.float32) for number in range(2000)} | {"a": np.ones(2)}
-    spares = Spares(tmp_path)
+    spares = FilePool(tmp_path)
     with pytest.raises(OSError, match="too large"), no_space_beyond(5000):
-        ShardWriter(spares).write(tmp_path / "ckpt-1", tensors)
+        CheckpointWriter(spares).write(tmp_path / "ckpt-1", tensors)
     spares.close()
     assert [file.name for file in tmp_path.iterdir()] == [".spare-ckpt-1.data-00000-of-00001"]
 
@@ -216,9 +215,9 @@ def anonymous_memory() -> int:
 
 def test_writing_makes_no_copy_of_the_tensors(tmp_path: Path) -> None:
     array = np.ones(64 << 20, np.uint8)
-    spares = Spares(tmp_path)
+    spares = FilePool(tmp_path)
     before = anonymous_memory()
-    write_twice = [ShardWriter(spares).write(tmp_path / f"ckpt-{at}", {"a": array, "b": array}) for at in range(2)]
+    write_twice = [CheckpointWriter(spares).write(tmp_path / f"ckpt-{at}", {"a": array, "b": array}) for at in range(2)]
     assert anonymous_memory() - before < 16 << 20
     spares.close()
     assert write_twice[0].bytes == 128 << 20

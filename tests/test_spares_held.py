@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from paramsync.checkpoint.file_pool import Spares
+from paramsync.checkpoint.file_pool import FilePool
 from tests.spare_files import SIZE, held, listing, write
 
 
-def test_a_file_that_is_held_is_not_overwritten(spares: Spares, tmp_path: Path) -> None:
+def test_a_file_that_is_held_is_not_overwritten(spares: FilePool, tmp_path: Path) -> None:
     first = write(spares, tmp_path / "ckpt-1.data", 1)
     with held(tmp_path / "ckpt-1.data"):
         spares.retire(tmp_path / "ckpt-1.data")
@@ -25,7 +25,7 @@ def test_a_file_that_is_held_is_not_overwritten(spares: Spares, tmp_path: Path) 
     assert write(spares, tmp_path / "ckpt-3.data", 3) == first
 
 
-def test_a_spare_that_is_held_does_not_hide_another(spares: Spares, tmp_path: Path) -> None:
+def test_a_spare_that_is_held_does_not_hide_another(spares: FilePool, tmp_path: Path) -> None:
     inodes = [write(spares, tmp_path / f"ckpt-{number}.data", number) for number in (1, 2)]
     with held(tmp_path / "ckpt-1.data"):
         for number in (1, 2):
@@ -34,7 +34,7 @@ def test_a_spare_that_is_held_does_not_hide_another(spares: Spares, tmp_path: Pa
 
 
 def test_whoever_opened_a_file_before_it_was_retired_cannot_lock_it_while_it_is_written(
-    spares: Spares, tmp_path: Path
+    spares: FilePool, tmp_path: Path
 ) -> None:
     write(spares, tmp_path / "ckpt-1.data", 1)
     with (tmp_path / "ckpt-1.data").open("rb") as late:
@@ -45,7 +45,7 @@ def test_whoever_opened_a_file_before_it_was_retired_cannot_lock_it_while_it_is_
         assert not (tmp_path / "ckpt-1.data").exists()  # so that it knows
 
 
-def test_a_file_somebody_made_a_link_to_is_never_overwritten(spares: Spares, tmp_path: Path) -> None:
+def test_a_file_somebody_made_a_link_to_is_never_overwritten(spares: FilePool, tmp_path: Path) -> None:
     write(spares, tmp_path / "ckpt-1.data", 1)
     spares.retire(tmp_path / "ckpt-1.data")
     os.link(tmp_path / ".spare-ckpt-1.data", tmp_path / "backup")
@@ -55,7 +55,7 @@ def test_a_file_somebody_made_a_link_to_is_never_overwritten(spares: Spares, tmp
     assert (tmp_path / "backup").read_bytes() == bytes([1]) * SIZE
 
 
-def test_a_spare_that_a_stranger_removed_or_replaced_is_forgotten(spares: Spares, tmp_path: Path) -> None:
+def test_a_spare_that_a_stranger_removed_or_replaced_is_forgotten(spares: FilePool, tmp_path: Path) -> None:
     for number in (1, 2):
         write(spares, tmp_path / f"ckpt-{number}.data", number)
         spares.retire(tmp_path / f"ckpt-{number}.data")
@@ -67,11 +67,11 @@ def test_a_spare_that_a_stranger_removed_or_replaced_is_forgotten(spares: Spares
 
 
 def test_a_file_that_got_the_number_of_a_removed_spare_is_not_taken_for_it(tmp_path: Path) -> None:
-    first = Spares(tmp_path)
+    first = FilePool(tmp_path)
     write(first, tmp_path / "ckpt-1.data", 1)
     first.retire(tmp_path / "ckpt-1.data")
     first.close()
-    spares = Spares(tmp_path)  # knows of the spare, has not opened it
+    spares = FilePool(tmp_path)  # knows of the spare, has not opened it
     (tmp_path / ".spare-ckpt-1.data").unlink()
     for number in range(2, 12):  # file systems give numbers of removed files to new ones
         write(spares, tmp_path / f"ckpt-{number}.data", number)
@@ -90,7 +90,7 @@ signal.pause()
 
 
 @pytest.mark.slow
-def test_a_killed_follower_holds_nothing(spares: Spares, tmp_path: Path) -> None:
+def test_a_killed_follower_holds_nothing(spares: FilePool, tmp_path: Path) -> None:
     first = write(spares, tmp_path / "ckpt-1.data", 1)
     command = [sys.executable, "-c", HOLD, str(tmp_path / "ckpt-1.data")]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as follower:

@@ -14,11 +14,11 @@ import pytest
 import tensorflow as tf
 
 from paramsync.checkpoint import seal
-from paramsync.checkpoint.file_pool import Spares
+from paramsync.checkpoint.file_pool import FilePool
 from paramsync.errors import CorruptCheckpointError, ParameterError
 from paramsync.following.replica import Replica
 from paramsync.graphs.capturing import capture
-from paramsync.host.mounts import is_memory
+from paramsync.host.memory import is_memory
 from paramsync.sources.progress import Progress
 from paramsync.sources.source import Verification
 from paramsync.store.commit import StoreWriter
@@ -128,7 +128,7 @@ def test_a_copy_of_the_store_is_read(publisher: Publisher, memory: Path) -> None
 
 
 def test_no_seal_is_that_of_another_boot(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    trace = seal.Trace.of(tmp_path.stat())
+    trace = seal.FileStamp.of(tmp_path.stat())
     boot = tmp_path / "boot"
     monkeypatch.setattr(seal, "_BOOT", boot)
     found = []
@@ -172,8 +172,8 @@ def test_a_spare_of_somebody_else_is_stamped_with_the_kernels_time(tmp_path: Pat
     path.chmod(0o666)
     tmp_path.chmod(0o777)
     script = (
-        "import os, sys; from paramsync.checkpoint.seal import stamp; "
-        "os.setuid(65534); print(stamp(int(sys.argv[1])).size)"
+        "import os, sys; from paramsync.checkpoint.seal import stamp_now; "
+        "os.setuid(65534); print(stamp_now(int(sys.argv[1])).size)"
     )
     with path.open("r+b") as file:
         command = [sys.executable, "-c", script, str(file.fileno())]
@@ -182,16 +182,16 @@ def test_a_spare_of_somebody_else_is_stamped_with_the_kernels_time(tmp_path: Pat
 
 
 def test_the_seal_is_of_the_file_that_was_written_whatever_has_its_name(memory: Path) -> None:
-    spares = Spares(memory)
+    spares = FilePool(memory)
     with spares.writing(memory / "data", 4096) as file:
-        file.touch(0, 4096)
+        file.allocate(0, 4096)
         file.put(0, np.zeros(4096, np.uint8))
     (memory / "other").write_bytes(b"\1" * 4096)
     (memory / "other").replace(memory / "data")
-    assert file.trace != seal.Trace.of((memory / "data").stat())
+    assert file.stamp != seal.FileStamp.of((memory / "data").stat())
     spares.close()
 
 
 def test_another_mount_is_another_file_system(memory: Path, tmp_path: Path) -> None:
-    trace = seal.Trace.of(memory.stat())
+    trace = seal.FileStamp.of(memory.stat())
     assert seal.seal([trace], memory) != seal.seal([trace], tmp_path)

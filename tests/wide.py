@@ -103,7 +103,7 @@ class Store:
 
     def make_room(self) -> None:
         """As the publisher does where there is none."""
-        spares = self._writer._spares
+        spares = self._writer._pool
         assert spares is not None
         spares.trim(keep=0)
 

@@ -7,7 +7,7 @@ import gc
 import logging
 import sys
 
-from paramsync.host import descriptors, heap
+from paramsync.host import descriptors, memory
 from paramsync.program import logs, stderr_filter
 from paramsync.rpc.addresses import check_ports
 
@@ -55,7 +55,7 @@ async def _serve(settings: Settings, stop: Stop, rests: Rests) -> None:
     sys.setswitchinterval(_SWITCH_SECONDS)
     gc.freeze()  # what was imported stays: it is half a million objects, which need not be looked at ever again
     gc.set_threshold(*_COLLECTIONS)
-    heap.keep_some()
+    memory.limit_heap()
     loop = asyncio.get_running_loop()
     asked = asyncio.Event()
     stop.arm(lambda: loop.is_closed() or loop.call_soon_threadsafe(asked.set))

@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from urllib.parse import unquote
 
-from paramsync.host import heap
+from paramsync.host import memory
 
 from .memory_budget import LARGE
 
@@ -106,7 +106,7 @@ class Coming:
                 self.dropped(peer)
             if self._freed > self._most // _GIVEN_BACK:  # here too: the event loop may have no time for it
                 self._freed = 0
-                heap.give_back()
+                memory.trim_heap()
             pause = max(_OFTEN, _SPARING * took) if self.total > LARGE else max(_SELDOM, _SPARING_SELDOM * took)
 
     def look(self) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from paramsync.errors import BusyError, TooLargeError
-from paramsync.host import heap
+from paramsync.host import memory
 
 SHARES = 12  # of the largest message
 _STRING = 40  # bytes that one takes beside its own
@@ -40,7 +40,7 @@ class Room:
 
     def _give_back(self) -> None:
         self._freed, self._soon = 0, None
-        threading.Thread(target=heap.give_back, name="give back", daemon=True).start()
+        threading.Thread(target=memory.trim_heap, name="give back", daemon=True).start()
 
     @property
     def over(self) -> bool:

@@ -1,4 +1,4 @@
-"""The data files that a publisher may overwrite: retired ones that nobody holds, kept mapped from use to use."""
+"""The data files that a publisher may overwrite: retired files that nobody holds, kept mapped from use to use."""
 
 from __future__ import annotations
 
@@ -18,56 +18,56 @@ import numpy as np
 from paramsync.checkpoint import seal
 from paramsync.checkpoint.examine import Finding, Test
 from paramsync.dtypes import Array
-from paramsync.host import files, memory, mounts
+from paramsync.host import files, memory
 
 SPARE = ".spare-"
 SPARES = 3  # files that wait to be overwritten
 MAPPED = 48  # files that stay mapped; each takes two descriptors
+NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
 
 _WASTE = 1.25  # how many times as large as needed a spare may be
-_PASSES = 4  # how often a spare may be found to be of the wrong size before it goes
-NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
+_PASSES = 4  # how often a spare may be found to be of the wrong size before it is removed
 
 
 @dataclass(slots=True, eq=False)
-class Known:
-    """A large piece of a file: what was found of it, and, once somebody has asked for it, the digest of its bytes."""
+class KnownPiece:
+    """A large piece of a file: its finding, and, once somebody has asked for it, the digest of its bytes."""
 
     finding: Finding
     digest: bytes = b""
 
 
-Knowledge = dict[tuple[int, int, Test | None], Known]
-"""By start, size and what looked at the values."""
+KnownPieces = dict[tuple[int, int, Test | None], KnownPiece]
+"""By start, size and the test that looked at the values."""
 
 
-class DataFile:
-    """A data file, open and mapped for writing. Who maps it sees what is written at once, as does who reads it."""
+class PooledFile:
+    """A data file, open and mapped for writing. Others that map or read the file see what is written at once."""
 
-    def __init__(self, file: FileIO, *, stays: bool) -> None:
-        """Takes the file over. `stays`: whether pages, once touched, can be written forever after."""
+    def __init__(self, file: FileIO, *, in_memory: bool) -> None:
+        """Takes the file over. Pages of a file `in_memory`, once allocated, can be written forever after."""
         self._file = file  # closes itself where an interrupt comes before anybody else could
         self.descriptor = file.fileno()
         found = os.fstat(self.descriptor)
         self.inode = found.st_ino
         self.size = found.st_size
         self.content: Array = np.empty(0, np.uint8)
-        self.trace = seal.Trace.of(found)
-        """When it was last written as a whole: of this very file, whatever its name leads to."""
-        self.known: Knowledge = {}
-        """Of what is in it. Right as long as nobody else writes into it."""
-        self._stays = stays
-        self._touched = 0
+        self.stamp = seal.FileStamp.of(found)
+        """Of the last time that the file was written as a whole: of this very file, whatever its name leads to."""
+        self.known: KnownPieces = {}
+        """Of what is in the file. Right as long as nobody else writes into it."""
+        self._in_memory = in_memory
+        self._allocated = 0
         self._mapping = mmap.mmap(self.descriptor, self.size) if self.size else None
         if self._mapping is not None:
             self.content = np.frombuffer(self._mapping, np.uint8)
 
-    def touch(self, start: int, stop: int) -> None:
-        """Before bytes are put there: have the pages for them. In memory, SIGBUS would say that there is no room.
+    def allocate(self, start: int, stop: int) -> None:
+        """Have pages for bytes that are put there next. Without, SIGBUS would say that memory has no room.
 
         Raises OSError where there is none. May be called by several threads.
         """
-        if stop <= self._touched or not self._stays:
+        if stop <= self._allocated or not self._in_memory:
             return
         try:
             if memory.make_writable(self.content, start, stop):
@@ -78,29 +78,29 @@ class DataFile:
         os.posix_fallocate(self.descriptor, start, stop - start)
 
     def put(self, start: int, source: Array) -> None:
-        """Copy bytes to their place, which was touched. May be called by several threads. Raises OSError."""
+        """Copy bytes to their place, which is allocated. May be called by several threads. Raises OSError."""
         stop = start + len(source)
-        if self._stays:
+        if self._in_memory:
             np.copyto(self.content[start:stop], source)
             return
         # No page of a disk stays writable: once written back, it may want room again, and a copy would be SIGBUS.
         while start < stop:
             start += os.pwrite(self.descriptor, source[start - stop :].data, start)
 
-    def take_known(self) -> Knowledge:
-        """What was known before this: from now on it is written. Nothing where it changed, or lies on a disk."""
+    def take_known(self) -> KnownPieces:
+        """The known pieces, before the file is written again: none where it changed, or lies on a disk."""
         found, self.known = self.known, {}
-        return found if self._stays and seal.Trace.of(os.fstat(self.descriptor)) == self.trace else {}
+        return found if self._in_memory and seal.FileStamp.of(os.fstat(self.descriptor)) == self.stamp else {}
 
-    def written(self, size: int) -> None:
-        """All bytes are, up to there."""
-        if self._stays:
-            self._touched = max(self._touched, size)
+    def note_written(self, size: int) -> None:
+        """All bytes up to this size are written."""
+        if self._in_memory:
+            self._allocated = max(self._allocated, size)
 
-    def empty(self) -> None:
-        """Give the memory of a file back that has no name any more, though a follower may have it mapped."""
+    def free_pages(self) -> None:
+        """Free the memory of a file that has no name any more, though a follower may have it mapped."""
         if self.size and not os.fstat(self.descriptor).st_nlink:
-            memory.give_back(self.content)
+            memory.free_pages(self.content)
 
     def close(self) -> None:
         self.content = np.empty(0, np.uint8)
@@ -114,49 +114,52 @@ class DataFile:
 
 @dataclass(slots=True)
 class _Spare:
+    """A retired file that waits to be overwritten. `passes` counts how often its size did not fit."""
+
     path: Path
     inode: int
     size: int
     passes: int = 0
 
 
-class Spares:
-    """Retired data files on their way from one version to a later one. One thread owns it: that of the publisher.
+class FilePool:
+    """Retired data files on their way from one version to a later one. The publisher's thread owns the pool.
 
-    Fresh pages are by far the most expensive part of writing into memory, so that files are overwritten in place:
+    Fresh pages are by far the most expensive part of writing into memory, so files are overwritten in place:
 
     1. `retire` takes a file's names away, one after the other. With the last one it becomes a spare, by rename.
     2. `writing` takes the exclusive lock of a spare, and does not wait for it: a follower holds the shared lock for
        as long as it uses the file, and the kernel drops it when the follower dies.
     3. With the lock, the name of the spare must be the only one: somebody may have made a link to keep the file.
-    4. It is overwritten. Who is killed here leaves a spare.
+    4. The file is overwritten. A publisher that is killed here leaves a spare.
     5. The lock is given back, and the spare is renamed to what it is now.
-    6. Of one too many the name is removed with the lock, and then its memory is given back.
+    6. A spare too many loses its name under the lock, and then its memory is freed.
 
     The race is with a follower that opened the file by a name of a version, and has yet to lock it. It locks, and then
     looks whether the name still leads to the file that it locked. If it locked before 2, then 2 fails. If it locked
     later, then it was after 1, and the name that it came by is gone for good, since no number of a version comes twice:
-    it lets go of what it has not read. One that has a spare mapped without the lock (`paramsync.store.prefetch`) reads
-    nothing of it before it has found the name of a version and the lock. No file that ever had a name is cut short.
+    it lets go of what it has not read. A follower that has a spare mapped without the lock (`paramsync.store.prefetch`)
+    reads nothing of it before it has found the name of a version and the lock. No file that ever had a name is cut
+    short.
     """
 
     def __init__(self, directory: Path, *, durable: bool = False) -> None:
-        """Spares of an earlier publisher are taken over. Raises OSError."""
+        """Takes over the spares of an earlier publisher. Raises OSError."""
         self._directory = directory
         self._durable = durable
-        # There pages once touched stay writable; elsewhere one that was written back may have to find room again.
-        self.in_memory = mounts.is_memory(directory.stat())
+        # There pages once allocated stay writable; elsewhere a page that was written back may have to find room again.
+        self.in_memory = memory.is_memory(directory.stat())
         """Whether all these files are."""
-        self._files: dict[int, DataFile] = {}  # by inode, those written last at the end
+        self._files: dict[int, PooledFile] = {}  # by inode, those written last at the end
         names = [name for name in files.names(directory) if name.startswith(SPARE)]
         names.sort(key=age)
         found = [(directory / name, (directory / name).lstat()) for name in names]
-        regular = [(path, one) for path, one in found if stat.S_ISREG(one.st_mode)]
-        self._spares = [_Spare(path, one.st_ino, one.st_size) for path, one in regular]
+        regular = [(path, facts) for path, facts in found if stat.S_ISREG(facts.st_mode)]
+        self._spares = [_Spare(path, facts.st_ino, facts.st_size) for path, facts in regular]
 
     @contextmanager
-    def writing(self, path: Path, size: int) -> Iterator[DataFile]:
-        """A file of that size or a little more to write; when the block ends it has the name `path`.
+    def writing(self, path: Path, size: int) -> Iterator[PooledFile]:
+        """A file of that size or a little more to write, which has the name `path` when the block ends.
 
         Where the block fails, there is no such file. Raises OSError.
         """
@@ -165,8 +168,8 @@ class Spares:
         file = self._files[spare.inode] if spare else self._fresh(aside, size)
         try:
             yield file
-            file.written(size)
-            file.trace = seal.stamp(file.descriptor)
+            file.note_written(size)
+            file.stamp = seal.stamp_now(file.descriptor)
             if self._durable:
                 os.fsync(file.descriptor)
             fcntl.flock(file.descriptor, fcntl.LOCK_UN)
@@ -185,14 +188,14 @@ class Spares:
             self._spares.remove(spare)
         self.use(file)
 
-    def use(self, file: DataFile) -> None:
-        """The file is in a version that is being written: it is the last to be unmapped."""
+    def use(self, file: PooledFile) -> None:
+        """Note that a version which is being written has the file: it is the last to be unmapped."""
         if file.descriptor >= 0:
             self._files.pop(file.inode, None)
             self._files[file.inode] = file
 
     def retire(self, path: Path) -> None:
-        """Take a data file's name away; it becomes a spare if that was the last one. Raises OSError."""
+        """Take a data file's name away; a file that loses its last name becomes a spare. Raises OSError."""
         try:
             found = path.lstat()
         except FileNotFoundError:
@@ -205,12 +208,12 @@ class Spares:
         path.rename(spare)
 
     def trim(self, keep: int = SPARES) -> None:
-        """Remove spares that are too many or of no use, the oldest first; close what nobody needs. Raises OSError."""
+        """Remove useless spares and those too many, the oldest first; close what nobody needs. Raises OSError."""
         useless = [spare for spare in self._spares if spare.passes >= _PASSES]
         others = [spare for spare in self._spares if spare.passes < _PASSES]
         for spare in useless + others[: max(0, len(others) - keep)]:
             self._remove(spare)
-        for file in [one for one in self._files.values() if not os.fstat(one.descriptor).st_nlink]:
+        for file in [file for file in self._files.values() if not os.fstat(file.descriptor).st_nlink]:
             self._close(file.inode)  # a stranger removed it
         for inode in list(self._files)[: max(0, len(self._files) - MAPPED)]:
             self._close(inode)
@@ -221,7 +224,7 @@ class Spares:
             self._close(inode)
 
     def _lock_spare(self, size: int) -> _Spare | None:
-        """A spare that is large enough and that nobody holds, locked and mapped; the oldest of them."""
+        """The oldest spare that is large enough and that nobody holds, locked and mapped."""
         for spare in list(self._spares):
             if not size <= spare.size <= size * _WASTE:
                 spare.passes += 1
@@ -249,7 +252,7 @@ class Spares:
         spare.passes = _PASSES
         return False
 
-    def _open(self, spare: _Spare) -> DataFile:
+    def _open(self, spare: _Spare) -> PooledFile:
         file = self._mapped(FileIO(spare.path, "r+", opener=_without_following))
         if file.inode != spare.inode:
             file.close()
@@ -257,8 +260,8 @@ class Spares:
         self._files[file.inode] = file
         return file
 
-    def _fresh(self, aside: Path, size: int) -> DataFile:
-        """A new file, whose pages come when they are touched. Where there is no room for them, the spares make some."""
+    def _fresh(self, aside: Path, size: int) -> PooledFile:
+        """A new file, whose pages are allocated when they are written. Where there is no room, the spares make some."""
         aside.unlink(missing_ok=True)
         found = os.statvfs(self._directory)
         if found.f_blocks and found.f_bavail * found.f_frsize < size:
@@ -272,9 +275,9 @@ class Spares:
             aside.unlink(missing_ok=True)
             raise
 
-    def _mapped(self, file: FileIO) -> DataFile:
+    def _mapped(self, file: FileIO) -> PooledFile:
         try:
-            return DataFile(file, stays=self.in_memory)
+            return PooledFile(file, in_memory=self.in_memory)
         except BaseException:
             file.close()
             raise
@@ -284,7 +287,7 @@ class Spares:
         with suppress(FileNotFoundError):
             spare.path.unlink()
         if locked:
-            self._files[spare.inode].empty()
+            self._files[spare.inode].free_pages()
         self._spares.remove(spare)
         self._close(spare.inode)
 
@@ -299,5 +302,5 @@ def _without_following(path: str, flags: int) -> int:
 
 
 def age(name: str) -> tuple[int, str]:
-    """What data files, or spares, are sorted by: the oldest first, for the number of a version is in the name."""
+    """Sorts names of data files, or spares, from the oldest on: the number of a version is in the name."""
     return len(name), name

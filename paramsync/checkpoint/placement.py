@@ -1,10 +1,11 @@
-"""Where the tensors of the next checkpoint go: which data files stay, and what is written into others. Pure."""
+"""Decides where the tensors of the next checkpoint go, and which bytes one thread takes at once. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 LINKED = 8  # data files that a checkpoint shares with the one before
 PORTION = 4 << 20  # bytes that one thread copies at once: most are still in its cache then, and it seldom waits
@@ -12,7 +13,7 @@ _FEW = 32 << 20  # bytes that are copied so soon that a thread waits longer for 
 _PORTIONS = 4  # in so many portions,
 _EASY = 1 << 18  # each of a multiple of so many bytes, so that checksums are soon combined
 
-ALIGNMENT = 64  # what TensorFlow's kernels expect of the address of a tensor
+ALIGNMENT = 64  # bytes: TensorFlow's kernels expect it of the address of a tensor
 _PAGE = 4096
 _STALE = 0.5  # the share of a file's bytes that may belong to no tensor any more
 _WORTH = 1 << 20  # bytes that are worth a data file of their own, whatever their share,
@@ -21,7 +22,7 @@ _SHARE = 1 / 64  # and the share that is, however few bytes it is
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """A data file of the checkpoint before: how many bytes its tensors had when it was written, and who is in it."""
+    """A data file of the checkpoint before: the bytes of its tensors when it was written, and the names still in it."""
 
     bytes: int
     names: tuple[str, ...]
@@ -29,9 +30,10 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What becomes of the tensors: `linked` are shards that stay as they are, and the names that stay in each.
+    """The fate of each tensor. `linked` are shards that stay as they are, with the names that stay in each.
 
-    `moved` did not change but cannot stay; they get a shard of their own, which will be linked. `changed` get another.
+    `moved` tensors did not change but cannot stay: they get a shard of their own, which the next checkpoint links.
+    `changed` tensors get another.
     """
 
     linked: Mapping[int, tuple[str, ...]]
@@ -39,8 +41,7 @@ class Plan:
     changed: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """Bytes from `start` to `stop` of the tensor number `tensor`."""
 
     tensor: int
@@ -58,11 +59,10 @@ class Layout:
 
 
 def decide(sizes: Mapping[str, int], unchanged: Collection[str], shards: Sequence[Shard]) -> Plan:
-    """What to do with tensors of these sizes, of which those `unchanged` are in `shards`.
+    """Plan a checkpoint of tensors of these sizes; the `unchanged` ones are in `shards`.
 
-    A shard is linked while at least half of what was written into it is still of use: tensors that changed leave stale
-    bytes behind. Of too many shards the smallest are put together. What is too small to be worth a file is written with
-    what changed.
+    A shard is linked while at least half of its bytes are still of use: tensors that changed leave stale bytes behind.
+    Of too many shards the smallest are put together. Tensors that are not worth a file are written with the changed.
     """
     total = sum(sizes.values())
     staying = {at: tuple([name for name in shard.names if name in unchanged]) for at, shard in enumerate(shards)}
@@ -84,7 +84,7 @@ def decide(sizes: Mapping[str, int], unchanged: Collection[str], shards: Sequenc
 
 @lru_cache(maxsize=8)
 def arrange(sizes: tuple[int, ...]) -> Layout:
-    """Tensors of these sizes in one shard: those of a page or more begin on a page, others on 64 bytes."""
+    """Lay tensors of these sizes out in one shard: one of a page or more begins on a page, others on 64 bytes."""
     offsets = []
     end = 0
     for size in sizes:
@@ -96,22 +96,22 @@ def arrange(sizes: tuple[int, ...]) -> Layout:
     return Layout(tuple(offsets), end, tuple(portions(sizes)))
 
 
-def portions(sizes: Sequence[int]) -> Iterable[tuple[Piece, ...]]:
+def portions(sizes: Sequence[int], longest: int | None = None) -> Iterable[tuple[Piece, ...]]:
     """All bytes of tensors of these sizes, in portions for one thread each: many small tensors, or a part of one.
 
-    No value of a tensor is cut: pieces begin on multiples of the alignment.
+    No value of a tensor is cut: pieces begin on multiples of the alignment. An empty tensor has a piece, too.
     """
     portion: list[Piece] = []
-    room = most = _longest(sum(sizes))
+    room = longest = longest or _longest(sum(sizes))
     for tensor, size in enumerate(sizes):
         start = 0
-        while start < size or not start:  # an empty tensor has a piece too: nobody has to know of it
+        while start < size or not start:
             stop = min(size, start + room)
             portion.append(Piece(tensor, start, stop))
             room -= -(-(stop - start) // ALIGNMENT) * ALIGNMENT
             if not room:
                 yield tuple(portion)
-                portion, room = [], most
+                portion, room = [], longest
             if start == stop:
                 break
             start = stop
@@ -120,7 +120,7 @@ def portions(sizes: Sequence[int]) -> Iterable[tuple[Piece, ...]]:
 
 
 def _longest(total: int) -> int:
-    """How many bytes a portion of so many has at most."""
+    """The bytes of a portion at most, where there are so many in total."""
     if total > _FEW:
         return PORTION
     return max(PORTION, -(-total // (_PORTIONS * _EASY)) * _EASY)

@@ -1,8 +1,8 @@
-"""A checkpoint, held: its index read and checked, its tensors as arrays where they lie in the files."""
+"""Opens a checkpoint: checks its index, holds its files, and gives its tensors as arrays where they lie."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -11,10 +11,9 @@ import numpy as np
 
 from paramsync import dtypes
 from paramsync.checkpoint import seal
-from paramsync.checkpoint.data_file import Find, Held, Mapped, Outline, hold
+from paramsync.checkpoint.data_file import DataFile, FileRanges, FindMapped, MappedFile, hold
 from paramsync.checkpoint.examine import Finding, Region, examine
-from paramsync.checkpoint.extents import Place, place, stretches
-from paramsync.checkpoint.seal import FileId, Trace
+from paramsync.checkpoint.seal import FileId, FileStamp
 from paramsync.dtypes import Array
 from paramsync.errors import CorruptCheckpointError, ParameterError, UnreadableError
 from paramsync.host import files
@@ -26,40 +25,43 @@ from paramsync.tensorbundle.index import Entry, data_file, index_file
 _CHUNK = 4 << 20  # bytes that are read at once where nothing is kept
 _OBJECTS = 1 << 30  # bytes of strings in one tensor that are worth looking at: their lengths have to be known together
 _LOOKS = 5  # how often a checkpoint that changes while it is opened is looked at again
+_GAP = 1 << 12  # bytes: fewer lie between two tensors side by side, which begin on a page or on 64 bytes
+
+_Place = tuple[int, int, int, int]  # shard, offset, size, dtype
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Bundle:
     """A checkpoint whose index was read and checked and whose data files are held. Safe to use from any thread.
 
-    As long as the bundle, or any array or tensor of it that was not copied, is alive, no publisher of ours overwrites
-    these files. They may lose their names.
+    No publisher of ours overwrites these files as long as the bundle, or any array or tensor of it that was not copied,
+    is alive. The files may lose their names.
     """
 
     prefix: Path
     entries: Mapping[str, Entry]
-    _shards: Mapping[int, Held]
+    _shards: Mapping[int, DataFile]
     _mapped: bool
 
     @classmethod
-    def open(cls, prefix: Path, *, mapped: bool = True, find: Find | None = None) -> Bundle:
-        """Hold a checkpoint's files and make sure that they are what the index speaks of. No tensor is read.
+    def open(cls, prefix: Path, *, mapped: bool = True, find: FindMapped | None = None) -> Bundle:
+        """Hold a checkpoint's files, and make sure that they are those of the index. No tensor is read.
 
         1. Read the index.
         2. Open each data file by its name, take a shared lock on it, and map it.
-        3. See that each name still leads to the file that was locked, and that the index is still what was read.
-        4. Where it is not so, let go of everything and begin again, a few times.
+        3. See that each name still leads to the locked file, and that the index is still what was read.
+        4. Otherwise let go of everything and begin again, a few times.
 
-        A publisher that wants to use a data file again first takes its name away, then asks for the exclusive lock,
-        then writes. Where it took the name away before 3 looked, 3 finds the name gone, or leading to another file.
-        Where it took it away later, the shared lock was there before it asked, and it leaves the file alone. The name
-        cannot have come back with other content either, for then the index of that name has changed.
+        A publisher that overwrites a data file first takes its name away, then asks for the exclusive lock, then
+        writes. Where it took the name away before 3 looked, 3 finds the name gone, or leading to another file. Where it
+        took it away later, the shared lock was there before it asked, and it leaves the file alone. The name cannot
+        have come back with other content either, for then the index of that name has changed.
 
         `mapped=False` copies each tensor when it is first asked for, so that nobody can change it, or take it away by
-        truncating the file, once it was checked. For checkpoints of writers that know nothing of these locks.
+        truncating the file, once it was checked: for checkpoints of writers that know nothing of these locks.
 
-        What `find` gives was opened and mapped before: ahead of the name that it has now, and the lock is taken on that
-        very open file; or for another checkpoint that has the same file, and is locked since then.
+        `find` gives a file that was mapped before: prefetched under another name, in which case the lock is taken on
+        that very open file; or for another checkpoint that has the same file, and has locked it.
 
         Raises CorruptCheckpointError where the files are not a whole checkpoint, or go on changing, UnreadableError
         where they cannot be read now.
@@ -74,33 +76,33 @@ class Bundle:
         )
 
     @classmethod
-    def _look(cls, prefix: Path, *, mapped: bool, find: Find | None) -> Bundle | None:
-        """None where the files changed meanwhile."""
+    def _look(cls, prefix: Path, *, mapped: bool, find: FindMapped | None) -> Bundle | None:
+        """Open the checkpoint as it is now; None where its files changed meanwhile."""
         listing = index_file(prefix)
         content = index.content(listing)
         found = index.decode(content, path=listing)
-        shards: dict[int, Held] = {}
+        shards: dict[int, DataFile] = {}
         try:
             for shard in {piece.shard for entry in found.entries.values() for piece in entry.pieces}:
-                one = hold(data_file(prefix, shard, found.shards), mapped=mapped, find=find)
-                if one is None:
+                file = hold(data_file(prefix, shard, found.shards), mapped=mapped, find=find)
+                if file is None:
                     return None
-                shards[shard] = one
+                shards[shard] = file
             _check_bounds(found.entries, shards)
         except CorruptCheckpointError:
             if index.content(listing) == content:
                 raise
             return None
-        if not all(one.has_its_name() for one in shards.values()) or index.content(listing) != content:
+        if not all(file.has_its_name() for file in shards.values()) or index.content(listing) != content:
             return None
         return cls(prefix, MappingProxyType(dict(found.entries)), shards, mapped)
 
     def array(self, name: str) -> Array:
-        """The tensor, in the memory that is held (strings: an object array of bytes), which it keeps alive.
+        """The tensor, in the held memory, which it keeps alive. Strings are an object array of bytes.
 
-        Its checksum is not checked; its address is not aligned where TensorFlow wrote the file and it is mapped. A
-        partitioned variable is put together from its parts, which is a copy. Raises KeyError for a name that is not in
-        `entries`, CorruptCheckpointError for malformed strings, a dtype that numpy lacks, or a file that was cut since.
+        Its checksum is not checked. Its address is not aligned where TensorFlow wrote the file and it is mapped. A
+        partitioned variable is copied together from its parts. Raises KeyError for a name that is not in `entries`,
+        CorruptCheckpointError for malformed strings, a dtype that numpy lacks, or a file that was cut since.
         """
         entry = self.entries[name]
         dtype = self._numpy_dtype(name, entry)
@@ -110,17 +112,16 @@ class Bundle:
         return self._values(name, entry, dtype)
 
     def verify(self, names: Iterable[str], *, finite: bool = False, threads: int = THREADS) -> None:
-        """Compute the checksum of each tensor and, with `finite`, look at its values: one pass over memory for both.
-        Bools are looked at in any case.
+        """Verify the checksum of each tensor and, with `finite`, look at its values, in one pass over memory.
 
-        Afterwards all of it is in memory and in the page table. Runs on at most so many threads, which do not keep the
-        interpreter. Raises CorruptCheckpointError for the first tensor that differs, ParameterError for the first with
-        values that must not be served: NaN, infinity, a bool that is neither 0 nor 1.
+        The values of bools are looked at in any case. Afterwards all tensors are in the page table. Runs on at most so
+        many threads, which release the GIL. Raises CorruptCheckpointError for the first tensor that differs,
+        ParameterError for the first with values that must not be served: NaN, infinity, a bool that is neither 0 nor 1.
         """
         claims = [(name, piece) for name in names for piece in self.entries[name].pieces]
         found = self._examined(claims, finite=finite, threads=threads)
         for name, piece in claims:
-            finding = found[place(piece)]
+            finding = found[_place(piece)]
             if error := self._mismatch(name, piece, finding.checksum):
                 raise error
             if not finding.sound:
@@ -129,16 +130,15 @@ class Bundle:
                 raise ParameterError(str(path), expected=f"finite values in {files.shown(name)}", found=wrong)
 
     def faults(self, advance: Callable[[int], None]) -> dict[str, CorruptCheckpointError | UnreadableError]:
-        """What is wrong with each tensor that is not what its checksum says, found without keeping any of it.
+        """The error of each tensor that differs from its checksum, found with little memory, however large the files.
 
-        For those who want to know and not to serve: it takes little memory, however large the files say they are. Runs
-        on several threads, each of which tells `advance` how many bytes it has seen.
+        Keeps nothing of what it reads. Runs on several threads, each of which tells `advance` how many bytes it read.
         """
         wrong: dict[str, CorruptCheckpointError | UnreadableError] = {}
-        places: dict[Place, list[tuple[str, Entry]]] = {}
+        places: dict[_Place, list[tuple[str, Entry]]] = {}
         for name, entry in self.entries.items():
             for piece in entry.pieces:
-                places.setdefault(place(piece), []).append((name, piece))
+                places.setdefault(_place(piece), []).append((name, piece))
 
         def look(claims: list[tuple[str, Entry]]) -> None:
             try:
@@ -154,78 +154,79 @@ class Bundle:
 
     @property
     def seal(self) -> str:
-        """Of its data files as they were when they were held, see `paramsync.checkpoint.seal`."""
-        return seal.seal([self._shards[number].trace for number in sorted(self._shards)], self.prefix.parent)
+        """The seal of its data files as they were when they were opened, see `paramsync.checkpoint.seal`."""
+        return seal.seal([self._shards[number].stamp for number in sorted(self._shards)], self.prefix.parent)
 
     def prefault(self, names: Iterable[str]) -> None:
-        """Bring the tensors into memory and into the page table, so that nobody has to wait for them later.
+        """Bring the tensors into the page table, so that no request waits for them later.
 
-        On this thread, which does not keep the interpreter. Raises CorruptCheckpointError where a file was cut.
+        On this thread, with the GIL released. Raises CorruptCheckpointError where a file was cut.
         """
-        pieces = [piece for name in names for piece in self.entries[name].pieces]
+        pieces = self._pieces(names)
         for piece in pieces:
             self._memory(piece)
-        for shard, start, stop in stretches(pieces):
+        for shard, start, stop in _ranges(pieces):
             self._shards[shard].prefault(start, stop - start)
 
-    def outlines(self, names: Iterable[str]) -> list[Outline]:
-        """Of each data file, where these tensors are."""
-        pieces = (piece for name in names for piece in self.entries[name].pieces)
-        found = {shard: Outline(one.trace.file_id, one.size) for shard, one in self._shards.items()}
-        for shard, start, stop in stretches(pieces):
-            found[shard].stretches.append((start, stop))
+    def file_ranges(self, names: Iterable[str]) -> list[FileRanges]:
+        """The ranges of each data file that these tensors take."""
+        found = {shard: FileRanges(file.stamp.file_id, file.size) for shard, file in self._shards.items()}
+        for shard, start, stop in _ranges(self._pieces(names)):
+            found[shard].ranges.append((start, stop))
         return list(found.values())
 
     @property
     def file_ids(self) -> set[FileId]:
-        """Of its data files."""
-        return {one.trace.file_id for one in self._shards.values()}
+        """The identities of its data files."""
+        return {file.stamp.file_id for file in self._shards.values()}
 
     @property
-    def mapped_files(self) -> dict[Trace, Mapped]:
-        """Its data files, where they are mapped, by what tells them from all others."""
-        return {one.trace: one for one in self._shards.values() if isinstance(one, Mapped)}
+    def mapped_files(self) -> dict[FileStamp, MappedFile]:
+        """Its mapped data files, by their stamps."""
+        return {file.stamp: file for file in self._shards.values() if isinstance(file, MappedFile)}
 
     def marks(self, name: str) -> list[tuple[object, ...]]:
-        """What tells the bytes of a tensor from others: in which files, last written when, what is where."""
+        """Tells the bytes of a tensor from others: stamp of the file, place in it, checksum, dtype and shape."""
         pieces = self.entries[name].pieces
-        return [(self._shards[p.shard].trace, p.offset, p.size, p.crc32c, p.dtype, p.shape) for p in pieces]
+        return [(self._shards[p.shard].stamp, p.offset, p.size, p.crc32c, p.dtype, p.shape) for p in pieces]
 
     def is_present(self, names: Iterable[str]) -> bool:
         """Whether none of these tensors would be read from a disk now, as far as the kernel tells."""
-        pieces = (piece for name in names for piece in self.entries[name].pieces)
-        return all(self._shards[shard].is_present(start, stop - start) for shard, start, stop in stretches(pieces))
+        ranges = _ranges(self._pieces(names))
+        return all(self._shards[shard].is_present(start, stop - start) for shard, start, stop in ranges)
 
     def check(self, names: Iterable[str]) -> None:
         """Raise CorruptCheckpointError where a file was cut, so that reading these tensors would end the process."""
-        for piece in (piece for name in names for piece in self.entries[name].pieces):
+        for piece in self._pieces(names):
             self._shards[piece.shard].check(piece.offset, piece.size)
 
     def let_pages_go(self, but: Collection[FileId] = ()) -> None:
-        """Take what is mapped, but these files, out of this process's page table, until somebody reads it.
+        """Take all mapped files but these out of this process's page table, until somebody reads them.
 
-        What is copied stays. On this thread, which does not keep the interpreter. Nobody may have written to an array
-        of it.
+        Copies stay. On this thread, with the GIL released. Nobody may have written to an array of the files.
         """
         for shard in self._shards.values():
-            if shard.trace.file_id not in but:
+            if shard.stamp.file_id not in but:
                 shard.let_pages_go()
 
-    def _examined(self, claims: list[tuple[str, Entry]], *, finite: bool, threads: int) -> dict[Place, Finding]:
-        """What is found at each place; several names may have the same."""
-        found: dict[Place, Finding] = {}
-        dense: dict[Place, Entry] = {}
+    def _pieces(self, names: Iterable[str]) -> list[Entry]:
+        return [piece for name in names for piece in self.entries[name].pieces]
+
+    def _examined(self, claims: list[tuple[str, Entry]], *, finite: bool, threads: int) -> dict[_Place, Finding]:
+        """The finding at each place; several names may have the same place."""
+        found: dict[_Place, Finding] = {}
+        dense: dict[_Place, Entry] = {}
         for name, piece in claims:
-            if place(piece) in found:
+            if _place(piece) in found:
                 continue
             if piece.dtype in (dtypes.STRING, dtypes.VARIANT):
                 checksum = self._checksum_of_objects(name, piece, self._memory(piece))
-                found[place(piece)] = Finding(checksum, sound=True)
+                found[_place(piece)] = Finding(checksum, sound=True)
             else:
                 self._numpy_dtype(name, piece)
-                dense[place(piece)] = piece
+                dense[_place(piece)] = piece
         if not self._mapped:
-            each(self._copy, dense.values(), threads=threads)
+            each(self._memory, dense.values(), threads=threads)
         regions = [self._region(piece, finite=finite) for piece in dense.values()]
         return found | dict(zip(dense, examine(regions, threads=threads), strict=True))
 
@@ -239,7 +240,7 @@ class Bundle:
         return Region(self._memory(piece), dtypes.to_numpy(piece.dtype) if looked_at else None, check)
 
     def _checksum(self, name: str, piece: Entry, advance: Callable[[int], None]) -> int:
-        """The checksum of what is in the file, not masked, in chunks of which none is kept."""
+        """The checksum of the bytes in the file, not masked. They are read in chunks, of which none is kept."""
         shard = self._shards[piece.shard]
         if piece.dtype in (dtypes.STRING, dtypes.VARIANT):
             if piece.size > _OBJECTS:
@@ -277,11 +278,8 @@ class Bundle:
             return np.empty(piece.shape, dtype)
         return np.frombuffer(self._memory(piece), dtype).reshape(piece.shape)
 
-    def _copy(self, piece: Entry) -> None:
-        self._memory(piece)
-
     def _memory(self, piece: Entry) -> memoryview:
-        """Copies the bytes at the first call where they are not mapped."""
+        """The bytes; they are copied at the first call where the file is not mapped."""
         return self._shards[piece.shard].memory(piece.offset, piece.size)
 
     def _numpy_dtype(self, name: str, entry: Entry) -> np.dtype[np.generic]:
@@ -293,7 +291,25 @@ class Bundle:
         return dtype
 
 
-def _check_bounds(entries: Mapping[str, Entry], shards: Mapping[int, Held]) -> None:
+def _place(piece: Entry) -> _Place:
+    return piece.shard, piece.offset, piece.size, piece.dtype
+
+
+def _ranges(pieces: Iterable[Entry]) -> Iterator[tuple[int, int, int]]:
+    """Shard, start and stop of the ranges that these pieces take, ascending; pieces side by side share a range."""
+    current: tuple[int, int, int] | None = None
+    for shard, offset, size, _ in sorted({_place(piece) for piece in pieces}):
+        if current is not None and shard == current[0] and offset < current[2] + _GAP:
+            current = shard, current[1], max(current[2], offset + size)
+            continue
+        if current is not None:
+            yield current
+        current = shard, offset, offset + size
+    if current is not None:
+        yield current
+
+
+def _check_bounds(entries: Mapping[str, Entry], shards: Mapping[int, DataFile]) -> None:
     for name, entry in entries.items():
         for piece in entry.pieces:
             shard = shards[piece.shard]

@@ -1,7 +1,7 @@
-"""Whether data files are as their publisher left them: in this machine's memory, and not written to since.
+"""Shows whether data files are as their publisher left them: in this machine's memory, and not written to since.
 
-Then their bytes are those whose checksums the publisher computed, and to compute them once more shows nothing new. A
-disk may give back other bytes than it was given, and another machine may have copied half of them: neither has a seal.
+Then their bytes are those whose checksums the publisher computed, and computing them again shows nothing new. A disk
+may give back other bytes than it was given, and another machine may have copied half of them: neither has a seal.
 """
 
 from __future__ import annotations
@@ -19,13 +19,12 @@ from paramsync.host.kernel import Facts
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
-
 FileId = tuple[int, int]
-"""What tells a file from all others: its device, its inode."""
+"""Device and inode, which tell a file from all others."""
 
 
-class Trace(NamedTuple):
-    """What tells a file from all others of its file system, and from itself once it is written to."""
+class FileStamp(NamedTuple):
+    """Tells a file from all others of its file system, and from itself once it is written to."""
 
     device: int
     inode: int
@@ -33,7 +32,7 @@ class Trace(NamedTuple):
     written_at: int  # nanoseconds
 
     @classmethod
-    def of(cls, found: Facts) -> Trace:
+    def of(cls, found: Facts) -> FileStamp:
         return cls(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
 
     @property
@@ -41,18 +40,18 @@ class Trace(NamedTuple):
         return self.device, self.inode
 
 
-def stamp(descriptor: int) -> Trace:
-    """Note in the file that it was written now: what is written through a mapping leaves no such trace by itself."""
+def stamp_now(descriptor: int) -> FileStamp:
+    """Set the file's time of writing to now: writing through a mapping does not do so."""
     now = time.time_ns()
     try:
         os.utime(descriptor, ns=(now, now))
     except PermissionError:  # somebody else's file, which we may write: its time is the kernel's then
         os.utime(descriptor)
-    return Trace.of(os.fstat(descriptor))
+    return FileStamp.of(os.fstat(descriptor))
 
 
-def seal(traces: Sequence[Trace], directory: Path) -> str:
-    """Of the data files of a version, in their order, in this directory; "" where this machine says not enough.
+def seal(stamps: Sequence[FileStamp], directory: Path) -> str:
+    """The seal of a version's data files, in their order, in this directory; "" where this machine says not enough.
 
     The file system has an identity of its own since it was mounted: another one counts inodes from one, too.
     """
@@ -61,7 +60,7 @@ def seal(traces: Sequence[Trace], directory: Path) -> str:
         mounted = os.statvfs(directory).f_fsid
     except OSError:
         return ""
-    return hashlib.sha256(repr((boot, mounted, *map(tuple, traces))).encode()).hexdigest() if boot else ""
+    return hashlib.sha256(repr((boot, mounted, *map(tuple, stamps))).encode()).hexdigest() if boot else ""
 
 
 @lru_cache(maxsize=1)

@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
-from paramsync.host import kernel, mounts
+from paramsync.host import kernel, memory
 from paramsync.host.kernel import Facts, Kernel
 
 _SMALL = 1 << 16  # bytes that are read at once; while more are read, others may run
@@ -146,7 +146,7 @@ def _opened(path: Path) -> tuple[tuple[int, int] | None, _Prompt | None]:
     prompt = _Prompt(descriptor)
     found = os.fstat(descriptor)
     known = found.st_dev, found.st_ino
-    return known, prompt if _works(prompt, descriptor, known) and mounts.is_memory(found) else None
+    return known, prompt if _works(prompt, descriptor, known) and memory.is_memory(found) else None
 
 
 def _works(prompt: _Prompt, descriptor: int, known: tuple[int, int]) -> bool:

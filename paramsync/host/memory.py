@@ -1,4 +1,7 @@
-"""What the C library does with memory and Python has no word for; none of it keeps the interpreter meanwhile."""
+"""Memory as the kernel and the C library manage it: pages, the heap, and file systems that are memory.
+
+Python has no calls for most of it. All of them release the GIL.
+"""
 
 from __future__ import annotations
 
@@ -6,63 +9,122 @@ import ctypes
 import errno
 import mmap
 import os
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-import numpy as np
+if TYPE_CHECKING:
+    from paramsync.dtypes import Array
 
-from paramsync.dtypes import Array
-
-_POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, in Linux since 5.14
+_POPULATE_READ, _POPULATE_WRITE = 22, 23  # MADV_POPULATE_..., in Linux since 5.14
 _REMOVE = 9  # MADV_REMOVE of Linux
+_DROPPED = 256 << 20  # bytes whose pages one call drops: other threads that allocate memory wait for it
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # from malloc.h
+_KEPT = 16 << 20  # bytes that each heap keeps at its end
+_LARGE = 4 << 20  # bytes of a block that is never kept
+_MOUNTS = Path("/proc/self/mountinfo")
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _memcmp = _libc.memcmp
 _memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 _mincore = _libc.mincore
 _mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
-_madvise = _libc.madvise
+_madvise = _libc.madvise  # mmap.madvise would keep the GIL while the disk is read
 _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 def equal(one: Array, other: Array, start: int, stop: int) -> bool:
-    """Whether two arrays of bytes are the same from `start` to `stop`; ends at the first difference."""
+    """Whether two arrays of bytes are equal from `start` to `stop`. Ends at the first difference."""
     return start >= stop or not _memcmp(address(one) + start, address(other) + start, stop - start)
 
 
 def make_writable(mapped: Array, start: int, stop: int) -> bool:
-    """Have the pages of a mapped file in memory, ready to be written; False where this kernel does not know how.
+    """Allocate the pages of a mapped file, ready to be written; False where this kernel cannot do so.
 
-    Raises OSError where the file system has no room for a page, which would be the end of the process at the first
-    write to it.
+    Raises OSError where the file system has no room for a page; the first write to it would end the process.
     """
-    begin = address(mapped) + start
-    begin -= begin % mmap.PAGESIZE
-    if not _madvise(begin, address(mapped) + stop - begin, _POPULATE_WRITE):
-        return True
-    problem = ctypes.get_errno()
-    if problem == errno.EINVAL:
-        return False
-    if problem == errno.EFAULT:  # the kernel's word for a page that cannot be had
-        problem = errno.ENOSPC
-    raise OSError(problem, os.strerror(problem))
+    return _populate(mapped, start, stop, _POPULATE_WRITE, fault=errno.ENOSPC)
+
+
+def make_readable(mapped: Array, start: int, stop: int) -> bool:
+    """Bring the pages of a mapped file into the page table; False where this kernel cannot do so. Raises OSError."""
+    return _populate(mapped, start, stop, _POPULATE_READ, fault=errno.EIO)
 
 
 def is_present(mapped: Array, start: int, stop: int) -> bool:
-    """Whether the kernel has these pages of a mapped file in memory; of a file that we may not write to it says yes.
+    """Whether the page cache has these pages of a mapped file; for a file that we may not write to it says yes.
 
-    It is soon said where they are in the page table: 0.3 ms for 1 GB.
+    The answer takes 0.3 ms for 1 GB where the pages are in the page table.
     """
-    begin = address(mapped) + start
-    begin -= begin % mmap.PAGESIZE
-    size = address(mapped) + stop - begin
+    import numpy as np  # whoever has an array has imported it; a program that only limits its heap has not
+
+    begin, size = _pages(mapped, start, stop)
     found = np.empty(-(-size // mmap.PAGESIZE), np.uint8)
     return not _mincore(begin, size, address(found)) and bool((found & 1).all())
 
 
-def give_back(mapped: Array) -> None:
-    """Have no page behind a mapped file in memory any more, whoever else has it mapped: it is full of zeros then."""
+def drop_pages(mapped: Array) -> None:
+    """Take a mapped file out of this process's page table. Whoever reads it has the file's pages again."""
+    if sys.platform == "linux":  # elsewhere the advice may mean something else
+        for start in range(0, len(mapped), _DROPPED):
+            # refused, it costs memory alone
+            _madvise(address(mapped) + start, min(_DROPPED, len(mapped) - start), mmap.MADV_DONTNEED)
+
+
+def free_pages(mapped: Array) -> None:
+    """Free every page of a mapped file, whoever else has it mapped: the file is all zeros afterwards."""
     _madvise(address(mapped), len(mapped), _REMOVE)  # refused, the pages go when nobody has the file
 
 
 def address(array: Array) -> int:
     found: int = array.__array_interface__["data"][0]
     return found
+
+
+def is_memory(found: os.stat_result) -> bool:
+    """Whether this file or directory is in memory, on tmpfs; False where this machine does not say."""
+    device = b"%d:%d" % (os.major(found.st_dev), os.minor(found.st_dev))
+    try:
+        mounts = _MOUNTS.read_bytes()
+    except OSError:
+        return False
+    # Fields by place, then optional ones up to "-", then the type. In names the kernel escapes these two characters.
+    lines = [line.split(b" ") for line in mounts.split(b"\n")]
+    return any(one[2:3] == [device] and one[one.index(b"-", 6) + 1] == b"tmpfs" for one in lines if b"-" in one[6:-1])
+
+
+def limit_heap() -> None:
+    """Have the C library keep little of what is freed; without these settings it behaves as before.
+
+    glibc begins by giving back all but 128 kB, whose pages the next message then waits for, and learns from each larger
+    block that is freed to keep more, up to 64 MB a heap, of which there may be eight for each processor.
+    """
+    with suppress(AttributeError):
+        set_option = _libc.mallopt
+        set_option(_M_MMAP_THRESHOLD, _LARGE)
+        set_option(_M_TRIM_THRESHOLD, _KEPT)
+
+
+def trim_heap() -> None:
+    """Give freed memory between used blocks back, after much was freed at once."""
+    with suppress(AttributeError):
+        _libc.malloc_trim(0)
+
+
+def _populate(mapped: Array, start: int, stop: int, advice: int, *, fault: int) -> bool:
+    """`fault` is the error that EFAULT, the kernel's word for a page that cannot be had, stands for."""
+    if not _madvise(*_pages(mapped, start, stop), advice):
+        return True
+    problem = ctypes.get_errno()
+    if problem == errno.EINVAL:
+        return False
+    problem = fault if problem == errno.EFAULT else problem
+    raise OSError(problem, os.strerror(problem))
+
+
+def _pages(mapped: Array, start: int, stop: int) -> tuple[int, int]:
+    """Address and size of a range, extended to the beginning of its first page."""
+    begin = address(mapped) + start
+    begin -= begin % mmap.PAGESIZE
+    return begin, address(mapped) + stop - begin

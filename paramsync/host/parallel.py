@@ -17,7 +17,7 @@ THREADS = min(4, max(1, PROCESSORS - 1))
 """More do not read memory any faster, and one processor of few is left to whoever serves or trains."""
 
 
-def each(work: Callable[[T], None], items: Iterable[T], *, threads: int = THREADS) -> None:
+def each(work: Callable[[T], object], items: Iterable[T], *, threads: int = THREADS) -> None:
     """Call `work` with every item, on this thread and `threads` - 1 others. Returns when all is done.
 
     The first error ends the work soon, and is raised here. The threads live as long as the call: starting one costs
@@ -44,9 +44,9 @@ def each(work: Callable[[T], None], items: Iterable[T], *, threads: int = THREAD
 class _Crew(Generic[T]):
     """Threads that share items. Each is started without waiting until it runs, as a `threading.Thread` would."""
 
-    def __init__(self, work: Callable[[T], None], items: Iterable[T]) -> None:
+    def __init__(self, work: Callable[[T], object], items: Iterable[T]) -> None:
         self.errors: list[BaseException] = []
-        self._work: Callable[[T], None] | None = work
+        self._work: Callable[[T], object] | None = work
         self._items = iter(items)
         self._lock = threading.Lock()
         self._ended: list[threading.Lock] = []  # one for each thread, which gives it back at its end

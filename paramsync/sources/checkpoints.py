@@ -11,9 +11,9 @@ from functools import cached_property
 from pathlib import Path
 
 from paramsync import dtypes
-from paramsync.checkpoint.data_file import Find, Outline
+from paramsync.checkpoint.data_file import FileRanges, FindMapped
 from paramsync.checkpoint.reader import Bundle
-from paramsync.checkpoint.seal import FileId, Trace
+from paramsync.checkpoint.seal import FileId, FileStamp
 from paramsync.errors import CorruptCheckpointError, ParamsyncError
 from paramsync.graphs.graph import Graph
 from paramsync.graphs.parameters import located, shared
@@ -26,7 +26,7 @@ from paramsync.sources.progress import Progress, Tell
 from paramsync.sources.records import Records
 from paramsync.sources.source import Bell, Look, Verification
 from paramsync.sources.watch import Place, Watch
-from paramsync.store.prefetch import Ahead
+from paramsync.store.prefetch import FilePrefetch
 from paramsync.store.store import Store
 from paramsync.version import Candidate, Version
 
@@ -51,8 +51,8 @@ class _InMemory:
     untouched: bool
 
     @cached_property
-    def outlines(self) -> list[Outline]:
-        return self.bundle.outlines(self.keys)
+    def outlines(self) -> list[FileRanges]:
+        return self.bundle.file_ranges(self.keys)
 
     def let_pages_go(self, but: Collection[FileId]) -> None:
         self.bundle.let_pages_go(but)
@@ -85,7 +85,7 @@ class CheckpointSource:
         self._graph = graph
         self._graphs = GivenGraphs(self._store, inputs=inputs, outputs=outputs, graph=graph, allowed=allowed)
         self._in_memory: list[_InMemory] = []
-        self._ahead = Ahead(path)
+        self._ahead = FilePrefetch(path)
 
     def look(self) -> Look:
         try:
@@ -109,10 +109,10 @@ class CheckpointSource:
             files = self._records.files(version)
         return files if version.graph else (files, self._given())
 
-    def _finder(self) -> Find:
+    def _finder(self) -> FindMapped:
         """Gives a file that is mapped already: for a version in memory, which has it too, or ahead."""
         mapped = {trace: file for one in self._in_memory for trace, file in one.bundle.mapped_files.items()}
-        return lambda found: mapped.get(Trace.of(found)) or self._ahead.take(found)
+        return lambda found: mapped.get(FileStamp.of(found)) or self._ahead.take(found)
 
     def _given(self) -> Hashable:
         """What identifies the graph that was given, for versions that have none of their own."""

@@ -11,9 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
-from paramsync.checkpoint.file_pool import NO_ROOM, Spares
-from paramsync.checkpoint.tensor_source import Tensor
-from paramsync.checkpoint.writer import ShardWriter
+from paramsync.checkpoint.file_pool import NO_ROOM, FilePool
+from paramsync.checkpoint.writer import CheckpointWriter, Tensor
 from paramsync.errors import CorruptCheckpointError, SettingsError, StoreError, UnreadableError
 from paramsync.host import files
 from paramsync.store import layout, lock, recovery
@@ -33,7 +32,7 @@ class StoreWriter:
 
     1. mark the new version, and those that it will push out, as unlisted;
     2. data, index and record, each under its name when complete; data that the version before has already gets one more
-       name, other data goes into files that nobody needs any more (see `Spares`) or into new ones;
+       name, other data goes into files that nobody needs any more (see `FilePool`) or into new ones;
     3. `checkpoint`, by rename: the new version is visible, and the only one that is the latest;
     4. of every marked version that `checkpoint` does not list: remove the index, the record, the names of its data,
        then the graph that no other version has, then the mark.
@@ -63,7 +62,7 @@ class StoreWriter:
         self._graph_files = GraphFiles(durable=durable)
         self._graphs: dict[str, str | None] = {}  # by version; None where there is no record
         self._state: tuple[str | None, tuple[str, ...]] | None = None  # the text of `checkpoint`, and what is listed
-        self._spares: Spares | None = None
+        self._pool: FilePool | None = None
         self._unchanged: frozenset[str] = frozenset()
         self._reserved = -1
         self._closed = False
@@ -133,7 +132,7 @@ class StoreWriter:
                 self._put(layout.mark(self._path, name), version.graph.encode())
                 for one in set(listed) - set(names):
                     self._put(layout.mark(self._path, one), (self._graph(one) or "").encode())
-                written = self._shards.write(self._path / name, tensors, unchanged, finite=finite, copied=copied)
+                written = self._checkpoints.write(self._path / name, tensors, unchanged, finite=finite, copied=copied)
                 version = replace(
                     version,
                     prefix=name,
@@ -156,7 +155,7 @@ class StoreWriter:
                 self._sync()
             # only now: whoever was told of an error compares, as we do, with the version before
             self._unchanged = written.unchanged
-            self._shards.remember(written)
+            self._checkpoints.remember(written)
         finally:
             self._prune(published)
         return version
@@ -167,9 +166,9 @@ class StoreWriter:
         self._let_go()
 
     def _let_go(self) -> None:
-        if self._spares is not None:
-            self._spares.close()
-            self._spares = None
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
         if self._lock is not None:
             lock.release(self._lock)
             self._lock = None
@@ -195,8 +194,8 @@ class StoreWriter:
                 self._reserved = max(self._reserved, *found)
             self._check_that_there_are_numbers()
             with self._faults("cannot be cleared of what a killed publisher left"):
-                self._spares = Spares(self._path, durable=self._durable)
-                self._shards = ShardWriter(self._spares, durable=self._durable)
+                self._pool = FilePool(self._path, durable=self._durable)
+                self._checkpoints = CheckpointWriter(self._pool, durable=self._durable)
                 for one in recovery.remains(self._path, self._listed()):
                     self._put(layout.mark(self._path, one.prefix), one.graph.encode())
                 self._sweep(self._listed())
@@ -308,8 +307,8 @@ class StoreWriter:
             except (OSError, UnreadableError) as error:  # the others can go all the same
                 problems.append(error)
         self._graphs = {name: graph for name, graph in self._graphs.items() if name in listed}
-        if self._spares is not None:
-            self._spares.trim()
+        if self._pool is not None:
+            self._pool.trim()
         if problems:
             raise problems[0]
 
@@ -327,8 +326,8 @@ class StoreWriter:
         index_file(self._path / name).unlink(missing_ok=True)
         layout.record_file(self._path, name).unlink(missing_ok=True)
         for data in [one for one in found if one.startswith(f"{name}.data-")]:
-            if self._spares is not None:
-                self._spares.retire(self._path / data)
+            if self._pool is not None:
+                self._pool.retire(self._path / data)
 
     def _put(self, path: Path, content: bytes) -> None:
         with files.aside(path, durable=self._durable) as file:
@@ -346,7 +345,7 @@ class StoreWriter:
         try:
             yield
         except OSError as error:
-            if error.errno in NO_ROOM and self._spares is not None:
+            if error.errno in NO_ROOM and self._pool is not None:
                 with suppress(OSError):
-                    self._spares.trim(keep=0)  # makes room for the next try
+                    self._pool.trim(keep=0)  # makes room for the next try
             raise StoreError(self._path, f"{problem}: {error.strerror}") from error

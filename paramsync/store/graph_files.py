@@ -6,7 +6,7 @@ import hashlib
 import logging
 from pathlib import Path
 
-from paramsync.checkpoint.seal import Trace
+from paramsync.checkpoint.seal import FileStamp
 from paramsync.host import files
 
 _log = logging.getLogger("paramsync.store")
@@ -31,7 +31,7 @@ class GraphFiles:
 
     def __init__(self, *, durable: bool) -> None:
         self._durable = durable
-        self._sound: dict[Path, Trace] = {}  # seen to be what they should be, as long as nobody writes there
+        self._sound: dict[Path, FileStamp] = {}  # seen to be what they should be, as long as nobody writes there
 
     def put(self, path: Path, content: bytes) -> None:
         """Have this content there, whole at any moment. Raises OSError.
@@ -53,9 +53,9 @@ class GraphFiles:
             _log.warning("%s: was damaged or removed, and is written again", path)
 
 
-def _trace(path: Path) -> Trace | None:
+def _trace(path: Path) -> FileStamp | None:
     """None where there is no such file."""
     try:
-        return Trace.of(path.lstat())
+        return FileStamp.of(path.lstat())
     except FileNotFoundError:
         return None

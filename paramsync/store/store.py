@@ -74,7 +74,7 @@ class Store:
             raise UnknownVersionError(str(self.path), number, versions)
         return versions[number]
 
-    def open(self, version: Version, *, mapped: bool = True, find: data_file.Find | None = None) -> Bundle:
+    def open(self, version: Version, *, mapped: bool = True, find: data_file.FindMapped | None = None) -> Bundle:
         """Hold a version's parameters: mapped where our publisher recorded them, else copied as they are asked for.
 
         Other writers do not look whether a file is in use. `mapped=False` maps nothing, whoever wrote it. For `find`
