@@ -17,7 +17,7 @@ from paramsync.graphs.capturing import Capture, capture
 from paramsync.graphs.graph import Graph
 from paramsync.store import layout
 from paramsync.store.commit import StoreWriter
-from paramsync.tensorbundle import keys
+from paramsync.tensorbundle.index import OBJECT_GRAPH
 from paramsync.version import Version
 
 PARAMETERS = 6
@@ -90,7 +90,7 @@ def values(number: float, found: Capture) -> dict[str, np.ndarray[Any, Any]]:
         spec.name: np.full(variable.shape, number, np.float32)
         for spec, variable in zip(found.graph.parameters, found.variables, strict=True)
     }
-    return tensors | {keys.OBJECT_GRAPH: np.array(found.object_graph, object)}
+    return tensors | {OBJECT_GRAPH: np.array(found.object_graph, object)}
 
 
 def publish_graph(store: Path, graph: Graph, number: int, values: Mapping[str, np.ndarray[Any, Any]]) -> Version:

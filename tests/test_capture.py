@@ -17,7 +17,7 @@ from tensorflow.core.protobuf import trackable_object_graph_pb2
 from paramsync.errors import GraphError
 from paramsync.graphs.capturing import capture
 from paramsync.graphs.graph import DEFAULT_SIGNATURE
-from paramsync.tensorbundle.keys import OBJECT_GRAPH
+from paramsync.tensorbundle.index import OBJECT_GRAPH
 from tests.captured import Scaler, answers, mlp
 
 

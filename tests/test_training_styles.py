@@ -20,7 +20,7 @@ from paramsync.keras import PublishCallback
 from paramsync.publishing.publisher import Publisher
 from paramsync.publishing.schedule import PublishSchedule
 from paramsync.store.store import Store
-from paramsync.tensorbundle import keys
+from paramsync.tensorbundle.index import OBJECT_GRAPH
 from paramsync.version import Version
 from tests.checkpoints import assert_same
 from tests.mirrored import STEPS, Counters, network
@@ -42,7 +42,7 @@ styles = pytest.mark.parametrize("compiled", STYLES.values(), ids=STYLES.keys())
 def values(store: Path, version: Version) -> dict[str, Array]:
     bundle = Store(store).open(version)
     bundle.verify(bundle.entries)
-    return {name: bundle.array(name) for name in bundle.entries if name != keys.OBJECT_GRAPH}
+    return {name: bundle.array(name) for name in bundle.entries if name != OBJECT_GRAPH}
 
 
 def latest(store: Path) -> Version:

@@ -24,7 +24,7 @@ from paramsync.publishing.job import Job
 from paramsync.publishing.snapshot import Snapshot
 from paramsync.store import layout
 from paramsync.store.commit import StoreWriter
-from paramsync.tensorbundle import keys
+from paramsync.tensorbundle.index import OBJECT_GRAPH
 from paramsync.version import Version
 
 _EARLIER = "state-"  # what the names of an earlier release's states began with
@@ -99,7 +99,7 @@ class TrainingState:
             return False
         if step != self.saved:
             values: dict[str, Any] = dict(zip(self._keys, self._read(self._variables), strict=True))
-            values[keys.OBJECT_GRAPH] = self._objects
+            values[OBJECT_GRAPH] = self._objects
             now = time.time()
             number = self._store.next_number(step)
             version = Version(number=number, step=step, prefix="", step_done_at=now, snapshot_at=now)

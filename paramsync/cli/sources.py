@@ -14,7 +14,7 @@ from paramsync.host import files
 from paramsync.store import layout
 from paramsync.store.store import Store
 from paramsync.tensorbundle import index
-from paramsync.tensorbundle.keys import OBJECT_GRAPH
+from paramsync.tensorbundle.index import OBJECT_GRAPH
 from paramsync.v1 import bundle_pb2, graph_pb2
 from paramsync.v1 import graph_def_pb2 as pb
 

@@ -18,7 +18,7 @@ from tensorflow.core.protobuf import trackable_object_graph_pb2
 from paramsync.checkpoint.reader import Bundle
 from paramsync.errors import ParameterError
 from paramsync.host.files import shown
-from paramsync.tensorbundle.keys import OBJECT_GRAPH
+from paramsync.tensorbundle.index import OBJECT_GRAPH
 
 _ATTRIBUTES = "/.ATTRIBUTES/"
 _UNNAMED = re.compile(r"(Variable(_\d+)?)?")  # what TensorFlow calls those that nobody named

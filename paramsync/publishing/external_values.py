@@ -16,7 +16,7 @@ from paramsync import dtypes
 from paramsync.errors import CorruptCheckpointError, GraphError, ParameterError, SettingsError, StoreError
 from paramsync.host import files
 from paramsync.store import layout
-from paramsync.tensorbundle import keys
+from paramsync.tensorbundle.index import OBJECT_GRAPH
 from paramsync.v1 import bundle_pb2, graph_pb2
 
 Values = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
@@ -81,7 +81,7 @@ class Given:
         self._check(found)
         pinned = {name: _pinned(value, copy=self._copy) for name, value in found.items()}
         if self._object_graph:
-            pinned[keys.OBJECT_GRAPH] = np.array(self._object_graph, dtype=object)
+            pinned[OBJECT_GRAPH] = np.array(self._object_graph, dtype=object)
         return pinned
 
     def _by_key(self, values: Mapping[str, Any]) -> dict[str, Any]:

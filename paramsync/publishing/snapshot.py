@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from paramsync.errors import SettingsError, StructureError
 from paramsync.publishing.device_copy import fetch
-from paramsync.tensorbundle import keys
+from paramsync.tensorbundle.index import OBJECT_GRAPH
 from paramsync.version import Version
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ class Live:
         self._follow()
         pinned: dict[str, Any] = dict(zip(self._names, self._read(self._published()), strict=True))
         if self._objects is not None:
-            pinned[keys.OBJECT_GRAPH] = self._objects
+            pinned[OBJECT_GRAPH] = self._objects
         return pinned
 
     def _follow(self) -> None:

@@ -185,13 +185,7 @@ def extend(values: Any, array: np.ndarray) -> None:
 
 def packed(number: int, content: bytes) -> bytes:
     """A packed repeated field of fixed-size values as it is on the wire: far cheaper than one Python number each."""
-    length = len(content)
-    prefix = bytearray([number << 3 | 2])
-    while length > 0x7F:
-        prefix.append(length & 0x7F | 0x80)
-        length >>= 7
-    prefix.append(length)
-    return bytes(prefix) + content
+    return bytes([number << 3 | 2]) + sstable.varint(len(content)) + content
 
 
 def _fixed(tensor: Tensor, number: int, size: int) -> bytes:
@@ -234,11 +228,8 @@ def _strings(head: Outline, content: bytes) -> np.ndarray:
     expected = f"{head.count} strings in tensor_content, after their lengths"
     if len(content) < head.count:
         raise InputError(str(head), expected=expected, found=f"{len(content)} bytes")
-    lengths, at = [], 0
     try:
-        for _ in range(head.count):
-            length, at = sstable.read_varint(content, at)
-            lengths.append(length)
+        lengths, at = sstable.read_varints(content, 0, head.count)
     except (IndexError, ValueError) as error:
         raise InputError(str(head), expected=expected, found="malformed lengths") from error
     if at + sum(lengths) != len(content):

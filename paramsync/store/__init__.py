@@ -1,1 +1,1 @@
-"""The directory where publisher and followers meet: names, commit, prune, recovery, the publisher's lock."""
+"""A store: the directory where publisher and followers meet, from its file names to commit, prune and recovery."""

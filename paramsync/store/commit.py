@@ -1,4 +1,4 @@
-"""The publisher's side of a store: versions appear whole, and go when newer ones have taken their place."""
+"""Commits versions to a store: each appears whole, and goes when newer ones have taken its place."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ _log = logging.getLogger("paramsync.store")
 
 
 class StoreWriter:
-    """The one publisher's side of a store, which it makes and locks.
+    """The publisher's side of a store, which it makes and locks.
 
     One thread owns it; `next_number` alone may be called from another. A version is published in these steps, and a
     publisher that is killed between any two of them leaves the version before as the latest, and its rubbish marked:
 
-    1. mark the new version, and those that it will push out, as unlisted;
-    2. data, index and record, each under its name when complete; data that the version before has already gets one more
-       name, other data goes into files that nobody needs any more (see `FilePool`) or into new ones;
-    3. `checkpoint`, by rename: the new version is visible, and the only one that is the latest;
-    4. of every marked version that `checkpoint` does not list: remove the index, the record, the names of its data,
+    1. Mark the new version, and the versions that it will push out, as unlisted.
+    2. Write data, index and record, each under its name when complete. Unchanged data gets one more name, other data
+       goes into retired files (see `FilePool`) or into new ones.
+    3. Rename `checkpoint`: the new version is visible, and the latest.
+    4. For every marked version that `checkpoint` does not list: remove the index, the record, the names of its data,
        then the graph that no other version has, then the mark.
 
-    With `durable`, data, index, record, directory, `checkpoint` and directory again are on the disk before the next one
-    of them is written. Without, a version outlives its publisher's end but perhaps not the machine's.
+    With `durable`, data, index, record, directory, `checkpoint` and directory again are each on the disk before the
+    next is written. Without, a version outlives its publisher's end but perhaps not the machine's.
 
-    Versions without a record, or with that of other parameters, are TensorFlow's: they are never removed, and stay
-    listed while they are there. Those of ours that somebody took out of `checkpoint` are listed again by the next one.
-    A `checkpoint` that is damaged is set aside, and written anew with what this publisher listed, or else with all
-    whole versions of ours; a graph that is damaged is written again.
+    Versions without a record, or with a record of other parameters, are TensorFlow's: they are never removed, and stay
+    listed while they are there. Our versions that somebody took out of `checkpoint` are listed again by the next
+    commit. A damaged `checkpoint` is set aside, and written anew with what this publisher listed, or else with all our
+    whole versions; a damaged graph is written again.
     """
 
     def __init__(self, path: Path, *, keep: int = 5, durable: bool = False) -> None:
@@ -72,7 +72,7 @@ class StoreWriter:
     def add_graph(self, digest: str, content: bytes) -> None:
         """Put a graph where versions can refer to it; it stays as long as one does. Raises StoreError.
 
-        Called again, before each version, it has a graph that was damaged meanwhile written again.
+        A call before each version writes a graph again that was damaged meanwhile.
         """
         self._keep_hold()
         path = self._store.graph_file(digest)
@@ -81,9 +81,9 @@ class StoreWriter:
             self._graph_files.put(path, content)
 
     def next_number(self, step: int) -> int:
-        """The number for a version of that step: the step where it is above every number before, else one more.
+        """Reserve the number for a version of that step: the step, or one more than the highest number before.
 
-        The number is taken: the next call returns a higher one.
+        The next call returns a higher number.
         """
         with self._numbers:
             self._reserved = max(step, self._reserved + 1)
@@ -95,7 +95,7 @@ class StoreWriter:
         return self._path
 
     def latest(self) -> Version | None:
-        """What followers see as the latest. Raises as `Store.latest` does."""
+        """The version that followers see as the latest. Raises as `Store.latest` does."""
         return self._store.latest()
 
     @property
@@ -130,8 +130,8 @@ class StoreWriter:
         try:
             with self._faults(f"version {version.number} was not published"):
                 self._put(layout.mark(self._path, name), version.graph.encode())
-                for one in set(listed) - set(names):
-                    self._put(layout.mark(self._path, one), (self._graph(one) or "").encode())
+                for dropped in set(listed) - set(names):
+                    self._put(layout.mark(self._path, dropped), (self._graph(dropped) or "").encode())
                 written = self._checkpoints.write(self._path / name, tensors, unchanged, finite=finite, copied=copied)
                 version = replace(
                     version,
@@ -196,8 +196,8 @@ class StoreWriter:
             with self._faults("cannot be cleared of what a killed publisher left"):
                 self._pool = FilePool(self._path, durable=self._durable)
                 self._checkpoints = CheckpointWriter(self._pool, durable=self._durable)
-                for one in recovery.remains(self._path, self._listed()):
-                    self._put(layout.mark(self._path, one.prefix), one.graph.encode())
+                for version in recovery.remains(self._path, self._listed()):
+                    self._put(layout.mark(self._path, version.prefix), version.graph.encode())
                 self._sweep(self._listed())
         except BaseException:
             self._let_go()
@@ -266,20 +266,20 @@ class StoreWriter:
         return names
 
     def _kept(self, listed: Sequence[str]) -> list[str]:
-        """What is still listed beside one more version."""
+        """The names that are still listed beside one more version."""
         ours = [name for name in listed if self._is_ours(name)]
         dropped = {*ours[: max(0, len(ours) + 1 - self._keep)], *recovery.gone(self._path, set(listed) - set(ours))}
         return [name for name in listed if name not in dropped]
 
     def _is_ours(self, name: str) -> bool:
-        """As far as anybody can tell now."""
+        """Whether our publisher wrote the version, as far as anybody can tell now."""
         try:
             return self._graph(name) is not None
         except UnreadableError:
             return False
 
     def _graph(self, name: str) -> str | None:
-        """The digest in a record, "" where that is broken; None where there is no record. Raises UnreadableError."""
+        """The graph's digest in a record, "" where the record is broken, None without one. Raises UnreadableError."""
         if name not in self._graphs:
             try:
                 record = recovery.record(self._path, name)
@@ -289,7 +289,7 @@ class StoreWriter:
         return self._graphs[name]
 
     def _prune(self, listed: Sequence[str] | None) -> None:
-        """Step 4. It never fails a publication: what cannot be removed stays marked until the next time."""
+        """Step 4, which never fails a publication: what cannot be removed stays marked until the next time."""
         try:
             self._sweep(self._listed() if listed is None else listed)
         except (OSError, StoreError, CorruptCheckpointError) as error:
@@ -298,9 +298,10 @@ class StoreWriter:
     def _sweep(self, listed: Sequence[str]) -> None:
         found = files.names(self._path)
         problems = []
-        for file in [self._path / one for one in found if layout.is_mark(one) or one.startswith(files.TEMPORARY)]:
+        for name in [name for name in found if layout.is_mark(name) or name.startswith(files.TEMPORARY)]:
+            file = self._path / name
             try:
-                if layout.is_mark(file.name):
+                if layout.is_mark(name):
                     self._clear(file, listed, found)
                 else:
                     file.unlink(missing_ok=True)
@@ -325,8 +326,8 @@ class StoreWriter:
     def _remove(self, name: str, found: Sequence[str]) -> None:
         index_file(self._path / name).unlink(missing_ok=True)
         layout.record_file(self._path, name).unlink(missing_ok=True)
-        for data in [one for one in found if one.startswith(f"{name}.data-")]:
-            if self._pool is not None:
+        for data in found:
+            if data.startswith(f"{name}.data-") and self._pool is not None:
                 self._pool.retire(self._path / data)
 
     def _put(self, path: Path, content: bytes) -> None:

@@ -1,4 +1,4 @@
-"""Graph files: the checksum at their end, and those of a store, which are written again where they were damaged."""
+"""Seals graph files with a checksum at their end, and writes those of a store again where they were damaged."""
 
 from __future__ import annotations
 
@@ -10,34 +10,34 @@ from paramsync.checkpoint.seal import FileStamp
 from paramsync.host import files
 
 _log = logging.getLogger("paramsync.store")
-# Field 15 of the message, of 32 bytes, and all others before it: whoever reads it as a message reads it as before. Of
-# no other field it knows is the number but for one bit the same.
+# Field 15 of the message, of 32 bytes, behind all others: readers of the message skip it. The number of no field that
+# they know differs from it by one bit alone.
 _TAG = b"\x7a\x20"
 _SEAL = len(_TAG) + hashlib.sha256().digest_size
 
 
 def sealed(content: bytes) -> bytes:
-    """A graph message, without a checksum, and one."""
+    """A graph message that has no checksum, followed by one."""
     return content + _TAG + hashlib.sha256(content).digest()
 
 
 def is_sealed(content: bytes) -> bool:
-    """Whether it ends with the checksum of all that is before that."""
+    """Whether the content ends with the checksum of all bytes before it."""
     return content[-_SEAL:] == sealed(content[:-_SEAL])[-_SEAL:]
 
 
 class GraphFiles:
-    """Those that a publisher puts into its store. One thread owns it."""
+    """The graphs that a publisher puts into its store. One thread owns it."""
 
     def __init__(self, *, durable: bool) -> None:
         self._durable = durable
-        self._sound: dict[Path, FileStamp] = {}  # seen to be what they should be, as long as nobody writes there
+        self._sound: dict[Path, FileStamp] = {}  # files with the right content, as long as nobody writes to them
 
     def put(self, path: Path, content: bytes) -> None:
-        """Have this content there, whole at any moment. Raises OSError.
+        """Make sure that the file has this content, whole at any moment. Raises OSError.
 
-        To see once more that it is so costs a look at the file's size and time. A folder that is in its place is set
-        aside, as no file can be renamed over it.
+        The next call costs a look at the file's size and time. A folder in its place is set aside, as no file can be
+        renamed over it.
         """
         found = _trace(path)
         if found is not None and found == self._sound.get(path):

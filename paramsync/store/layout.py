@@ -1,14 +1,14 @@
-"""The files of a store's directory: their names, and what the state file and the records say.
+"""Names the files of a store's directory, and reads and writes its state file and records.
 
 checkpoint              TensorFlow's CheckpointState as text; replaced by rename, which publishes a version
-checkpoint.damaged      what was called so last, and was none
+checkpoint.damaged      the last `checkpoint` that could not be read
 ckpt-420.index  .data-* the parameters, complete before that rename
 ckpt-420.json           the Version record
 graph-<digest>.pb       a graph; with .damaged, a folder that was in its place
 publisher.lock          locked while there is a publisher; says which, or which was the last
 .tmp-*                  files being written
 .spare-*                data files of versions that are gone, waiting to be overwritten with those of another
-.unlisted-ckpt-420      the files of this name are rubbish unless `checkpoint` lists it: the version is being
+.unlisted-ckpt-420      marks the files of this name as rubbish unless `checkpoint` lists it: the version is being
                         published, or pruned; says which graph it belongs to
 """
 
@@ -42,7 +42,7 @@ _REMEMBERED = 32  # texts, and what they say
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What `checkpoint` says: names of checkpoints in its directory, oldest first; the latest is among them."""
+    """The content of `checkpoint`: names of checkpoints in its directory, oldest first; the latest is among them."""
 
     latest: str
     names: tuple[str, ...]
@@ -65,7 +65,7 @@ def graph_file(directory: Path, digest: str) -> Path:
 
 
 def mark(directory: Path, name: str) -> Path:
-    """The file that says: what is of this name is rubbish unless `checkpoint` lists it."""
+    """The file that marks a version as rubbish unless `checkpoint` lists it."""
     return directory / f"{_MARK}{name}"
 
 
@@ -79,7 +79,7 @@ def marked(file: Path) -> str:
 
 
 def is_name(text: str) -> bool:
-    """Whether it can begin the names of files in a directory, and of none outside it."""
+    """Whether the text can begin the names of files in a directory, and of none outside it."""
     return text not in ("", ".", "..") and "/" not in text and text.isprintable() and len(text.encode()) <= _NAME_LIMIT
 
 
@@ -88,23 +88,21 @@ def is_digest(text: str) -> bool:
 
 
 def number_of(name: str) -> int:
-    """The version a name stands for: N of `...-N`, 0 without one."""
+    """The number of the version that a name stands for: N of `...-N`, 0 without one."""
     match = re.search(r"-([0-9]{1,18})\Z", name)
     return int(match[1]) if match else 0
 
 
 def is_ours(name: str) -> bool:
-    """Whether a publisher of ours would call a version so."""
+    """Whether our publisher would give a version this name."""
     return re.fullmatch("ckpt-[0-9]{1,18}", name) is not None
 
 
 def read_state(directory: Path, name: str = _STATE) -> State | None:
-    """What `checkpoint` says, whether or not the files are there. None where nothing was published.
+    """Read `checkpoint`, whether or not the files are there. None where nothing was published.
 
-    TensorFlow can be told to give that file another `name`.
-
-    Raises StoreError where it cannot be read (UnreadableError: now), CorruptCheckpointError where it is malformed or
-    leads elsewhere.
+    TensorFlow can be told to give that file another `name`. Raises StoreError where it cannot be read (UnreadableError:
+    now), CorruptCheckpointError where it is malformed or leads elsewhere.
     """
     path = state_file(directory, name)
     text = read_text(path)
@@ -113,7 +111,7 @@ def read_state(directory: Path, name: str = _STATE) -> State | None:
 
 @lru_cache(maxsize=_REMEMBERED)
 def _state(path: Path, text: str) -> State | None:
-    """Of what was read before, at no cost: followers look again and again."""
+    """The state that a text says; cached, as followers look again and again."""
     try:
         message = text_format.Parse(text, bundle_pb2.CheckpointState(), allow_unknown_field=True)
     except (text_format.ParseError, RecursionError) as error:
@@ -121,12 +119,12 @@ def _state(path: Path, text: str) -> State | None:
     if not message.model_checkpoint_path:
         return None
     listed = [*message.all_model_checkpoint_paths, message.model_checkpoint_path]
-    names = [_name(path, one) for one in listed]
+    names = [_name(path, name) for name in listed]
     return State(names[-1], tuple(dict.fromkeys(names)))
 
 
 def state_text(state: State) -> str:
-    """What makes TensorFlow and `read_state` see that state."""
+    """The text from which TensorFlow and `read_state` read that state."""
     message = bundle_pb2.CheckpointState(model_checkpoint_path=state.latest, all_model_checkpoint_paths=state.names)
     return text_format.MessageToString(message)
 
@@ -153,7 +151,7 @@ def _record(path: Path, name: str, text: str) -> Version:
 
 
 def problem(record: Version) -> tuple[str, str] | None:
-    """What a record should say and what it says instead, where nobody could show it, send it or follow it."""
+    """What a record should say and what it says instead, where nobody could show, send or follow it."""
     if record.graph and not is_digest(record.graph):
         return "the hexadecimal digest of a graph", files.shown(record.graph)
     if not (0 <= record.step < _INT64 and 0 <= record.bytes < _INT64):
@@ -175,7 +173,7 @@ def content(file: Path, text: str) -> bytes:
 
 
 def unrecorded(name: str, written: float) -> Version:
-    """The version that a checkpoint of TensorFlow's own stands for."""
+    """The version that a checkpoint written by TensorFlow stands for."""
     number = number_of(name)
     return Version(
         number=number, step=number, prefix=name, step_done_at=written, snapshot_at=written, committed_at=written
@@ -197,7 +195,7 @@ def read_text(path: Path) -> str | None:
 
 
 def _name(state: Path, listed: str) -> str:
-    """A path in `checkpoint` as a name in its directory; an absolute one may be of before the directory was moved."""
+    """The name of a path in `checkpoint`. An absolute path may be older than a move of the directory."""
     path = PurePosixPath(listed)
     name = path.name if path.is_absolute() else str(path)
     if not is_name(name):

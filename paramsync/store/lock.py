@@ -1,4 +1,4 @@
-"""Who publishes to a store: one process at a time, and the kernel knows when it dies."""
+"""Locks a store for one publisher at a time; the kernel gives the lock back when that process dies."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LIMIT = 1024  # bytes
 
 
 def take(store: Path) -> int:
-    """The descriptor that holds the lock. Raises StoreLockedError, which names the holder, and OSError."""
+    """Take the lock; returns the descriptor that holds it. Raises StoreLockedError, which names the holder, OSError."""
     descriptor = os.open(store / _FILE, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -35,9 +35,9 @@ def take(store: Path) -> int:
 
 
 def holds(descriptor: int, store: Path) -> bool:
-    """Whether the lock is that of the store at this path: the directory may have been removed, and made again.
+    """Whether the lock is still that of the store at this path, whose directory may have been removed and made again.
 
-    Raises OSError where nobody can tell now: the lock is not to be given back for that.
+    Raises OSError where nobody can tell now: that is no reason to give the lock back.
     """
     try:
         return os.path.samestat(os.fstat(descriptor), (store / _FILE).lstat())
@@ -48,7 +48,7 @@ def holds(descriptor: int, store: Path) -> bool:
 
 
 def release(descriptor: int) -> None:
-    """Give the lock back, even where a forked child has the descriptor too; in such a child, only close that."""
+    """Give the lock back, even where a forked child has the descriptor too; such a child only closes its own."""
     try:
         values = json.loads(os.pread(descriptor, _LIMIT, 0))
     except (ValueError, RecursionError):  # a stranger wrote there
@@ -59,9 +59,9 @@ def release(descriptor: int) -> None:
 
 
 def owner(store: Path) -> str:
-    """What the publisher wrote there that had the lock last: no two of them write the same. "" where there was none.
+    """The text that the last publisher wrote into the lock, which no two of them share; "" where there was none.
 
-    That tells whether two paths, on different machines perhaps, lead to one store, or a copy of it.
+    It tells whether two paths, perhaps on different machines, lead to one store, or a copy of it.
     """
     try:
         return files.content(store / _FILE, limit=_LIMIT).decode(errors="replace").strip()

@@ -1,4 +1,4 @@
-"""What `checkpoint` has forgotten, because somebody else emptied, removed or replaced it, and what it should forget."""
+"""Finds versions that `checkpoint` lost because somebody else changed it, and those that it should lose."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from paramsync.version import Version
 
 
 def names(directory: Path, listed: Collection[str]) -> list[str]:
-    """Those that are there, oldest first. What is marked as rubbish is not."""
+    """Our versions that are whole, not listed and not marked as rubbish, oldest first."""
     found = [name for name, version in _recorded(directory, listed) if _is_of_its_record(directory, name, version)]
     return sorted((name for name in found if index_file(directory / name).is_file()), key=layout.number_of)
 
 
 def gone(directory: Path, listed: Collection[str]) -> set[str]:
-    """Those of which no file is there any more."""
+    """The listed versions of which no file is there any more."""
     if not listed:
         return set()
     there = files.names(directory)
-    begun = {one[:at] for one in there for at, letter in enumerate(one) if letter == "."}
+    begun = {file[:at] for file in there for at, letter in enumerate(file) if letter == "."}
     return set(listed) - begun - set(there)
 
 
 def remains(directory: Path, listed: Collection[str]) -> list[Version]:
-    """The records of those whose index somebody removed: a CheckpointManager, for one, that took them for its own."""
+    """The records of versions whose index somebody removed, as a CheckpointManager does that takes them for its own."""
     return [version for name, version in _recorded(directory, listed) if not index_file(directory / name).exists()]
 
 
 def record(directory: Path, name: str) -> Version | None:
-    """The record of that version; None where it has none, or somebody else wrote a checkpoint of that name over ours.
+    """The record of a version; None where it has none, or somebody else wrote a checkpoint of that name over ours.
 
     Raises as `layout.read_record` does, and UnreadableError where nobody can tell now.
     """
@@ -58,12 +58,12 @@ def _is_of_its_record(directory: Path, name: str, version: Version) -> bool:
 
 def highest(directory: Path) -> int:
     """The highest number that a file of a version has, whatever became of the version; -1 where there is none."""
-    return max((layout.number_of(one.partition(".")[0]) for one in _of_versions(files.names(directory))), default=-1)
+    return max((layout.number_of(file.partition(".")[0]) for file in _of_versions(files.names(directory))), default=-1)
 
 
 def _recorded(directory: Path, listed: Collection[str]) -> Iterator[tuple[str, Version]]:
     found = files.names(directory)
-    known = {*listed, *(layout.marked(directory / one) for one in found if layout.is_mark(one))}
+    known = {*listed, *(layout.marked(directory / file) for file in found if layout.is_mark(file))}
     for file in _of_versions(found):
         name = file.removesuffix(".json")
         if name == file or name in known:
@@ -77,4 +77,4 @@ def _recorded(directory: Path, listed: Collection[str]) -> Iterator[tuple[str, V
 
 
 def _of_versions(found: Collection[str]) -> Iterator[str]:
-    return (one for one in found if one.startswith("ckpt-"))
+    return (file for file in found if file.startswith("ckpt-"))

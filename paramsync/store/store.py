@@ -1,4 +1,4 @@
-"""The directory where publisher and followers meet: what is published, which is the latest, what may go."""
+"""Reads a store: which versions are published, which is the latest, and their parameters."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _LOOKS = 10  # how often `latest` follows a state file that is replaced faster t
 
 
 class Store:
-    """A follower's view of a store. Holds no open file and no state: any number of them, used from any thread."""
+    """A follower's view of a store. Holds no open file and no state; safe to use from any thread."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def latest(self) -> Version | None:
-        """What `checkpoint` names; None where nothing was published yet, not even the directory made.
+        """The version that `checkpoint` names; None where nothing was published yet, not even the directory made.
 
         Raises StoreError for a path that cannot be read, CorruptCheckpointError where `checkpoint`, or the record it
         leads to, is broken, or the files it names are not there.
@@ -48,24 +48,24 @@ class Store:
     def versions(self) -> list[Version]:
         """All versions that `checkpoint` lists and whose files are there, ascending.
 
-        One whose record or index is broken or cannot be read is left out, so that it hides no other. Raises as `latest`
-        does where `checkpoint` itself cannot be used.
+        A version whose record or index is broken or unreadable is left out, so that it hides no other. Raises as
+        `latest` does where `checkpoint` itself cannot be used.
         """
         return self._listed(layout.read_state(self.path))
 
     def published(
         self, known: Callable[[Collection[str]], Mapping[str, Version]]
     ) -> tuple[Version | None, list[Version]]:
-        """What `latest` and `versions` say, from one look at each file where nothing changes meanwhile.
+        """Both `latest` and `versions`, from one look at each file where nothing changes meanwhile.
 
-        Given the names that are listed, `known` says of which of them the caller knows the version already: their files
-        are not read. Raises as `versions` does; the latest is None too where it is `latest` that would raise.
+        `known` gets the listed names and returns the versions that the caller knows already, whose files are not read.
+        Raises as `versions` does; the latest is None too where `latest` alone would raise.
         """
         state = layout.read_state(self.path)
         versions = self._listed(state, known(state.names) if state else {})
         if state is None:
             return None, versions
-        return next((one for one in versions if one.prefix == state.latest), None), versions
+        return next((version for version in versions if version.prefix == state.latest), None), versions
 
     def find(self, number: int) -> Version:
         """The version of that number. Raises UnknownVersionError, which lists those that are there."""
@@ -77,16 +77,16 @@ class Store:
     def open(self, version: Version, *, mapped: bool = True, find: data_file.FindMapped | None = None) -> Bundle:
         """Hold a version's parameters: mapped where our publisher recorded them, else copied as they are asked for.
 
-        Other writers do not look whether a file is in use. `mapped=False` maps nothing, whoever wrote it. For `find`
-        see `Bundle.open`. Raises CorruptCheckpointError where its files are not a whole checkpoint, or not the one that
-        was recorded, UnknownVersionError where it was pruned after the caller learned of it.
+        Other writers overwrite files that are in use. `mapped=False` maps nothing, whoever wrote it. For `find` see
+        `Bundle.open`. Raises CorruptCheckpointError where the files are not a whole checkpoint, or not the recorded
+        one, UnknownVersionError where the version was pruned after the caller learned of it.
         """
         try:
             bundle = Bundle.open(self.prefix(version), mapped=mapped and bool(version.checksum), find=find)
         except CorruptCheckpointError as error:
             state = layout.read_state(self.path)
             if state is None or version.prefix not in state.names or not index_file(self.prefix(version)).exists():
-                known = [one.number for one in self.versions()]
+                known = [other.number for other in self.versions()]
                 raise UnknownVersionError(str(self.path), version.number, known) from error
             raise
         if version.checksum and version.checksum != index.digest(bundle.entries):
@@ -96,21 +96,21 @@ class Store:
         return bundle
 
     def prefix(self, version: Version) -> Path:
-        """What the names of a version's files begin with. Raises StoreError where it would lie outside the store."""
+        """The path with which a version's files begin. Raises StoreError where it would lie outside the store."""
         if not layout.is_name(version.prefix):
             raise StoreError(self.path, f"expected a prefix in this directory, found {files.shown(version.prefix)}")
         return self.path / version.prefix
 
     def graph_file(self, digest: str) -> Path:
-        """Where the graph of that digest is, if it is there. Raises StoreError for what is no digest."""
+        """The path of the graph of that digest, whether it is there or not. Raises StoreError for what is no digest."""
         if not layout.is_digest(digest):
             raise StoreError(self.path, f"expected the hexadecimal digest of a graph, found {files.shown(digest)}")
         return layout.graph_file(self.path, digest)
 
     def _in_place_of(self, name: str) -> str:
-        """What is there in place of the files of that version."""
+        """What is there in place of the files of a version."""
         itself = re.compile(re.escape(name).replace(r"\?", "[0-9]"))  # where it is in several files
-        if not any(itself.fullmatch(one) for one in files.names(self.path)):
+        if not any(itself.fullmatch(name) for name in files.names(self.path)):
             return "no such files"
         return (
             f"{name} itself, in TensorFlow's V1 format, which cannot be read: leave out write_version where the Saver"
@@ -129,7 +129,7 @@ class Store:
         return [found[number] for number in sorted(found)]
 
     def _version(self, name: str) -> Version | None:
-        """The version of that name, None when its files are not there."""
+        """The version of that name; None where its files are not there."""
         # The record is read first: pruning takes the index away first, so that a record missing beside an index that
         # is still there afterwards can only mean that there never was one.
         record = layout.read_record(self.path, name)

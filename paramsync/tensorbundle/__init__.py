@@ -1,1 +1,1 @@
-"""TensorFlow's checkpoint files as bytes: tables, the index, strings, slices, checksums. Knows nothing of stores."""
+"""Reads and writes the bytes of TensorFlow's checkpoint files: tables, the index, strings, slices, checksums."""

@@ -1,4 +1,4 @@
-"""crc32c as checkpoints use it: masked where it is stored, and combined where a buffer was read in pieces."""
+"""Masks crc32c as checkpoints store it, and combines the checksums of pieces that were read one by one."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from crc32c import crc32c
 __all__ = ["combine", "crc32c", "mask"]
 
 _POLYNOMIAL = 0x82F63B78  # of crc32c, its bits reversed
-_Operator = tuple[tuple[int, ...], ...]  # a linear map over 32 bits: what each value of each byte becomes
+_Operator = tuple[tuple[int, ...], ...]  # a linear map over 32 bits, as the image of each value of each byte
 
 
 def mask(crc: int) -> int:
-    """A checksum as it is stored: a checksum over bytes that contain their own checksum would be weak."""
+    """The stored form of a checksum: a checksum over bytes that contain their own checksum would be weak."""
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 def combine(first: int, second: int, length: int) -> int:
-    """The checksum of two pieces, one behind the other, from the checksum of each and the bytes of the second."""
+    """The checksum of two adjacent pieces, from the checksum of each and the length of the second in bytes."""
     for bit in range(length.bit_length()):
         if length >> bit & 1:
             first = _apply(_zeros(bit), first)
@@ -27,7 +27,7 @@ def combine(first: int, second: int, length: int) -> int:
 
 @lru_cache(maxsize=64)
 def _zeros(power: int) -> _Operator:
-    """What 2 ** power zero bytes behind a buffer do to its checksum."""
+    """The map that appending 2 ** power zero bytes applies to a checksum."""
     if power == 0:
         one_bit = _operator([_POLYNOMIAL, *(1 << bit for bit in range(31))])
         return _twice(_twice(_twice(one_bit)))
@@ -35,7 +35,7 @@ def _zeros(power: int) -> _Operator:
 
 
 def _operator(bits: list[int]) -> _Operator:
-    """The map under which the single bits become these."""
+    """The map with these images of the single bits."""
     tables = []
     for byte in range(0, 32, 8):
         values = [0]

@@ -1,6 +1,6 @@
-"""The index of a TensorBundle checkpoint: where and what each tensor is. Knows nothing of the data itself.
+"""Reads and writes the index of a TensorBundle checkpoint: place, dtype, shape and checksum of each tensor.
 
-Reading believes nothing: checksums, order, bounds, shapes and sizes are checked before anybody maps anything.
+Reading trusts nothing: checksums, order, bounds, shapes and sizes are checked before anybody maps the data.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ from paramsync.tensorbundle import slices, sstable, strings
 from paramsync.tensorbundle.sstable import varint
 from paramsync.v1 import bundle_pb2
 
+OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
+"""The key of the graph of saved objects that `tf.train.Checkpoint` writes."""
+
 _PRODUCER = 1
 _LIMIT = 64 << 20  # bytes
 _TENSORS = 1 << 18  # a hundred times as many as large models have; each takes memory and microseconds of everyone
@@ -34,9 +37,9 @@ _INT64 = 1 << 63
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Where and what a tensor is. The checksum is masked, as it is stored.
+    """Place, dtype, shape and checksum of a tensor. The checksum is masked, as it is stored.
 
-    A partitioned variable is in several `parts`; its own size is theirs together, and it has no place and no checksum.
+    A partitioned variable has several `parts`; its own size is theirs together, and it has no place and no checksum.
     """
 
     dtype: int
@@ -49,7 +52,7 @@ class Entry:
 
     @property
     def pieces(self) -> tuple[Entry, ...]:
-        """What has a place and a checksum: the parts, or itself."""
+        """The entries that have a place and a checksum: those of the parts, or itself."""
         return tuple(part.entry for part in self.parts) or (self,)
 
 
@@ -63,7 +66,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """The entries by name, and how many data shards they lie in."""
+    """The entries by name, and the number of data shards that they lie in."""
 
     shards: int
     entries: Mapping[str, Entry]
@@ -80,14 +83,14 @@ def data_file(prefix: Path, shard: int, shards: int) -> Path:
 
 
 def read(path: Path) -> Index:
-    """The index in a file. Raises as `content` does, CorruptCheckpointError also where it is not one to rely on."""
+    """Read the index in a file. Raises as `content` does, CorruptCheckpointError also for an index with any fault."""
     return decode(content(path), path=path)
 
 
 def content(path: Path) -> bytes:
     """The bytes of an index file, for `decode`.
 
-    Raises CorruptCheckpointError where it cannot be one, UnreadableError where nobody can tell now.
+    Raises CorruptCheckpointError for what cannot be an index, UnreadableError where nobody can tell now.
     """
     try:
         return files.content(path, limit=_LIMIT)
@@ -96,7 +99,7 @@ def content(path: Path) -> bytes:
 
 
 def decode(content: bytes, *, path: Path) -> Index:
-    """The index that these bytes are; `path` is where they came from. Raises as `read` does."""
+    """The index in these bytes, which came from `path`. Raises as `read` does."""
     records = sstable.read(content, path=path)
     return _Reader(path, _read_header(path, next(records, None))).read(records)
 
@@ -126,7 +129,7 @@ def _check_limit(expected: str, found: int, limit: int) -> None:
 
 
 def digest(entries: Mapping[str, Entry]) -> str:
-    """Of what the tensors are, wherever they lie."""
+    """Digest of checksums, dtypes and shapes of all tensors, wherever they lie."""
     lines = [
         f"{name} {piece.crc32c:08x} {piece.dtype} {list(piece.shape)}\n"
         for name, entry in sorted(entries.items(), key=lambda item: item[0].encode())
@@ -136,7 +139,7 @@ def digest(entries: Mapping[str, Entry]) -> str:
 
 
 def _encoded(entry: Entry) -> bytes:
-    """A BundleEntry, several times as fast as the message would be built and serialized."""
+    """The bytes of a BundleEntry, several times as fast as building and serializing the message."""
     encoded = b"\x08" + varint(entry.dtype) + _shape(entry.shape)
     for tag, value in ((b"\x18", entry.shard), (b"\x20", entry.offset), (b"\x28", entry.size)):
         if value:
@@ -152,7 +155,7 @@ def _shape(shape: tuple[int, ...]) -> bytes:
 
 
 def _read_header(path: Path, record: tuple[bytes, bytes] | None) -> int:
-    """The number of shards."""
+    """The number of shards, from the record that every index begins with."""
     if record is None or record[0]:
         raise CorruptCheckpointError(
             path, expected="a header", found=f"key {files.shown(record[0])}" if record else "nothing"
@@ -172,7 +175,7 @@ def _read_header(path: Path, record: tuple[bytes, bytes] | None) -> int:
 
 
 class _Reader:
-    """Puts the entries of one index together, and checks what can be checked without the data."""
+    """Puts the entries of one index together, and checks all that can be checked without the data."""
 
     def __init__(self, path: Path, shards: int) -> None:
         self._path = path
@@ -231,12 +234,12 @@ class _Reader:
         """The entry of a partitioned variable, with its parts."""
         shape = self._shape(name, message)
         extents = [
-            [(extent.start, extent.length if extent.HasField("length") else -1) for extent in one.extent]
-            for one in message.slices
+            [(extent.start, extent.length if extent.HasField("length") else -1) for extent in part.extent]
+            for part in message.slices
         ]
         if wrong := slices.problem(shape, extents):
             raise self._fault(f"parts of {files.shown(name)} that make up {list(shape)}", wrong)
-        parts = tuple(self._part(name, message.dtype, shape, one) for one in extents)
+        parts = tuple(self._part(name, message.dtype, shape, part) for part in extents)
         size = sum(part.entry.size for part in parts)
         return self._sound(name, Entry(message.dtype, shape, parts[0].entry.shard, 0, size, 0, parts))
 
@@ -253,9 +256,10 @@ class _Reader:
         return Part(tuple(start for start, _ in extents), entry)
 
     def _check_places(self, entries: Mapping[str, Entry]) -> None:
-        """Several names may have the same bytes; overlapping otherwise, few bytes could be passed off as many."""
+        """Several names may share all bytes. If tensors could overlap otherwise, few bytes would pass for many."""
         places = {(entry.shard, entry.offset, entry.size) for entry in entries.values() if not entry.parts}
-        parts = [(one.shard, one.offset, one.size) for entry in entries.values() if entry.parts for one in entry.pieces]
+        pieces = [part.entry for entry in entries.values() for part in entry.parts]
+        parts = [(piece.shard, piece.offset, piece.size) for piece in pieces]
         end = (0, 0)
         for shard, offset, size in sorted([*places, *parts]):
             if size:
@@ -268,7 +272,7 @@ class _Reader:
 
 
 def _problem(entry: Entry, shards: int) -> tuple[str, object] | None:
-    """What an entry should have and what it has instead."""
+    """What an entry should have and what it has instead; None for a sound one."""
     if min(entry.shape, default=0) < 0:
         return "a shape of known sizes", entry.shape
     if not 0 <= entry.shard < shards:
@@ -285,7 +289,7 @@ def _size_problem(entry: Entry) -> tuple[str, object] | None:
     item = dtype.itemsize if dtype else 1
     count = math.prod(entry.shape)
     # numpy refuses a shape whose other sizes overflow even when one of them is 0
-    if (count or math.prod([one or 1 for one in entry.shape])) * item >= _INT64:
+    if (count or math.prod([size or 1 for size in entry.shape])) * item >= _INT64:
         return "a shape that can be addressed", entry.shape
     if entry.dtype in (dtypes.STRING, dtypes.VARIANT):
         return strings.size_problem(count, entry.size, variants=entry.dtype == dtypes.VARIANT)

@@ -1,11 +1,11 @@
-"""Parts of partitioned variables: the keys under which a checkpoint lists them, and one array of them all.
+"""Names and joins the parts of partitioned variables.
 
-A partitioned variable has an entry of its own, which says the shape of the whole and where each part lies in it. Each
-part has another entry, whose key is made of the variable's name and that place, so that all keys sort:
+A partitioned variable has an entry of its own, with the shape of the whole and the place of each part in it. Each part
+has another entry, whose key is made of the variable's name and that place, so that all keys sort:
 
     00 | name, 00 as 00 FF and FF as FF 00 | 00 01 | rank | for each dimension: start, length
 
-The rank is a byte that counts bytes, and those. Start and length are numbers of as many bytes as have leading ones.
+The rank is a count of bytes, in a byte, and these bytes. Start and length have as many bytes as leading ones.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ import numpy as np
 from paramsync.dtypes import Array
 
 Extent = tuple[int, int]
-"""Where a part begins in one dimension and how much of it it has; -1 is all of it."""
+"""The start and the length of a part in one dimension; a length of -1 is all of the dimension."""
 
 WHOLE: Extent = (0, -1)
 
 
 def key(name: str, extents: Sequence[Extent]) -> bytes:
     """The key of a part."""
-    escaped = name.encode().replace(b"\0", b"\0\xff")  # of FF, which would be escaped too, UTF-8 has none
+    escaped = name.encode().replace(b"\0", b"\0\xff")  # FF would be escaped too, and UTF-8 has none
     rank = len(extents)
     counted = bytes([1, rank]) if rank else b"\0"
     return b"\0" + escaped + b"\0\1" + counted + b"".join(_signed(one) for extent in extents for one in extent)
 
 
 def problem(shape: Sequence[int], parts: Sequence[Sequence[Extent]]) -> str | None:
-    """What is wrong with these parts of that shape, which partitioners cut along a grid; None where they make it up."""
+    """What is wrong with these parts of a shape, which partitioners cut along a grid; None where they make it up."""
     cuts: list[set[Extent]] = [set() for _ in shape]
     for part in parts:
         if len(part) != len(shape):
@@ -57,7 +57,7 @@ def problem(shape: Sequence[int], parts: Sequence[Sequence[Extent]]) -> str | No
 def assemble(
     shape: tuple[int, ...], dtype: np.dtype[np.generic], parts: Iterable[tuple[Sequence[int], Array]]
 ) -> Array:
-    """One array of parts, each with where it begins. Together they make up the shape."""
+    """Join parts, each given with its start, to one array of this shape, which they make up."""
     whole = np.empty(shape, dtype)
     for starts, part in parts:
         whole[tuple(slice(start, start + size) for start, size in zip(starts, part.shape, strict=True))] = part

@@ -1,9 +1,10 @@
-"""The bytes of a LevelDB-style immutable table: sorted keys and their values, in checksummed blocks.
+"""Reads and writes LevelDB-style immutable tables: sorted keys and their values, in checksummed blocks.
 
-A record is `varint shared | varint unshared | varint value length | rest of the key | value`: a key leaves out what it
-shares with the one before. A block is records, the offsets of the records that share nothing (restarts, every 16th),
-their count; behind each block stand its compression type and the masked crc32c of both. A footer leads to the index
-block, which leads to all others. Blocks that older releases of TensorFlow compressed with snappy are read.
+A record is `varint shared | varint unshared | varint value length | rest of the key | value`: a key leaves out the
+prefix that it shares with the key before. A block is records, the offsets of the records that share nothing (restarts,
+every 16th), and their count. Each block is followed by its compression type and the masked crc32c of both. A footer
+leads to the index block, which leads to all others. Blocks that older releases of TensorFlow compressed with snappy can
+be read.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _RATIO = 22  # snappy's shortest copies take 3 bytes for 64
 
 
 def write(records: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """The table of these records. Their keys must be in ascending order."""
+    """The bytes of a table of these records, whose keys must be in ascending order."""
     table = bytearray()
     handles = []
     block = _BlockWriter(_RESTART)
@@ -55,9 +56,9 @@ def write(records: Iterable[tuple[bytes, bytes]]) -> bytes:
 
 
 def read(content: bytes, *, path: Path) -> Iterator[tuple[bytes, bytes]]:
-    """The records of a table, in ascending order of their keys; `path` is where the bytes came from.
+    """The records of a table, whose bytes came from `path`, in ascending order of their keys.
 
-    Raises CorruptCheckpointError where it finds anything that no writer of tables would write.
+    Raises CorruptCheckpointError for anything that no writer of tables would write.
     """
     reader = _Reader(content, path)
     previous: bytes | None = None
@@ -75,7 +76,7 @@ def read(content: bytes, *, path: Path) -> Iterator[tuple[bytes, bytes]]:
 
 @lru_cache(maxsize=1 << 12)
 def varint(value: int) -> bytes:
-    """Seven bits a byte, the lowest first; the high bit says that another follows."""
+    """Encodes seven bits a byte, the lowest first; the high bit says that another byte follows."""
     if value < _CONTINUED:
         return value.to_bytes(1, "little")
     encoded = bytearray()
@@ -87,7 +88,7 @@ def varint(value: int) -> bytes:
 
 
 def read_varint(content: bytes | memoryview, position: int) -> tuple[int, int]:
-    """The number at a position and the position behind it. Raises IndexError at the end, ValueError above 64 bits."""
+    """The number at a position, and the position behind it. Raises IndexError at the end, ValueError above 64 bits."""
     value = 0
     for shift in range(0, 70, 7):
         byte = content[position]
@@ -98,6 +99,15 @@ def read_varint(content: bytes | memoryview, position: int) -> tuple[int, int]:
                 break
             return value, position
     raise ValueError("more than 64 bits")
+
+
+def read_varints(content: bytes | memoryview, position: int, count: int) -> tuple[list[int], int]:
+    """So many numbers from a position on, and the position behind them. Raises as `read_varint` does."""
+    numbers = []
+    for _ in range(count):
+        number, position = read_varint(content, position)
+        numbers.append(number)
+    return numbers, position
 
 
 class _BlockWriter:
@@ -127,7 +137,7 @@ class _BlockWriter:
 
 
 def _append(table: bytearray, block: _BlockWriter) -> bytes:
-    """Adds a block with its trailer to the table; returns its handle."""
+    """Append a block with its trailer to the table; returns its handle."""
     content = block.finish()
     handle = varint(len(table)) + varint(len(content))
     checksum = mask(crc32c(bytes([_UNCOMPRESSED]), crc32c(content)))
@@ -142,19 +152,19 @@ def _shared(one: bytes, other: bytes) -> int:
 
 
 class _Reader:
-    """Finds blocks in the bytes of a table and records in a block, and believes neither."""
+    """Finds blocks in the bytes of a table and records in a block, and trusts neither."""
 
     def __init__(self, content: bytes, path: Path) -> None:
         self._content = content
         self._path = path
-        self._size = len(content)  # bytes of all blocks, were none compressed; no less than they are
+        self._size = len(content)  # bytes of all blocks once they are decompressed, or more
         self._keys = 0  # bytes of all keys so far
 
     def fault(self, expected: object, found: object) -> CorruptCheckpointError:
         return CorruptCheckpointError(self._path, expected=expected, found=found)
 
     def handles(self) -> Iterator[tuple[int, int]]:
-        """Where the blocks of records are."""
+        """Offset and size of each block of records."""
         if len(self._content) < _FOOTER:
             raise self.fault(f"a table of at least {_FOOTER} bytes", f"{len(self._content)} bytes")
         footer = self._content[-_FOOTER:]
@@ -167,7 +177,7 @@ class _Reader:
             yield self._handle(value, 0)[0]
 
     def block(self, offset: int, size: int) -> bytes:
-        """The content of a block, its checksum verified, and not compressed any more."""
+        """The content of a block, verified by its checksum and decompressed."""
         end = offset + size
         if end + _TRAILER.size > len(self._content) - _FOOTER:
             raise self.fault(f"a block within {len(self._content)} bytes", f"one of {size} bytes at {offset}")
@@ -182,7 +192,7 @@ class _Reader:
         return self._content[offset:end]
 
     def _decompressed(self, offset: int, end: int) -> bytes:
-        """It says first how large it is, and cannot become larger."""
+        """A compressed block, which begins with its size and is held to that."""
         compressed = memoryview(self._content)[offset:end]
         try:
             size, _ = read_varint(compressed, 0)
@@ -220,11 +230,9 @@ class _Reader:
 
     def _lengths(self, block: bytes, position: int) -> tuple[int, int, int, int]:
         try:
-            shared, position = read_varint(block, position)
-            unshared, position = read_varint(block, position)
-            length, position = read_varint(block, position)
+            (shared, unshared, length), position = read_varints(block, position, 3)
         except (IndexError, ValueError) as error:
-            raise self.fault("a record", f"a malformed one that ends at {position}") from error
+            raise self.fault("a record", f"a malformed one at {position}") from error
         return shared, unshared, length, position
 
     def _end_of_records(self, block: bytes) -> int:
@@ -238,8 +246,7 @@ class _Reader:
 
     def _handle(self, encoded: bytes, position: int) -> tuple[tuple[int, int], int]:
         try:
-            offset, position = read_varint(encoded, position)
-            size, position = read_varint(encoded, position)
+            (offset, size), position = read_varints(encoded, position, 2)
         except (IndexError, ValueError) as error:
             raise self.fault("a block handle", encoded[:20].hex()) from error
         return (offset, size), position

@@ -1,7 +1,7 @@
-"""How a checkpoint stores a tensor of strings: lengths as varints, the masked crc32c of the lengths, then the bytes.
+"""Encodes and decodes a tensor of strings: lengths as varints, the masked crc32c of the lengths, then the bytes.
 
-Both checksums see each length as a fixed number of 4 bytes (8 where it needs them), not as it is stored. Variants are
-stored in much the same way, and are opaque here.
+Both checksums are computed over each length as a number of 4 bytes (8 where it needs them), not as it is stored.
+Variants are stored in much the same way, and stay opaque here.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LIMIT = 1 << 24  # strings: each takes tens of bytes of memory, and one byte of
 
 
 def encode(array: Array, name: str) -> tuple[bytes, int]:
-    """The bytes to store and their checksum, which is not masked. Raises ParameterError for what could not be read."""
+    """The bytes to store, and their checksum, not masked. Raises ParameterError for strings that could not be read."""
     if array.size > _LIMIT:
         raise ParameterError(files.shown(name), expected=f"at most {_LIMIT} strings", found=array.size)
     values = [_encoded(value, name) for value in array.reshape(-1).tolist()]
@@ -34,9 +34,9 @@ def encode(array: Array, name: str) -> tuple[bytes, int]:
 
 
 def decode(content: memoryview, shape: tuple[int, ...], *, path: Path, name: str) -> tuple[Array, int]:
-    """The strings and the checksum of all that is stored, which is not masked.
+    """The strings, and the checksum of all stored bytes, not masked.
 
-    Raises CorruptCheckpointError where the lengths are not those of what follows.
+    Raises CorruptCheckpointError where the lengths are not those of the bytes that follow.
     """
     count = math.prod(shape)
     lengths, position = _read_lengths(content, count, path=path, name=name)
@@ -61,9 +61,9 @@ def decode(content: memoryview, shape: tuple[int, ...], *, path: Path, name: str
 
 
 def checksum_of_variants(content: memoryview, shape: tuple[int, ...], *, path: Path, name: str) -> int:
-    """The checksum of serialized variants, which is not masked: what iterators over data and lists of tensors leave.
+    """The checksum, not masked, of serialized variants, as iterators over data and lists of tensors leave them.
 
-    Each is stored as its length, its bytes, and the masked checksum of all so far. Raises as `decode` does.
+    A variant is stored as its length, its bytes, and the masked checksum of all so far. Raises as `decode` does.
     """
     position = checksum = 0
     for _ in range(math.prod(shape)):
@@ -83,7 +83,7 @@ def checksum_of_variants(content: memoryview, shape: tuple[int, ...], *, path: P
 
 
 def size_problem(count: int, size: int, *, variants: bool = False) -> tuple[str, object] | None:
-    """What so many strings, or variants, in so many bytes should be and what they are instead; None where they fit."""
+    """What is expected of so many strings, or variants, in so many bytes, and what is found; None where they fit."""
     if count > _LIMIT:
         return f"at most {_LIMIT} strings", count
     least = count * (1 + _CHECKSUM) if variants else count + _CHECKSUM
@@ -104,17 +104,11 @@ def _encoded(value: object, name: str) -> bytes:
 
 
 def _read_lengths(content: memoryview, count: int, *, path: Path, name: str) -> tuple[list[int], int]:
-    lengths = []
-    position = 0
     try:
-        for _ in range(count):
-            length, position = sstable.read_varint(content, position)
-            lengths.append(length)
+        return sstable.read_varints(content, 0, count)
     except (IndexError, ValueError) as error:
-        raise CorruptCheckpointError(
-            path, expected=f"{count} lengths of {files.shown(name)}", found="malformed ones"
-        ) from error
-    return lengths, position
+        expected = f"{count} lengths of {files.shown(name)}"
+        raise CorruptCheckpointError(path, expected=expected, found="malformed ones") from error
 
 
 def _checksum_of_lengths(lengths: list[int]) -> int:
