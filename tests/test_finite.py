@@ -11,7 +11,7 @@ import pytest
 
 from paramsync.checkpoint.placement import PORTION
 from paramsync.errors import NotFiniteError
-from paramsync.rpc import messages
+from paramsync.rpc.server import of_version
 from paramsync.store.commit import StoreWriter
 from paramsync.store.store import Store
 from paramsync.version import Version
@@ -105,6 +105,6 @@ def test_a_record_says_that_values_are_finite_only_where_all_were_looked_at(tmp_
         ]
     assert [one.finite for one in made] == [True, True, False, True]
     assert [one.finite for one in Store(tmp_path).versions()] == [True, True, False, True]
-    assert [messages.of_version(one).finite for one in made] == [True, True, False, True]
+    assert [of_version(one).finite for one in made] == [True, True, False, True]
     assert made[1].bytes_written < frozen.nbytes
     assert made[3].bytes_written > frozen.nbytes  # nobody had looked at what was there

@@ -173,9 +173,9 @@ def test_each_method_has_room_of_its_own_for_calls_that_wait() -> None:
 def test_connections_that_say_nothing_or_have_no_call_are_closed(
     publisher: Publisher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("paramsync.rpc.channel_options.SILENT_SECONDS", 1)
-    monkeypatch.setattr("paramsync.rpc.channel_options.IDLE_SECONDS", 1)
-    monkeypatch.setattr("paramsync.rpc.channel_options.MOST_CONNECTIONS", 20)
+    monkeypatch.setattr("paramsync.rpc.server.SILENT_SECONDS", 1)
+    monkeypatch.setattr("paramsync.rpc.server.IDLE_SECONDS", 1)
+    monkeypatch.setattr("paramsync.rpc.server.MOST_CONNECTIONS", 20)
     publisher.publish(7)
     running = Running(tmp_path / "m")
     try:

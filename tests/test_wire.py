@@ -177,5 +177,5 @@ def test_what_repeated_values_may_take_is_for_all_inputs_together() -> None:
 
 
 def test_an_outline_is_known_before_the_values_are_looked_at() -> None:
-    head = tensor_proto.outline(tensor(shape=(1 << 40,), float_val=[1]), "input 'x'")
+    head = tensor_proto.header(tensor(shape=(1 << 40,), float_val=[1]), "input 'x'")
     assert (head.dtype, head.shape, head.size) == (np.dtype(np.float32), (1 << 40,), 1 << 42)

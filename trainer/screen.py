@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.logging import RichHandler
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
-from paramsync.program import logs
+from paramsync.program.process import start_logging
 from paramsync.publishing.meter import Meter
 from paramsync.version import Version
 
@@ -28,11 +28,11 @@ class Screen:
     def take_logs(self) -> None:
         """Have all log records written here, so that they and the bar leave each other whole."""
         if not self._redraws:
-            logs.start()
+            start_logging()
             return
         handler = RichHandler(console=self._console, show_path=False)
         handler.setFormatter(logging.Formatter("%(message)s"))
-        logs.start(handler)
+        start_logging(handler)
 
     def show(self, meter: Meter, published: Version | None, *, out_of: int | None) -> None:
         """Show the step out of as many, or within an epoch of as many; None where nobody says how many."""

@@ -6,7 +6,7 @@ import os
 import signal
 from types import FrameType
 
-from paramsync.program import signals
+from paramsync.program.process import ending_signals
 
 
 class Stop:
@@ -22,7 +22,7 @@ class Stop:
 
     def listen(self) -> None:
         """Take the signals over. To be called first of all, on the main thread."""
-        for number in signals.ending():
+        for number in ending_signals():
             signal.signal(number, self._told)
 
     def training_begins(self) -> None:

@@ -16,7 +16,7 @@ from tensorflow_serving.apis import model_service_pb2, prediction_service_pb2
 from paramsync.errors import SettingsError
 from paramsync.kserve import open_inference_pb2 as kserve_pb2
 from paramsync.rpc.addresses import address, refused
-from paramsync.rpc.channel_options import options
+from paramsync.rpc.server import options
 from paramsync.v1 import sync_pb2
 
 from ..batching.batcher import Batching

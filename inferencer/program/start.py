@@ -8,7 +8,8 @@ import logging
 import sys
 
 from paramsync.host import descriptors, memory
-from paramsync.program import logs, stderr_filter
+from paramsync.program import stderr_filter
+from paramsync.program.process import start_logging
 from paramsync.rpc.addresses import check_ports
 
 from ..event_loop.idle import Rests
@@ -30,7 +31,7 @@ def run(settings: Settings, *, stop: Stop) -> None:
     check_ports(settings.host, ports(settings))
     prepare_environment()
     descriptors.raise_limit()
-    logs.start()
+    start_logging()
     _log.info("inferencer starts: %s; TensorFlow is imported first", ", ".join(one.name for one in settings.models))
     logging.getLogger("watchdog").setLevel(logging.CRITICAL)  # it calls its own end an error
     logging.getLogger("grpc._cython.cygrpc").addFilter(_is_no_leaving)

@@ -7,7 +7,7 @@ import signal
 from collections.abc import Callable
 from types import FrameType
 
-from paramsync.program import signals
+from paramsync.program.process import ending_signals
 
 
 class Stop:
@@ -18,7 +18,7 @@ class Stop:
 
     def listen(self) -> None:
         """Take the signals over. To be called first of all, on the main thread."""
-        for number in signals.ending():
+        for number in ending_signals():
             signal.signal(number, self._on_signal)
 
     def arm(self, tell: Callable[[], object]) -> None:

@@ -12,8 +12,8 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST as CONTENT_TYPE
 from prometheus_client.metrics_core import Metric
 
 from paramsync.following.status import State, Status
+from paramsync.program.process import release
 from paramsync.program.prometheus import Page
-from paramsync.program.release import release
 
 from .counts import Histogram
 

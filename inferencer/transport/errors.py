@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import grpc
 import tensorflow as tf
 
-from paramsync.rpc.status_codes import CODES, UNFORESEEN, code_of, one_line
+from paramsync.rpc.server import CODES, UNFORESEEN, code_of, one_line
 
 _log = logging.getLogger("paramsync.services")
 

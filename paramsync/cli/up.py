@@ -19,7 +19,7 @@ from paramsync.cli.processes import Child, end_all
 from paramsync.cli.screen import Screen
 from paramsync.cli.wording import console, duration, share, to_json
 from paramsync.errors import CallError, ParamsyncError
-from paramsync.program import signals
+from paramsync.program.process import ending_signals
 from paramsync.rpc.addresses import HOST, check_ports
 from paramsync.rpc.client import Inferencer, Predictor, Trainer
 
@@ -157,7 +157,7 @@ def _serves(predictor: Predictor) -> bool:
 def _set_by_signals() -> Iterator[threading.Event]:
     """An event that Ctrl-C, SIGTERM and a closed terminal set, as often as they come."""
     wanted = threading.Event()
-    before = {one: signal.signal(one, lambda *_: wanted.set()) for one in signals.ending()}
+    before = {one: signal.signal(one, lambda *_: wanted.set()) for one in ending_signals()}
     try:
         yield wanted
     finally:

@@ -21,9 +21,7 @@ from paramsync.publishing.meter import Meter
 from paramsync.publishing.read_timeout import Arrivals
 from paramsync.publishing.watchers import Watchers
 from paramsync.rpc import addresses
-from paramsync.rpc.channel_options import options
-from paramsync.rpc.messages import of_version
-from paramsync.rpc.status_codes import UNFORESEEN, code_of, one_line
+from paramsync.rpc.server import UNFORESEEN, code_of, of_version, one_line, options
 from paramsync.store import lock
 from paramsync.v1 import sync_pb2, sync_pb2_grpc
 

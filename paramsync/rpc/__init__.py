@@ -1,1 +1,1 @@
-"""What calls need on both sides: addresses, status codes, tensors on the wire, a typed client."""
+"""Calls between programs: addresses, a typed client, the options and statuses of servers, tensors on the wire."""

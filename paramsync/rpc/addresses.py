@@ -1,4 +1,4 @@
-"""Where programs listen: default ports, addresses as text, and whether a port can be had."""
+"""Checks addresses and ports: the default ports, addresses as text, and whether a port is free."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ADDRESS = re.compile(r"(?:[^\s:\[\]]+|\[[^\s\[\]]*:[^\s\[\]]*\]):([0-9]{1,5})")
 
 
 def read_port(text: str) -> int:
-    """For argparse: a port to listen on, where 0 is any free one."""
+    """Reads a port for argparse; 0 is any free one."""
     if not _DIGITS.fullmatch(text) or int(text) > LAST_PORT:
         raise argparse.ArgumentTypeError(f"expected a port from 0 to {LAST_PORT}, found {text!r}")
     return int(text)
@@ -36,12 +36,12 @@ def address(host: str, port: int) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether what listens there can be called from this machine alone, as far as that can be told."""
+    """Whether a server on this host can be called from this machine alone, as far as can be told."""
     try:
         found = {str(where[0]) for *_, where in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
     except (OSError, UnicodeError):
         return False
-    return bool(host and found) and all(_is_loopback(ipaddress.ip_address(one.partition("%")[0])) for one in found)
+    return bool(host and found) and all(_is_loopback(ipaddress.ip_address(text.partition("%")[0])) for text in found)
 
 
 def _is_loopback(found: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
@@ -50,7 +50,7 @@ def _is_loopback(found: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
 
 
 def check_address(text: str) -> str:
-    """The text itself where it is HOST:PORT that can be called; raises SettingsError where it is not."""
+    """The text itself, if it is HOST:PORT that can be called. Raises SettingsError where it is not."""
     found = _ADDRESS.fullmatch(text)
     if not found or not 0 < int(found[1]) <= LAST_PORT:
         raise SettingsError(f"address {text!r}: expected HOST:PORT, such as 127.0.0.1:8500 or [::1]:8500")
@@ -58,7 +58,7 @@ def check_address(text: str) -> str:
 
 
 def check_ports(host: str, ports: Mapping[str, int]) -> None:
-    """Ports by the option that gives them. Raises SettingsError where two are the same or one cannot be had."""
+    """Raises SettingsError where two ports, each given with its option, are the same or one is not free."""
     check_different(ports)
     for option, port in ports.items():
         if port:
@@ -66,14 +66,14 @@ def check_ports(host: str, ports: Mapping[str, int]) -> None:
 
 
 def check_different(ports: Mapping[str, int]) -> None:
-    """Ports by the option that gives them. Raises SettingsError where two are the same; any free one never is."""
-    for (one, port), (other, same) in itertools.combinations(ports.items(), 2):
+    """Raises SettingsError where two ports, each given with its option, are the same; 0, any free one, never is."""
+    for (first, port), (second, same) in itertools.combinations(ports.items(), 2):
         if port and port == same:
-            raise SettingsError(f"expected two different ports, found {port} for both {one} and {other}")
+            raise SettingsError(f"expected two different ports, found {port} for both {first} and {second}")
 
 
 def check_port(host: str, port: int, option: str) -> None:
-    """Raises SettingsError where nobody could listen there now."""
+    """Raises SettingsError where no server could listen on the port now."""
     try:
         family, kind, protocol, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as probe:
@@ -95,7 +95,7 @@ def check_port(host: str, port: int, option: str) -> None:
 
 
 def refused(host: str, port: int, option: str) -> SettingsError:
-    """Why a server was not given the port, for servers that do not say it themselves."""
+    """The reason why a server did not get a port, for servers that do not name it."""
     try:
         check_port(host, port, option)
     except SettingsError as error:

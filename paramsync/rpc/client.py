@@ -1,4 +1,4 @@
-"""Typed calls to a trainer and an inferencer, with every failure in the project's own words."""
+"""Calls a trainer and an inferencer with typed methods, and explains every failure as one of our errors."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _Answer = TypeVar("_Answer", bound=Message)
 
 
 class Stream(Generic[_Answer]):
-    """Messages as they come. One thread iterates; any thread may close, which ends the iteration quietly."""
+    """The messages of a call as they come. One thread iterates; any thread may close, which ends the iteration."""
 
     def __init__(
         self, call: grpc.CallIterator[_Answer], explain: Callable[[grpc.RpcError], errors.ParamsyncError]
@@ -63,14 +63,14 @@ class _Client:
     """One channel to one program; threads may share it. Connects at the first call, and again after a failure."""
 
     program: str
-    mistaken: str  # what the address may be instead
+    mistaken: str  # the other meaning that the address may have
 
     def __init__(self, address: str) -> None:
         self.address = check_address(address)
         self._channel = grpc.insecure_channel(address, options=_OPTIONS)
 
     def serves(self, service: str = "") -> bool:
-        """What the program's health says of a service; False where it does not know the service."""
+        """Whether the program's health says that a service serves; False for a service it does not know."""
         from grpc_health.v1 import health_pb2
 
         request = health_pb2.HealthCheckRequest(service=service)
@@ -106,7 +106,7 @@ class _Client:
         return Stream(call(request, timeout=seconds), lambda error: self._explain(error, seconds))
 
     def _explain(self, error: grpc.RpcError, seconds: float | None) -> errors.ParamsyncError:
-        """The failure as one line, in the class that says whose fault it is."""
+        """The failure as one line, in the class of errors that says whose fault it is."""
         code, detail = error.code(), " ".join((error.details() or "").split())
         if code is grpc.StatusCode.UNAVAILABLE and detail.startswith(_NO_CONNECTION):
             return errors.NotReachableError(self.program, self.address, detail.rpartition(": ")[2].rstrip("]"))
@@ -129,7 +129,7 @@ class Trainer(_Client):
         return self._ask("/paramsync.v1.Publisher/GetStatus", pb.GetPublisherStatusRequest(), pb.PublisherStatus)
 
     def publish(self, *, seconds: float = CHANGING_SECONDS) -> pb.Version:
-        """Publish the current step now; returns the version once it is committed."""
+        """Publish the current step now. Returns the version once it is committed."""
         return self._ask("/paramsync.v1.Publisher/Publish", pb.PublishRequest(), pb.Version, seconds=seconds)
 
     def watch(self) -> Stream[pb.Version]:
@@ -138,13 +138,13 @@ class Trainer(_Client):
 
 
 class Inferencer(_Client):
-    """An inferencer's control port: what it serves, and the calls that change it. Predictions have their own port."""
+    """An inferencer's control port, which tells and changes what it serves. Predictions have their own port."""
 
     program = "inferencer"
     mistaken = "it may be the inferencer's other port, for predictions; expected its control port"
 
     def status(self, model: str = "") -> tuple[pb.ModelStatus, ...]:
-        """One status a model; of all models where none is named."""
+        """The status of a model, or of all models where none is named."""
         answer = self._ask("/paramsync.v1.Sync/GetStatus", pb.GetStatusRequest(model=model), pb.GetStatusResponse)
         return tuple(answer.models)
 
@@ -157,10 +157,10 @@ class Inferencer(_Client):
         seconds: float = CHANGING_SECONDS,
         progress: Callable[[pb.SyncProgress], None] = lambda _: None,
     ) -> pb.ModelStatus:
-        """Return once that version, or the newest published one, serves. Every progress message is passed on.
+        """Return once that version, or the newest published one, serves; `progress` gets every message until then.
 
-        With `fresh` the trainer is asked to publish first, and it is that version that comes to serve. Raises
-        SyncError where it does not come to serve, RequestError for a model or version that is not there.
+        With `fresh` the trainer publishes first, and the inferencer syncs to that version. Raises SyncError where the
+        version does not come to serve, RequestError for a model or version that is not there.
         """
         request = pb.SyncRequest(model=model, version=version, fresh=fresh)
         last = pb.SyncProgress()

@@ -1,6 +1,6 @@
-"""Arrays as the tensors that prediction calls carry, and back, without TensorFlow.
+"""Converts arrays to the tensors that prediction calls carry, and back, without TensorFlow.
 
-What a stranger sent is checked before memory is spent on it.
+A stranger's tensor is checked before memory is spent on it.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ Tensor = Any
 """A serving_pb2.Tensor or a tensorflow.TensorProto: they have the same fields."""
 
 MAX_BYTES = 64 << 20
-"""What all arrays of a call may take that repeat a value; others are bounded by the size of their message."""
+"""Limit of all arrays of a call that repeat a value; the size of the message bounds others."""
 
-VALUE_FIELDS = {  # where values are put one by one in place of their bytes
+VALUE_FIELDS = {  # fields that have values one by one in place of their bytes
     "float32": "float_val",
     "float64": "double_val",
     "int8": "int_val",
@@ -43,13 +43,13 @@ VALUE_FIELDS = {  # where values are put one by one in place of their bytes
     "complex64": "scomplex_val",  # real and imaginary part in turn
     "complex128": "dcomplex_val",
 }
-_READ_FIELDS = {  # where others put them; we send these as their bytes
+_READ_FIELDS = {  # fields that other senders use; we send these dtypes as bytes
     **dict.fromkeys(("qint8", "quint8", "qint16", "quint16", "qint32", "int4", "uint4", "int2", "uint2"), "int_val"),
     **{name: "float8_val" for number in range(64) if (name := dtypes.name(number)).startswith(("float8", "float4"))},
     **VALUE_FIELDS,
 }
 _ALL_FIELDS = sorted(set(_READ_FIELDS.values()))
-_FIXED = {"float32": 5, "float64": 6}  # fields whose values are on the wire as in memory, by their numbers
+_FIXED = {"float32": 5, "float64": 6}  # numbers of the fields whose values are on the wire as in memory
 _BY_NAME = {dtypes.name(number): number for number in range(1, dtypes.VARIANT + 3)}
 _PLAIN = {
     name: (number, dtype)
@@ -57,13 +57,13 @@ _PLAIN = {
     if (dtype := dtypes.to_numpy(number)) is not None and dtype.isbuiltin == 1 and dtype.kind in "fiuc"
 }
 _PARTS = {"complex64": np.float32, "complex128": np.float64}
-_SOME = 1 << 16  # values that are made Python's at once
-_MOST_DIMENSIONS = 32  # what a numpy array may have at least
+_SOME = 1 << 16  # values that become Python objects at once
+_MOST_DIMENSIONS = 32  # every numpy takes so many
 _ADDRESSABLE = 1 << 63  # bytes; numpy refuses sizes that go beyond, even where another one is 0
 
 
 def from_array(array: np.ndarray) -> serving_pb2.Tensor:
-    """Raises InputError for a dtype that TensorFlow lacks."""
+    """The tensor of an array. Raises InputError for a dtype that TensorFlow lacks."""
     array = array.astype(array.dtype.newbyteorder("<"), copy=False)
     number = dtypes.from_numpy(array.dtype)
     if number is None:
@@ -73,15 +73,15 @@ def from_array(array: np.ndarray) -> serving_pb2.Tensor:
     for size in array.shape:
         tensor.tensor_shape.dim.add(size=size)
     if number == dtypes.STRING:
-        tensor.string_val.extend(one if isinstance(one, bytes) else str(one).encode() for one in array.flat)
+        tensor.string_val.extend(value if isinstance(value, bytes) else str(value).encode() for value in array.flat)
     else:
         tensor.tensor_content = array.tobytes()
     return tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Outline:
-    """What a tensor says of itself before its values are looked at. Its text says whose it is."""
+class TensorHeader:
+    """Dtype and shape of a tensor, read before its values. `what` names the tensor in messages."""
 
     what: str
     dtype: np.dtype[Any]
@@ -93,31 +93,31 @@ class Outline:
 
     @property
     def size(self) -> int:
-        """In bytes, as an array; of strings only what points at them."""
+        """Bytes of the array; for strings only those of the pointers."""
         return self.count * self.dtype.itemsize
 
     def __str__(self) -> str:
         return f"{self.what} {'string' if self.dtype.kind == 'O' else self.dtype} {list(self.shape)}"
 
 
-def outline(tensor: Tensor, what: str) -> Outline:
-    """Raises InputError, which begins with `what`, where the tensor can be no array."""
+def header(tensor: Tensor, what: str) -> TensorHeader:
+    """The header of a tensor. Raises InputError, which begins with `what`, where it can be no array."""
     dtype = dtypes.to_numpy(tensor.dtype)
     if dtype is None:
         expected = "a dtype of numbers, booleans or strings"
         raise InputError(f"{what}, dtype", expected=expected, found=dtypes.name(tensor.dtype))
-    return Outline(what, dtype, _shape(tensor, what, dtype.itemsize))
+    return TensorHeader(what, dtype, _shape(tensor, what, dtype.itemsize))
 
 
 def to_arrays(tensors: Mapping[str, Tensor], side: str) -> dict[str, np.ndarray]:
-    """The arrays that one call carries; strings are object arrays of bytes. `side` is "input" or "output".
+    """The arrays of one call; strings are object arrays of bytes. `side` is "input" or "output".
 
-    Raises InputError, which names the one that does not hold what it says.
+    Raises InputError, which names the first tensor whose values do not fit its header.
     """
     arrays = {}
     left = MAX_BYTES
     for name, tensor in tensors.items():
-        head = outline(tensor, f"{side} {name!r}")
+        head = header(tensor, f"{side} {name!r}")
         array = _of_content(head, tensor.tensor_content) if tensor.tensor_content else _of_values(head, tensor)
         if array.size < head.count:  # TensorFlow leaves out what repeats the last value, or is all zeros
             left -= head.size
@@ -146,9 +146,9 @@ def check_rank(rank: int, what: str) -> None:
 
 
 def plain(tensor: Tensor, dtype: str, shape: Sequence[int | None]) -> np.ndarray | None:
-    """The array of a tensor that is what it should be, and comes as one: most do, and are read at once.
+    """The array of a tensor that has the expected dtype and shape and all its values in one piece, as most do.
 
-    None for any other, wrong or not: `to_arrays` knows more.
+    None for any other, wrong or not, which `to_arrays` reads.
     """
     known = _PLAIN.get(dtype)
     if known is None or tensor.dtype != known[0]:
@@ -169,7 +169,7 @@ def plain(tensor: Tensor, dtype: str, shape: Sequence[int | None]) -> np.ndarray
 
 
 def collected(values: Any, dtype: npt.DTypeLike) -> np.ndarray:
-    """The values of a repeated field; some at a time, so that other threads have their turn."""
+    """The values of a repeated field, some at a time, so that other threads get the GIL between them."""
     array = np.empty(len(values), dtype)
     for at in range(0, len(values), _SOME):
         array[at : at + _SOME] = values[at : at + _SOME]
@@ -177,19 +177,19 @@ def collected(values: Any, dtype: npt.DTypeLike) -> np.ndarray:
 
 
 def extend(values: Any, array: np.ndarray) -> None:
-    """Put an array's values into a repeated field, in the same way."""
+    """Put an array's values into a repeated field, some at a time, as `collected` does."""
     flat = array.reshape(-1)
     for at in range(0, flat.size, _SOME):
         values.extend(flat[at : at + _SOME].tolist())
 
 
 def packed(number: int, content: bytes) -> bytes:
-    """A packed repeated field of fixed-size values as it is on the wire: far cheaper than one Python number each."""
+    """The bytes of a packed repeated field of fixed-size values: far cheaper than one Python number each."""
     return bytes([number << 3 | 2]) + sstable.varint(len(content)) + content
 
 
 def _fixed(tensor: Tensor, number: int, size: int) -> bytes:
-    """So many bytes of a packed field, which is the last of a message; empty where it is not all of it."""
+    """So many bytes of a packed field, the last of a message; empty where they are not the whole field."""
     content: bytes = tensor.SerializeToString()
     values = content[len(content) - size :]
     return values if content.endswith(packed(number, values)) else b""
@@ -205,7 +205,7 @@ def _shape(tensor: Tensor, what: str, itemsize: int) -> tuple[int, ...]:
 
 
 def _repeated(array: np.ndarray, count: int) -> np.ndarray:
-    """So many values, of which the last one stands for all that are missing; without any all are zero, or empty."""
+    """So many values, where the last repeats for all that are missing; without any, all are zero or empty."""
     zero = b"" if array.dtype.kind == "O" else np.zeros((), array.dtype)
     whole = np.empty(count, array.dtype)
     whole.fill(array[-1] if array.size else zero)  # np.full takes the last zero byte off strings
@@ -213,7 +213,7 @@ def _repeated(array: np.ndarray, count: int) -> np.ndarray:
     return whole
 
 
-def _of_content(head: Outline, content: bytes) -> np.ndarray:
+def _of_content(head: TensorHeader, content: bytes) -> np.ndarray:
     if head.dtype.kind == "O":
         return _strings(head, content)
     if len(content) != head.size:
@@ -223,8 +223,8 @@ def _of_content(head: Outline, content: bytes) -> np.ndarray:
     return np.frombuffer(content, head.dtype)
 
 
-def _strings(head: Outline, content: bytes) -> np.ndarray:
-    """All their lengths, as varints, then all of them."""
+def _strings(head: TensorHeader, content: bytes) -> np.ndarray:
+    """The strings of content that begins with all their lengths as varints."""
     expected = f"{head.count} strings in tensor_content, after their lengths"
     if len(content) < head.count:
         raise InputError(str(head), expected=expected, found=f"{len(content)} bytes")
@@ -241,8 +241,8 @@ def _strings(head: Outline, content: bytes) -> np.ndarray:
     return array
 
 
-def _of_values(head: Outline, tensor: Tensor) -> np.ndarray:
-    """All values, or those up to where the last one stands for all that follow; none where all are zero."""
+def _of_values(head: TensorHeader, tensor: Tensor) -> np.ndarray:
+    """The values that a tensor lists: all, or fewer where the last repeats, or none where all are zero."""
     kind = dtypes.name(tensor.dtype)
     field = _READ_FIELDS[kind]
     values = getattr(tensor, field)
@@ -250,7 +250,7 @@ def _of_values(head: Outline, tensor: Tensor) -> np.ndarray:
     if rest or found > head.count:
         raise InputError(str(head), expected=f"{head.count} values", found=len(values) if rest else found)
     if not found:
-        if other := [one for one in _ALL_FIELDS if len(getattr(tensor, one))]:  # zeros are not what they mean
+        if other := [name for name in _ALL_FIELDS if len(getattr(tensor, name))]:  # zeros are not what they mean
             raise InputError(str(head), expected=f"values in {field}", found=f"values in {', '.join(other)}")
         return np.empty(0, head.dtype)
     if kind in _PARTS:
@@ -264,8 +264,8 @@ def _of_values(head: Outline, tensor: Tensor) -> np.ndarray:
     return collected(values, head.dtype)
 
 
-def _narrowed(head: Outline, wide: np.ndarray, *, bits: bool) -> np.ndarray:
-    """Values that came as int32, or bits that did."""
+def _narrowed(head: TensorHeader, wide: np.ndarray, *, bits: bool) -> np.ndarray:
+    """Values, or bits, that came as int32, in their own dtype."""
     kind = np.dtype(np.uint16) if bits else head.dtype[0] if head.dtype.names else head.dtype  # of a quantized one
     limits = ml_dtypes.iinfo(kind)
     if wide.size and not (limits.min <= wide.min() and wide.max() <= limits.max):

@@ -13,7 +13,7 @@ from tensorflow_serving.config import model_server_config_pb2
 
 from paramsync.errors import SettingsError
 from paramsync.program.flags import Parser, check_text
-from paramsync.program.release import release
+from paramsync.program.process import release
 from paramsync.rpc.addresses import PREDICTIONS_PORT, check_different, read_port
 from paramsync.v1 import tf_serving_pb2
 

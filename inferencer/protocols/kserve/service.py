@@ -12,7 +12,7 @@ from paramsync.following.operator_requests import Action
 from paramsync.following.status import Stage, State
 from paramsync.graphs.graph import DEFAULT_SIGNATURE
 from paramsync.kserve import open_inference_pb2 as pb
-from paramsync.program.release import release
+from paramsync.program.process import release
 
 from ...serving.allowed import Allowed
 from ...serving.metrics import Metrics, Statistics

@@ -17,7 +17,7 @@ from paramsync import dtypes
 from paramsync.errors import InputError
 from paramsync.graphs.graph import TensorSpec
 from paramsync.kserve import open_inference_pb2 as pb
-from paramsync.rpc.tensor_proto import Outline, check_rank, check_shape, collected, extend
+from paramsync.rpc.tensor_proto import TensorHeader, check_rank, check_shape, collected, extend
 
 Array = npt.NDArray[Any]
 
@@ -60,9 +60,9 @@ def datatype(dtype: str) -> str | None:
     return _NAMES.get(dtype)
 
 
-def outlines(tensors: Sequence[pb.ModelInferRequest.InferInputTensor]) -> dict[str, Outline]:
+def outlines(tensors: Sequence[pb.ModelInferRequest.InferInputTensor]) -> dict[str, TensorHeader]:
     """What inputs say of themselves. Raises InputError where one can be no array."""
-    found: dict[str, Outline] = {}
+    found: dict[str, TensorHeader] = {}
     for one in tensors:
         what = f"input {one.name!r}"
         if one.name in found:
@@ -73,11 +73,11 @@ def outlines(tensors: Sequence[pb.ModelInferRequest.InferInputTensor]) -> dict[s
         check_rank(len(one.shape), what)  # before a stranger's millions are looked at
         shape = tuple(one.shape)
         check_shape(shape, what, dtype.itemsize)
-        found[one.name] = Outline(what, dtype, shape)
+        found[one.name] = TensorHeader(what, dtype, shape)
     return found
 
 
-def arrays(request: pb.ModelInferRequest, heads: Mapping[str, Outline]) -> dict[str, Array]:
+def arrays(request: pb.ModelInferRequest, heads: Mapping[str, TensorHeader]) -> dict[str, Array]:
     """What inputs hold whose outlines were found to fit. Raises InputError where it is not what they say."""
     raw = request.raw_input_contents
     typed = [one.name for one in request.inputs if one.HasField("contents")]
@@ -93,7 +93,7 @@ def arrays(request: pb.ModelInferRequest, heads: Mapping[str, Outline]) -> dict[
     return {name: one.reshape(head.shape) for (name, head), one in zip(heads.items(), flat, strict=True)}
 
 
-def _of_raw(head: Outline, content: bytes) -> Array:
+def _of_raw(head: TensorHeader, content: bytes) -> Array:
     if head.dtype == object:
         return _strings(head, content)
     if len(content) != head.size:
@@ -103,7 +103,7 @@ def _of_raw(head: Outline, content: bytes) -> Array:
     return np.frombuffer(content, head.dtype)
 
 
-def _strings(head: Outline, content: bytes) -> Array:
+def _strings(head: TensorHeader, content: bytes) -> Array:
     """Each with its length in four bytes before it."""
     if head.count * _LENGTH.size > len(content):
         expected = f"{head.count} strings, each after its length in 4 bytes"
@@ -123,7 +123,7 @@ def _strings(head: Outline, content: bytes) -> Array:
     return array
 
 
-def _of_contents(head: Outline, tensor: pb.ModelInferRequest.InferInputTensor) -> Array:
+def _of_contents(head: TensorHeader, tensor: pb.ModelInferRequest.InferInputTensor) -> Array:
     field = _FIELDS.get(tensor.datatype)
     if field is None:
         found = "contents" if tensor.HasField("contents") else "none"
@@ -139,7 +139,7 @@ def _of_contents(head: Outline, tensor: pb.ModelInferRequest.InferInputTensor) -
     return collected(values, head.dtype)
 
 
-def _narrowed(head: Outline, wide: Array) -> Array:
+def _narrowed(head: TensorHeader, wide: Array) -> Array:
     limits = np.iinfo(head.dtype)
     if wide.size and not (limits.min <= wide.min() and wide.max() <= limits.max):
         found = f"{wide.min()} to {wide.max()}"

@@ -11,7 +11,7 @@ from typing import Any
 from aiohttp import web
 
 from paramsync.rpc.addresses import refused
-from paramsync.rpc.status_codes import UNFORESEEN, one_line
+from paramsync.rpc.server import UNFORESEEN, one_line
 
 from .replies import SERVER, Reply, bare, failed
 

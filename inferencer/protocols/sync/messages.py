@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from paramsync.following.events import Event, EventKind
 from paramsync.following.status import State, Status
-from paramsync.rpc.messages import of_version
+from paramsync.rpc.server import of_version
 from paramsync.v1 import sync_pb2 as pb
 
 _STATES = {

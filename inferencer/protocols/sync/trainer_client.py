@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 
 from paramsync.errors import CorruptCheckpointError, StoreError, SyncError
-from paramsync.rpc.messages import of_version
+from paramsync.rpc.server import of_version
 from paramsync.store import layout, lock
 from paramsync.store.store import Store
 from paramsync.v1 import sync_pb2 as pb

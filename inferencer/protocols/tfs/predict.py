@@ -56,7 +56,7 @@ class Predict:
         if inputs is None or request.output_filter:
             check_count("inputs", request.inputs)
             check_count("output filter", request.output_filter)
-            outlines = {name: tensor_proto.outline(proto, f"input {name!r}") for name, proto in request.inputs.items()}
+            outlines = {name: tensor_proto.header(proto, f"input {name!r}") for name, proto in request.inputs.items()}
             outputs = tuple(request.output_filter)
             fits = one.graph.fits(signature, outlines, outputs)  # before memory is spent on any of them
             inputs = tensor_proto.to_arrays(request.inputs, "input")

@@ -189,7 +189,7 @@ def _constants(node: Any) -> Iterable[Any]:
 def _unfolding(node: Any, tensor: Any) -> int:
     """The bytes that a constant takes in memory beyond those of its definition. Raises UnsafeGraphError."""
     try:
-        head = tensor_proto.outline(tensor, f"constant {shown(node.name)}")
+        head = tensor_proto.header(tensor, f"constant {shown(node.name)}")
     except InputError as error:
         raise UnsafeGraphError(f"the graph is not safe: {error}") from error
     said = node.attr.get("dtype")

@@ -1,0 +1,101 @@
+"""Shared by the gRPC servers of both programs: options of a port, statuses of errors, a version as a message."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import CancelledError
+
+import grpc
+
+from paramsync import errors
+from paramsync.host import descriptors
+from paramsync.v1 import sync_pb2 as pb
+from paramsync.version import Version
+
+MOST_CONNECTIONS = 4096  # for each port, where descriptors allow
+SILENT_SECONDS = 10  # until a new connection has to speak HTTP/2
+IDLE_SECONDS = 60  # until a connection without a call is closed; callers connect again unnoticed, as with HTTP
+ALIVE_SECONDS = 30  # after which a silent connection with calls is asked whether there is anybody
+_PORTS = 3  # of one process
+_MOST_CALLS_OF_ONE = 1 << 10  # on one connection, whose caller waits with more
+_MOST_PENDING = 1 << 14  # that have come and were not looked at, for each port
+
+_MOST_BYTES = 1000  # of a status text: it is sent in a header, where a byte may take three, and headers have a limit
+
+UNFORESEEN = "internal error; the server's log has it"
+"""The text that a caller gets, with INTERNAL, for an error that no table has."""
+
+Codes = Mapping[type[BaseException], grpc.StatusCode]
+
+CODES: Codes = {
+    errors.UnknownModelError: grpc.StatusCode.NOT_FOUND,
+    errors.UnknownVersionError: grpc.StatusCode.NOT_FOUND,
+    errors.UnknownLabelError: grpc.StatusCode.NOT_FOUND,
+    errors.UnknownSignatureError: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.InputError: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.TooLargeError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.StoppedError: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.NotAllowedError: grpc.StatusCode.PERMISSION_DENIED,
+    errors.RequestError: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.NotServingError: grpc.StatusCode.UNAVAILABLE,
+    errors.BusyError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.SyncError: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.StoreError: grpc.StatusCode.UNAVAILABLE,
+    errors.PublishError: grpc.StatusCode.INTERNAL,
+    CancelledError: grpc.StatusCode.CANCELLED,
+    TimeoutError: grpc.StatusCode.DEADLINE_EXCEEDED,
+    NotImplementedError: grpc.StatusCode.UNIMPLEMENTED,
+}
+
+
+def code_of(error: BaseException, codes: Codes = CODES) -> grpc.StatusCode | None:
+    """The code of the error's nearest class in the table; None for an unforeseen error."""
+    return next((codes[kind] for kind in type(error).__mro__ if kind in codes), None)
+
+
+def one_line(text: str) -> str:
+    """The text as a status carries it: the beginning of a long one, without anything that could not be sent."""
+    begins = text[: 4 * _MOST_BYTES]  # of what is very long nothing more is looked at
+    content = " ".join(begins.split()).encode(errors="backslashreplace")
+    whole = len(content) <= _MOST_BYTES and len(begins) == len(text)
+    return content.decode() if whole else content[:_MOST_BYTES].decode(errors="ignore") + "..."
+
+
+def options(message_bytes: int) -> tuple[tuple[str, int], ...]:
+    """gRPC's options for a port that strangers may reach, with messages of at most so many bytes."""
+    return (
+        ("grpc.so_reuseport", 0),  # else a second server could take the same port, and each would get some of the calls
+        ("grpc.max_receive_message_length", message_bytes),
+        ("grpc.max_send_message_length", message_bytes),
+        ("grpc.max_allowed_incoming_connections", min(MOST_CONNECTIONS, descriptors.for_connections() // _PORTS)),
+        ("grpc.server_handshake_timeout_ms", 1000 * SILENT_SECONDS),
+        ("grpc.max_connection_idle_ms", 1000 * IDLE_SECONDS),
+        ("grpc.keepalive_time_ms", 1000 * ALIVE_SECONDS),
+        ("grpc.max_concurrent_streams", _MOST_CALLS_OF_ONE),
+        # a connection whose caller resets calls at once is refused more, because calls that are over count until gRPC
+        # has let go of them. As many of them as of others may be, else callers that wait would be refused too
+        ("grpc.http.overload_protection", 1),
+        ("grpc.http2.max_deallocating_streams", _MOST_CALLS_OF_ONE),
+        # where more than 1000 calls came that nobody has looked at, gRPC ends some with CANCELLED by chance: an event
+        # loop that was kept from running for a moment loses calls. So they wait, and are answered or refused by name
+        ("grpc.server.max_pending_requests", _MOST_PENDING),
+        ("grpc.server.max_pending_requests_hard_limit", _MOST_PENDING),
+        ("grpc.http2.bdp_probe", 0),  # else gRPC reads up to 4 MB ahead of each stream that nobody reads
+    )
+
+
+def of_version(version: Version) -> pb.Version:
+    return pb.Version(
+        number=version.number,
+        step=version.step,
+        prefix=version.prefix,
+        graph=version.graph,
+        step_done_at=version.step_done_at,
+        snapshot_at=version.snapshot_at,
+        committed_at=version.committed_at or 0.0,
+        bytes=version.bytes,
+        bytes_written=version.bytes_written,
+        checksum=version.checksum,
+        finite=version.finite,
+        metrics=version.metrics,
+    )
