@@ -1,7 +1,7 @@
-"""Which numpy dtype each of TensorFlow's dtype numbers stands for, without importing TensorFlow.
+"""Translates between TensorFlow's dtype numbers and numpy's dtypes, without importing TensorFlow.
 
-Numbers of less than 8 bits take a byte each, in checkpoints as in numpy. Quantized ones are records with one field of
-the dtype's name, as TensorFlow gives and takes them.
+Numbers of less than 8 bits take a byte each, in checkpoints as in numpy. Quantized numbers are records with one field
+of the dtype's name, as TensorFlow gives and takes them.
 """
 
 from __future__ import annotations
@@ -66,15 +66,15 @@ _NUMBERS = {dtype: number for number, dtype in _NUMPY.items()}
 
 
 def to_numpy(number: int) -> np.dtype[np.generic] | None:
-    """The numpy dtype of a TensorFlow dtype number; strings are object arrays of bytes; None for what numpy lacks."""
+    """The numpy dtype of TensorFlow's number, which for strings is object; None for a dtype that numpy lacks."""
     return _NUMPY.get(number)
 
 
 def from_numpy(dtype: np.dtype[np.generic]) -> int | None:
-    """The TensorFlow number of a numpy dtype; None where TensorFlow has no such dtype."""
+    """TensorFlow's number of a numpy dtype; None where TensorFlow has no such dtype."""
     return STRING if dtype.kind in "OSU" else _NUMBERS.get(dtype)
 
 
 def name(number: int) -> str:
-    """What TensorFlow calls it."""
+    """TensorFlow's name of a dtype number."""
     return _NAMES.get(number, f"dtype {number}")

@@ -1,4 +1,4 @@
-"""Every error of the project, grouped by whose fault it is. Each says what was expected, what was found, what to do."""
+"""Every error of the project, grouped by whose fault it is. Each says what was expected, was found, and can be done."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 class ParamsyncError(Exception):
-    """What all errors of this project are. Its text is one line for a person."""
+    """The base of all errors of this project. Its text is one line for a person."""
 
 
 def _quoted(names: Iterable[str]) -> str:
@@ -45,7 +45,7 @@ class UnknownLabelError(RequestError):
 
 class UnknownSignatureError(RequestError):
     def __init__(self, signature: str, known: Iterable[str], why: str = "") -> None:
-        """`why` is the reason, where it is there and cannot be served."""
+        """`why` is the reason why a signature that exists cannot be served."""
         problem = f"is not served: {why}" if why else "does not exist"
         super().__init__(f"signature {signature!r} {problem}; there are: {_quoted(known)}")
 
@@ -65,11 +65,11 @@ class InputError(RequestError):
 
 
 class NotAllowedError(RequestError):
-    """What callers may not do here. The text names the option that allows it."""
+    """A request that callers may not make here. The text names the option that allows it."""
 
 
 class StoppedError(RequestError):
-    """A request to publish that came when training had stopped."""
+    """A request to publish that came after training had stopped."""
 
     def __init__(self) -> None:
         super().__init__("training has stopped; nothing more is published")
@@ -87,7 +87,7 @@ class StoreError(ParamsyncError):
 
 
 class UnreadableError(StoreError):
-    """A file that cannot be read now, for a reason that says nothing of what is in it: it may well be another time."""
+    """A file that cannot be read now, for a reason outside of it: another time it may well be readable."""
 
     def __init__(self, path: Path, why: str) -> None:
         super().__init__(path.parent, f"{path.name} cannot be read: {why}")
@@ -109,7 +109,7 @@ class CorruptCheckpointError(ParamsyncError):
 
 
 class UnfinishedError(ParamsyncError):
-    """Files that are not all there, or not whole: whoever writes them may not be done yet."""
+    """Files that are missing or not whole: their writer may not be done yet."""
 
 
 # The graph's fault ----------------------------------------------------------------------------------------------------
@@ -124,15 +124,15 @@ class UnfinishedMetaError(UnfinishedError, GraphError):
 
 
 class UnsafeGraphError(GraphError):
-    """A graph that somebody else made and that is not computed with: for its ops, or for what it would cost."""
+    """A stranger's graph that is refused for its ops, or for its cost."""
 
 
 class StructureError(GraphError):
-    """What is published has other variables or layers than were captured, and cannot be captured anew."""
+    """A model whose variables or layers have changed since its capture, and that cannot be captured anew."""
 
 
 class ParameterError(GraphError):
-    """Parameters that do not fit the graph, or must not be served: names, shapes, dtypes, values."""
+    """Parameters that do not fit the graph, or must not be served: by name, shape, dtype or value."""
 
     def __init__(self, where: str, *, expected: object, found: object) -> None:
         super().__init__(f"parameters of {where}: expected {expected}, found {found}")
@@ -149,7 +149,7 @@ class NotServingError(ParamsyncError):
 
 
 class BusyError(ParamsyncError):
-    """As many ask for the same as may; one that leaves makes room."""
+    """A call beyond the number that may wait for the same thing."""
 
 
 class SyncError(ParamsyncError):
@@ -157,7 +157,7 @@ class SyncError(ParamsyncError):
 
 
 class CallError(ParamsyncError):
-    """A call that got no answer. The text is the other program's own where it gave one, the code gRPC's name for it."""
+    """A call that got no answer. The text is the other program's, if it gave one, the code gRPC's name for it."""
 
     def __init__(self, text: str, code: str) -> None:
         super().__init__(text)
@@ -165,7 +165,7 @@ class CallError(ParamsyncError):
 
 
 class NotReachableError(CallError):
-    """Nobody answers at the address."""
+    """An address at which nobody answers."""
 
     def __init__(self, program: str, address: str, why: str) -> None:
         super().__init__(
@@ -179,13 +179,13 @@ class PublishError(ParamsyncError):
 
 
 class NotFiniteError(PublishError):
-    """Parameters that are NaN or infinite were not published. `names` are all of them."""
+    """A publication refused for NaN or infinity. `names` are all parameters that have them."""
 
     SHOWN = 5
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = tuple(names)
-        some = ", ".join(one if one.isprintable() else repr(one) for one in self.names[: self.SHOWN])
+        some = ", ".join(name if name.isprintable() else repr(name) for name in self.names[: self.SHOWN])
         more = f" and {len(names) - self.SHOWN} more" if len(names) > self.SHOWN else ""
         super().__init__(
             f"NaN or infinity in {some}{more}: not published, the version before is still the latest; go back to it or"

@@ -1,4 +1,4 @@
-"""Version: the identity of one published set of parameters, as an immutable record."""
+"""The record of one published set of parameters, and how it is read and written as JSON."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from typing import Any, Generic, Protocol, TypeVar
 class Version:
     """One published set of parameters. Times are seconds since the epoch.
 
-    `committed_at` is None until the version is visible in its store. `graph` is "" where the store does not say which
-    graph its parameters belong to (one that TensorFlow itself wrote). `bytes` counts the tensors, `bytes_written` those
-    that the version before did not have already, in files that the two share. `checksum` is the digest of the
-    checksums of all tensors: two versions with the same one have the same parameters. `finite` says that the publisher
-    looked at all values with these checksums, and none was NaN or infinite. `seal` is of its data files as they were
-    then, see `paramsync.checkpoint.seal`; "" where they are not in memory.
+    committed_at   None until the version is visible in its store
+    graph          the digest of its graph; "" where the store does not say it, as in stores that TensorFlow wrote
+    bytes          of all tensors
+    bytes_written  of the tensors in files that the version shares with none before
+    checksum       the digest of the checksums of all tensors: equal for versions with the same parameters
+    finite         whether the publisher found no NaN and no infinity in the values with these checksums
+    seal           of its data files at that time, see `paramsync.checkpoint.seal`; "" where they are not in memory
     """
 
     number: int
@@ -42,15 +43,15 @@ class Version:
         )
 
     def to_json(self) -> str:
-        """The record as it stands in a store."""
-        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        """The text of the record in a store."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
         return json.dumps(values | {"metrics": dict(self.metrics)}, indent=1) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> Version:
         """Read a record. Unknown keys are ignored, so that older readers accept newer records.
 
-        Raises ValueError where the text is no record: not JSON, a key missing, a value of another type or range.
+        Raises ValueError for a text that is no record: not JSON, a key missing, a value of another type or range.
         """
         values = json.loads(text)
         if not isinstance(values, dict):
@@ -75,7 +76,7 @@ def _whole(value: object) -> int:
 
 
 def _number(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"expected a number, found {type(value).__name__}")
     return float(value)
 
@@ -113,7 +114,7 @@ _READ: Mapping[str, Callable[[Any], Any]] = {
     "checksum": _text,
     "finite": _truth,
     "seal": _text,
-    "metrics": lambda value: {_text(name): _number(one) for name, one in value.items()},
+    "metrics": lambda value: {_text(name): _number(number) for name, number in value.items()},
 }
 
 
@@ -127,7 +128,7 @@ V = TypeVar("V", bound=Numbered)
 
 @dataclass(frozen=True)
 class Candidate(Generic[V]):
-    """A version and what identifies its files: another value once they were rewritten."""
+    """A version, and the identity of its files, which changes when they are rewritten."""
 
     version: V
     files: Hashable

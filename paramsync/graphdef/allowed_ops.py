@@ -1,7 +1,7 @@
-"""Which ops a graph may use that somebody else made, and how many; which of them give other results in each call.
+"""Lists the ops that a stranger's graph may use, those of them that are random, and how many nodes it may have.
 
-Built from what predictions need. What is not here can touch files, the network, other processes or this one, keeps a
-state, trusts what it is given too much, or nobody has asked for it yet. No TensorFlow is needed to know this.
+The list has what predictions need. An op that is not in it can touch files, the network or processes, keeps a state,
+trusts its arguments too much, or nobody has asked for it yet. The list needs no TensorFlow.
 """
 
 from __future__ import annotations
@@ -150,29 +150,13 @@ _RANDOM = """
 """
 
 STOCHASTIC = frozenset(_RANDOM.split())
-"""Ops of the list whose results are other ones in each call."""
+"""Ops of the list whose results differ from call to call."""
 
-SAFE = frozenset(
-    " ".join(
-        (
-            _GRAPH,
-            _CONTROL,
-            _MATHS,
-            _ARRAYS,
-            _ALGEBRA,
-            _LAYERS,
-            _QUANTIZED,
-            _STRINGS,
-            _SPARSE,
-            _IMAGES,
-            _LISTS,
-            _TABLES,
-            _SEEDED,
-            _RANDOM,
-        )
-    ).split()
-)
+_GROUPS = [_GRAPH, _CONTROL, _MATHS, _ARRAYS, _ALGEBRA, _LAYERS, _QUANTIZED]
+_GROUPS += [_STRINGS, _SPARSE, _IMAGES, _LISTS, _TABLES, _SEEDED, _RANDOM]
+
+SAFE = frozenset(" ".join(_GROUPS).split())
 """Ops that compute their results from their arguments, and touch nothing else."""
 
 NODES = 500_000
-"""What a graph and its functions may hold together."""
+"""The nodes that a graph and its functions may have together."""

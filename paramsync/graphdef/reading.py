@@ -1,4 +1,4 @@
-"""How GraphDefs are read, whoever parsed them: what their tensors are called, and which functions their nodes name."""
+"""Reads names in GraphDefs, whoever parsed them: of tensors, and of the functions that nodes call."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Any
 
 
 def node_of(tensor: str) -> str:
-    """The node of an input as nodes spell theirs: "x", "x:1", in functions "x:output:0", "^x" for one to wait for."""
+    """The node of an input, which nodes spell "x", "x:1", in functions "x:output:0", and "^x" for one to wait for."""
     return tensor.removeprefix("^").partition(":")[0]
 
 
 def full(tensor: str) -> str:
-    """A tensor of a graph (not of a function) with its port, which GraphDefs leave out where it is 0."""
+    """The name of a tensor of a graph (not of a function) with its port, which GraphDefs leave out where it is 0."""
     return tensor if ":" in tensor or tensor.startswith("^") else f"{tensor}:0"
 
 
 def fresh(name: str, taken: Collection[str]) -> str:
-    """This name, or one like it that is not taken."""
+    """This name, or a similar one that is not taken."""
     found, count = name, 0
     while found in taken:
         count += 1
@@ -26,30 +26,30 @@ def fresh(name: str, taken: Collection[str]) -> str:
 
 
 def functions_of(attributes: Mapping[str, Any]) -> Iterator[Any]:
-    """Whatever names a function in these attributes, and what that says of others in turn."""
+    """Every reference to a function in these attributes, and in the attributes of these references in turn."""
     for value in attributes.values():
         kind = value.WhichOneof("value")
-        for one in (value.func,) if kind == "func" else value.list.func if kind == "list" else ():
-            yield one
-            yield from functions_of(one.attr)
+        for function in (value.func,) if kind == "func" else value.list.func if kind == "list" else ():
+            yield function
+            yield from functions_of(function.attr)
 
 
 def called(node: Any) -> list[str]:
-    """Every function a node may call: the one it is named after, if it is one, and those in its attributes."""
-    return [node.op, *(one.name for one in functions_of(node.attr) if one.name)]
+    """Every function that a node may call: its op, if that is a function, and those in its attributes."""
+    return [node.op, *(function.name for function in functions_of(node.attr) if function.name)]
 
 
 def rename_calls(nodes: Iterable[Any], names: Mapping[str, str]) -> None:
-    """Let the nodes name these functions by their new names."""
+    """Rename these functions in the nodes that call them."""
     for node in nodes:
         node.op = names.get(node.op, node.op)
-        for one in functions_of(node.attr):
-            one.name = names.get(one.name, one.name)
+        for function in functions_of(node.attr):
+            function.name = names.get(function.name, function.name)
 
 
 def functions_called(library: Iterable[Any], nodes: Iterable[Any]) -> list[Any]:
-    """Those functions of a library that these nodes call, and those that they call in turn."""
-    known = {one.signature.name: one for one in library}
+    """The functions of a library that these nodes call, and those that they call in turn."""
+    known = {function.signature.name: function for function in library}
     found: dict[str, Any] = {}
     waiting = [name for node in nodes for name in called(node)]
     while waiting:

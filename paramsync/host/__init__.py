@@ -1,1 +1,1 @@
-"""What the library asks of the machine: files, the kernel, the C library, threads."""
+"""The machine: files, memory, descriptors, the kernel's calls, a few threads, the terminal."""

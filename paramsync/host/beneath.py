@@ -1,7 +1,7 @@
-"""Files beneath a directory, by ways in which no part is a link: nothing that lies elsewhere is read.
+"""Opens files beneath a directory without following links: nothing that lies elsewhere is read.
 
-What is opened is opened in the folder that was opened before it. So there is no moment between a look and a use at
-which a link could take the place of what was looked at.
+Each part of a path is opened in the folder that was opened before it. So there is no moment between a look and a use at
+which a link could replace a folder.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _TO_LIST = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 @contextmanager
 def folder(directory: Path, *parts: str) -> Iterator[int]:
-    """The descriptor of a folder beneath a directory, which is itself wherever its path leads.
+    """The descriptor of a folder beneath a directory, which itself may be a link.
 
-    Raises OSError where it cannot be opened, CorruptCheckpointError where a part of the way is a link.
+    Raises OSError where it cannot be opened, CorruptCheckpointError where a part of the path is a link.
     """
     path = directory
     descriptor = os.open(directory, _TO_LIST)
@@ -39,15 +39,15 @@ def folder(directory: Path, *parts: str) -> Iterator[int]:
 
 @contextmanager
 def reading(directory: Path, *parts: str) -> Iterator[None]:
-    """In this block this thread reads what lies in this folder by its descriptor. Raises as `folder` does."""
+    """In this block this thread reads the files of this folder by its descriptor. Raises as `folder` does."""
     with folder(directory, *parts) as descriptor, kernel.using(_Within(descriptor), directory.joinpath(*parts)):
         yield
 
 
 def content(directory: Path, name: str, *, limit: int) -> bytes:
-    """All of a regular file of this name, "folder/file", beneath a directory. Raises as `folder` does.
+    """The content of a regular file of this name, "folder/file", beneath a directory. Raises as `folder` does.
 
-    Raises ValueError for a name that leads elsewhere, whatever is there.
+    Raises ValueError for a name that leads elsewhere, whether anything is there or not.
     """
     *parts, last = name.split("/")
     if any(part in ("", ".", "..") or "\0" in part for part in (*parts, last)):
@@ -74,14 +74,14 @@ def _is_link(descriptor: int, name: str) -> bool:
 
 
 class _Within(Kernel):
-    """By names in a folder that is open."""
+    """Calls by names in a folder that is open."""
 
     def __init__(self, descriptor: int) -> None:
         self._folder = descriptor
 
     def names(self, directory: Path) -> list[str]:
         with os.scandir(self._folder) as found:
-            return [one.name for one in found]
+            return [entry.name for entry in found]
 
     def of_name(self, directory: Path, name: str) -> Facts:
         return os.lstat(name, dir_fd=self._folder)

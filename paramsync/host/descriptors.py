@@ -1,16 +1,16 @@
-"""File descriptors: as many as this process may have, of which connections leave some to files."""
+"""Limits file descriptors: as many as this process may have, of which connections leave some to files."""
 
 from __future__ import annotations
 
 import resource
 from contextlib import suppress
 
-_MOST = 1 << 16  # more than that costs every child process time
-KEPT = 256  # for stores, libraries and all else that is no connection
+_MOST = 1 << 16  # more would cost every child process time
+KEPT = 256  # for stores, libraries and everything else but connections
 
 
 def raise_limit() -> None:
-    """Have as many as may be had without a privilege; the usual soft limit of 1,024 is made for `select`."""
+    """Raise the soft limit as far as is allowed without a privilege; the usual 1,024 is made for `select`."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _MOST if hard == resource.RLIM_INFINITY else min(hard, _MOST)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -19,6 +19,6 @@ def raise_limit() -> None:
 
 
 def for_connections() -> int:
-    """How many connections this process can have, so that files can still be opened."""
+    """The number of connections that leave this process enough descriptors for files."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return _MOST if soft == resource.RLIM_INFINITY else max(16, soft - KEPT)

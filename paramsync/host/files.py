@@ -1,4 +1,4 @@
-"""Files that either are complete or are not there, and files of others that nobody has to trust."""
+"""Writes files that are complete or not there, and reads files of strangers without trusting them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from typing import BinaryIO
 
 from paramsync.errors import CorruptCheckpointError, UnreadableError
 from paramsync.host import kernel, yielding
-from paramsync.host.kernel import Facts, Kernel
+from paramsync.host.kernel import Kernel
+from paramsync.host.terminal import line
 
 TEMPORARY = ".tmp-"
 MAX_MESSAGE = (1 << 31) - 1  # bytes; no message of protobuf is larger
 
 _SHOWN = 200  # characters
-# What the file itself, or its name, is the cause of, until it is another one. All else is this machine's, or an
-# operator's to mend: no descriptor or memory is left, a disk fails, a server is away, permission was not given.
+# Errors of which the file itself, or its name, is the cause. All others are for this machine, or an operator, to mend:
+# no descriptor or memory is left, a disk fails, a server is away, permission was not given.
 _OF_THE_FILE = frozenset(
     {
         errno.ENOENT,
@@ -39,7 +40,7 @@ _IRREGULAR = {errno.ELOOP: "a symbolic link", errno.ENXIO: "a socket or a device
 
 @contextmanager
 def aside(path: Path, *, durable: bool = False) -> Iterator[BinaryIO]:
-    """A file to write that takes the name `path` when the block ends, and leaves nothing behind when it fails.
+    """A file to write, which takes the name `path` when the block ends, and leaves nothing behind when it fails.
 
     With `durable` its bytes are on the disk before it has the name.
     """
@@ -57,21 +58,21 @@ def aside(path: Path, *, durable: bool = False) -> Iterator[BinaryIO]:
 
 
 def keep_aside(path: Path, aside: Path) -> None:
-    """Give what is at a path, whatever it is, another name, from which whatever was there before goes.
+    """Give the file or folder at a path another name, and remove what had that name before.
 
-    Where that can be, it has both names: nobody who looks for the first one is to find none. Raises OSError.
+    A file has both names then, so that a reader never finds the first one missing. Raises OSError.
     """
     if aside.is_dir() and not aside.is_symlink():
         shutil.rmtree(aside)
     aside.unlink(missing_ok=True)
     try:
         os.link(path, aside, follow_symlinks=False)
-    except OSError:  # it is a folder, or this file system knows no links
+    except OSError:  # a folder, or a file system without links
         path.rename(aside)
 
 
 def _fresh(path: Path) -> BinaryIO:
-    """A new file, in place of whatever a killed writer, or anybody, left under this name."""
+    """A new file, in place of whatever a killed writer left under this name."""
     try:
         return path.open("xb")  # which follows no link, and takes an interrupt without losing a descriptor
     except FileExistsError:
@@ -80,13 +81,13 @@ def _fresh(path: Path) -> BinaryIO:
 
 
 def names(directory: Path) -> list[str]:
-    """What is in a directory, by name."""
+    """The names in a directory."""
     yielding.give()
     return kernel.of_directory(directory).names(directory)
 
 
 def sync_directory(path: Path) -> None:
-    """Have the names in a directory on the disk."""
+    """Write the names in a directory to the disk."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -96,44 +97,32 @@ def sync_directory(path: Path) -> None:
 
 @contextmanager
 def regular(path: Path) -> Iterator[int]:
-    """The descriptor of a file to read, which must be a regular one: a link could lead elsewhere, a FIFO could block.
+    """The descriptor of a regular file to read: a link could lead elsewhere, a FIFO could block.
 
-    Raises OSError where it cannot be opened, CorruptCheckpointError where it is something else.
+    Raises OSError where it cannot be opened, CorruptCheckpointError where it is anything but a regular file.
     """
-    yielding.give()
-    calls = kernel.of(path)
-    descriptor = _open(calls, path)
-    try:
-        _regular_size(calls.of_descriptor(descriptor), path)
+    with _regular(path) as (_, descriptor, _):
         yield descriptor
-    finally:
-        calls.close(descriptor)
 
 
 def content(path: Path, *, limit: int) -> bytes:
-    """All of a regular file, which may not be larger than `limit` bytes. Raises as `regular` does."""
-    yielding.give()
-    calls = kernel.of(path)
-    descriptor = _open(calls, path)
-    try:
-        size = _regular_size(calls.of_descriptor(descriptor), path)
+    """The content of a regular file of at most `limit` bytes. Raises as `regular` does."""
+    with _regular(path) as (calls, descriptor, size):
         if size > limit:
             raise CorruptCheckpointError(path, expected=f"at most {limit} bytes", found=size)
         read = b""
         while len(read) < size and (more := calls.read(descriptor, size - len(read))):
             read += more
         return read  # a file that grows meanwhile is no concern of this reader
-    finally:
-        calls.close(descriptor)
 
 
 def is_of_the_file(error: OSError) -> bool:
-    """Whether the file that could not be read is the cause. What no system call raised is nobody else's fault."""
+    """Whether the file itself is the cause of an error of reading it, as it is where no system call raised it."""
     return error.errno is None or error.errno in _OF_THE_FILE
 
 
 def unread(path: Path, expected: str, error: OSError) -> CorruptCheckpointError | UnreadableError:
-    """What to raise for an error of reading a file that had to be there."""
+    """The error to raise where a file that had to be there could not be read."""
     why = error.strerror or str(error)
     if is_of_the_file(error):
         return CorruptCheckpointError(path, expected=expected, found=why)
@@ -141,7 +130,7 @@ def unread(path: Path, expected: str, error: OSError) -> CorruptCheckpointError 
 
 
 def has(path: Path, expected: bytes) -> bool:
-    """Whether it is a regular file with exactly this content."""
+    """Whether the path is a regular file with exactly this content."""
     try:
         return content(path, limit=len(expected)) == expected
     except (OSError, CorruptCheckpointError):
@@ -149,25 +138,27 @@ def has(path: Path, expected: bytes) -> bool:
 
 
 def shown(found: object) -> str:
-    """What was found in a file, on one line of a message: of what is long, or means harm, the beginning will do."""
-    text = " ".join((repr(found) if isinstance(found, str | bytes) else str(found)).split())
-    if not text.isprintable():  # what a terminal would take for a command
-        text = text.encode("unicode_escape").decode()
+    """A value from a file as one line of a message: shortened, and without anything that a terminal would execute."""
+    text = line(repr(found) if isinstance(found, str | bytes) else str(found))
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
-def _regular_size(found: Facts, path: Path) -> int:
-    if not stat.S_ISREG(found.st_mode):
-        raise CorruptCheckpointError(
-            path, expected="a regular file", found=f"one of mode {stat.filemode(found.st_mode)}"
-        )
-    return found.st_size
-
-
-def _open(calls: Kernel, path: Path) -> int:
+@contextmanager
+def _regular(path: Path) -> Iterator[tuple[Kernel, int, int]]:
+    """The calls to read a regular file with, its descriptor and its size."""
+    yielding.give()
+    calls = kernel.of(path)
     try:
-        return calls.open(path)
+        descriptor = calls.open(path)
     except OSError as error:
         if error.errno in _IRREGULAR:
             raise CorruptCheckpointError(path, expected="a regular file", found=_IRREGULAR[error.errno]) from error
         raise
+    try:
+        found = calls.of_descriptor(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            mode = f"one of mode {stat.filemode(found.st_mode)}"
+            raise CorruptCheckpointError(path, expected="a regular file", found=mode)
+        yield calls, descriptor, found.st_size
+    finally:
+        calls.close(descriptor)

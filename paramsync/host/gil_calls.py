@@ -1,7 +1,7 @@
-"""Prompt: for a directory in memory, calls of the kernel over which a thread keeps the interpreter.
+"""Calls the kernel with the GIL kept, for files of a directory in memory.
 
 Such a call takes a microsecond, for there is nothing to wait for. Each goes by an open descriptor of the directory, so
-that no link in a path leads it elsewhere, to a disk or over a network.
+that no link in a path leads to a disk or over a network.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from typing import NamedTuple
 from paramsync.host import kernel, memory
 from paramsync.host.kernel import Facts, Kernel
 
-_SMALL = 1 << 16  # bytes that are read at once; while more are read, others may run
+_SMALL = 1 << 16  # bytes that are read at once; for more the GIL is released
 _LISTED = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _EMPTY_PATH, _NO_FOLLOW, _BASIC = 0x1000, 0x100, 0x7FF  # of statx
 _STATX = struct.Struct("=28xH2xQQ48xqI4xqI12xII")  # mode, inode, size, changed, written, device
 _LENGTH = struct.Struct("=16xH")  # of an entry of a directory
 _NAME = 19  # where its name begins
 
-_LIBC = ctypes.PyDLL(None, use_errno=True)  # in contrast to CDLL it keeps the interpreter
+_LIBC = ctypes.PyDLL(None, use_errno=True)  # in contrast to CDLL it keeps the GIL
 _INT, _SIZE, _ADDRESS = ctypes.c_int, ctypes.c_ssize_t, ctypes.c_void_p
 _CALLS = {  # what each returns and takes
     "statx": (_INT, (_INT, ctypes.c_char_p, _INT, ctypes.c_uint, _ADDRESS)),
@@ -46,9 +46,9 @@ class Folder:
         self._prompt: _Prompt | None = None
 
     def promptly(self) -> AbstractContextManager[None]:
-        """In this block the thread keeps the interpreter for what lies directly in the directory, if that is in memory.
+        """In this block the thread keeps the GIL for files directly in the directory, if that is in memory.
 
-        Should another directory take its name meanwhile, the block goes on with the one that was there before.
+        Should another directory take its name meanwhile, the block goes on with the directory from before.
         """
         known = _identity(self._path)
         if known != self._known:
@@ -56,14 +56,14 @@ class Folder:
         return nullcontext() if self._prompt is None else kernel.using(self._prompt, self._path)
 
     def close(self) -> None:
-        """Keep no descriptor until the next look."""
+        """Close the descriptor until the next look."""
         if self._prompt is not None:
             self._prompt.end()
         self._known = self._prompt = None
 
 
 class _Prompt(Kernel):
-    """By names in a directory, whose descriptor is closed with this at the latest."""
+    """Calls by names in a directory, whose descriptor is closed with this object at the latest."""
 
     def __init__(self, directory: int) -> None:
         self._directory = directory
@@ -138,7 +138,7 @@ class _Facts(NamedTuple):
 
 
 def _opened(path: Path) -> tuple[tuple[int, int] | None, _Prompt | None]:
-    """Which directory has this path, None where that cannot be opened now, and the calls for it, if it is in memory."""
+    """The identity of the directory at this path, None where it cannot be opened, and its calls, if it is in memory."""
     try:
         descriptor = os.open(path, _LISTED)
     except OSError:
@@ -150,7 +150,7 @@ def _opened(path: Path) -> tuple[tuple[int, int] | None, _Prompt | None]:
 
 
 def _works(prompt: _Prompt, descriptor: int, known: tuple[int, int]) -> bool:
-    """Whether this system has these calls, and lets them be made: a sandbox may not."""
+    """Whether this system has these calls and allows them: a sandbox may not."""
     if not _FUNCTIONS:
         return False
     try:

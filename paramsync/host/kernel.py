@@ -1,7 +1,7 @@
-"""Calls of the kernel about files to read, as `os` makes them or, of a directory in memory, without letting others run.
+"""Calls of the kernel that read files, as `os` makes them or, for a directory in memory, with the GIL kept.
 
-Python lets other threads run during each such call, and beside a busy one it takes 0.1 ms until the caller goes on,
-many times what the kernel takes for a small file in memory. Fifty of them hold an event loop up for 5 ms.
+Python releases the GIL during each such call, and beside a busy thread it takes 0.1 ms to have it back, many times what
+the kernel takes for a small file in memory. Fifty calls hold an event loop up for 5 ms.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SHARED = fcntl.LOCK_SH | fcntl.LOCK_NB
 
 
 class Facts(Protocol):
-    """What a file system says of a file, as `os.stat_result` has it."""
+    """The fields of `os.stat_result` that are read here."""
 
     @property
     def st_mode(self) -> int: ...
@@ -41,16 +41,16 @@ class Kernel:
     """The calls as `os` makes them. Each raises OSError."""
 
     def names(self, directory: Path) -> list[str]:
-        """What is in a directory."""
+        """The names in a directory."""
         with os.scandir(directory) as found:
-            return [one.name for one in found]
+            return [entry.name for entry in found]
 
     def of_name(self, directory: Path, name: str) -> Facts:
-        """Of what has that name in a directory: of a link, not of what it leads to."""
+        """The facts of a name in a directory: those of a link, not of its target."""
         return os.lstat(directory / name)
 
     def open(self, path: Path) -> int:
-        """To read. Follows no link, and waits for nobody."""
+        """Open a file to read, without following a link or waiting for a writer."""
         return os.open(path, TO_READ)
 
     def of_descriptor(self, descriptor: int) -> Facts:
@@ -72,11 +72,11 @@ class Kernel:
 
 
 class _Here(threading.local):
-    """What this thread uses, and for which directory."""
+    """The calls that this thread uses, and the directory for which it does."""
 
     kernel: Kernel | None = None
     directory = ""
-    begin = ""  # of the paths of what lies in that
+    begin = ""  # of the paths in that directory
 
 
 _PLAIN = Kernel()
@@ -101,7 +101,7 @@ def of_directory(path: Path) -> Kernel:
 
 @contextmanager
 def using(kernel: Kernel, directory: Path) -> Iterator[None]:
-    """In this block, in which there may be no other, this thread uses these calls for what lies in the directory."""
+    """In this block, in which there may be no other, this thread uses these calls for files in the directory."""
     _here.directory, _here.begin = str(directory), str(directory / "x")[:-1]
     try:
         _here.kernel = kernel

@@ -1,4 +1,4 @@
-"""Memory-bound work on a few threads: what numpy and checksums do to large buffers without holding the interpreter."""
+"""Runs memory-bound work on a few threads: what numpy and checksums do to large buffers with the GIL released."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 PROCESSORS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-"""That this process may use: of a container, or of `taskset`, not always all there are."""
+"""The processors that this process may use, which a container or `taskset` may limit."""
 THREADS = min(4, max(1, PROCESSORS - 1))
-"""More do not read memory any faster, and one processor of few is left to whoever serves or trains."""
+"""More threads do not read memory any faster, and one processor of few is left to serving or training."""
 
 
 def each(work: Callable[[T], object], items: Iterable[T], *, threads: int = THREADS) -> None:
     """Call `work` with every item, on this thread and `threads` - 1 others. Returns when all is done.
 
     The first error ends the work soon, and is raised here. The threads live as long as the call: starting one costs
-    about a tenth of a millisecond, so small work is done with `threads=1`.
+    about a tenth of a millisecond, so small work takes `threads=1`.
     """
     crew = _Crew(work, items)
     try:
@@ -29,7 +29,7 @@ def each(work: Callable[[T], object], items: Iterable[T], *, threads: int = THRE
             crew.start()
         crew.take()
         crew.wait()
-    except BaseException as error:  # noqa: BLE001, an interrupt, too: nobody works on when this has returned
+    except BaseException as error:  # noqa: BLE001, an interrupt, too: no thread works on when this has returned
         crew.errors.insert(0, error)
         while not crew.is_over:
             with suppress(BaseException):  # further interrupts: all threads end with what they are at
@@ -42,7 +42,7 @@ def each(work: Callable[[T], object], items: Iterable[T], *, threads: int = THRE
 
 
 class _Crew(Generic[T]):
-    """Threads that share items. Each is started without waiting until it runs, as a `threading.Thread` would."""
+    """Threads that share items. Starting one does not wait until it runs, as `threading.Thread` would."""
 
     def __init__(self, work: Callable[[T], object], items: Iterable[T]) -> None:
         self.errors: list[BaseException] = []
@@ -76,7 +76,7 @@ class _Crew(Generic[T]):
         return self._work is None
 
     def wait(self) -> None:
-        """Until all threads have ended, but for their last words, which refer to no work any more."""
+        """Wait until all threads have ended, but for their last instructions, which refer to no work any more."""
         for ended in self._ended:
             with ended:
                 pass

@@ -1,4 +1,4 @@
-"""What others wrote, where people read it: one line, and nothing that a terminal would take for a command."""
+"""Makes text of strangers fit for a terminal: one line, without anything that the terminal would execute."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ def line(text: str) -> str:
 
 
 def harmless(text: str) -> str:
-    """The text with what cannot be printed written out, as \\x1b."""
+    """The text with characters that cannot be printed escaped, as \\x1b."""
     if text.isprintable():
         return text
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)

@@ -1,4 +1,4 @@
-"""Giving way: a thread whose work can wait says where it may be put off, and another says for how long."""
+"""Gives way: a thread whose work can wait calls `give` between its steps, and its caller decides how long it waits."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 class _Here(threading.local):
-    """What this thread calls to let others go first."""
+    """The function that this thread calls to let others go first."""
 
     wait: Callable[[], None] | None = None
 
@@ -17,7 +17,7 @@ _here = _Here()
 
 
 def give() -> None:
-    """Between two pieces of work, each of a fraction of a millisecond: let others go first, if this thread does."""
+    """Let others go first, where this thread gives way. Called between steps of a fraction of a millisecond each."""
     if _here.wait is not None:
         _here.wait()
 

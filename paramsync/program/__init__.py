@@ -1,1 +1,1 @@
-"""What the programs have in common: flags, signals, logs, metrics of the process."""
+"""Shared by the programs: flags, logs, signals, metrics of the process, and a filter for TensorFlow's noise."""

@@ -1,4 +1,4 @@
-"""What the arguments of every program have in common."""
+"""Parses the arguments of every program, and says what is wrong with them on one line."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from paramsync.errors import SettingsError
 
 
 def check_text(arguments: Iterable[str]) -> None:
-    """Raises SettingsError for one that is not text: it could be in no message, status or call."""
+    """Raises SettingsError for an argument that is not text: no message, status or call could carry it."""
     for argument in arguments:
         try:
             argument.encode()
@@ -19,14 +19,14 @@ def check_text(arguments: Iterable[str]) -> None:
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong as SettingsError, which a program prints on one line."""
+    """Raises SettingsError, which a program prints on one line."""
 
     def error(self, message: str) -> NoReturn:
         raise SettingsError(message)
 
 
 def seconds(*, below: float) -> Callable[[str], float]:
-    """Reads a time for argparse: more than none, and no more than makes sense."""
+    """Reads seconds for argparse, above 0 and below a limit."""
 
     def read(text: str) -> float:
         try:
@@ -41,7 +41,7 @@ def seconds(*, below: float) -> Callable[[str], float]:
 
 
 def whole(least: int, most: int) -> Callable[[str], int]:
-    """Reads a whole number for argparse."""
+    """Reads a whole number from `least` to `most` for argparse."""
 
     def read(text: str) -> int:
         try:

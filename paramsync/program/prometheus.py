@@ -1,4 +1,4 @@
-"""What Prometheus reads of a program: what the program itself says, and its process."""
+"""The page that Prometheus reads of a program: the program's own metrics, and those of its process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector, CollectorRegistry
 
 
 class Page(Collector):
-    """Reads what there is to say whenever it is asked, on any thread."""
+    """Collects the metrics whenever it is asked, on any thread."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
@@ -29,4 +29,4 @@ class Page(Collector):
 
     @abstractmethod
     def collect(self) -> Iterator[Metric]:
-        """What the program says now."""
+        """The program's metrics as they are now."""

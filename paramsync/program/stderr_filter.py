@@ -1,4 +1,4 @@
-"""What TensorFlow writes to standard error while it is imported and says nothing by, and how to leave it out.
+"""Filters the meaningless lines that TensorFlow writes to standard error while it is imported.
 
 TF_CPP_MIN_LOG_LEVEL does not reach these lines: they are written before logging is set up.
 """
@@ -29,10 +29,10 @@ _NVIDIA = Path("/proc/driver/nvidia")  # where there is a GPU, why it is not use
 
 @contextmanager
 def left_out() -> Iterator[None]:
-    """Everything that is written to file descriptor 2 within the block comes through, but for known noise.
+    """Drop known noise from file descriptor 2 within the block, and pass everything else on.
 
-    The lines go through a process of their own, so that not even the last words of a process that aborts are lost:
-    that is how TensorFlow ends on a processor it was not built for.
+    A process of its own filters the lines, so that even the last words of a process that aborts come through: so
+    TensorFlow ends on a processor that it was not built for.
     """
     if sys.stderr is None:  # it was closed before the program began, and 2 may be any other file by now
         yield
