@@ -21,7 +21,7 @@ from paramsync.cli.wording import console, redraws, size, to_json
 from paramsync.errors import CorruptCheckpointError, GraphError, StoreError, UnknownVersionError, UnreadableError
 from paramsync.host import files
 from paramsync.store import layout
-from paramsync.store.graph_files import is_sealed
+from paramsync.store.layout import is_sealed
 from paramsync.store.store import Store
 from paramsync.tensorbundle.index import Entry, index_file
 from paramsync.v1 import graph_pb2

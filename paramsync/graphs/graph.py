@@ -23,7 +23,7 @@ from paramsync.graphs.safety.weight import GRAPH_FILE, check_weight
 from paramsync.graphs.tables import MAX_BYTES as TABLE_BYTES
 from paramsync.graphs.tables import Contents, fill
 from paramsync.host import files
-from paramsync.store.graph_files import sealed
+from paramsync.store.layout import sealed
 from paramsync.v1 import bundle_pb2, graph_pb2
 
 DEFAULT_SIGNATURE = "serving_default"

@@ -12,11 +12,12 @@ from pathlib import Path
 from types import TracebackType
 
 from paramsync.checkpoint.file_pool import NO_ROOM, FilePool
+from paramsync.checkpoint.seal import FileStamp
 from paramsync.checkpoint.writer import CheckpointWriter, Tensor
 from paramsync.errors import CorruptCheckpointError, SettingsError, StoreError, UnreadableError
 from paramsync.host import files
-from paramsync.store import layout, lock, recovery
-from paramsync.store.graph_files import GraphFiles
+from paramsync.store import layout, lock
+from paramsync.store.listing import Listing
 from paramsync.store.store import Store
 from paramsync.tensorbundle.index import index_file
 from paramsync.version import Version
@@ -40,10 +41,7 @@ class StoreWriter:
     With `durable`, data, index, record, directory, `checkpoint` and directory again are each on the disk before the
     next is written. Without, a version outlives its publisher's end but perhaps not the machine's.
 
-    Versions without a record, or with a record of other parameters, are TensorFlow's: they are never removed, and stay
-    listed while they are there. Our versions that somebody took out of `checkpoint` are listed again by the next
-    commit. A damaged `checkpoint` is set aside, and written anew with what this publisher listed, or else with all our
-    whole versions; a damaged graph is written again.
+    Versions that TensorFlow wrote are never removed, see `Listing`. A damaged graph is written again.
     """
 
     def __init__(self, path: Path, *, keep: int = 5, durable: bool = False) -> None:
@@ -59,9 +57,7 @@ class StoreWriter:
         self._durable = durable
         self._numbers = threading.Lock()
         self._fresh_graphs: set[str] = set()  # added, and not yet in a version
-        self._graph_files = GraphFiles(durable=durable)
-        self._graphs: dict[str, str | None] = {}  # by version; None where there is no record
-        self._state: tuple[str | None, tuple[str, ...]] | None = None  # the text of `checkpoint`, and what is listed
+        self._sound: dict[Path, FileStamp] = {}  # graphs with the right content, as long as nobody writes to them
         self._pool: FilePool | None = None
         self._unchanged: frozenset[str] = frozenset()
         self._reserved = -1
@@ -72,13 +68,27 @@ class StoreWriter:
     def add_graph(self, digest: str, content: bytes) -> None:
         """Put a graph where versions can refer to it; it stays as long as one does. Raises StoreError.
 
-        A call before each version writes a graph again that was damaged meanwhile.
+        A call before each version writes a graph again that was damaged meanwhile, and costs a look at the file's size
+        and time where it was not.
         """
         self._keep_hold()
         path = self._store.graph_file(digest)
         self._fresh_graphs.add(digest)
         with self._faults(f"graph {digest} was not written"):
-            self._graph_files.put(path, content)
+            found = None
+            with suppress(FileNotFoundError):
+                found = FileStamp.of(path.lstat())
+            if found is not None and found == self._sound.get(path):
+                return
+            if found is not None and files.has(path, content):
+                self._sound[path] = found
+                return
+            if path.is_dir() and not path.is_symlink():  # no file can be renamed over a folder
+                files.keep_aside(path, path.with_name(f"{path.name}.damaged"))
+            with files.aside(path, durable=self._durable) as file:
+                file.write(content)
+            if path in self._sound:
+                _log.warning("%s: was damaged or removed, and is written again", path)
 
     def next_number(self, step: int) -> int:
         """Reserve the number for a version of that step: the step, or one more than the highest number before.
@@ -122,16 +132,16 @@ class StoreWriter:
         still the latest, and nothing of this one is left, unless the StoreError says that it was published.
         """
         self._keep_hold()
-        listed = self._listed()
+        listed = self._listing.names()
         self._check(version, listed)
         name = f"ckpt-{version.number}"
-        names = (*self._kept(listed), name)
+        names = (*self._listing.kept(listed, self._keep), name)
         published: tuple[str, ...] | None = None
         try:
             with self._faults(f"version {version.number} was not published"):
-                self._put(layout.mark(self._path, name), version.graph.encode())
+                self._mark(name, version.graph)
                 for dropped in set(listed) - set(names):
-                    self._put(layout.mark(self._path, dropped), (self._graph(dropped) or "").encode())
+                    self._mark(dropped, self._listing.graph(dropped) or "")
                 written = self._checkpoints.write(self._path / name, tensors, unchanged, finite=finite, copied=copied)
                 version = replace(
                     version,
@@ -143,17 +153,14 @@ class StoreWriter:
                     seal=written.seal,
                     committed_at=time.time(),
                 )
-                self._put_text(layout.record_file(self._path, name), version.to_json())
+                layout.write_text(layout.record_file(self._path, name), version.to_json(), durable=self._durable)
                 self._sync()
-                text = layout.state_text(layout.State(name, names))
-                self._put_text(layout.state_file(self._path), text)
-            self._state = (text, names)
+                self._listing.publish(version, names)
             published = names
-            self._graphs[name] = version.graph
             self._fresh_graphs.discard(version.graph)
             with self._faults(f"version {version.number} was published, but it may not be on the disk"):
                 self._sync()
-            # only now: whoever was told of an error compares, as we do, with the version before
+            # only now: after an error the caller compares, as we do, with the version before
             self._unchanged = written.unchanged
             self._checkpoints.remember(written)
         finally:
@@ -189,16 +196,16 @@ class StoreWriter:
             self._path.mkdir(parents=True, exist_ok=True)
             self._lock = lock.take(self._path)
         try:
+            self._listing = Listing(self._path, durable=self._durable, faults=self._faults)
             with self._numbers:
-                found = [recovery.highest(self._path), *map(layout.number_of, self._listed())]
-                self._reserved = max(self._reserved, *found)
+                self._reserved = max(self._reserved, self._listing.highest())
             self._check_that_there_are_numbers()
             with self._faults("cannot be cleared of what a killed publisher left"):
                 self._pool = FilePool(self._path, durable=self._durable)
                 self._checkpoints = CheckpointWriter(self._pool, durable=self._durable)
-                for version in recovery.remains(self._path, self._listed()):
-                    self._put(layout.mark(self._path, version.prefix), version.graph.encode())
-                self._sweep(self._listed())
+                for version in self._listing.remains():
+                    self._mark(version.prefix, version.graph)
+                self._sweep(self._listing.names())
         except BaseException:
             self._let_go()
             raise
@@ -216,13 +223,12 @@ class StoreWriter:
             is_held = self._lock is not None and lock.holds(self._lock, self._path)
         if not is_held:
             self._let_go()
-            self._state = None
             self._take()
 
     def _check(self, version: Version, listed: Sequence[str]) -> None:
         above = max(map(layout.number_of, listed), default=-1)
         if version.number <= above:  # a name that leads nowhere may be a slip of whoever wrote it, or of a disk
-            gone = recovery.gone(self._path, listed)
+            gone = self._listing.gone(listed)
             above = max((layout.number_of(name) for name in listed if name not in gone), default=-1)
         if not above < version.number < layout.NUMBERS:
             raise StoreError(self._path, f"expected a version above {above}, found {version.number}")
@@ -231,67 +237,10 @@ class StoreWriter:
         if version.graph and not self._store.graph_file(version.graph).exists():
             raise StoreError(self._path, f"expected graph {version.graph} to be added before version {version.number}")
 
-    def _listed(self) -> tuple[str, ...]:
-        try:
-            text = layout.read_text(layout.state_file(self._path))
-            if self._state is not None and text == self._state[0]:
-                return self._state[1]
-            state = layout.read_state(self._path)  # a stranger's, or of an earlier publisher
-        except CorruptCheckpointError as error:
-            return self._heal(error)
-        listed = state.names if state else ()
-        names = (*recovery.names(self._path, listed), *listed)
-        self._state, self._graphs = (text, names), {}
-        return names
-
-    def _heal(self, error: CorruptCheckpointError) -> tuple[str, ...]:
-        """Set a damaged `checkpoint` aside, and write it anew. Returns what is listed now."""
-        known = self._state[1] if self._state is not None else ()
-        gone = recovery.gone(self._path, known)
-        listed = tuple(name for name in known if name not in gone)
-        names = (*recovery.names(self._path, listed), *listed)
-        path, damaged = layout.state_file(self._path), layout.damaged_state_file(self._path)
-        text: str | None = None
-        with self._faults(f"{error}; it cannot be set aside"):
-            files.keep_aside(path, damaged)
-            if names:
-                text = layout.state_text(layout.State(names[-1], names))
-                self._put_text(path, text)
-            else:
-                path.unlink(missing_ok=True)
-            self._sync()
-        self._state, self._graphs = (text, names), {}
-        said = f"written anew with {names[-1]} as the latest" if names else "no version of ours is there"
-        _log.warning("%s: set aside as %s, %s", error, damaged.name, said)
-        return names
-
-    def _kept(self, listed: Sequence[str]) -> list[str]:
-        """The names that are still listed beside one more version."""
-        ours = [name for name in listed if self._is_ours(name)]
-        dropped = {*ours[: max(0, len(ours) + 1 - self._keep)], *recovery.gone(self._path, set(listed) - set(ours))}
-        return [name for name in listed if name not in dropped]
-
-    def _is_ours(self, name: str) -> bool:
-        """Whether our publisher wrote the version, as far as anybody can tell now."""
-        try:
-            return self._graph(name) is not None
-        except UnreadableError:
-            return False
-
-    def _graph(self, name: str) -> str | None:
-        """The graph's digest in a record, "" where the record is broken, None without one. Raises UnreadableError."""
-        if name not in self._graphs:
-            try:
-                record = recovery.record(self._path, name)
-                self._graphs[name] = record.graph if record else None
-            except CorruptCheckpointError:
-                self._graphs[name] = ""
-        return self._graphs[name]
-
     def _prune(self, listed: Sequence[str] | None) -> None:
         """Step 4, which never fails a publication: what cannot be removed stays marked until the next time."""
         try:
-            self._sweep(self._listed() if listed is None else listed)
+            self._sweep(self._listing.names() if listed is None else listed)
         except (OSError, StoreError, CorruptCheckpointError) as error:
             _log.warning("%s: old versions were not removed: %s", self._path, error)
 
@@ -307,7 +256,7 @@ class StoreWriter:
                     file.unlink(missing_ok=True)
             except (OSError, UnreadableError) as error:  # the others can go all the same
                 problems.append(error)
-        self._graphs = {name: graph for name, graph in self._graphs.items() if name in listed}
+        self._listing.forget(but=listed)
         if self._pool is not None:
             self._pool.trim()
         if problems:
@@ -317,9 +266,9 @@ class StoreWriter:
         name = layout.marked(mark)
         if layout.is_name(name) and name not in listed:
             self._remove(name, found)
-            if (graph := self._graphs.get(name)) is None:
+            if (graph := self._listing.known_graph(name)) is None:
                 graph = mark.read_text(errors="replace")
-            if layout.is_digest(graph) and graph not in self._fresh_graphs | set(map(self._graph, listed)):
+            if layout.is_digest(graph) and graph not in self._fresh_graphs | set(map(self._listing.graph, listed)):
                 self._store.graph_file(graph).unlink(missing_ok=True)
         mark.unlink()
 
@@ -330,12 +279,8 @@ class StoreWriter:
             if data.startswith(f"{name}.data-") and self._pool is not None:
                 self._pool.retire(self._path / data)
 
-    def _put(self, path: Path, content: bytes) -> None:
-        with files.aside(path, durable=self._durable) as file:
-            file.write(content)
-
-    def _put_text(self, path: Path, text: str) -> None:
-        self._put(path, layout.content(path, text))
+    def _mark(self, name: str, graph: str) -> None:
+        layout.write_text(layout.mark(self._path, name), graph, durable=self._durable)
 
     def _sync(self) -> None:
         if self._durable:

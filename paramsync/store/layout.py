@@ -1,4 +1,4 @@
-"""Names the files of a store's directory, and reads and writes its state file and records.
+"""Names the files of a store's directory, reads and writes its state file and records, and seals its graphs.
 
 checkpoint              TensorFlow's CheckpointState as text; replaced by rename, which publishes a version
 checkpoint.damaged      the last `checkpoint` that could not be read
@@ -14,6 +14,7 @@ publisher.lock          locked while there is a publisher; says which, or which 
 
 from __future__ import annotations
 
+import hashlib
 import re
 from dataclasses import dataclass
 from functools import lru_cache
@@ -38,6 +39,11 @@ _NAME_LIMIT = 200  # bytes of 255, so that `.data-00000-of-00001` fits behind an
 _INT64 = 1 << 63
 _YEAR_10000 = 253_402_300_800.0  # seconds since the epoch
 _REMEMBERED = 32  # texts, and what they say
+
+# Field 15 of a graph message, of 32 bytes, behind all others: readers of the message skip it. The number of no field
+# that they know differs from it by one bit alone.
+_TAG = b"\x7a\x20"
+_SEAL = len(_TAG) + hashlib.sha256().digest_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,12 +170,14 @@ def problem(record: Version) -> tuple[str, str] | None:
     return None
 
 
-def content(file: Path, text: str) -> bytes:
-    """The bytes of a small file in a store. Raises StoreError for more than `read_text` takes."""
-    encoded = text.encode()
-    if len(encoded) > _TEXT_LIMIT:
-        raise StoreError(file.parent, f"{file.name}: expected at most {_TEXT_LIMIT} bytes, found {len(encoded)}")
-    return encoded
+def sealed(graph: bytes) -> bytes:
+    """A graph message that has no checksum, followed by one."""
+    return graph + _TAG + hashlib.sha256(graph).digest()
+
+
+def is_sealed(graph: bytes) -> bool:
+    """Whether a graph ends with the checksum of all bytes before it."""
+    return graph[-_SEAL:] == sealed(graph[:-_SEAL])[-_SEAL:]
 
 
 def unrecorded(name: str, written: float) -> Version:
@@ -192,6 +200,15 @@ def read_text(path: Path) -> str | None:
         raise files.unread(path, "a file of text", error) from error
     except UnicodeDecodeError as error:
         raise CorruptCheckpointError(path, expected="UTF-8 text", found=error.reason) from error
+
+
+def write_text(path: Path, text: str, *, durable: bool) -> None:
+    """Write a small file in a store, whole at any moment. Raises OSError, StoreError for more than can be read."""
+    encoded = text.encode()
+    if len(encoded) > _TEXT_LIMIT:
+        raise StoreError(path.parent, f"{path.name}: expected at most {_TEXT_LIMIT} bytes, found {len(encoded)}")
+    with files.aside(path, durable=durable) as file:
+        file.write(encoded)
 
 
 def _name(state: Path, listed: str) -> str:
