@@ -9,8 +9,8 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from paramsync.errors import SettingsError
-from paramsync.host import descriptors
 from paramsync.program import stderr_filter
+from paramsync.program.process import raise_descriptor_limit
 from paramsync.publishing.control_port import Control
 from paramsync.publishing.job import JobSettings
 from paramsync.store.commit import StoreWriter
@@ -28,7 +28,7 @@ STATES = 2  # training states that are kept: one may turn out to be unreadable
 
 def run(settings: Settings, *, stop: Stop) -> None:
     """Train until the last step, or until told to stop. Raises ParamsyncError where it cannot begin."""
-    descriptors.raise_limit()
+    raise_descriptor_limit()
     screen = Screen()
     screen.take_logs()
     for directory in (settings.store, settings.state, settings.tensorboard):

@@ -7,9 +7,9 @@ import gc
 import logging
 import sys
 
-from paramsync.host import descriptors, memory
+from paramsync.host import memory
 from paramsync.program import stderr_filter
-from paramsync.program.process import start_logging
+from paramsync.program.process import raise_descriptor_limit, start_logging
 from paramsync.rpc.addresses import check_ports
 
 from ..event_loop.idle import Rests
@@ -30,7 +30,7 @@ def run(settings: Settings, *, stop: Stop) -> None:
     """Serve until told to stop. Raises SettingsError, or StoreError, where it cannot begin."""
     check_ports(settings.host, ports(settings))
     prepare_environment()
-    descriptors.raise_limit()
+    raise_descriptor_limit()
     start_logging()
     _log.info("inferencer starts: %s; TensorFlow is imported first", ", ".join(one.name for one in settings.models))
     logging.getLogger("watchdog").setLevel(logging.CRITICAL)  # it calls its own end an error

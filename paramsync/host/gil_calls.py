@@ -13,10 +13,9 @@ import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import NamedTuple
 
 from paramsync.host import kernel, memory
-from paramsync.host.kernel import Facts, Kernel
+from paramsync.host.kernel import Facts, Kernel, ShortStat
 
 _SMALL = 1 << 16  # bytes that are read at once; for more the GIL is released
 _LISTED = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -124,17 +123,7 @@ class _Prompt(Kernel):
         mode, inode, size, changed, changed_ns, written, written_ns, major, minor = _STATX.unpack_from(self._facts)
         device, seconds = os.makedev(major, minor), written + 1e-9 * written_ns  # as Python rounds them
         changed_ns, written_ns = changed * 10**9 + changed_ns, written * 10**9 + written_ns
-        return _Facts(mode, device, inode, size, seconds, written_ns, changed_ns)
-
-
-class _Facts(NamedTuple):
-    st_mode: int
-    st_dev: int
-    st_ino: int
-    st_size: int
-    st_mtime: float
-    st_mtime_ns: int
-    st_ctime_ns: int
+        return ShortStat(mode, device, inode, size, seconds, written_ns, changed_ns)
 
 
 def _opened(path: Path) -> tuple[tuple[int, int] | None, _Prompt | None]:

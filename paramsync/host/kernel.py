@@ -12,29 +12,25 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, TypeAlias
 
 TO_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a FIFO that nobody writes would be waited for
 SHARED = fcntl.LOCK_SH | fcntl.LOCK_NB
 
 
-class Facts(Protocol):
+class ShortStat(NamedTuple):
     """The fields of `os.stat_result` that are read here."""
 
-    @property
-    def st_mode(self) -> int: ...
-    @property
-    def st_dev(self) -> int: ...
-    @property
-    def st_ino(self) -> int: ...
-    @property
-    def st_size(self) -> int: ...
-    @property
-    def st_mtime(self) -> float: ...
-    @property
-    def st_mtime_ns(self) -> int: ...
-    @property
-    def st_ctime_ns(self) -> int: ...
+    st_mode: int
+    st_dev: int
+    st_ino: int
+    st_size: int
+    st_mtime: float
+    st_mtime_ns: int
+    st_ctime_ns: int
+
+
+Facts: TypeAlias = "os.stat_result | ShortStat"
 
 
 class Kernel:

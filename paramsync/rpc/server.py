@@ -8,7 +8,7 @@ from concurrent.futures import CancelledError
 import grpc
 
 from paramsync import errors
-from paramsync.host import descriptors
+from paramsync.program.process import connection_limit
 from paramsync.v1 import sync_pb2 as pb
 from paramsync.version import Version
 
@@ -67,7 +67,7 @@ def options(message_bytes: int) -> tuple[tuple[str, int], ...]:
         ("grpc.so_reuseport", 0),  # else a second server could take the same port, and each would get some of the calls
         ("grpc.max_receive_message_length", message_bytes),
         ("grpc.max_send_message_length", message_bytes),
-        ("grpc.max_allowed_incoming_connections", min(MOST_CONNECTIONS, descriptors.for_connections() // _PORTS)),
+        ("grpc.max_allowed_incoming_connections", min(MOST_CONNECTIONS, connection_limit() // _PORTS)),
         ("grpc.server_handshake_timeout_ms", 1000 * SILENT_SECONDS),
         ("grpc.max_connection_idle_ms", 1000 * IDLE_SECONDS),
         ("grpc.keepalive_time_ms", 1000 * ALIVE_SECONDS),

@@ -17,7 +17,7 @@ from paramsync.checkpoint.writer import CheckpointWriter, Tensor
 from paramsync.errors import CorruptCheckpointError, SettingsError, StoreError, UnreadableError
 from paramsync.host import files
 from paramsync.store import layout, lock
-from paramsync.store.listing import Listing
+from paramsync.store.state_file import StateFile
 from paramsync.store.store import Store
 from paramsync.tensorbundle.index import index_file
 from paramsync.version import Version
@@ -41,7 +41,7 @@ class StoreWriter:
     With `durable`, data, index, record, directory, `checkpoint` and directory again are each on the disk before the
     next is written. Without, a version outlives its publisher's end but perhaps not the machine's.
 
-    Versions that TensorFlow wrote are never removed, see `Listing`. A damaged graph is written again.
+    Versions that TensorFlow wrote are never removed, see `StateFile`. A damaged graph is written again.
     """
 
     def __init__(self, path: Path, *, keep: int = 5, durable: bool = False) -> None:
@@ -132,16 +132,16 @@ class StoreWriter:
         still the latest, and nothing of this one is left, unless the StoreError says that it was published.
         """
         self._keep_hold()
-        listed = self._listing.names()
+        listed = self._state.names()
         self._check(version, listed)
         name = f"ckpt-{version.number}"
-        names = (*self._listing.kept(listed, self._keep), name)
+        names = (*self._state.kept(listed, self._keep), name)
         published: tuple[str, ...] | None = None
         try:
             with self._faults(f"version {version.number} was not published"):
                 self._mark(name, version.graph)
                 for dropped in set(listed) - set(names):
-                    self._mark(dropped, self._listing.graph(dropped) or "")
+                    self._mark(dropped, self._state.graph(dropped) or "")
                 written = self._checkpoints.write(self._path / name, tensors, unchanged, finite=finite, copied=copied)
                 version = replace(
                     version,
@@ -155,7 +155,7 @@ class StoreWriter:
                 )
                 layout.write_text(layout.record_file(self._path, name), version.to_json(), durable=self._durable)
                 self._sync()
-                self._listing.publish(version, names)
+                self._state.publish(version, names)
             published = names
             self._fresh_graphs.discard(version.graph)
             with self._faults(f"version {version.number} was published, but it may not be on the disk"):
@@ -196,16 +196,16 @@ class StoreWriter:
             self._path.mkdir(parents=True, exist_ok=True)
             self._lock = lock.take(self._path)
         try:
-            self._listing = Listing(self._path, durable=self._durable, faults=self._faults)
+            self._state = StateFile(self._path, durable=self._durable, faults=self._faults)
             with self._numbers:
-                self._reserved = max(self._reserved, self._listing.highest())
+                self._reserved = max(self._reserved, self._state.highest())
             self._check_that_there_are_numbers()
             with self._faults("cannot be cleared of what a killed publisher left"):
                 self._pool = FilePool(self._path, durable=self._durable)
                 self._checkpoints = CheckpointWriter(self._pool, durable=self._durable)
-                for version in self._listing.remains():
+                for version in self._state.remains():
                     self._mark(version.prefix, version.graph)
-                self._sweep(self._listing.names())
+                self._sweep(self._state.names())
         except BaseException:
             self._let_go()
             raise
@@ -228,7 +228,7 @@ class StoreWriter:
     def _check(self, version: Version, listed: Sequence[str]) -> None:
         above = max(map(layout.number_of, listed), default=-1)
         if version.number <= above:  # a name that leads nowhere may be a slip of whoever wrote it, or of a disk
-            gone = self._listing.gone(listed)
+            gone = self._state.gone(listed)
             above = max((layout.number_of(name) for name in listed if name not in gone), default=-1)
         if not above < version.number < layout.NUMBERS:
             raise StoreError(self._path, f"expected a version above {above}, found {version.number}")
@@ -240,7 +240,7 @@ class StoreWriter:
     def _prune(self, listed: Sequence[str] | None) -> None:
         """Step 4, which never fails a publication: what cannot be removed stays marked until the next time."""
         try:
-            self._sweep(self._listing.names() if listed is None else listed)
+            self._sweep(self._state.names() if listed is None else listed)
         except (OSError, StoreError, CorruptCheckpointError) as error:
             _log.warning("%s: old versions were not removed: %s", self._path, error)
 
@@ -256,7 +256,7 @@ class StoreWriter:
                     file.unlink(missing_ok=True)
             except (OSError, UnreadableError) as error:  # the others can go all the same
                 problems.append(error)
-        self._listing.forget(but=listed)
+        self._state.forget(but=listed)
         if self._pool is not None:
             self._pool.trim()
         if problems:
@@ -266,9 +266,9 @@ class StoreWriter:
         name = layout.marked(mark)
         if layout.is_name(name) and name not in listed:
             self._remove(name, found)
-            if (graph := self._listing.known_graph(name)) is None:
+            if (graph := self._state.known_graph(name)) is None:
                 graph = mark.read_text(errors="replace")
-            if layout.is_digest(graph) and graph not in self._fresh_graphs | set(map(self._listing.graph, listed)):
+            if layout.is_digest(graph) and graph not in self._fresh_graphs | set(map(self._state.graph, listed)):
                 self._store.graph_file(graph).unlink(missing_ok=True)
         mark.unlink()
 

@@ -1,4 +1,4 @@
-"""Keeps `checkpoint` right for a publisher, though others may empty, remove or replace it, or remove versions."""
+"""Keeps the state file, `checkpoint`, right for a publisher, whoever else changes it or removes versions."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from paramsync.version import Version
 _log = logging.getLogger("paramsync.store")
 
 
-class Listing:
-    """The versions that `checkpoint` lists, oldest first. The publisher's thread owns it.
+class StateFile:
+    """The state file of a store, which lists its versions, oldest first. The publisher's thread owns it.
 
     Versions without a record, or with a record of other parameters, are TensorFlow's: they stay listed while they are
     there. Our versions that somebody took out of `checkpoint` are listed again. A damaged `checkpoint` is set aside,
