@@ -1,1 +1,1 @@
-"""One checkpoint: where its tensors go, the data files and who holds them, how it is written and read."""
+"""One checkpoint: placement, the writer and its pool of files, held data files, the reader, the seal."""

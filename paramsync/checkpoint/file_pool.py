@@ -38,7 +38,7 @@ class KnownPiece:
 
 
 KnownPieces = dict[tuple[int, int, Test | None], KnownPiece]
-"""By start, size and the test that looked at the values."""
+"""Pieces by start, size and the test that looked at the values."""
 
 
 class PooledFile:
@@ -53,9 +53,9 @@ class PooledFile:
         self.size = found.st_size
         self.content: Array = np.empty(0, np.uint8)
         self.stamp = seal.FileStamp.of(found)
-        """Of the last time that the file was written as a whole: of this very file, whatever its name leads to."""
+        """The stamp of this very file, whatever its name leads to, when it was last written as a whole."""
         self.known: KnownPieces = {}
-        """Of what is in the file. Right as long as nobody else writes into it."""
+        """The pieces in the file, right as long as nobody else writes into it."""
         self._in_memory = in_memory
         self._allocated = 0
         self._mapping = mmap.mmap(self.descriptor, self.size) if self.size else None

@@ -51,7 +51,7 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where the tensors of a shard begin, how long it is, and portions of it that are about equally long."""
+    """The offsets of the tensors of a shard, its end, and portions of it that are about equally long."""
 
     offsets: tuple[int, ...]
     end: int

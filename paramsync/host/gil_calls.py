@@ -166,7 +166,7 @@ def _call(name: str, *arguments: object, path: Path | None = None) -> int:
 
 
 def _functions() -> dict[str, Callable[..., int]]:
-    """By name; none where the system does not have them all, or has others under these names."""
+    """The calls by name; none where the system lacks one, or has others under these names."""
     if sys.platform != "linux" or sys.maxsize < 1 << 32:
         return {}
     found: dict[str, Callable[..., int]] = {}

@@ -90,8 +90,12 @@ def is_memory(found: os.stat_result) -> bool:
     except OSError:
         return False
     # Fields by place, then optional ones up to "-", then the type. In names the kernel escapes these two characters.
-    lines = [line.split(b" ") for line in mounts.split(b"\n")]
-    return any(one[2:3] == [device] and one[one.index(b"-", 6) + 1] == b"tmpfs" for one in lines if b"-" in one[6:-1])
+    mounted = [line.split(b" ") for line in mounts.split(b"\n")]
+    return any(
+        fields[2:3] == [device] and fields[fields.index(b"-", 6) + 1] == b"tmpfs"
+        for fields in mounted
+        if b"-" in fields[6:-1]
+    )
 
 
 def limit_heap() -> None:

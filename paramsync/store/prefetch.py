@@ -94,16 +94,16 @@ class FilePrefetch:
         Raises OSError, StoreError, CorruptCheckpointError where the store cannot be read.
         """
         self.forget()
-        likely = [one for one in expected if sum(stop - start for start, stop in one.ranges) >= _WORTH]
+        likely = [like for like in expected if sum(stop - start for start, stop in like.ranges) >= _WORTH]
         for name in [] if self._pause or not likely else self._by_age():
             file = self._opened(name)
             if file is None or file.file_id in held or file.file_id in self._mapped:
                 continue
-            like = next((one for one in likely if (one.file_id[0], one.size) == (file.file_id[0], file.size)), None)
-            if like is not None:
-                likely.remove(like)
+            same = [like for like in likely if (like.file_id[0], like.size) == (file.file_id[0], file.size)]
+            if same:
+                likely.remove(same[0])
                 self._mapped[file.file_id] = file
-                self._left += [(file, start, stop) for start, stop in like.ranges]
+                self._left += [(file, start, stop) for start, stop in same[0].ranges]
             if not likely:
                 return
 

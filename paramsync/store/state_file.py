@@ -90,7 +90,7 @@ class StateFile:
         return self._graphs[name]
 
     def known_graph(self, name: str) -> str | None:
-        """The same without reading a file; None where it is not known."""
+        """The graph's digest in a record that was read before; None where it is not known."""
         return self._graphs.get(name)
 
     def forget(self, but: Collection[str]) -> None:
