@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import resource
 import signal
 from contextlib import suppress
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import logging
 
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _MOST_DESCRIPTORS = 1 << 16  # more would cost every child process time
@@ -17,6 +20,8 @@ def start_logging(handler: logging.Handler | None = None) -> None:
 
     Another handler brings its own format. A program calls this once.
     """
+    import logging  # here: a program takes its signals over before it imports anything that takes time
+
     if handler is None:
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter(_FORMAT))
