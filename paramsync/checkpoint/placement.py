@@ -105,16 +105,15 @@ def portions(sizes: Sequence[int], longest: int | None = None) -> Iterable[tuple
     room = longest = longest or _longest(sum(sizes))
     for tensor, size in enumerate(sizes):
         start = 0
-        while start < size or not start:
-            stop = min(size, start + room)
-            portion.append(Piece(tensor, start, stop))
-            room -= -(-(stop - start) // ALIGNMENT) * ALIGNMENT
-            if not room:
-                yield tuple(portion)
-                portion, room = [], longest
-            if start == stop:
-                break
-            start = stop
+        while size - start > room:
+            portion.append(Piece(tensor, start, start + room))
+            yield tuple(portion)
+            portion, start, room = [], start + room, longest
+        portion.append(Piece(tensor, start, size))
+        room -= -((start - size) // ALIGNMENT) * ALIGNMENT
+        if not room:
+            yield tuple(portion)
+            portion, room = [], longest
     if portion:
         yield tuple(portion)
 
