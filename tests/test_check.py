@@ -47,7 +47,14 @@ def fails(tree: Path, target: str) -> str:
 
 def test_imports_fail_when_the_trainer_imports_the_inferencer(tree: Path) -> None:
     passes(tree, "imports")
-    (tree / "trainer" / "schedule.py").write_text('"""Wrong."""\n\nimport paramsync.following.policy\n')
+    (tree / "trainer" / "screen.py").write_text('"""Wrong."""\n\nimport inferencer.settings.settings\n')
+    assert "trainer.screen -> inferencer.settings.settings" in fails(tree, "imports")
+
+
+def test_imports_fail_against_the_order_of_the_library(tree: Path) -> None:
+    (tree / "paramsync" / "publishing" / "schedule.py").write_text(
+        '"""Wrong."""\n\nimport paramsync.following.policy\n'
+    )
     assert "paramsync.publishing.schedule -> paramsync.following.policy" in fails(tree, "imports")
 
 

@@ -26,7 +26,7 @@ from tests.training import latest
 
 LISTEN = """
 import signal
-from {program}.stop import Stop
+from {stop} import Stop
 stop = Stop()
 stop.listen()
 signal.raise_signal(signal.SIGHUP)
@@ -34,12 +34,12 @@ print("goes on")
 """
 
 
-@pytest.mark.parametrize("program", ["trainer", "inferencer"])
+@pytest.mark.parametrize("stop", ["trainer.stop", "inferencer.program.stop"])
 @pytest.mark.parametrize(("before", "said"), [("", ""), ("nohup", "goes on\n")])
 def test_a_program_that_has_nothing_to_finish_ends_unless_it_was_told_to_outlive_its_terminal(
-    program: str, before: str, said: str
+    stop: str, before: str, said: str
 ) -> None:
-    command = [*before.split(), sys.executable, "-c", LISTEN.format(program=program)]
+    command = [*before.split(), sys.executable, "-c", LISTEN.format(stop=stop)]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False, timeout=PATIENCE)
     assert (done.returncode, done.stdout) == (0, said)
 

@@ -14,11 +14,9 @@ _TF_SERVING = "--tf-serving"
 
 
 def module(program: str) -> str:
-    """What `python -m` starts, of "trainer" or "inferencer". Raises SettingsError where it is not there."""
-    for found in (f"paramsync.{program}", program):
-        if find_spec(found) is not None:
-            return found
-    raise SettingsError(f"the program {program!r} is not installed: install paramsync with pip, or run in a checkout")
+    """What `python -m` starts, of "trainer" or "inferencer"."""
+    packed = f"paramsync.{program}"
+    return program if find_spec(packed) is None else packed
 
 
 def run(arguments: Namespace) -> NoReturn:

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from paramsync.graphs.capturing import capture
 from paramsync.store.commit import StoreWriter
-from paramsync.tensorbundle import keys
+from paramsync.tensorbundle.index import OBJECT_GRAPH
 from paramsync.version import Version
 
 SIZE = 64
@@ -98,7 +98,7 @@ class Ours(_Checkpoints):
         (spec,) = graph.parameters
         values = {
             spec.name: np.full(SIZE, number, np.float32),
-            keys.OBJECT_GRAPH: np.array(self._captured.object_graph, object),
+            OBJECT_GRAPH: np.array(self._captured.object_graph, object),
         }
         version = Version(
             number=number, step=number, prefix=f"ckpt-{number}", graph=graph.digest, step_done_at=1.0, snapshot_at=1.0
