@@ -18,7 +18,7 @@ from bench.progress import Progress
 from bench.settings import Settings
 from bench.timing import Contestant, measure
 from paramsync.graphs.capturing import Capture, capture
-from paramsync.publishing.snapshot import Live
+from paramsync.publishing.snapshot import LiveVariables
 
 
 def run(settings: Settings, folder: Path) -> dict[str, Any]:
@@ -28,7 +28,7 @@ def run(settings: Settings, folder: Path) -> dict[str, Any]:
         subject = Subject(arrays.random(arrays.shapes(settings.bytes, settings.tensors), seed=0))
         captured = capture(subject.module)
         peers = Peers(subject, settings.peers, by="saves", progress=progress)
-        live = Live(captured)
+        live = LiveVariables(captured)
         steady, looked = Publications(folder / "steady", captured), Publications(folder / "looked", captured)
         fresh = _Fresh(folder / "fresh", captured, live)
         timings = measure(
@@ -65,7 +65,7 @@ def run(settings: Settings, folder: Path) -> dict[str, Any]:
     )
 
 
-def pinned(live: Live) -> Mapping[str, arrays.Array]:
+def pinned(live: LiveVariables) -> Mapping[str, arrays.Array]:
     """The values of this step, as the trainer's publisher hands them to the store."""
     return {name: np.asarray(value) for name, value in live.pin().items()}
 
@@ -73,7 +73,7 @@ def pinned(live: Live) -> Mapping[str, arrays.Array]:
 class _Fresh:
     """A store whose first version is published: none of its files can be recycled."""
 
-    def __init__(self, path: Path, captured: Capture, live: Live) -> None:
+    def __init__(self, path: Path, captured: Capture, live: LiveVariables) -> None:
         self._path = path
         self._captured = captured
         self._live = live

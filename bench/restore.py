@@ -19,9 +19,9 @@ from bench.settings import Settings
 from bench.timing import Contestant, measure
 from paramsync.graphs.capturing import capture
 from paramsync.graphs.tensors import alias
-from paramsync.publishing.snapshot import Live
+from paramsync.publishing.snapshot import LiveVariables
 from paramsync.sources import open_source
-from paramsync.sources.progress import untold
+from paramsync.sources.source import ignore_progress
 from paramsync.store.store import Store
 
 _OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"  # what a checkpoint holds beside the parameters
@@ -34,7 +34,7 @@ def run(settings: Settings, folder: Path) -> dict[str, Any]:
         subject = Subject(arrays.random(arrays.shapes(settings.bytes, settings.tensors), seed=0))
         captured = capture(subject.module)
         with Publications(folder / "store", captured) as store:
-            version = store.publish(pinned(Live(captured)))
+            version = store.publish(pinned(LiveVariables(captured)))
         source = open_source(folder / "store")
         peers = Peers(subject, settings.peers, by="loads", progress=progress)
         progress.say("making the large version")
@@ -45,7 +45,7 @@ def run(settings: Settings, folder: Path) -> dict[str, Any]:
                 Contestant(name="ours", run=_restoring(folder / "store", checksums=True)),
                 Contestant(name="ours_sizes", run=_restoring(folder / "store", checksums=False)),
                 Contestant(name="ours_sizes_large", run=_restoring(folder / "large", checksums=False)),
-                Contestant(name="ours_replica", run=lambda: source.restore(version, untold)),
+                Contestant(name="ours_replica", run=lambda: source.restore(version, ignore_progress)),
                 *peers.loading(folder),
             ],
             runs=settings.runs,

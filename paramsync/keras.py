@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 
 from paramsync.errors import PublishError, SettingsError
-from paramsync.publishing.gate import Gate, PublishIf
+from paramsync.publishing.metrics import Gate, PublishIf
 from paramsync.publishing.publisher import OnError, Publisher
 from paramsync.publishing.schedule import PublishSchedule
 from paramsync.publishing.snapshot import Averages

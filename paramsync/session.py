@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from paramsync.errors import SettingsError
-from paramsync.publishing.gate import Metrics, PublishIf
+from paramsync.publishing.metrics import Metrics, PublishIf
 from paramsync.publishing.publisher import OnError, Publisher
 from paramsync.publishing.schedule import PublishSchedule
 from paramsync.publishing.session_values import Averages, SessionValues, tensors

@@ -5,8 +5,7 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-from paramsync.sources import places
-from paramsync.sources.watch import Watch
+from paramsync.sources.watch import Watch, store_places
 
 SOON = 10.0  # seconds; a test that waits this long has failed
 
@@ -27,7 +26,7 @@ class Bell:
 
 
 def watch_on(store: Path, bell: Bell) -> Watch:
-    return Watch(lambda: places.of_store(store), bell.ring)
+    return Watch(lambda: store_places(store), bell.ring)
 
 
 def commit(store: Path, text: str = "x") -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from inferencer.event_loop.idle import Rests
     from paramsync.checkpoint.file_pool import FilePool
     from paramsync.following.follower import Follower
-    from paramsync.sources.listeners import Inotify, Observed
+    from paramsync.sources.listeners import InotifyListener, ObserverListener
     from paramsync.sources.watch import Watch
     from tests.bells import Bell
     from tests.control_ports import Pair
@@ -93,15 +93,18 @@ def variable(request: pytest.FixtureRequest) -> Callable[..., Any]:
     return make
 
 
-@pytest.fixture(params=["Inotify", "Observed"])
-def listener(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> type[Inotify | Observed]:
+@pytest.fixture(params=["InotifyListener", "ObserverListener"])
+def listener(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> type[InotifyListener | ObserverListener]:
     """What a watch listens by: both ways, whichever this system would take."""
     from paramsync.sources import listeners
 
-    kind: type[Inotify | Observed] = getattr(listeners, request.param)
-    if kind is listeners.Inotify and sys.platform != "linux":
+    kind: type[InotifyListener | ObserverListener] = getattr(listeners, request.param)
+    if kind is listeners.InotifyListener and sys.platform != "linux":
         pytest.skip("only Linux has inotify")
-    assert kind is listeners.Observed or listeners.listen is kind  # the names of watchdog's that it needs are there
+    # the names of watchdog's that it needs are there
+    assert kind is listeners.ObserverListener or listeners.listen is kind
     monkeypatch.setattr("paramsync.sources.watch.listen", kind)
     return kind
 

@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 import tensorflow as tf
 
-from paramsync.publishing.control_port import Control, Training
+from paramsync.publishing.control_port import ControlPort, Training
 from paramsync.publishing.meter import Meter
 from paramsync.publishing.publisher import Publisher
 from paramsync.publishing.schedule import PublishSchedule
@@ -37,7 +37,7 @@ class Pair:
     """A control port and a client of it, over one store."""
 
     store: Path
-    control: Control
+    control: ControlPort
     channel: grpc.Channel
     stub: Any
 
@@ -56,7 +56,10 @@ class Pair:
 @contextmanager
 def paired(store: Path) -> Iterator[Pair]:
     """On a free port, whose training has not begun."""
-    with closing(Control("127.0.0.1", 0, store=store)) as control, grpc.insecure_channel(control.address) as channel:
+    with (
+        closing(ControlPort("127.0.0.1", 0, store=store)) as control,
+        grpc.insecure_channel(control.address) as channel,
+    ):
         yield Pair(store, control, channel, sync_pb2_grpc.PublisherStub(channel))
 
 

@@ -51,7 +51,7 @@ def resident(number: int) -> Resident:
     graph = _CAPTURED[0].graph
     parameters = tuple(tf.fill([size or 1 for size in one.shape or ()], float(number)) for one in graph.parameters)
     made = Resident(version(number), graph, parameters)
-    batchable.find_out(made)
+    batchable.examine(made)
     return made
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from paramsync.following.events import EventKind
 from paramsync.following.follower import Follower
+from paramsync.following.report import EventKind
 from paramsync.following.status import State
 from tests.followers import quarantined, serving
 from tests.published import Publisher, ask, captured, proven, values

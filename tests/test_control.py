@@ -18,8 +18,8 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from paramsync.cli.__main__ import main
 from paramsync.errors import SettingsError
-from paramsync.publishing import watchers
-from paramsync.publishing.control_port import MOST_PUBLISHING, Control, Training
+from paramsync.publishing import control_port
+from paramsync.publishing.control_port import MOST_PUBLISHING, ControlPort, Training
 from paramsync.publishing.job import Job
 from paramsync.publishing.meter import Meter
 from paramsync.publishing.publisher import Publisher
@@ -112,7 +112,7 @@ def test_a_publication_that_fails_is_an_internal_error_that_says_why(pair: Pair)
 
 def test_callers_of_publish_that_leave_give_their_threads_back(pair: Pair) -> None:
     with pair.training() as publisher:  # takes no step, so that Publish has to wait
-        for _ in range(3 * watchers.MOST):
+        for _ in range(3 * control_port.MOST_WATCHING):
             with pytest.raises(grpc.RpcError) as late:
                 pair.stub.Publish(sync_pb2.PublishRequest(), timeout=0.05)
             assert late.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
@@ -186,7 +186,7 @@ def test_status_says_how_long_publishing_took_and_where_training_would_resume(
 def test_a_port_that_is_taken_is_refused(pair: Pair) -> None:
     host, _, port = pair.control.address.partition(":")
     with pytest.raises(SettingsError, match=f"port {port} of {host} is taken; choose another with --control-port"):
-        Control(host, int(port), store=pair.store)
+        ControlPort(host, int(port), store=pair.store)
 
 
 def test_reflection_lists_the_services(pair: Pair) -> None:
@@ -199,5 +199,5 @@ def test_reflection_lists_the_services(pair: Pair) -> None:
 
 @pytest.mark.parametrize("host", ["127.0.0.1", IPV6])
 def test_the_address_can_be_called_as_it_is_written(host: str, tmp_path: Path) -> None:
-    with closing(Control(host, 0, store=tmp_path)) as control, Trainer(control.address) as client:
+    with closing(ControlPort(host, 0, store=tmp_path)) as control, Trainer(control.address) as client:
         assert client.status().state == STATES.STARTING

@@ -10,8 +10,8 @@ from typing import Any
 import grpc
 import pytest
 
-from paramsync.publishing import watchers
-from paramsync.publishing.control_port import Control
+from paramsync.publishing import control_port
+from paramsync.publishing.control_port import ControlPort
 from paramsync.v1 import sync_pb2, sync_pb2_grpc
 from tests.control_ports import STATES, TIMEOUT, Pair, status
 from tests.written import version
@@ -32,7 +32,7 @@ def test_watch_tells_of_every_version_from_now_on(pair: Pair) -> None:
 
 
 def test_there_are_only_so_many_watchers_and_status_is_answered_beside_them(pair: Pair) -> None:
-    calls = [watch(pair) for _ in range(watchers.MOST)]
+    calls = [watch(pair) for _ in range(control_port.MOST_WATCHING)]
     with pytest.raises(grpc.RpcError) as refused:
         next(pair.stub.Watch(sync_pb2.WatchPublisherRequest(), timeout=TIMEOUT))
     assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -55,20 +55,20 @@ def is_refused(pair: Pair) -> bool:
 
 
 def test_a_watcher_that_does_not_read_is_dropped_and_told_so() -> None:
-    all_of_them = watchers.Watchers()
+    all_of_them = control_port.Watchers()
     slow = all_of_them.add()
     assert slow is not None
-    for number in range(watchers.MOST_WAITING + 10):
+    for number in range(control_port.MOST_UNREAD + 10):
         all_of_them.tell(version(number))
     read = []
     while (one := slow.next()) is not None:
         read.append(one.number)
-    assert read == list(range(watchers.MOST_WAITING))
+    assert read == list(range(control_port.MOST_UNREAD))
     assert slow.fell_behind
 
 
 def test_watches_end_when_the_port_is_closed(tmp_path: Path) -> None:
-    control = Control("127.0.0.1", 0, store=tmp_path)
+    control = ControlPort("127.0.0.1", 0, store=tmp_path)
     with grpc.insecure_channel(control.address) as channel, ThreadPoolExecutor() as pool:
         call = sync_pb2_grpc.PublisherStub(channel).Watch(sync_pb2.WatchPublisherRequest(), timeout=TIMEOUT)
         call.initial_metadata()

@@ -16,8 +16,7 @@ from paramsync.errors import CorruptCheckpointError
 from paramsync.following.replica import Replica
 from paramsync.graphs.capturing import capture
 from paramsync.graphs.graph import Graph
-from paramsync.sources.progress import Progress
-from paramsync.sources.source import Verification
+from paramsync.sources.source import Progress, Verification
 from paramsync.version import Version
 from tests.checkpoints import resident
 from tests.published import publish_graph

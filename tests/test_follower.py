@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from paramsync.following.events import MOST_UNREAD, EventKind
 from paramsync.following.follower import Follower
+from paramsync.following.report import MOST_UNREAD, EventKind
 from paramsync.following.status import State
 from tests.followers import LONG, serving
 from tests.published import Doubled, Publisher, ask, proven

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from paramsync.following.backoff import Patience
-from paramsync.following.events import EventKind
+from paramsync.following.quarantine import UnfinishedVersions
+from paramsync.following.report import EventKind
 from paramsync.version import Candidate, Version
 from tests.followers import LONG, SILENT, quarantined, saver_follower, serving
 from tests.programs import eventually
@@ -48,7 +48,7 @@ def test_a_graph_still_being_written_is_waited_for_and_then_a_fault(
             meta.write_bytes(part)
         follower.run_once()
         assert (serving(follower), quarantined(follower)) == (None, [])
-    monkeypatch.setattr("paramsync.following.backoff.LONGEST", 0.0)
+    monkeypatch.setattr("paramsync.following.quarantine.LONGEST", 0.0)
     follower.run_once()
     assert "not a readable meta graph" in follower.status().quarantined[0].reason
     meta.write_bytes(content)
@@ -73,7 +73,7 @@ def test_a_graph_that_comes_unnoticed_is_found_long_before_the_next_poll(tmp_pat
 
 
 def test_patience_doubles_and_ends_and_begins_again_with_other_files() -> None:
-    patience = Patience()
+    patience = UnfinishedVersions()
     one = Candidate(Version(number=1, step=1, prefix="model-1", step_done_at=0.0, snapshot_at=0.0), "files")
     assert [patience.left(one, now) for now in (10.0, 10.05, 10.1, 11.0, 12.0)] == pytest.approx(
         [0.05, 0.05, 0.1, 1.0, None]

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from paramsync.errors import SettingsError
 from paramsync.keras import PublishCallback
-from paramsync.publishing.gate import Gate
+from paramsync.publishing.metrics import Gate
 from paramsync.publishing.publisher import Publisher
 from paramsync.session import PublishHook
 from paramsync.store.store import Store

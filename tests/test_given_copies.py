@@ -1,4 +1,4 @@
-"""Given arrays are copied where somebody might write to them, and nowhere else."""
+"""ExternalValues arrays are copied where somebody might write to them, and nowhere else."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from paramsync.publishing.external_values import Given
+from paramsync.publishing.external_values import ExternalValues
 from paramsync.publishing.publisher import Publisher
 from paramsync.version import Version
 from tests.givens import VALUE, Affine, answer, put, values
@@ -29,7 +29,7 @@ def store(tmp_path: Path) -> Path:
 class Pinned:
     """What another source pinned before."""
 
-    def __init__(self, source: Given, values: Mapping[str, Any]) -> None:
+    def __init__(self, source: ExternalValues, values: Mapping[str, Any]) -> None:
         self.digest, self.content = source.digest, source.content
         self._pinned = source.pin(values)
 
@@ -41,7 +41,7 @@ def published_after(
     store: Path, given: Mapping[str, Any], change: Callable[[], object], *, copy: bool = True
 ) -> list[float]:
     """What is served where `change` happens between the publication and its being written."""
-    source = Pinned(Given.in_store(store, None, copy=copy), given)
+    source = Pinned(ExternalValues.in_store(store, None, copy=copy), given)
     change()
     with Publisher(store, source, schedule=EVERY_STEP) as publisher:
         publisher.publish(1, wait=True)
@@ -70,7 +70,7 @@ def test_nothing_is_copied_where_that_is_wanted(store: Path) -> None:
 def test_what_cannot_be_written_to_is_not_copied(store: Path) -> None:
     scale, shift = np.ones(4, np.float32), tf.ones(4, tf.bfloat16)
     scale.flags.writeable = False
-    pinned = Given.in_store(store, None, copy=True).pin({"scale_of_all": scale, "shift_of_all": shift})
+    pinned = ExternalValues.in_store(store, None, copy=True).pin({"scale_of_all": scale, "shift_of_all": shift})
     assert pinned["scale" + VALUE] is scale
     assert pinned["shift" + VALUE] is shift
 
@@ -102,5 +102,5 @@ def test_every_version_of_jax_steps_that_take_their_arguments_memory_is_of_one_s
 
 def test_jax_arrays_are_not_copied_on_the_cpu(store: Path) -> None:
     given = {"scale_of_all": jnp.ones(4), "shift_of_all": jnp.ones(4, jnp.bfloat16)}
-    pinned = Given.in_store(store, None, copy=True).pin(given)
+    pinned = ExternalValues.in_store(store, None, copy=True).pin(given)
     assert pinned["scale" + VALUE].ctypes.data == given["scale_of_all"].unsafe_buffer_pointer()

@@ -12,8 +12,7 @@ import pytest
 from paramsync.errors import CorruptCheckpointError
 from paramsync.following.follower import Follower
 from paramsync.following.replica import Replica
-from paramsync.sources.progress import Progress
-from paramsync.sources.source import Verification
+from paramsync.sources.source import Progress, Verification
 from paramsync.store.layout import record_file
 from paramsync.version import Version
 from tests.checkpoints import present

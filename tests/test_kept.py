@@ -11,7 +11,7 @@ import pytest
 from paramsync.errors import InputError, SyncError
 from paramsync.following.follower import Follower
 from paramsync.following.operator_requests import Action
-from paramsync.following.pins_file import MOST_LABELS, Choices, Kept
+from paramsync.following.pins_file import MOST_LABELS, Choices, PinsFile
 from paramsync.following.replica import Replica
 from tests.followers import LONG, serving
 from tests.published import Publisher, ask, proven
@@ -65,7 +65,7 @@ def test_a_pin_that_failed_is_not_kept(publisher: Publisher, tmp_path: Path) -> 
 
 
 def test_what_is_pinned_and_gone_is_reported_and_the_newest_is_served(publisher: Publisher, tmp_path: Path) -> None:
-    Kept(tmp_path / "state", "m", tmp_path / "m").write(Choices(pinned=1, labels={"stable": 2}))
+    PinsFile(tmp_path / "state", "m", tmp_path / "m").write(Choices(pinned=1, labels={"stable": 2}))
     for step in (5, 6):
         publisher.publish(step)
     follower = restarted(publisher, tmp_path / "state")
@@ -82,13 +82,13 @@ def test_what_is_pinned_and_gone_is_reported_and_the_newest_is_served(publisher:
     done(follower, Action.UNPIN)
     done(follower, Action.UNLABEL, label="stable")
     assert (serving(follower), follower.status().last_error) == (7, None)
-    assert Kept(tmp_path / "state", "m", tmp_path / "m").read() == Choices()
+    assert PinsFile(tmp_path / "state", "m", tmp_path / "m").read() == Choices()
 
 
 def test_what_is_pinned_and_cannot_be_used_is_quarantined_and_the_newest_is_served(
     publisher: Publisher, tmp_path: Path
 ) -> None:
-    Kept(tmp_path, "m", tmp_path / "m").write(Choices(pinned=1))
+    PinsFile(tmp_path, "m", tmp_path / "m").write(Choices(pinned=1))
     bad = publisher.publish_corrupt(1)
     publisher.publish(2)
     follower = restarted(publisher, tmp_path)
@@ -101,7 +101,7 @@ def test_what_is_pinned_and_cannot_be_used_is_quarantined_and_the_newest_is_serv
 def test_labels_given_at_the_start_are_wanted_as_soon_as_their_versions_are_there(
     publisher: Publisher, tmp_path: Path
 ) -> None:
-    Kept(tmp_path, "m", tmp_path / "m", given={"canary": 1}).write(Choices(labels={"canary": 2}))
+    PinsFile(tmp_path, "m", tmp_path / "m", given={"canary": 1}).write(Choices(labels={"canary": 2}))
     follower = restarted(publisher, tmp_path, labels={"canary": 1, "stable": 1})
     assert follower.status().labels == {}
     for step in (1, 2, 3):
@@ -161,11 +161,11 @@ def test_a_label_that_could_not_be_kept_is_refused(publisher: Publisher, tmp_pat
 
 
 def test_what_could_not_be_read_again_is_not_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    kept = Kept(tmp_path, "m", tmp_path / "m")
+    kept = PinsFile(tmp_path, "m", tmp_path / "m")
     kept.write(Choices(pinned=4))
     kept.write(Choices(pinned=5, labels={f"{at}" + "x" * 1000: at for at in range(5000)}))
     assert caplog.text.count("pins and labels will not survive a restart") == 1
-    assert Kept(tmp_path, "m", tmp_path / "m").read() == Choices(pinned=4)
+    assert PinsFile(tmp_path, "m", tmp_path / "m").read() == Choices(pinned=4)
 
 
 DAMAGED = {
@@ -192,7 +192,7 @@ def test_a_damaged_file_is_warned_of_and_written_anew(
     publisher: Publisher, tmp_path: Path, caplog: pytest.LogCaptureFixture, content: bytes
 ) -> None:
     (tmp_path / "m.json").write_bytes(content)
-    kept = Kept(tmp_path, "m", tmp_path / "m")
+    kept = PinsFile(tmp_path, "m", tmp_path / "m")
     assert kept.read() == Choices()
     assert caplog.text.count("no pin and no label is known from before") == 1
     kept.write(Choices(pinned=4))
@@ -201,7 +201,7 @@ def test_a_damaged_file_is_warned_of_and_written_anew(
 
 def test_a_folder_in_place_of_the_file_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "m.json").mkdir()
-    kept = Kept(tmp_path, "m", tmp_path / "m")
+    kept = PinsFile(tmp_path, "m", tmp_path / "m")
     assert kept.read() == Choices()
     kept.write(Choices(pinned=4))
     assert len(caplog.records) == 2
@@ -223,8 +223,8 @@ def test_a_state_directory_that_cannot_be_written_costs_one_warning(
 
 def test_names_of_models_are_no_paths(tmp_path: Path) -> None:
     for name in ("../up", "a/b", "..", "ü", "a b"):
-        Kept(tmp_path / "state", name, tmp_path / "m").write(Choices(pinned=1))
-        assert Kept(tmp_path / "state", name, tmp_path / "m").read() == Choices(pinned=1)
+        PinsFile(tmp_path / "state", name, tmp_path / "m").write(Choices(pinned=1))
+        assert PinsFile(tmp_path / "state", name, tmp_path / "m").read() == Choices(pinned=1)
     assert len(list((tmp_path / "state").iterdir())) == 5
     assert [one.name for one in tmp_path.iterdir()] == ["state"]
     content = json.loads((tmp_path / "state" / "a%20b.json").read_text())
@@ -239,7 +239,7 @@ def test_names_of_models_are_no_paths(tmp_path: Path) -> None:
 
 
 def test_what_was_kept_of_another_store_does_not_count(publisher: Publisher, tmp_path: Path) -> None:
-    Kept(tmp_path, "m", tmp_path / "another").write(Choices(pinned=1, labels={"stable": 1}))
+    PinsFile(tmp_path, "m", tmp_path / "another").write(Choices(pinned=1, labels={"stable": 1}))
     for step in (1, 2):
         publisher.publish(step)
     follower = restarted(publisher, tmp_path)
@@ -248,15 +248,15 @@ def test_what_was_kept_of_another_store_does_not_count(publisher: Publisher, tmp
 
 
 def test_what_two_processes_choose_for_one_model_is_all_kept(tmp_path: Path) -> None:
-    one, other = (Kept(tmp_path, "m", tmp_path / "m") for _ in range(2))
+    one, other = (PinsFile(tmp_path, "m", tmp_path / "m") for _ in range(2))
     one.write(Choices(pinned=3))
     other.write(Choices(labels={"stable": 2}))
     one.write(Choices(pinned=3, labels={"canary": 4}))
     after = Choices(pinned=3, labels={"stable": 2, "canary": 4})
-    assert Kept(tmp_path, "m", tmp_path / "m").read() == after
+    assert PinsFile(tmp_path, "m", tmp_path / "m").read() == after
     other.write(Choices(pinned=5, labels={"stable": 2}))
     one.write(Choices(pinned=3))  # the label is taken away, the pin is not spoken of
-    assert Kept(tmp_path, "m", tmp_path / "m").read() == Choices(pinned=5, labels={"stable": 2})
+    assert PinsFile(tmp_path, "m", tmp_path / "m").read() == Choices(pinned=5, labels={"stable": 2})
 
 
 def test_of_what_two_processes_write_at_once_one_is_there_as_a_whole(
@@ -265,7 +265,7 @@ def test_of_what_two_processes_write_at_once_one_is_there_as_a_whole(
     began = threading.Barrier(3)
 
     def write(number: int) -> None:
-        kept = Kept(tmp_path, "m", tmp_path / "m")
+        kept = PinsFile(tmp_path, "m", tmp_path / "m")
         began.wait(LONG)
         for at in range(150):
             kept.write(Choices(pinned=number + at, labels={f"{number}-{one}": at for one in range(40)}))
@@ -275,11 +275,11 @@ def test_of_what_two_processes_write_at_once_one_is_there_as_a_whole(
         one.start()
     began.wait(LONG)
     while any(one.is_alive() for one in writers):
-        Kept(tmp_path, "m", tmp_path / "m").read()
+        PinsFile(tmp_path, "m", tmp_path / "m").read()
     assert (caplog.text, [one.name for one in tmp_path.iterdir()]) == ("", ["m.json"])
 
 
 def test_without_a_directory_nothing_is_kept(tmp_path: Path) -> None:
-    kept = Kept(None, "m", tmp_path / "m")
+    kept = PinsFile(None, "m", tmp_path / "m")
     kept.write(Choices(pinned=1))
     assert kept.read() == Choices()

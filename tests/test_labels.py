@@ -7,10 +7,10 @@ from concurrent.futures import Future
 import pytest
 
 from paramsync.errors import SyncError, UnknownLabelError, UnknownVersionError
-from paramsync.following.events import EventKind
 from paramsync.following.follower import Follower
 from paramsync.following.operator_requests import Action
 from paramsync.following.replica import Replica
+from paramsync.following.report import EventKind
 from paramsync.following.status import Status
 from tests.followers import serving
 from tests.published import PARAMETERS, Publisher, captured, values

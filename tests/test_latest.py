@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from paramsync.following.change import Change
-from paramsync.following.events import EventKind
 from paramsync.following.follower import Follower
+from paramsync.following.operator_request import Change
 from paramsync.following.operator_requests import Action
 from paramsync.following.replica import Replica
+from paramsync.following.report import EventKind
 from paramsync.following.status import Status
 from tests.configurations import answers, apply, model
 from tests.followers import quarantined, serving

@@ -16,7 +16,7 @@ from paramsync.following.operator_requests import Action
 from paramsync.following.replica import Replica, Verification
 from paramsync.graphs.tensors import alias
 from paramsync.inference.resident import Resident
-from paramsync.sources.progress import Progress
+from paramsync.sources.source import Progress
 from tests.checkpoints import resident, write
 from tests.followers import LONG, serving
 from tests.published import PARAMETERS, Publisher, saver_store

@@ -13,14 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from paramsync.sources import places
-from paramsync.sources.listeners import Inotify, Observed
-from paramsync.sources.watch import Watch
+from paramsync.sources.listeners import InotifyListener, ObserverListener
+from paramsync.sources.watch import Watch, store_places
 from tests.bells import SOON, Bell, commit, watch_on
 from tests.programs import ROOT
 
 pytestmark = pytest.mark.usefixtures("listener")
-only_inotify = pytest.mark.parametrize("listener", ["Inotify"], indirect=True)  # observers differ in that
+only_inotify = pytest.mark.parametrize("listener", ["InotifyListener"], indirect=True)  # observers differ in that
 
 
 @pytest.fixture
@@ -46,7 +45,7 @@ def test_no_folder_has_a_thread_of_its_own(tmp_path: Path, bell: Bell, watch: Wa
     stores = [tmp_path / str(one) for one in range(20)]
     for one in stores:
         one.mkdir()
-    many = Watch(lambda: [place for one in stores for place in places.of_store(one)], bell.ring)
+    many = Watch(lambda: [place for one in stores for place in store_places(one)], bell.ring)
     many.arm()
     assert threading.active_count() == running
     commit(stores[7])
@@ -71,18 +70,18 @@ def test_two_watches_on_one_folder_know_nothing_of_each_other(store: Path, watch
 
 
 def test_a_folder_that_is_moved_away_rings_and_its_successor_is_watched(
-    store: Path, watch: Watch, bell: Bell, listener: type[Inotify | Observed]
+    store: Path, watch: Watch, bell: Bell, listener: type[InotifyListener | ObserverListener]
 ) -> None:
     store.mkdir(parents=True)
     watch.arm()
     store.rename(store.with_name("former"))
     store.mkdir()
-    assert listener is Observed or bell.rang()
+    assert listener is ObserverListener or bell.rang()
     watch.arm()
     commit(store.with_name("former"))
     commit(store)
     assert bell.rang()
-    assert bell.rings == 1 + (listener is Inotify)
+    assert bell.rings == 1 + (listener is InotifyListener)
 
 
 @only_inotify
@@ -105,7 +104,7 @@ def test_a_folder_that_was_moved_away_is_listened_to_no_more(tmp_path: Path) -> 
     """Though it may come back, and be the same."""
     (tmp_path / "a").mkdir()
     bell = Bell()
-    one = Inotify(tmp_path / "a", lambda name: bell.ring())
+    one = InotifyListener(tmp_path / "a", lambda name: bell.ring())
     assert one.is_alive()
     (tmp_path / "a").rename(tmp_path / "b")
     assert bell.rang()
@@ -127,7 +126,7 @@ def test_after_more_events_than_the_kernel_keeps_all_folders_are_listened_to_ane
         going_on.wait(10 * SOON)  # longer than it takes to make all the files, also where the machine is busy
 
     bell = Bell()
-    listeners = [Inotify(busy, hold), Inotify(quiet, lambda name: bell.ring())]
+    listeners = [InotifyListener(busy, hold), InotifyListener(quiet, lambda name: bell.ring())]
     (busy / "first").touch()
     assert held.rang()  # what was read with it is out of the kernel's queue, and nothing of what follows
     for number in range(most // 2 + 100):  # each is made, and closed
@@ -144,7 +143,7 @@ def test_where_the_thread_could_not_begin_it_begins_with_the_next_arming(
     store: Path, watch: Watch, bell: Bell, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     store.mkdir(parents=True)
-    monkeypatch.setattr(Inotify, "_shared", None)
+    monkeypatch.setattr(InotifyListener, "_shared", None)
     with monkeypatch.context() as without_threads:
         without_threads.setattr(threading.Thread, "start", no_thread)
         watch.arm()
@@ -180,7 +179,9 @@ def test_arming_never_raises_while_links_and_folders_take_turns(store: Path, wat
     turning.join()
 
 
-def test_one_that_cannot_begin_leaves_nothing_open(tmp_path: Path, listener: type[Inotify | Observed]) -> None:
+def test_one_that_cannot_begin_leaves_nothing_open(
+    tmp_path: Path, listener: type[InotifyListener | ObserverListener]
+) -> None:
     def left() -> tuple[int, int]:
         return len(list(Path("/proc/self/fd").iterdir())), threading.active_count()
 
@@ -194,11 +195,11 @@ def test_one_that_cannot_begin_leaves_nothing_open(tmp_path: Path, listener: typ
 
 @pytest.mark.parametrize("spare", [1, 2])
 def test_one_that_has_too_few_descriptors_leaves_none_open(
-    spare: int, tmp_path: Path, listener: type[Inotify | Observed], monkeypatch: pytest.MonkeyPatch
+    spare: int, tmp_path: Path, listener: type[InotifyListener | ObserverListener], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of the three that it needs."""
-    if listener is Inotify:
-        monkeypatch.setattr(Inotify, "_shared", None)
+    if listener is InotifyListener:
+        monkeypatch.setattr(InotifyListener, "_shared", None)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     before = descriptors()
     with ExitStack() as taken:
@@ -216,18 +217,20 @@ def test_one_that_has_too_few_descriptors_leaves_none_open(
 
 
 def test_one_whose_thread_cannot_begin_leaves_nothing_open(
-    tmp_path: Path, listener: type[Inotify | Observed], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, listener: type[InotifyListener | ObserverListener], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     listener(tmp_path, lambda name: None).close()
-    if listener is Inotify:
-        monkeypatch.setattr(Inotify, "_shared", None)
+    if listener is InotifyListener:
+        monkeypatch.setattr(InotifyListener, "_shared", None)
     before = descriptors()
     with monkeypatch.context() as without_threads:
         without_threads.setattr(threading.Thread, "start", no_thread)
         for _ in range(5):
             with pytest.raises(RuntimeError, match="can't start new thread"):
                 listener(tmp_path, lambda name: None)
-    assert len(descriptors() - before) == (3 if listener is Inotify else 0)  # which are there for its next beginning
+    assert len(descriptors() - before) == (
+        3 if listener is InotifyListener else 0
+    )  # which are there for its next beginning
 
 
 def descriptors() -> set[int]:
@@ -237,7 +240,7 @@ def descriptors() -> set[int]:
 
 
 def test_without_descriptors_it_warns_once_and_watches_once_there_are_some(
-    tmp_path: Path, listener: type[Inotify | Observed]
+    tmp_path: Path, listener: type[InotifyListener | ObserverListener]
 ) -> None:
     """In a process of its own: one that watches already may need no more of them."""
     (tmp_path / "store").mkdir()

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from paramsync.publishing.batched_read import Reader
+from paramsync.publishing.batched_read import VariableReader
 from paramsync.publishing.session_values import SessionValues
 
 v1 = tf.compat.v1
@@ -31,7 +31,7 @@ def place(value: Any) -> int:
 @uses
 def test_a_table_is_read_where_it_lies(use: Use) -> None:
     table = tf.Variable(tf.zeros([1000, 4]))
-    read = Reader([table])
+    read = VariableReader([table])
     for number in range(3):
         tf.function(use)(table)
         values, again = read([table]), read([table])

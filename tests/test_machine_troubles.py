@@ -14,10 +14,10 @@ import tensorflow as tf
 
 from paramsync.checkpoint.data_file import hold
 from paramsync.errors import CorruptCheckpointError, GraphError, StoreError, UnfinishedError, UnreadableError
-from paramsync.following.backoff import BackOff, Troubles
 from paramsync.following.faults import Fault, fault_of
 from paramsync.following.follower import Follower
 from paramsync.following.operator_requests import Action
+from paramsync.following.quarantine import Backoff, MachineFailures
 from paramsync.store.store import Store
 from paramsync.tensorbundle import index
 from paramsync.tensorbundle.index import data_file, index_file
@@ -299,7 +299,7 @@ def test_memory_that_is_not_there_is_the_machines_fault(tmp_path: Path) -> None:
 
 
 def test_it_is_tried_again_soon_and_then_ever_later_up_to_half_a_minute() -> None:
-    back_off = BackOff()
+    back_off = Backoff()
     assert back_off.left(0.0) == 0.0
     now, pauses = 0.0, []
     for _ in range(20):
@@ -315,7 +315,7 @@ def test_it_is_tried_again_soon_and_then_ever_later_up_to_half_a_minute() -> Non
 
 def test_other_files_are_tried_at_once() -> None:
     version = Version(number=1, step=1, prefix="ckpt-1", step_done_at=1.0, snapshot_at=1.0)
-    troubles = Troubles()
+    troubles = MachineFailures()
     for now in range(9):
         troubles.add(Candidate(version, "these"), "why", now)
     assert troubles.left(Candidate(version, "these"), 9.0) > 0.0

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from paramsync.following import priority
-from paramsync.following.follower import Follower
+from paramsync.following.follower import NICENESS, Follower, lower_priority
 from tests.followers import LONG, SILENT
 from tests.published import Publisher
 
@@ -30,7 +29,7 @@ def test_only_the_follower_gives_way(follower: Follower, publisher: Publisher) -
     mine = before[threading.main_thread().native_id or 0]
     lower = {one for one, nice in after.items() if nice > mine} - before.keys()
     assert lower == {worker.native_id}
-    assert after[worker.native_id or 0] == min(19, mine + priority.BEHIND)
+    assert after[worker.native_id or 0] == min(19, mine + NICENESS)
 
 
 def test_where_it_cannot_be_told_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,6 +37,6 @@ def test_where_it_cannot_be_told_nothing_happens(monkeypatch: pytest.MonkeyPatch
         raise PermissionError
 
     monkeypatch.setattr(os, "setpriority", refused)
-    priority.lower()
+    lower_priority()
     monkeypatch.delattr(os, "setpriority")
-    priority.lower()
+    lower_priority()

@@ -9,13 +9,13 @@ from typing import final
 
 import pytest
 
-from paramsync.following.events import MOST_UNREAD, Event, EventKind, Subscribers
 from paramsync.following.follower import Follower
 from paramsync.following.replica import Replica
+from paramsync.following.report import MOST_UNREAD, Event, EventKind, Subscribers
 from paramsync.following.status import Status
 from paramsync.inference.resident import Resident
 from paramsync.sources import Bell, Look, Source, open_source
-from paramsync.sources.progress import Progress, Tell
+from paramsync.sources.source import Progress, ProgressCallback
 from paramsync.version import Version
 from tests.followers import LONG, SILENT, serving
 from tests.published import PARAMETERS, Publisher
@@ -39,7 +39,7 @@ class Gated:
     def identity(self, version: Version) -> Hashable:
         return self._source.identity(version)
 
-    def restore(self, version: Version, tell: Tell) -> Resident:
+    def restore(self, version: Version, tell: ProgressCallback) -> Resident:
         def told(progress: Progress) -> None:
             tell(progress)
             self.reached.release()

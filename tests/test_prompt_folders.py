@@ -13,7 +13,7 @@ from paramsync.host import files, gil_calls, kernel
 from paramsync.host.gil_calls import Folder
 from paramsync.host.kernel import Kernel
 from paramsync.host.memory import is_memory
-from paramsync.sources.identity import Listing
+from paramsync.sources.identity import StoreListing
 from tests.programs import ROOT
 
 
@@ -51,18 +51,18 @@ def test_a_directory_that_comes_goes_and_is_replaced_is_the_one_that_is_there(me
     path = memory / "store"
     folder = Folder(path)
     with folder.promptly():
-        assert Listing(path).of_file("one") is None
+        assert StoreListing(path).of_file("one") is None
     path.mkdir()
     (path / "one").touch()
     with folder.promptly():
-        assert Listing(path).of_file("one") is not None
+        assert StoreListing(path).of_file("one") is not None
         path.rename(memory / "before")
         path.mkdir()
-        assert Listing(path).of_file("one") is not None  # of the one that was there at first
+        assert StoreListing(path).of_file("one") is not None  # of the one that was there at first
     with folder.promptly():
-        assert Listing(path).of_file("one") is None
+        assert StoreListing(path).of_file("one") is None
         path.rmdir()
-        assert Listing(path).of_file("one") is None
+        assert StoreListing(path).of_file("one") is None
 
 
 def test_a_store_behind_a_link_is_followed_to_where_it_leads_now(memory: Path) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from paramsync.publishing.batched_read import Reader
+from paramsync.publishing.batched_read import VariableReader
 
 DTYPES = (tf.float32, tf.bfloat16, tf.float64, tf.int32, tf.int64, tf.bool, tf.complex64, tf.uint8)
 
@@ -28,7 +28,7 @@ def one_by_one(some: Sequence[tf.Variable]) -> list[tf.Tensor]:
 
 def test_what_is_read_is_the_variables_own_memory() -> None:
     some = variables()
-    found = Reader(some)(some)
+    found = VariableReader(some)(some)
     assert places(found) == places(one_by_one(some))
     assert [(one.dtype, one.shape) for one in found] == [(one.dtype, one.shape) for one in some]
 
@@ -50,7 +50,7 @@ def add_rows(some: Sequence[tf.Variable]) -> None:
 )
 def test_what_was_read_stays_as_it_was(update: Callable[[Any], object]) -> None:
     some = [tf.Variable(tf.zeros([257, at + 1])) for at in range(40)]
-    read = Reader(some)
+    read = VariableReader(some)
     for number in range(20):
         found = read(some)
         update(some)
@@ -59,7 +59,7 @@ def test_what_was_read_stays_as_it_was(update: Callable[[Any], object]) -> None:
 
 def test_updates_are_in_place_once_what_was_read_is_let_go_of() -> None:
     some = variables()[:5]
-    read = Reader(some)
+    read = VariableReader(some)
     before = places(one_by_one(some))
     for _ in range(3):
         read(some)
@@ -69,7 +69,7 @@ def test_updates_are_in_place_once_what_was_read_is_let_go_of() -> None:
 
 def test_others_can_be_read_than_before_of_any_dtype_and_any_shape_they_come_to_have() -> None:
     some = variables()
-    read = Reader(some[:1])
+    read = VariableReader(some[:1])
     for chosen in (some, some[2:], [], some[::-1]):
         assert places(read(chosen)) == places(one_by_one(chosen))
     words = tf.Variable(["a", "bc"], shape=tf.TensorShape(None))

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from paramsync.sources.records import Records
+from paramsync.sources.identity import VersionRecords
 from paramsync.store import layout
 from paramsync.store.store import Store
 from tests.published import Publisher
@@ -46,7 +46,7 @@ def opened() -> Iterator[list[str]]:
 
 
 def test_a_look_reads_what_is_new_and_nothing_else(publisher: Publisher) -> None:
-    records = Records(Store(publisher.path))
+    records = VersionRecords(Store(publisher.path))
     first, second = publisher.publish(1), publisher.publish(2)
     assert records.look().versions == [first, second]
     third = publisher.publish(3)
@@ -60,7 +60,7 @@ def test_a_look_reads_what_is_new_and_nothing_else(publisher: Publisher) -> None
 
 
 def test_a_version_whose_files_were_replaced_is_told_anew(publisher: Publisher) -> None:
-    records = Records(Store(publisher.path))
+    records = VersionRecords(Store(publisher.path))
     versions = [publisher.publish(1), publisher.publish(2)]
     before = records.look()
     record = layout.record_file(publisher.path, versions[0].prefix)
@@ -73,7 +73,7 @@ def test_a_version_whose_files_were_replaced_is_told_anew(publisher: Publisher) 
 
 
 def test_a_version_that_was_taken_away_is_gone(publisher: Publisher) -> None:
-    records = Records(Store(publisher.path))
+    records = VersionRecords(Store(publisher.path))
     first, second = publisher.publish(1), publisher.publish(2)
     assert records.look().versions == [first, second]
     (publisher.path / f"{first.prefix}.index").unlink()
@@ -85,7 +85,7 @@ def test_a_version_that_was_taken_away_is_gone(publisher: Publisher) -> None:
 
 
 def test_a_record_that_is_replaced_once_it_was_read_is_told_at_the_next_look(publisher: Publisher) -> None:
-    records = Records(Store(publisher.path))
+    records = VersionRecords(Store(publisher.path))
     version = publisher.publish(1)
     record = layout.record_file(publisher.path, version.prefix)
     changed = replace(version, step=77)
@@ -103,7 +103,7 @@ def test_a_record_that_is_replaced_once_it_was_read_is_told_at_the_next_look(pub
 
 
 def test_a_record_that_is_written_again_in_its_place_is_told_whatever_its_time_says(publisher: Publisher) -> None:
-    records = Records(Store(publisher.path))
+    records = VersionRecords(Store(publisher.path))
     version = publisher.publish(1)
     assert records.look().versions == [version]
     record = layout.record_file(publisher.path, version.prefix)

@@ -180,5 +180,5 @@ def test_usual_networks_are_batched(model: Callable[[], keras.Model], form: str,
         latest = source.look().latest
         assert latest is not None
         resident = source.restore(latest, lambda progress: None)
-    batchable.find_out(resident)
+    batchable.examine(resident)
     assert batchable.of(resident.graph, "serving_default") == Traits(together=True, prompt=True)

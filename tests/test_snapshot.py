@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from paramsync.graphs.capturing import capture
-from paramsync.publishing.snapshot import Frozen, Live, Snapshot
+from paramsync.publishing.snapshot import FrozenVariables, LiveVariables, Snapshot
 from paramsync.version import Version
 
 
@@ -23,7 +23,7 @@ class Affine(tf.Module):
 
 def snapshot(model: tf.Module) -> Snapshot:
     version = Version(number=1, step=1, prefix="ckpt-1", step_done_at=0.0, snapshot_at=0.0)
-    return Snapshot(version=version, values=Live(capture(model)).pin(), metrics={"loss": tf.constant(1.5)})
+    return Snapshot(version=version, values=LiveVariables(capture(model)).pin(), metrics={"loss": tf.constant(1.5)})
 
 
 def test_a_snapshot_keeps_the_values_of_its_step_through_later_updates() -> None:
@@ -51,7 +51,7 @@ def test_a_snapshot_names_what_tensorflow_looks_for_in_a_checkpoint() -> None:
     }
 
 
-def written(model: tf.Module, frozen: Frozen, unchanged: set[str]) -> set[str]:
+def written(model: tf.Module, frozen: FrozenVariables, unchanged: set[str]) -> set[str]:
     """Publish a snapshot of which the store finds these unchanged; returns what was known to be."""
     taken = snapshot(model)
     tensors = taken.tensors()
@@ -64,7 +64,7 @@ SCALE = "scale/.ATTRIBUTES/VARIABLE_VALUE"
 
 
 def test_a_variable_found_unchanged_once_is_known_to_be_while_it_is_not_updated() -> None:
-    model, frozen = Affine(), Frozen()
+    model, frozen = Affine(), FrozenVariables()
     assert written(model, frozen, set()) == set()
     assert written(model, frozen, {SCALE}) == set()
     for _ in range(3):
@@ -76,7 +76,7 @@ def test_a_variable_found_unchanged_once_is_known_to_be_while_it_is_not_updated(
 
 
 def test_a_variable_that_is_trained_is_updated_in_place() -> None:
-    model, frozen = Affine(), Frozen()
+    model, frozen = Affine(), FrozenVariables()
     before = np.asarray(model.scale.read_value()).ctypes.data
     for _ in range(3):
         written(model, frozen, set())
@@ -85,7 +85,7 @@ def test_a_variable_that_is_trained_is_updated_in_place() -> None:
 
 
 def test_a_variable_that_is_rewritten_with_its_own_values_is_held_once_and_no_more() -> None:
-    model, frozen = Affine(), Frozen()
+    model, frozen = Affine(), FrozenVariables()
     written(model, frozen, {SCALE})
     places = []
     for _ in range(4):
@@ -96,6 +96,6 @@ def test_a_variable_that_is_rewritten_with_its_own_values_is_held_once_and_no_mo
 
 
 def test_what_has_no_buffer_of_its_own_is_never_known() -> None:
-    model, frozen = Affine(), Frozen()
+    model, frozen = Affine(), FrozenVariables()
     for _ in range(3):
         assert "_CHECKPOINTABLE_OBJECT_GRAPH" not in written(model, frozen, {"_CHECKPOINTABLE_OBJECT_GRAPH"})

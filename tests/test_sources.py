@@ -16,7 +16,7 @@ from paramsync.following.follower import Follower
 from paramsync.following.replica import Replica
 from paramsync.graphs.capturing import capture
 from paramsync.sources import open_source
-from paramsync.sources.progress import Progress
+from paramsync.sources.source import Progress
 from tests.published import saver_store
 from tests.stores import Scaled, X, answer, digits, following, quarantined, serves, train
 

@@ -12,9 +12,9 @@ import pytest
 import tensorflow as tf
 
 from paramsync.errors import SettingsError
+from paramsync.publishing.meter import step_number
 from paramsync.publishing.publisher import Publisher
 from paramsync.publishing.schedule import PublishSchedule
-from paramsync.publishing.steps import number_of
 from paramsync.store.store import Store
 
 
@@ -35,7 +35,7 @@ def counters() -> list[Any]:
 
 
 def test_a_step_is_a_whole_number_of_any_framework() -> None:
-    found = [number_of(one) for one in counters()]
+    found = [step_number(one) for one in counters()]
     assert found == [7] * len(found)
     assert {type(one) for one in found} == {int}
 

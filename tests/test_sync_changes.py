@@ -16,7 +16,7 @@ import pytest
 
 from inferencer.protocols.sync.trainer_client import follows
 from inferencer.settings.settings import ModelSettings
-from paramsync.publishing.control_port import Control, Training
+from paramsync.publishing.control_port import ControlPort, Training
 from paramsync.publishing.meter import Meter
 from paramsync.publishing.publisher import Publisher as TrainersPublisher
 from paramsync.publishing.schedule import PublishSchedule
@@ -187,7 +187,7 @@ def _trained(store: Path) -> Iterator[str]:
     over = threading.Event()
     with (
         TrainersPublisher(store, captured(), schedule=schedule, on_error="raise") as publisher,
-        closing(Control("127.0.0.1", 0, store=store)) as control,
+        closing(ControlPort("127.0.0.1", 0, store=store)) as control,
     ):
         publisher.publish(1, wait=True)
         meter = Meter(0, time.monotonic())

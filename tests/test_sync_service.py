@@ -7,7 +7,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from paramsync.following.events import MOST_UNREAD
+from paramsync.following.report import MOST_UNREAD
 from paramsync.v1 import sync_pb2 as pb
 from tests.programs import eventually
 from tests.published import PARAMETERS, Publisher, proven

@@ -25,8 +25,7 @@ from tests.programs import ROOT, Program
 from tests.test_metrics import Samples, parsed
 from tests.training import ON_REQUEST, Counters, latest
 from trainer import settings
-from trainer.exposition import Exposition
-from trainer.metrics_port import MetricsPort
+from trainer.metrics import MetricsPort, TrainerMetrics
 
 SECONDS = 30
 
@@ -54,7 +53,7 @@ def test_metrics_say_how_training_and_publishing_go(tmp_path: Path) -> None:
         meter = Meter(0, time.monotonic())
         training = Training(publisher=publisher, meter=meter, device="CPU", total_steps=None, steps_per_epoch=None)
         begun: list[Training] = []
-        exposition = Exposition(lambda: begun[0] if begun else None, clock=lambda: (version.committed_at or 0) + 60)
+        exposition = TrainerMetrics(lambda: begun[0] if begun else None, clock=lambda: (version.committed_at or 0) + 60)
         assert not any(name.startswith("paramsync") for name in parsed(exposition.text()))
         begun.append(training)
         version = publisher.publish(7, wait=True)

@@ -19,8 +19,7 @@ from paramsync.errors import CorruptCheckpointError, ParameterError
 from paramsync.following.replica import Replica
 from paramsync.graphs.capturing import capture
 from paramsync.host.memory import is_memory
-from paramsync.sources.progress import Progress
-from paramsync.sources.source import Verification
+from paramsync.sources.source import Progress, Verification
 from paramsync.store.commit import StoreWriter
 from paramsync.store.store import Store
 from paramsync.version import Version

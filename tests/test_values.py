@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from paramsync.errors import InputError
 from paramsync.graphs.graph import Signature, TensorSpec
-from paramsync.inference.values import fitting
+from paramsync.inference.resident import fitting
 
 
 def fit(value: Any, dtype: str) -> Any:

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from paramsync.sources import places
 from paramsync.sources.saved_models import highest
-from paramsync.sources.watch import Watch
+from paramsync.sources.watch import Watch, numbered_places, store_places
 from tests.bells import Bell, commit, watch_on
 
 pytestmark = pytest.mark.usefixtures("listener")
@@ -128,7 +127,7 @@ def test_arming_again_changes_nothing_while_the_store_is_the_same(store: Path, w
 
 def test_a_saved_model_rings_when_it_is_complete_however_deep_that_shows(store: Path, bell: Bell) -> None:
     store.mkdir(parents=True)
-    watch = Watch(lambda: places.of_numbered(store, highest(store)), bell.ring)
+    watch = Watch(lambda: numbered_places(store, highest(store)), bell.ring)
     watch.arm()
     (store / "3" / "variables").mkdir(parents=True)
     assert bell.rang()  # for 3
@@ -149,7 +148,7 @@ def test_no_ring_is_lost_while_directories_are_copied(tmp_path: Path, bell: Bell
         folder.mkdir(parents=True)
     for name in names:
         (model / name).write_bytes(b"x" * 100_000)
-    watch = Watch(lambda: places.of_numbered(store, highest(store)), bell.ring)
+    watch = Watch(lambda: numbered_places(store, highest(store)), bell.ring)
     for number in range(1, 31):
         watch.arm()
         copying = threading.Thread(target=shutil.copytree, args=(model, store / str(number)))
@@ -178,7 +177,7 @@ def test_places_that_are_wanted_no_more_are_left(tmp_path: Path, bell: Bell) -> 
     wanted = [tmp_path / "a", tmp_path / "b"]
     for one in wanted:
         one.mkdir()
-    watch = Watch(lambda: [place for one in wanted for place in places.of_store(one)], bell.ring)
+    watch = Watch(lambda: [place for one in wanted for place in store_places(one)], bell.ring)
     watch.arm()
     commit(tmp_path / "b")
     assert bell.rang()

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from paramsync.errors import NotServingError, SyncError, UnknownVersionError
-from paramsync.following.events import EventKind
 from paramsync.following.follower import Follower
-from paramsync.following.operator_requests import Action, Wishes
+from paramsync.following.operator_requests import Action, OperatorRequests
 from paramsync.following.pins_file import Choices
+from paramsync.following.report import EventKind
 from paramsync.following.status import State, Status
 from tests.followers import LONG, serving
 from tests.published import Publisher, ask, proven
@@ -125,7 +125,7 @@ def test_what_needs_no_store_is_done_while_it_cannot_be_read(working: Follower, 
 
 
 def test_what_nobody_waits_for_any_more_is_forgotten() -> None:
-    wishes = Wishes(Choices(), lambda _: None)
+    wishes = OperatorRequests(Choices(), lambda _: None)
     answers = [wishes.ask(Action.SYNC, None), wishes.ask(Action.PIN, 7)]
     assert len(wishes.fresh()) == 2
     for one in answers:

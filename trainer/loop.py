@@ -9,7 +9,7 @@ from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from functools import partial
 
-from paramsync.publishing.control_port import Control, Training
+from paramsync.publishing.control_port import ControlPort, Training
 from paramsync.publishing.job import Job
 from paramsync.publishing.meter import Meter
 from paramsync.publishing.publisher import Publisher
@@ -32,7 +32,7 @@ def train(
     store: StoreWriter,
     states: StoreWriter,
     device: str,
-    control: Control,
+    control: ControlPort,
     screen: Screen,
     stop: Stop,
 ) -> None:

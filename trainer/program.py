@@ -11,13 +11,12 @@ from pathlib import Path
 from paramsync.errors import SettingsError
 from paramsync.program import stderr_filter
 from paramsync.program.process import raise_descriptor_limit
-from paramsync.publishing.control_port import Control
+from paramsync.publishing.control_port import ControlPort
 from paramsync.publishing.job import JobSettings
 from paramsync.store.commit import StoreWriter
 
 from . import job_source
-from .exposition import Exposition
-from .metrics_port import MetricsPort
+from .metrics import MetricsPort, TrainerMetrics
 from .screen import Screen
 from .settings import Settings
 from .stop import Stop
@@ -39,7 +38,7 @@ def run(settings: Settings, *, stop: Stop) -> None:
     with (
         StoreWriter(settings.store, keep=settings.keep, durable=settings.durable) as store,
         StoreWriter(settings.state, keep=STATES, durable=settings.durable) as states,
-        closing(Control(settings.host, settings.control_port, store=settings.store)) as control,
+        closing(ControlPort(settings.host, settings.control_port, store=settings.store)) as control,
         _metrics(settings, control) as metrics,
     ):
         given = JobSettings(seed=settings.seed, data=settings.data, held_out=settings.held_out)
@@ -56,11 +55,11 @@ def run(settings: Settings, *, stop: Stop) -> None:
 
 
 @contextmanager
-def _metrics(settings: Settings, control: Control) -> Iterator[MetricsPort | None]:
+def _metrics(settings: Settings, control: ControlPort) -> Iterator[MetricsPort | None]:
     if settings.metrics_port is None:
         yield None
         return
-    exposition = Exposition(lambda: control.training)
+    exposition = TrainerMetrics(lambda: control.training)
     with closing(MetricsPort(settings.host, settings.metrics_port, exposition.text)) as port:
         yield port
 

@@ -19,7 +19,7 @@ from paramsync.checkpoint.examine import soundness
 from paramsync.checkpoint.reader import Bundle
 from paramsync.errors import CorruptCheckpointError, NotFiniteError, SettingsError
 from paramsync.graphs.sources.objects import object_graph, variable_keys
-from paramsync.publishing.batched_read import Reader
+from paramsync.publishing.batched_read import VariableReader
 from paramsync.publishing.job import Job
 from paramsync.publishing.snapshot import Snapshot
 from paramsync.store import layout
@@ -71,7 +71,7 @@ class TrainingState:
         variables = variable_keys(self._checkpoint)
         self._keys, self._variables = list(variables), list(variables.values())
         self._objects = np.array(object_graph(self._checkpoint, self._keys), dtype=object)
-        self._read = Reader(self._variables)
+        self._read = VariableReader(self._variables)
         self._commits = 0
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="state")
         self._writing: Future[None] | None = None

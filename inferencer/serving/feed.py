@@ -8,8 +8,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from paramsync.errors import BusyError
-from paramsync.following.events import EVERY_KIND, MOST_UNREAD, Event, EventKind, Subscription
 from paramsync.following.follower import Follower
+from paramsync.following.report import EVERY_KIND, MOST_UNREAD, Event, EventKind, Subscription
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from paramsync.errors import NotServingError, RequestError, SyncError, UnknownModelError
-from paramsync.following.change import Change
 from paramsync.following.follower import Follower
+from paramsync.following.operator_request import Change
 from paramsync.following.operator_requests import Action
 from paramsync.following.status import State
 

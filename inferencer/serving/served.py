@@ -9,9 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-from paramsync.following.change import Change
 from paramsync.following.composite import Connection
 from paramsync.following.follower import Follower
+from paramsync.following.operator_request import Change
 from paramsync.following.replica import Replica
 from paramsync.following.status import State, Status
 from paramsync.inference.resident import Resident

@@ -9,7 +9,7 @@ from typing import Any
 from grpc_health.v1 import health_pb2
 
 from paramsync.errors import UnknownModelError
-from paramsync.following.events import EventKind
+from paramsync.following.report import EventKind
 from paramsync.following.status import State
 
 from ..serving.feed import Feed

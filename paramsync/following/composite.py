@@ -208,7 +208,7 @@ class Connection:
             plan = _Plan(graph, _places(graph, graphs, self._prefixes))
             joined = plan.join(pair, self._names)
             warm(joined)
-            batchable.find_out(joined)
+            batchable.examine(joined)
         with self._lock:
             plans = {key: one for key, one in self._plans.items() if key != graphs}
             self._plans = dict([*plans.items(), (graphs, plan)][-_KEPT:])

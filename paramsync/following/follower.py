@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -14,23 +15,40 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
+import tensorflow as tf
+
 from paramsync.errors import NotServingError
-from paramsync.following import priority
-from paramsync.following.change import Change
-from paramsync.following.events import EVERY_KIND, EventKind, Subscription
 from paramsync.following.faults import told
-from paramsync.following.operator_request import waiting_for
-from paramsync.following.operator_requests import Action, Wishes
-from paramsync.following.pins_file import Kept
-from paramsync.following.reconciler import Following
+from paramsync.following.operator_request import Change, waiting_for
+from paramsync.following.operator_requests import Action, OperatorRequests
+from paramsync.following.pins_file import PinsFile
+from paramsync.following.reconciler import Reconciler
 from paramsync.following.replica import Replica
-from paramsync.following.report import Report
+from paramsync.following.report import EVERY_KIND, EventKind, Report, Subscription
 from paramsync.following.status import State, Status
 from paramsync.sources import Bell
 from paramsync.version import Version
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+NICENESS = 1  # of 19: no more, for what serves waits for a thread that was put off while it had the interpreter's lock
+
+
+def lower_priority(by: int = NICENESS) -> None:
+    """Have this thread, and those that it starts, give way to all others. Linux; elsewhere nothing happens."""
+    try:
+        thread = threading.get_native_id()
+        os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + by)
+    except (AttributeError, OSError):
+        return
+
+
+def start_tensorflow() -> None:
+    """Have TensorFlow start the threads it computes with: a thread inherits how urgent the one is that starts it."""
+    with tf.device("CPU:0"):
+        tf.add(tf.zeros([]), 1.0)
+
 
 _log = logging.getLogger("paramsync.follower")
 _JOIN_SECONDS = 10.0
@@ -69,22 +87,22 @@ class Follower:
         before, or were others. So many of the `latest` versions stay in memory, in place of those that served last.
         What a `change` says counts from the start, and is kept once it is asked for. To an event loop that has `rests`
         each round gives way."""
-        kept = Kept(keep, replica.model, replica.source.path, given=labels)
+        kept = PinsFile(keep, replica.model, replica.source.path, given=labels)
         choices = kept.read() if change is None else change.of(kept.read())
         self.replica = replica
         self.model = replica.model
         self._poll_seconds = poll_seconds
         self._rests = rests
-        self._wishes = Wishes(choices, kept.write, latest=latest)
+        self._requests = OperatorRequests(choices, kept.write, latest=latest)
         self._report = Report(self.model, replica.source.path, pinned=choices.pinned, clock=clock)
         self._rung = threading.Event()
         self._draining = threading.Event()
         self._worker: threading.Thread | None = None
         self.looked: Future[None] = Future()
         """Done once the worker has done its first round, whatever came of it."""
-        self._following = Following(
+        self._reconciler = Reconciler(
             replica,
-            self._wishes,
+            self._requests,
             self._report,
             clock=clock,
             ended=self._draining.is_set,
@@ -110,12 +128,12 @@ class Follower:
     @property
     def latest(self) -> int | None:
         """How many of the newest versions stay in memory; None: those that served last do."""
-        return self._wishes.latest
+        return self._requests.latest
 
     @property
     def beside(self) -> tuple[int, ...]:
         """Which versions stay in memory because a configuration said so."""
-        return self._wishes.beside
+        return self._requests.beside
 
     def on_trial(self, trial: bool) -> None:
         """Whether its model may come to serve, and does not yet: log lines say so, and name its store."""
@@ -123,14 +141,14 @@ class Follower:
 
     def hold(self, change: Change | None) -> None:
         """Have in memory what this change needs, until another is said, or None; `Action.PREPARE` tells when it is."""
-        self._wishes.hold(change)
+        self._requests.hold(change)
         self.notify()
 
     def ask(
         self, action: Action, number: int | None = None, label: str = "", change: Change | None = None
     ) -> Future[Status]:
         """What `sync`, `pin` and the like ask, without waiting. The future may be cancelled. Raises InputError."""
-        answer = self._wishes.ask(action, number, label, change)
+        answer = self._requests.ask(action, number, label, change)
         answer.add_done_callback(self._answered)
         self.notify()
         return answer
@@ -192,7 +210,7 @@ class Follower:
     def start(self, bell: Bell | None = None) -> None:
         """Start the worker. It arms and closes the bell, which should call `notify`; without one, the source's own."""
         bell = bell or self.replica.source.bell(self.notify)
-        priority.start_tensorflow()
+        start_tensorflow()
         self._worker = threading.Thread(target=self._run, args=(bell,), name=f"follower {self.model}", daemon=True)
         self._worker.start()
 
@@ -200,7 +218,7 @@ class Follower:
         """Report DRAINING from now on, restore nothing more, refuse what is asked. What serves goes on serving."""
         if not self._draining.is_set():
             self._draining.set()
-            self._wishes.refuse(NotServingError(self.model, why))
+            self._requests.refuse(NotServingError(self.model, why))
         self.notify()
 
     def close(self) -> None:
@@ -230,7 +248,7 @@ class Follower:
         self.close()
 
     def _run(self, bell: Bell) -> None:
-        priority.lower()
+        lower_priority()
         while not self._draining.is_set():
             self._rung.clear()
             try:
@@ -240,7 +258,7 @@ class Follower:
                 _log.exception("%s: the follower goes on after an error of its own", self._report.called)
                 self._report.problem(told(error))
             self._has_looked()
-            look_again = self._following.look_again
+            look_again = self._reconciler.look_again
             pause = self._poll_seconds if self.replica.residents else min(self._poll_seconds, _WAITING_SECONDS)
             self._rest(pause if look_again is None else min(pause, look_again))
         self.replica.source.close()  # not when this is collected, which may be hours later
@@ -261,11 +279,11 @@ class Follower:
         end = time.monotonic() + seconds
         while not self._rung.is_set() and self._prepare() and time.monotonic() < end:
             if self.replica.leaving:
-                self._following.tend()
+                self._reconciler.tend()
         while self.replica.leaving and time.monotonic() < end:
             if self._rung.wait(_TEND_SECONDS):
                 return
-            self._following.tend()
+            self._reconciler.tend()
         self._rung.wait(max(0.0, end - time.monotonic()))
 
     def _prepare(self) -> bool:
@@ -286,4 +304,4 @@ class Follower:
         """
         self._rung.clear()
         with nullcontext() if self._rests is None else self._rests.first():
-            return self._following.run_once()
+            return self._reconciler.run_once()

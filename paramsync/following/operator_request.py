@@ -1,16 +1,46 @@
-"""One thing that an operator asks of a follower: when it has come true, and when it never will."""
+"""One request of an operator: when it is fulfilled, and when it never will be."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from paramsync.errors import ParamsyncError, SyncError, UnknownVersionError
-from paramsync.following.change import Change
+from paramsync.following.pins_file import Choices
 from paramsync.following.policy import usable
 from paramsync.following.status import Status
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """All of it comes true at once, or nothing."""
+
+    pinned: int | None = None  # the version to pin
+    unpin: bool = False
+    labels: Mapping[str, int] = field(default_factory=dict)  # to give, or to move
+    without: Collection[str] = ()  # labels to take away, where they are there
+    beside: tuple[int, ...] | None = None  # what else is to be in memory; None: what was to be stays
+    latest: int | None = None  # how many of the newest stay in memory; None: those that served last do
+
+    @property
+    def versions(self) -> list[int]:
+        """What has to be in memory for it."""
+        pinned = () if self.pinned is None else (self.pinned,)
+        return sorted({*pinned, *self.labels.values(), *(self.beside or ())})
+
+    def of(self, choices: Choices) -> Choices:
+        """The choices after it."""
+        labels = {label: number for label, number in choices.labels.items() if label not in self.without}
+        pinned = None if self.unpin else choices.pinned if self.pinned is None else self.pinned
+        beside = choices.beside if self.beside is None else self.beside
+        return replace(choices, pinned=pinned, labels={**labels, **self.labels}, beside=beside)
+
+    def is_so(self, status: Status, latest: int | None, beside: tuple[int, ...]) -> bool:
+        """Whether it is so already, where so many of the newest stay in memory, and these versions do."""
+        choices = Choices(pinned=status.pinned, labels=dict(status.labels), beside=beside)
+        return latest == self.latest and self.of(choices) == choices
 
 
 class Action(Enum):
@@ -30,7 +60,7 @@ PREPARING = (Action.PREPARE, Action.BEGIN)
 
 
 @dataclass(eq=False)
-class Wish:
+class OperatorRequest:
     """One call. `number` is the version asked for; of a sync or rollback that names none it is filled in when known."""
 
     action: Action
@@ -67,34 +97,34 @@ class Wish:
             self.answer.set_result(outcome)
 
 
-def _fulfilled(wish: Wish, status: Status, published: Collection[int] | None) -> bool:
+def _fulfilled(request: OperatorRequest, status: Status, published: Collection[int] | None) -> bool:
     """Whether it has come true. Raises SyncError or UnknownVersionError, with the reason, where it never will."""
-    number = wish.number
-    if wish.action in (Action.UNPIN, Action.UNLABEL):
+    number = request.number
+    if request.action in (Action.UNPIN, Action.UNLABEL):
         return True
-    if wish.action in PREPARING:
-        return _prepared(wish, status, published)
-    if wish.action is Action.CHANGE:
-        return _changed(wish.change.pinned, status)
+    if request.action in PREPARING:
+        return _prepared(request, status, published)
+    if request.action is Action.CHANGE:
+        return _changed(request.change.pinned, status)
     if number is None:
         return False
-    if wish.action is Action.LABEL and status.labels.get(wish.label) == number:
+    if request.action is Action.LABEL and status.labels.get(request.label) == number:
         return True
     _check_usable(number, status)
     serving = status.serving.number if status.serving else None
-    if serving == number and (wish.action is Action.SYNC or (wish.action in PINNING and status.pinned == number)):
+    if serving == number and (request.action is Action.SYNC or (request.action in PINNING and status.pinned == number)):
         return True
-    if published is not None and _never_comes(wish, number, status, published):
+    if published is not None and _never_comes(request, number, status, published):
         raise UnknownVersionError(f"store {status.store}", number, published)
-    if wish.action is Action.LABEL:
+    if request.action is Action.LABEL:
         return False
-    if wish.action in PINNING and status.pinned != number:
+    if request.action in PINNING and status.pinned != number:
         instead = "unpinned" if status.pinned is None else f"pinned to version {status.pinned}"
         raise SyncError(f"model {status.model!r} was {instead} while it was being pinned to version {number}")
     if status.pinned not in (None, number):
         raise SyncError(f"model {status.model!r} is pinned to version {status.pinned}; unpin it to follow its store")
-    if wish.action is Action.SYNC and serving is not None and serving > number:
-        if wish.backward:
+    if request.action is Action.SYNC and serving is not None and serving > number:
+        if request.backward:
             raise SyncError(
                 f"version {number} of model {status.model!r} is older than version {serving}, which serves;"
                 " pin it to go back"
@@ -111,22 +141,22 @@ def _changed(pinned: int | None, status: Status) -> bool:
     return status.serving is not None and status.serving.number == pinned
 
 
-def _prepared(wish: Wish, status: Status, published: Collection[int] | None) -> bool:
+def _prepared(request: OperatorRequest, status: Status, published: Collection[int] | None) -> bool:
     """Whether all that its change needs is in memory. Raises SyncError, UnknownVersionError where that never is so."""
-    for number in wish.change.versions:
+    for number in request.change.versions:
         if number in status.resident:
             continue
         _check_usable(number, status)
         if published is not None and number not in published:
             raise UnknownVersionError(f"store {status.store}", number, published)
         return False
-    if wish.action is Action.BEGIN and not _begun(status, published):
+    if request.action is Action.BEGIN and not _begun(status, published):
         return False
-    if wish.change.latest is None or status.pinned is not None:  # the newest versions are not followed then
+    if request.change.latest is None or status.pinned is not None:  # the newest versions are not followed then
         return True
     if published is None:
         return status.last_error is not None
-    wanted = usable(published, {one.number for one in status.quarantined})[: wish.change.latest]
+    wanted = usable(published, {one.number for one in status.quarantined})[: request.change.latest]
     return all(number in status.resident for number in wanted)
 
 
@@ -146,18 +176,18 @@ def _check_usable(number: int, status: Status) -> None:
         raise SyncError(f"version {number} of model {status.model!r} is quarantined: {quarantined.reason}")
 
 
-def _never_comes(wish: Wish, number: int, status: Status, published: Collection[int]) -> bool:
+def _never_comes(request: OperatorRequest, number: int, status: Status, published: Collection[int]) -> bool:
     """Numbers only rise, so one below the latest that is not there will not come any more."""
     if number in published or number in status.resident:
         return False
-    if wish.action is not Action.SYNC or wish.backward:
+    if request.action is not Action.SYNC or request.backward:
         return True
     overtaken = status.serving is not None and number < status.serving.number
     return status.published is not None and number < status.published.number and not overtaken
 
 
 def waiting_for(number: int | None, status: Status) -> str:
-    """Why a wish that neither came true nor failed has to wait."""
+    """Why a request that neither came true nor failed has to wait."""
     if status.restoring is not None:
         return f"version {status.restoring} is being restored"
     if status.last_error is not None:

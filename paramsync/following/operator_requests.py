@@ -9,24 +9,23 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 
 from paramsync.errors import ParamsyncError, SyncError, UnknownLabelError
-from paramsync.following.change import Change
-from paramsync.following.operator_request import PINNING, PREPARING, Action, Wish
+from paramsync.following.operator_request import PINNING, PREPARING, Action, Change, OperatorRequest
 from paramsync.following.pins_file import MOST_LABELS, Choices, check_label
 from paramsync.following.status import Status
 
-__all__ = ["Action", "Known", "Wishes"]
+__all__ = ["Action", "Known", "OperatorRequests"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
-    """What is known of versions when wishes are judged."""
+    """What is known of versions when requests are judged."""
 
     published: Collection[int] | None = None  # None where nobody knows
     latest: int | None = None  # None where the store does not say
     before: Sequence[int] = ()  # those that served before, the last one first
 
 
-class Wishes:
+class OperatorRequests:
     """The calls not answered yet, the version pinned and the labels. A lock guards the list; the worker does the rest.
 
     A pin or label is chosen once it has come true. Until then it is tried: where it fails, where its caller leaves or
@@ -42,10 +41,10 @@ class Wishes:
         self._keep = keep
         self._latest = latest
         self._held: Change | None = None
-        self._tried: Wish | None = None
-        self._labelling: dict[str, Wish] = {}
+        self._tried: OperatorRequest | None = None
+        self._labelling: dict[str, OperatorRequest] = {}
         self._lock = threading.Lock()
-        self._open: list[Wish] = []
+        self._open: list[OperatorRequest] = []
         self._refusal: ParamsyncError | None = None
 
     def ask(
@@ -54,14 +53,16 @@ class Wishes:
         """Raises InputError for a label that could not be kept."""
         if action is Action.LABEL:
             check_label("label", label)
-        wish = Wish(action, number, label, change or Change())
+        request = OperatorRequest(action, number, label, change or Change())
         with self._lock:
             if self._refusal is None:
-                self._open.append(wish)
+                self._open.append(request)
             else:
-                wish.answer.set_exception(self._refusal)
-        wish.answer.add_done_callback(lambda _: self._take(wish))  # whose caller left is nobody's concern any more
-        return wish.answer
+                request.answer.set_exception(self._refusal)
+        request.answer.add_done_callback(
+            lambda _: self._take(request)
+        )  # whose caller left is nobody's concern any more
+        return request.answer
 
     def hold(self, change: Change | None) -> None:
         """Have in memory what this change needs, from now on, whoever asks for what; None: no longer."""
@@ -87,7 +88,7 @@ class Wishes:
     def preparing(self) -> bool:
         """Whether somebody waits for what a change needs. For the worker."""
         with self._lock:
-            return any(wish.action in PREPARING for wish in self._open)
+            return any(request.action in PREPARING for request in self._open)
 
     @property
     def pinned(self) -> int | None:
@@ -109,53 +110,53 @@ class Wishes:
     def labelling(self) -> Mapping[str, int]:
         """Those of them that somebody waits for."""
         return {
-            label: wish.number
-            for label, wish in self._labelling.items()
-            if wish.number is not None and not wish.answer.done()
+            label: request.number
+            for label, request in self._labelling.items()
+            if request.number is not None and not request.answer.done()
         }
 
-    def fresh(self) -> list[Wish]:
+    def fresh(self) -> list[OperatorRequest]:
         """What is new: to be taken before a look at the store, and admitted after it."""
         with self._lock:
-            return [wish for wish in self._open if not wish.admitted]
+            return [request for request in self._open if not request.admitted]
 
-    def urgent(self, resident: Collection[int], before: Sequence[int]) -> list[Wish]:
+    def urgent(self, resident: Collection[int], before: Sequence[int]) -> list[OperatorRequest]:
         """What is new and needs no look at the store, for it is about versions in memory; in the order it was asked."""
-        changes = (wish for wish in self.fresh() if wish.action not in (Action.SYNC, *PREPARING))
-        return list(takewhile(lambda wish: _in_memory(wish, resident, before), changes))
+        changes = (request for request in self.fresh() if request.action not in (Action.SYNC, *PREPARING))
+        return list(takewhile(lambda request: _in_memory(request, resident, before), changes))
 
     def overtaking(self, resident: Collection[int], before: Sequence[int]) -> bool:
         """Whether among them is what makes any restore idle."""
         urgent = self.urgent(resident, before)
-        return any(wish.action in PINNING or wish.change.pinned is not None for wish in urgent)
+        return any(request.action in PINNING or request.change.pinned is not None for request in urgent)
 
-    def admit(self, fresh: Iterable[Wish], status: Status, known: Known) -> set[int]:
+    def admit(self, fresh: Iterable[OperatorRequest], status: Status, known: Known) -> set[int]:
         """Take up what can be judged now. Returns the versions it asks for: a quarantined one is tried once more."""
-        for wish in fresh:
-            if wish.action is Action.SYNC:
-                wish.admitted = _sync_admitted(wish, status, known)
-            elif wish.action is Action.UNPIN:
+        for request in fresh:
+            if request.action is Action.SYNC:
+                request.admitted = _sync_admitted(request, status, known)
+            elif request.action is Action.UNPIN:
                 self._tried = None
-                wish.admitted = True
+                request.admitted = True
                 self._choose(replace(self._choices, pinned=None, beside=()))
-            elif wish.action is Action.UNLABEL:
-                self._unlabel(wish, status)
-            elif wish.action in PREPARING:
-                wish.admitted = known.published is not None or {*wish.change.versions} <= {*status.resident}
-                if len(wish.change.of(self._choices).labels) > MOST_LABELS:
-                    wish.failure = _too_many(status)
-            elif wish.action is Action.CHANGE:
-                self._change(wish, status)
+            elif request.action is Action.UNLABEL:
+                self._unlabel(request, status)
+            elif request.action in PREPARING:
+                request.admitted = known.published is not None or {*request.change.versions} <= {*status.resident}
+                if len(request.change.of(self._choices).labels) > MOST_LABELS:
+                    request.failure = _too_many(status)
+            elif request.action is Action.CHANGE:
+                self._change(request, status)
             else:
-                self._try(wish, status, known)
-        admitted = [wish for wish in fresh if wish.admitted]
-        asked = {wish.number for wish in admitted if wish.number is not None}
-        return asked.union(*(wish.change.versions for wish in admitted if wish.action in PREPARING))
+                self._try(request, status, known)
+        admitted = [request for request in fresh if request.admitted]
+        asked = {request.number for request in admitted if request.number is not None}
+        return asked.union(*(request.change.versions for request in admitted if request.action in PREPARING))
 
-    def _change(self, wish: Wish, status: Status) -> None:
+    def _change(self, request: OperatorRequest, status: Status) -> None:
         """From here on it is chosen: what it needs is in memory."""
-        wish.admitted = True
-        change = wish.change
+        request.admitted = True
+        change = request.change
         self._latest = change.latest
         if change.unpin or change.pinned is not None:
             self._tried = None
@@ -164,29 +165,29 @@ class Wishes:
         self._choices = change.of(self._choices)
         self._keep(self._choices)
 
-    def _try(self, wish: Wish, status: Status, known: Known) -> None:
+    def _try(self, request: OperatorRequest, status: Status, known: Known) -> None:
         there = {*status.resident, *(known.published or ())}
-        if wish.action is Action.ROLLBACK:
-            wish.number = _before(status, known, there)
-            if wish.number is None and known.published is not None:
-                wish.failure = _nothing_before(status, known.before)
-        is_there = wish.number is not None and wish.number in there
-        wish.admitted = is_there or known.published is not None
-        if wish.action is Action.LABEL and wish.label not in self.labels and len(self.labels) >= MOST_LABELS:
-            wish.admitted, wish.failure = True, _too_many(status)
-        elif is_there and wish.action is Action.LABEL:
-            self._overtake(wish.label, f"version {wish.number} was given the label {wish.label!r}", status)
-            self._labelling[wish.label] = wish
+        if request.action is Action.ROLLBACK:
+            request.number = _before(status, known, there)
+            if request.number is None and known.published is not None:
+                request.failure = _nothing_before(status, known.before)
+        is_there = request.number is not None and request.number in there
+        request.admitted = is_there or known.published is not None
+        if request.action is Action.LABEL and request.label not in self.labels and len(self.labels) >= MOST_LABELS:
+            request.admitted, request.failure = True, _too_many(status)
+        elif is_there and request.action is Action.LABEL:
+            self._overtake(request.label, f"version {request.number} was given the label {request.label!r}", status)
+            self._labelling[request.label] = request
         elif is_there:
-            self._tried = wish
+            self._tried = request
 
-    def _unlabel(self, wish: Wish, status: Status) -> None:
-        wish.admitted = True
-        if wish.label not in {**self.labels, **status.labels}:
-            wish.failure = UnknownLabelError(status.model, wish.label, status.labels)
+    def _unlabel(self, request: OperatorRequest, status: Status) -> None:
+        request.admitted = True
+        if request.label not in {**self.labels, **status.labels}:
+            request.failure = UnknownLabelError(status.model, request.label, status.labels)
             return
-        self._overtake(wish.label, f"the label {wish.label!r} was taken away", status)
-        others = {label: number for label, number in self._choices.labels.items() if label != wish.label}
+        self._overtake(request.label, f"the label {request.label!r} was taken away", status)
+        others = {label: number for label, number in self._choices.labels.items() if label != request.label}
         self._choose(replace(self._choices, labels=others))
 
     def _overtake(self, label: str, what: str, status: Status) -> None:
@@ -195,25 +196,25 @@ class Wishes:
             before.failure = SyncError(f"model {status.model!r}: {what} before version {before.number} had it")
 
     def settle(self, status: Callable[[], Status], published: Collection[int] | None, *, whole: bool) -> None:
-        """Answer every wish that has come true in the status of now or never will. For the rest see Wish.outcome."""
+        """Answer every request that the status of now fulfils, or that never will be; see OperatorRequest.outcome."""
         with self._lock:
-            waiting = [wish for wish in self._open if wish.admitted]
+            waiting = [request for request in self._open if request.admitted]
         if not waiting:
             return
         now = status()
-        outcomes = [(wish, wish.outcome(now, published, whole=whole)) for wish in waiting]
-        for wish, outcome in outcomes:
-            if outcome is None or not self._take(wish) or not wish.answer.set_running_or_notify_cancel():
+        outcomes = [(request, request.outcome(now, published, whole=whole)) for request in waiting]
+        for request, outcome in outcomes:
+            if outcome is None or not self._take(request) or not request.answer.set_running_or_notify_cancel():
                 continue
             if isinstance(outcome, Status):
-                self._chosen(wish)
-            wish.answered(outcome)
+                self._chosen(request)
+            request.answered(outcome)
 
-    def _chosen(self, wish: Wish) -> None:
-        if wish.action in PINNING:
-            self._choose(replace(self._choices, pinned=wish.number))
-        elif wish.action is Action.LABEL and wish.number is not None:
-            self._choose(replace(self._choices, labels={**self._choices.labels, wish.label: wish.number}))
+    def _chosen(self, request: OperatorRequest) -> None:
+        if request.action in PINNING:
+            self._choose(replace(self._choices, pinned=request.number))
+        elif request.action is Action.LABEL and request.number is not None:
+            self._choose(replace(self._choices, labels={**self._choices.labels, request.label: request.number}))
 
     def _choose(self, choices: Choices) -> None:
         if choices != self._choices:
@@ -225,36 +226,36 @@ class Wishes:
         with self._lock:
             self._refusal = error
             refused, self._open = self._open, []
-        for wish in refused:
-            if wish.answer.set_running_or_notify_cancel():
-                wish.answered(error)
+        for request in refused:
+            if request.answer.set_running_or_notify_cancel():
+                request.answered(error)
 
-    def _take(self, wish: Wish) -> bool:
+    def _take(self, request: OperatorRequest) -> bool:
         """Whether it was still open, which it is no longer."""
         with self._lock:
-            there = wish in self._open
+            there = request in self._open
             if there:
-                self._open.remove(wish)
+                self._open.remove(request)
         return there
 
 
-def _in_memory(wish: Wish, resident: Collection[int], before: Sequence[int]) -> bool:
+def _in_memory(request: OperatorRequest, resident: Collection[int], before: Sequence[int]) -> bool:
     """Whether it is about versions in memory alone."""
-    if wish.action in (Action.PIN, Action.LABEL):
-        return wish.number in resident
-    if wish.action is Action.ROLLBACK:
+    if request.action in (Action.PIN, Action.LABEL):
+        return request.number in resident
+    if request.action is Action.ROLLBACK:
         return bool(before) and before[0] in resident
-    if wish.action is Action.CHANGE:
-        return not wish.change.unpin  # which is answered when the store was looked at
-    return wish.action is Action.UNLABEL
+    if request.action is Action.CHANGE:
+        return not request.change.unpin  # which is answered when the store was looked at
+    return request.action is Action.UNLABEL
 
 
-def _sync_admitted(wish: Wish, status: Status, known: Known) -> bool:
-    if wish.number is not None:
-        wish.backward = status.serving is not None and wish.number < status.serving.number
+def _sync_admitted(request: OperatorRequest, status: Status, known: Known) -> bool:
+    if request.number is not None:
+        request.backward = status.serving is not None and request.number < status.serving.number
         return True
-    wish.number = known.latest
-    return wish.number is not None
+    request.number = known.latest
+    return request.number is not None
 
 
 def _before(status: Status, known: Known, there: Collection[int]) -> int | None:

@@ -42,7 +42,7 @@ class Choices:
     beside: tuple[int, ...] = ()
 
 
-class Kept:
+class PinsFile:
     """One small file for each model in a directory; without a directory nothing is kept. One thread owns it.
 
     It survives the end of the process, however it ends; not always that of the machine. A directory that cannot be

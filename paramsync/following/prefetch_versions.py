@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from paramsync.following.operator_requests import Wishes
+from paramsync.following.operator_requests import OperatorRequests
 from paramsync.following.policy import newest
 from paramsync.following.quarantine import Quarantine
 from paramsync.following.replica import Replica
@@ -24,14 +24,14 @@ class Beside:
     def __init__(
         self,
         replica: Replica,
-        wishes: Wishes,
+        requests: OperatorRequests,
         quarantine: Quarantine,
         *,
         in_memory: Callable[[Published], Resident | None],
         restored: Callable[[Published], Resident | None],
     ) -> None:
         self._replica = replica
-        self._wishes = wishes
+        self._requests = requests
         self._quarantine = quarantine
         self._in_memory = in_memory
         self._restored = restored
@@ -43,11 +43,11 @@ class Beside:
         What is not wanted any more leaves before the first is restored, but for as many as there are to be. Where
         nobody knows what is published, or a version is pinned, the newest stay what they are.
         """
-        count = self._wishes.latest
+        count = self._requests.latest
         if count is None:
             self._newest = []
         self._hold(held)
-        while count is not None and published is not None and self._wishes.pinned is None:
+        while count is not None and published is not None and self._requests.pinned is None:
             wanted = newest(published, quarantined=self._quarantine.files(), count=count)
             there = [(one, self._in_memory(one)) for one in wanted]
             self._newest = [resident for _, resident in there if resident is not None]
@@ -62,7 +62,7 @@ class Beside:
                 return  # it is tried at the next look
 
     def _hold(self, held: Sequence[Resident]) -> None:
-        count, newest_ones = self._wishes.latest, self._newest
+        count, newest_ones = self._requests.latest, self._newest
         most = self._replica.resident if count is None else count
         serving = self._replica.residents[:1]
         others = sum(one not in serving for one in newest_ones)

@@ -1,4 +1,4 @@
-"""Following: one round after another, what a store has and what operators ask becomes what a replica serves."""
+"""Reconciler: one round after another, what a store has and what operators ask becomes what a replica serves."""
 
 from __future__ import annotations
 
@@ -7,20 +7,18 @@ import time
 from collections.abc import Callable, Hashable, Iterable
 from weakref import WeakKeyDictionary
 
-from paramsync.following import absence
-from paramsync.following.backoff import BackOff, Patience, Troubles
 from paramsync.following.faults import Fault, fault_of, let_go, told
-from paramsync.following.operator_request import Wish
-from paramsync.following.operator_requests import Known, Wishes
+from paramsync.following.operator_request import OperatorRequest
+from paramsync.following.operator_requests import Known, OperatorRequests
 from paramsync.following.policy import next_restore, served_before
 from paramsync.following.prefetch_versions import Beside
-from paramsync.following.quarantine import Quarantine
+from paramsync.following.quarantine import Backoff, MachineFailures, Quarantine, UnfinishedVersions
 from paramsync.following.replica import Replica
 from paramsync.following.report import Report
 from paramsync.host import yielding
 from paramsync.inference.resident import Resident
-from paramsync.sources import Look
-from paramsync.sources.progress import Progress
+from paramsync.sources import Look, diagnosis
+from paramsync.sources.source import Progress
 from paramsync.version import Candidate, Version
 
 _log = logging.getLogger("paramsync.follower")
@@ -30,14 +28,14 @@ class _OvertakenError(Exception):
     """What is being restored is not wanted any more, or not as much as something else."""
 
 
-class Following:
+class Reconciler:
     """What one thread does for a replica. `ended` tells whether that is over, `notify` asks for another round, and
     `asked` tells whether somebody has since the last one began."""
 
     def __init__(
         self,
         replica: Replica,
-        wishes: Wishes,
+        requests: OperatorRequests,
         report: Report,
         *,
         clock: Callable[[], float],
@@ -47,7 +45,7 @@ class Following:
     ) -> None:
         self.look_again: float | None = None  # seconds, where that is sooner than the next poll
         self._replica = replica
-        self._wishes = wishes
+        self._requests = requests
         self._report = report
         self._clock = clock
         self._ended = ended
@@ -57,13 +55,13 @@ class Following:
         self._before: tuple[int, ...] = ()  # what served before that, the last one first
         self._files: WeakKeyDictionary[Resident, Hashable] = WeakKeyDictionary()
         self._quarantine = Quarantine()
-        self._patience = Patience()
-        self._troubles = Troubles()
+        self._unfinished = UnfinishedVersions()
+        self._machine_failures = MachineFailures()
         self._wanted: set[int] = set()  # the versions that this round would restore, or did
-        self._looks = BackOff()
+        self._looks = Backoff()
         self._problem: str | None = None  # of the last look
         self._beside = Beside(
-            replica, wishes, self._quarantine, in_memory=self._resident, restored=self._restored_beside
+            replica, requests, self._quarantine, in_memory=self._resident, restored=self._restored_beside
         )
 
     def run_once(self) -> Version | None:
@@ -79,11 +77,11 @@ class Following:
         """
         steered = None
         self.look_again = None
-        if urgent := self._wishes.urgent(self._report.now().resident, self._before):
+        if urgent := self._requests.urgent(self._report.now().resident, self._before):
             steered = self._round(urgent, None)
-        fresh = self._wishes.fresh()
+        fresh = self._requests.fresh()
         swapped = self._round(fresh, self._look())
-        self._report.problem(self._problem or self._troubles.reason)
+        self._report.problem(self._problem or self._machine_failures.reason)
         self.tend()
         return swapped or steered
 
@@ -100,18 +98,18 @@ class Following:
         if found.numbers is not None:
             self._report.found(found.latest, found.numbers)
             self._quarantine.keep(found.numbers)
-            self._patience.keep(found.numbers)
+            self._unfinished.keep(found.numbers)
             problem = problem or self._missing(found.numbers)
         if found.problem is not None and fault_of(found.problem) is Fault.THE_MACHINES:
             now = time.monotonic()
             self._looks.failed(now)
             self._soon(self._looks.left(now))
         else:
-            self._looks = BackOff()
+            self._looks = Backoff()
         absent = found.latest is None and found.problem is None
-        self._report.waiting(absence.reason(self._replica.source.path) if absent else None)
+        self._report.waiting(diagnosis.absence(self._replica.source.path) if absent else None)
         self._problem = problem
-        self._report.problem(problem or self._troubles.reason)
+        self._report.problem(problem or self._machine_failures.reason)
         return found
 
     def _soon(self, seconds: float) -> None:
@@ -120,24 +118,24 @@ class Following:
     def _missing(self, published: list[int]) -> str | None:
         """What was chosen and is nowhere."""
         there = {*published, *self._report.now().resident}
-        chosen = {f"the label {label!r} names": number for label, number in self._wishes.labels.items()}
-        if self._wishes.pinned is not None:
-            chosen = {"pinned to": self._wishes.pinned, **chosen}
+        chosen = {f"the label {label!r} names": number for label, number in self._requests.labels.items()}
+        if self._requests.pinned is not None:
+            chosen = {"pinned to": self._requests.pinned, **chosen}
         store = self._replica.source.path
         lost = [f"{how} version {number}" for how, number in chosen.items() if number not in there]
-        lost += [f"a configuration names version {number}" for number in self._wishes.beside if number not in there]
+        lost += [f"a configuration names version {number}" for number in self._requests.beside if number not in there]
         return f"{', '.join(lost)}, which store {store} does not have" if lost else None
 
-    def _round(self, fresh: Iterable[Wish], looked: Look | None) -> Version | None:
+    def _round(self, fresh: Iterable[OperatorRequest], looked: Look | None) -> Version | None:
         """One without a look is about versions in memory alone."""
         yielding.give()
         found, whole = looked or Look(), looked is not None
         latest = found.latest.number if found.latest is not None and found.problem is None else None
         known = Known(published=found.numbers, latest=latest, before=self._before)
-        for number in self._wishes.admit(fresh, self._report.now(), known):
+        for number in self._requests.admit(fresh, self._report.now(), known):
             self._quarantine.forget(number)
-            self._troubles.forget(number)
-        pinned = self._wishes.pinned
+            self._machine_failures.forget(number)
+        pinned = self._requests.pinned
         self._report.pinned(pinned)
         self._report.quarantine(self._quarantine)
         self._label()
@@ -150,16 +148,16 @@ class Following:
             self._beside.bring(self._held(found.published or []), found.published)
             self._report.memory(self._replica)
             if found.published is not None:
-                self._troubles.keep(self._wanted)
+                self._machine_failures.keep(self._wanted)
                 self._quarantine.forget_rewritten(found.published)
                 self._report.quarantine(self._quarantine)
         except _OvertakenError:
             whole = False
             self._report.gave_up()
             self._notify()
-        self._wishes.settle(self._report.status, found.numbers, whole=whole)
-        if self._wishes.pinned != pinned:  # a pin that failed
-            self._report.pinned(self._wishes.pinned)
+        self._requests.settle(self._report.status, found.numbers, whole=whole)
+        if self._requests.pinned != pinned:  # a pin that failed
+            self._report.pinned(self._requests.pinned)
             self._notify()
         return swapped
 
@@ -200,7 +198,7 @@ class Following:
 
     def _restored_beside(self, one: Candidate[Version]) -> Resident | None:
         """The same of a version that waits for the newest: news end it, but where somebody waits for it."""
-        return self._restored(one, until=lambda: self._asked() and not self._wishes.preparing)
+        return self._restored(one, until=lambda: self._asked() and not self._requests.preparing)
 
     def _restored(self, one: Candidate[Version], *, until: Callable[[], bool] = lambda: False) -> Resident | None:
         """That version, brought in aside; None where that cannot be done, or not yet again. Raises _OvertakenError."""
@@ -208,11 +206,11 @@ class Following:
         def tell(progress: Progress) -> None:
             yielding.give()
             self._report.progress(one.version, progress)
-            if self._ended() or until() or self._wishes.overtaking(self._report.now().resident, self._before):
+            if self._ended() or until() or self._requests.overtaking(self._report.now().resident, self._before):
                 raise _OvertakenError
 
         self._wanted.add(one.number)
-        if left := self._troubles.left(one, time.monotonic()):
+        if left := self._machine_failures.left(one, time.monotonic()):
             self._soon(left)
             return None
         yielding.give()
@@ -229,7 +227,7 @@ class Following:
             return None
         self._files[resident] = one.files
         self._quarantine.forget(one.number)
-        self._troubles.forget(one.number)
+        self._machine_failures.forget(one.number)
         self._report.quarantine(self._quarantine)
         self._report.restored(one.version, time.monotonic() - began)
         return resident
@@ -238,7 +236,7 @@ class Following:
         yielding.give()
         self._replica.swap(resident)
         left = None if self._serving is None else self._serving.number
-        self._before = served_before(self._before, left=left, now=one.number, back=self._wishes.going_back)
+        self._before = served_before(self._before, left=left, now=one.number, back=self._requests.going_back)
         self._serving = one
         self._report.memory(self._replica)
         self._report.swapped(one.version, seconds, not_served=resident.graph.refused)
@@ -246,7 +244,7 @@ class Following:
     def _label(self) -> None:
         """Have every label lead to the version it should lead to, where that is in memory."""
         yielding.give()
-        wanted, labelling = self._wishes.labels, self._wishes.labelling
+        wanted, labelling = self._requests.labels, self._requests.labelling
         given = self._replica.labels
         for label in given.keys() - wanted.keys():
             self._replica.unlabel(label)
@@ -259,7 +257,7 @@ class Following:
     def _restore_labelled(self, published: list[Candidate[Version]]) -> None:
         """Bring in labelled versions that are not in memory. Raises _OvertakenError."""
         given = self._replica.labels
-        for label, number in self._wishes.labels.items():
+        for label, number in self._requests.labels.items():
             if given.get(label) != number:
                 resident = self._by_number(number) or self._labelled(number, published)
                 if resident is not None:
@@ -268,7 +266,7 @@ class Following:
 
     def _held(self, published: list[Candidate[Version]]) -> list[Resident]:
         """What a change is about to need, or said is to stay, where that can be in memory. Raises _OvertakenError."""
-        there = (self._by_number(number) or self._labelled(number, published) for number in self._wishes.held)
+        there = (self._by_number(number) or self._labelled(number, published) for number in self._requests.held)
         return [resident for resident in there if resident is not None]
 
     def _by_number(self, number: int | None) -> Resident | None:
@@ -291,7 +289,7 @@ class Following:
         if fault is Fault.THE_MACHINES:
             self._postpone(one, error)
             return
-        left = self._patience.left(one, time.monotonic()) if fault is Fault.UNFINISHED else None
+        left = self._unfinished.left(one, time.monotonic()) if fault is Fault.UNFINISHED else None
         if fault is Fault.UNFORESEEN:
             _log.error("%s: version %d failed in a way nobody foresaw", self._report.called, one.number, exc_info=error)
         if left is None:
@@ -302,8 +300,8 @@ class Following:
 
     def _postpone(self, one: Candidate[Version], error: Exception) -> None:
         now = time.monotonic()
-        self._troubles.add(one, f"version {one.number} is tried again: {told(error)}", now)
-        self._soon(self._troubles.left(one, now))
+        self._machine_failures.add(one, f"version {one.number} is tried again: {told(error)}", now)
+        self._soon(self._machine_failures.left(one, now))
 
     def _set_aside(self, one: Candidate[Version], reason: str, *, own_fault: bool) -> None:
         """It is quarantined unless its files are others by now."""

@@ -16,7 +16,7 @@ from paramsync.graphs.graph import DEFAULT_SIGNATURE, Graph
 from paramsync.inference import batchable
 from paramsync.inference.resident import Resident, warm
 from paramsync.sources import Source, Verification, open_source
-from paramsync.sources.progress import Progress, Tell, untold
+from paramsync.sources.source import Progress, ProgressCallback, ignore_progress
 from paramsync.store.store import Store
 from paramsync.version import Version
 
@@ -164,7 +164,7 @@ class Replica:
 
     # For the follower -------------------------------------------------------------------------------------------------
 
-    def restore(self, version: Version, tell: Tell = untold) -> Resident:
+    def restore(self, version: Version, tell: ProgressCallback = ignore_progress) -> Resident:
         """Brings a version in beside what serves and checks it; nothing that serves changes.
 
         Raises CorruptCheckpointError, ParameterError, UnsafeGraphError, GraphError, StoreError, OSError, and what
@@ -247,8 +247,8 @@ class Replica:
             )
             return None
 
-    def _warm(self, restored: Resident, tell: Tell) -> None:
+    def _warm(self, restored: Resident, tell: ProgressCallback) -> None:
         if not any(one.graph is restored.graph for one in self._view.residents):
             tell(Progress(phase="warming"))
             warm(restored)
-            batchable.find_out(restored)
+            batchable.examine(restored)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 
-from paramsync.sources.progress import Progress
+from paramsync.sources.source import Progress
 from paramsync.version import Version
 
 _SHORT = 400  # characters of a reason, where others are told

@@ -57,7 +57,7 @@ def of(graph: Graph, signature: str) -> Traits:
     return _FOUND.get(graph, {}).get(signature, UNKNOWN)
 
 
-def find_out(resident: Resident) -> None:
+def examine(resident: Resident) -> None:
     """Compute each signature of a graph that is new a few times, on inputs that are made up. Takes a few calls."""
     graph = resident.graph
     prompt = _is_prompt(graph)

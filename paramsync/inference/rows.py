@@ -1,19 +1,306 @@
-"""Rows: whether each row of what a signature gives is made of the same row of what it takes, as its ops show.
-
-Numbers cannot show it: `x / max(1, reduce_max(x))` is the same for all batches in which nothing is above 1. So each op
-has to be known, and to keep rows apart; where one is not, rows are not.
-"""
+"""Whether each row of what a signature gives is made of the same row of what it takes, as its ops show."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import enum
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import tensorflow as tf
 
 from paramsync.graphs.graph import Graph
 from paramsync.inference.inlining import inlined
-from paramsync.inference.row_rules import ALL, FIRST_ONLY, NOTHING, ROW, RULES, Made, Of
+
+
+class Origin(enum.Enum):
+    """What a tensor is made of."""
+
+    NOTHING = "no input: the same in every call"
+    ROW = "its first dimension is that of the inputs, and each row is made of the same row of them"
+    COUNT = "how many rows there are; `dims` are those of a shape, or the one size that a scalar is"
+    ALL = "more than one row, or nobody knows"
+
+
+_ROWS = "rows"  # the dimension that is as many as there are rows
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    of: Origin
+    dims: tuple[Any, ...] = ()
+    """Origin COUNT: _ROWS, a size, or None for one that is not known."""
+
+
+NOTHING, ROW, ALL = Made(Origin.NOTHING), Made(Origin.ROW), Made(Origin.ALL)
+
+
+# What rules ask of an op ----------------------------------------------------------------------------------------------
+
+
+def _rank(tensor: Any) -> int:
+    return len(tensor.shape)  # ValueError where it is unknown
+
+
+def _static(tensor: Any) -> list[Any]:
+    """Its values, flat. ValueError where they are not known beforehand."""
+    found = tf.get_static_value(tensor)
+    if found is None:
+        raise ValueError
+    return list(found.reshape(-1).tolist())
+
+
+def _is_row(given: Sequence[Made], *places: int) -> bool:
+    """Whether exactly these are of rows, and all others of nothing."""
+    return all(one.of is (Origin.ROW if at in places else Origin.NOTHING) for at, one in enumerate(given))
+
+
+def _counts(made: Made) -> bool:
+    """Whether it is the shape of what has a row for each row, all of the same size."""
+    return made.of is Origin.COUNT and made.dims[:1] == (_ROWS,) and _ROWS not in made.dims[1:]
+
+
+def _of(condition: bool) -> Made:
+    return ROW if condition else ALL
+
+
+def _each(operation: Any, given: Sequence[Made]) -> Made:
+    """Element by element; where shapes differ, what has fewer dimensions is the same for all rows."""
+    if any(one.of is Origin.COUNT for one in given):
+        return ALL
+    rank = max(_rank(one) for one in operation.inputs)
+    for tensor, one in zip(operation.inputs, given, strict=True):
+        if one == ROW and _rank(tensor) != rank:
+            return ALL
+        if one == NOTHING and _rank(tensor) == rank and tensor.shape[0] != 1:
+            return ALL
+    return ROW
+
+
+def _same(operation: Any, given: Sequence[Made]) -> Made:
+    return given[0]
+
+
+def _first(operation: Any, given: Sequence[Made]) -> Made:
+    """Each row of the first argument for itself; the others are the same for all."""
+    return _of(_is_row(given, 0) and _rank(operation.inputs[0]) >= 1)
+
+
+def _inner(operation: Any, given: Sequence[Made]) -> Made:
+    """The same along the last dimension."""
+    return _of(_is_row(given, 0) and _rank(operation.inputs[0]) >= 2)
+
+
+def _looked_up(operation: Any, given: Sequence[Made]) -> Made:
+    """In a table, which comes first."""
+    return _of(_is_row(given, 1))
+
+
+def _windows(operation: Any, given: Sequence[Made]) -> Made:
+    return _of(_is_row(given, 0) and operation.get_attr("ksize")[0] == 1 and operation.get_attr("strides")[0] == 1)
+
+
+def _normed(operation: Any, given: Sequence[Made]) -> Made:
+    return _of(_is_row(given, 0) and not operation.get_attr("is_training"))
+
+
+def _along(operation: Any, given: Sequence[Made]) -> Made:
+    """Along dimensions that its second argument names."""
+    rank = _rank(operation.inputs[0])
+    return _of(_is_row(given, 0) and 0 not in [one % rank for one in _static(operation.inputs[1])])
+
+
+def _product(operation: Any, given: Sequence[Made]) -> Made:
+    return _of(_is_row(given, 0) and not operation.get_attr("transpose_a"))
+
+
+def _products(operation: Any, given: Sequence[Made]) -> Made:
+    """Origin matrices: all dimensions but the last two are broadcast."""
+    left, right = (_rank(one) for one in operation.inputs)
+    if _is_row(given, 0, 1):
+        return _of(left == right >= 3)
+    if _is_row(given, 0):
+        return _of(right < left >= 3 or (left == right == 2 and not operation.get_attr("adj_x")))
+    return _of(left < right >= 3)
+
+
+def _einsum(operation: Any, given: Sequence[Made]) -> Made:
+    equation = operation.get_attr("equation").decode()
+    taken, result = equation.split("->")
+    label = result[0]
+    for term, one in zip(taken.split(","), given, strict=True):
+        if one.of is Origin.COUNT or (one == ROW) != term.startswith(label) or label in term[1:]:
+            return ALL
+    return _of("." not in equation and label.isalpha() and label not in result[1:])
+
+
+def _reshaped(operation: Any, given: Sequence[Made]) -> Made:
+    """A row stays one where the first dimension stays the first."""
+    if given[0] != ROW:
+        return ALL
+    if given[1].of is Origin.COUNT:
+        return _of(_counts(given[1]))
+    first, *rest = _static(operation.inputs[1])
+    row = operation.inputs[0].shape[1:]
+    return _of(first == -1 and row.is_fully_defined() and prod(row.as_list()) == prod(rest) > 0)
+
+
+def _transposed(operation: Any, given: Sequence[Made]) -> Made:
+    return _of(_is_row(given, 0) and _static(operation.inputs[1])[0] == 0)
+
+
+def _expanded(operation: Any, given: Sequence[Made]) -> Made:
+    [axis] = _static(operation.inputs[1])
+    return _of(_is_row(given, 0) and axis % (_rank(operation.inputs[0]) + 1) != 0)
+
+
+def _squeezed(operation: Any, given: Sequence[Made]) -> Made:
+    axes, rank = operation.get_attr("squeeze_dims"), _rank(operation.inputs[0])
+    return _of(_is_row(given, 0) and bool(axes) and 0 not in [one % rank for one in axes])
+
+
+def _joined(operation: Any, given: Sequence[Made]) -> Made:
+    *parts, axis = operation.inputs
+    if any(one.of is Origin.COUNT for one in given):
+        return Made(Origin.COUNT, sum((_dims(tensor, one) for tensor, one in zip(parts, given, strict=False)), ()))
+    [number] = _static(axis)
+    return _of(_is_row(given, *range(len(parts))) and number % _rank(parts[0]) != 0)
+
+
+def _packed(operation: Any, given: Sequence[Made]) -> Made:
+    axis = operation.get_attr("axis")
+    if any(one.of is Origin.COUNT for one in given):
+        dims = [_dims(tensor, one) for tensor, one in zip(operation.inputs, given, strict=True)]
+        return Made(Origin.COUNT, sum(dims, ())) if axis == 0 and all(len(one) == 1 for one in dims) else ALL
+    return _of(_is_row(given, *range(len(given))) and axis % (_rank(operation.inputs[0]) + 1) != 0)
+
+
+def _unpacked(operation: Any, given: Sequence[Made]) -> Made:
+    return _of(given[0] == ROW and operation.get_attr("axis") % _rank(operation.inputs[0]) != 0)
+
+
+def _split(operation: Any, given: Sequence[Made]) -> Made:
+    at = 1 if operation.type == "Split" else 0
+    axis = operation.inputs[0 if at else 2]
+    return _of(_is_row(given, at) and _static(axis)[0] % _rank(operation.inputs[at]) != 0)
+
+
+def _shape(operation: Any, given: Sequence[Made]) -> Made:
+    return Made(Origin.COUNT, (_ROWS, *operation.inputs[0].shape.as_list()[1:])) if given[0] == ROW else ALL
+
+
+def _dims(tensor: Any, made: Made) -> tuple[Any, ...]:
+    if made.of is Origin.ROW or _rank(tensor) > 1:
+        raise ValueError
+    return made.dims if made.of is Origin.COUNT else tuple(_static(tensor))
+
+
+def _sliced(operation: Any, given: Sequence[Made]) -> Made:
+    masks = {
+        name: operation.get_attr(f"{name}_mask") for name in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")
+    }
+    begin, end, strides = (_static(one) for one in operation.inputs[1:])
+    if given[0].of is Origin.COUNT and _is_row([ROW, *given[1:]], 0):
+        if len(begin) != 1 or masks["ellipsis"] or masks["new_axis"] or _rank(operation.inputs[0]) != 1:
+            return ALL
+        if masks["shrink_axis"]:
+            return Made(Origin.COUNT, (given[0].dims[begin[0]],))
+        bounds = None if masks["begin"] else begin[0], None if masks["end"] else end[0]
+        return Made(Origin.COUNT, given[0].dims[slice(*bounds, strides[0])])
+    if masks["ellipsis"] & 1:
+        return _of(_is_row(given, 0) and not masks["new_axis"] and _rank(operation.inputs[0]) >= len(begin))
+    whole = masks["begin"] & 1 and masks["end"] & 1 and strides[0] == 1
+    return _of(_is_row(given, 0) and bool(whole) and not (masks["new_axis"] | masks["shrink_axis"]) & 1)
+
+
+def _cut(operation: Any, given: Sequence[Made]) -> Made:
+    _, begin, size = operation.inputs
+    return _of(_is_row(given, 0) and _static(begin)[0] == 0 and _static(size)[0] == -1)
+
+
+def _gathered(operation: Any, given: Sequence[Made]) -> Made:
+    batched = operation.get_attr("batch_dims") if operation.type == "GatherV2" else 0
+    axis = _static(operation.inputs[2])[0] if operation.type == "GatherV2" else 0
+    if _is_row(given, 1):
+        return _of(axis == 0 and batched == 0 and _rank(operation.inputs[1]) >= 1)
+    axis %= _rank(operation.inputs[0])
+    if _is_row(given, 0):
+        return _of(axis != 0 and batched == 0)
+    return _of(_is_row(given, 0, 1) and 1 <= batched <= axis)
+
+
+def _one_hot(operation: Any, given: Sequence[Made]) -> Made:
+    axis, rank = operation.get_attr("axis"), _rank(operation.inputs[0])
+    return _of(_is_row(given, 0) and rank >= 1 and axis % (rank + 1) != 0)
+
+
+def _padded(operation: Any, given: Sequence[Made]) -> Made:
+    return _of(_is_row(given, 0) and _static(operation.inputs[1])[:2] == [0, 0])
+
+
+def _tiled(operation: Any, given: Sequence[Made]) -> Made:
+    if given[0] == ROW:
+        return _of(_is_row(given, 0) and _static(operation.inputs[1])[0] == 1)
+    return _of(given[0] == NOTHING and _counts(given[1]) and operation.inputs[0].shape[0] == 1)
+
+
+def _filled(operation: Any, given: Sequence[Made]) -> Made:
+    """The same in each row."""
+    return _of(_counts(given[0]) and given[1] == NOTHING)
+
+
+def _parsed(operation: Any, given: Sequence[Made]) -> Made:
+    """Features of examples, all of sizes that are known: others would be as long as the longest."""
+    sparse = operation.get_attr("num_sparse") or operation.get_attr("ragged_value_types")
+    known = all(one.is_fully_defined() for one in map(tf.TensorShape, operation.get_attr("dense_shapes")))
+    return _of(_is_row(given, 0) and not sparse and known and _rank(operation.inputs[0]) == 1)
+
+
+FIRST_ONLY = frozenset(("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"))
+_OPS: Mapping[Callable[[Any, Sequence[Made]], Made], str] = {
+    _each: """
+        Abs Acos Acosh Add AddN AddV2 Asin Asinh Atan Atan2 Atanh BitwiseAnd BitwiseOr BitwiseXor Ceil CheckNumerics
+        ClipByValue Complex ComplexAbs Conj Cos Cosh Digamma Div DivNoNan Elu Equal Erf Erfc Erfinv Exp Expm1 Floor
+        FloorDiv FloorMod Greater GreaterEqual Imag Inv Invert IsFinite IsInf IsNan LeakyRelu Less LessEqual Lgamma Log
+        Log1p LogicalAnd LogicalNot LogicalOr Maximum Minimum Mod Mul MulNoNan Ndtri Neg NotEqual OnesLike Pow Real
+        RealDiv Reciprocal Relu Relu6 Rint Round Rsqrt Select SelectV2 Selu Sigmoid Sign Sin Sinh Softplus Softsign
+        Sqrt Square SquaredDifference StringJoin Sub Substr Tan Tanh TruncateDiv TruncateMod Xdivy Xlogy ZerosLike
+    """,
+    _same: "Cast Identity PreventGradient Snapshot StopGradient",
+    _first: """
+        AsString BiasAdd Bucketize Conv2D Conv3D DepthwiseConv2dNative EnsureShape LRN RegexFullMatch
+        RegexReplace ResizeArea ResizeBicubic ResizeBilinear ResizeNearestNeighbor StaticRegexFullMatch
+        StaticRegexReplace StringLength StringLower StringStrip StringToHashBucket StringToHashBucketFast
+        StringToHashBucketStrong StringToNumber StringUpper
+    """,
+    _inner: "LogSoftmax Softmax TopKV2",
+    _looked_up: "LookupTableFindV2",
+    _windows: "AvgPool AvgPool3D MaxPool MaxPool3D",
+    _normed: "FusedBatchNorm FusedBatchNormV2 FusedBatchNormV3",
+    _along: "All Any ArgMax ArgMin Cumprod Cumsum EuclideanNorm Max Mean Min Prod ReverseV2 Sum",
+    _product: "MatMul",
+    _products: "BatchMatMul BatchMatMulV2 BatchMatMulV3",
+    _einsum: "Einsum",
+    _reshaped: "Reshape",
+    _transposed: "Transpose",
+    _expanded: "ExpandDims",
+    _squeezed: "Squeeze",
+    _joined: "ConcatV2",
+    _packed: "Pack",
+    _unpacked: "Unpack",
+    _split: "Split SplitV",
+    _shape: "Shape",
+    _sliced: "StridedSlice",
+    _cut: "Slice",
+    _gathered: "Gather GatherV2",
+    _one_hot: "OneHot",
+    _padded: "MirrorPad Pad PadV2",
+    _tiled: "Tile",
+    _filled: "Fill",
+    _parsed: "ParseExampleV2",
+}
+RULES = {op: rule for rule, ops in _OPS.items() for op in ops.split()}
 
 
 def are_apart(graph: Graph, signature: str) -> bool:
@@ -35,11 +322,11 @@ def _results(operation: Any, given: Sequence[Made]) -> list[Made]:
     outputs = operation.outputs
     if operation.type in ("Merge", "NextIteration", "Enter"):  # what they read may come after them
         return [ALL] * len(outputs)
-    if all(one.of is Of.NOTHING for one in given):
+    if all(one.of is Origin.NOTHING for one in given):
         return [NOTHING] * len(outputs)
     if operation.type == "IdentityN":  # of gradients that are not TensorFlow's own
         return list(given)
-    if any(one.of is Of.ALL for one in given):
+    if any(one.of is Origin.ALL for one in given):
         return [ALL] * len(outputs)
     rule = RULES.get(operation.type)
     try:

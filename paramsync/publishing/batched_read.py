@@ -1,4 +1,4 @@
-"""Reader: the values that many variables have now, read in one call of TensorFlow."""
+"""VariableReader: the values that many variables have now, read in one call of TensorFlow."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _HOST = "/device:CPU:0"
 _ON_THIS_THREAD = "SINGLE_THREADED_EXECUTOR"  # others would hand some reads to threads that may have no processor
 
 
-class Reader:
+class VariableReader:
     """Reads variables without copying them. One thread owns it.
 
     A value is the variable's own buffer, as `value()` gives it. A call of TensorFlow costs microseconds, and gives

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import queue
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,21 +17,84 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from paramsync.errors import BusyError, SettingsError
-from paramsync.publishing import read_timeout, watchers
+from paramsync.publishing import read_timeout
 from paramsync.publishing.meter import Meter
-from paramsync.publishing.read_timeout import Arrivals
-from paramsync.publishing.watchers import Watchers
+from paramsync.publishing.read_timeout import ReadTimeouts
 from paramsync.rpc import addresses
 from paramsync.rpc.server import UNFORESEEN, code_of, of_version, one_line, options
 from paramsync.store import lock
 from paramsync.v1 import sync_pb2, sync_pb2_grpc
+from paramsync.version import Version
 
 if TYPE_CHECKING:
     from paramsync.publishing.publisher import Publisher
 
+MOST_WATCHING = 8  # each holds a thread of the server
+MOST_UNREAD = 1000  # versions that one may leave unread
+
+
+class Watcher:
+    """One of them. `fell_behind` where it was dropped because it did not read fast enough."""
+
+    def __init__(self) -> None:
+        self._versions: queue.SimpleQueue[Version | None] = queue.SimpleQueue()
+        self.fell_behind = False
+
+    def next(self) -> Version | None:
+        """The next version, as soon as there is one; None at the end."""
+        return self._versions.get()
+
+    def end(self) -> None:
+        """Nothing comes after what is waiting."""
+        self._versions.put(None)
+
+    def tell(self, version: Version) -> None:
+        """Never blocks."""
+        self.fell_behind = self.fell_behind or self._versions.qsize() >= MOST_UNREAD
+        self._versions.put(None if self.fell_behind else version)
+
+
+class Watchers:
+    """Who watches now. Used from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._watchers: set[Watcher] = set()
+        self._closed = False
+
+    def add(self) -> Watcher:
+        """One more. Raises BusyError where there are as many as may be."""
+        with self._lock:
+            if len(self._watchers) >= MOST_WATCHING:
+                raise BusyError(f"{MOST_WATCHING} watch already; one has to leave first")
+            watcher = Watcher()
+            self._watchers.add(watcher)
+            if self._closed:
+                watcher.end()
+        return watcher
+
+    def remove(self, watcher: Watcher) -> None:
+        with self._lock:
+            self._watchers.discard(watcher)
+
+    def tell(self, version: Version) -> None:
+        """Tell all of them. Never blocks."""
+        with self._lock:
+            for watcher in self._watchers:
+                watcher.tell(version)
+            self._watchers = {watcher for watcher in self._watchers if not watcher.fell_behind}
+
+    def close(self) -> None:
+        """End what everyone hears."""
+        with self._lock:
+            self._closed = True
+            for watcher in self._watchers:
+                watcher.end()
+
+
 _SERVICE = sync_pb2.DESCRIPTOR.services_by_name["Publisher"].full_name
 MOST_PUBLISHING = 4  # callers that wait for a publication; each holds a thread of the server
-_THREADS = watchers.MOST + MOST_PUBLISHING + 4 + read_timeout.MOST  # four are for calls that are answered at once
+_THREADS = MOST_WATCHING + MOST_PUBLISHING + 4 + read_timeout.MOST  # four are for calls that are answered at once
 _MOST_CALLS = 2 * _THREADS  # some wait for a thread until the oldest silent call is given up
 _MESSAGE_BYTES = 1 << 18  # of requests, which say hardly anything, and of answers
 _GRACE = 2.0  # seconds that calls have to end when the port is closed
@@ -63,7 +127,7 @@ class Resumable(Protocol):
     """Why the last one was not."""
 
 
-class Control:
+class ControlPort:
     """Answers from the moment it is made; healthy while training goes on."""
 
     def __init__(self, host: str, port: int, *, store: Path, option: str = "--control-port") -> None:
@@ -73,7 +137,7 @@ class Control:
         self._service = _Service(store)
         self._health = health.HealthServicer()
         self._set_healthy(False)
-        self._arrivals = Arrivals()
+        self._arrivals = ReadTimeouts()
         self._server = grpc.server(
             ThreadPoolExecutor(_THREADS, thread_name_prefix="control"),
             interceptors=[self._arrivals],
@@ -193,7 +257,7 @@ class _Service(sync_pb2_grpc.PublisherServicer):
         finally:
             self.watchers.remove(watcher)
         if watcher.fell_behind:
-            _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, f"left {watchers.MOST_WAITING} versions unread")
+            _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, f"left {MOST_UNREAD} versions unread")
 
     @contextmanager
     def _one_publishing(self) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""Given: values by name, of whatever framework, for a graph that is in a store already. Knows no TensorFlow."""
+"""ExternalValues: values of any framework, by name, for a graph that is in a store. Knows no TensorFlow."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LIMIT = (1 << 31) - 1  # bytes; no message of protobuf is larger
 _SHOWN = 8  # names in a message
 
 
-class Given:
+class ExternalValues:
     """A graph's parameters, whose values come by name: that of the checkpoint, or the framework's for the variable."""
 
     def __init__(self, content: bytes, *, copy: bool = True) -> None:
@@ -46,7 +46,7 @@ class Given:
         self._called = {name: name for name in self._parameters} | {key: name for name, key in named.items() if name}
 
     @classmethod
-    def in_store(cls, store: Path, digest: str | None, *, copy: bool) -> Given:
+    def in_store(cls, store: Path, digest: str | None, *, copy: bool) -> ExternalValues:
         """The graph of that digest, or the only one that is there. Raises SettingsError, GraphError, StoreError."""
         there = _digests(store)
         if digest is None:

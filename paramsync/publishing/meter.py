@@ -1,8 +1,32 @@
-"""Meter: the step training is at, its loss, its speed, and how long publishing held it."""
+"""Meter: the step that training is at, its loss, its speed, and how long publishing held it."""
 
 from __future__ import annotations
 
-from typing import SupportsFloat
+import operator
+from typing import Any, SupportsFloat
+
+from paramsync.errors import SettingsError
+from paramsync.store.layout import NUMBERS
+
+
+def step_number(step: Any) -> int:
+    """A step as an int: a whole number of numpy or another framework is one, and so is what a variable holds now.
+
+    Raises SettingsError for anything else, and for what no version can have: below 0, or of more than 18 digits.
+    """
+    number: int = step if type(step) is int else _whole(step)
+    if not 0 <= number < NUMBERS:
+        raise SettingsError(f"step: expected a whole number from 0 to {NUMBERS - 1}, found {number}")
+    return number
+
+
+def _whole(step: Any) -> int:
+    try:
+        held = step.numpy() if hasattr(step, "numpy") else step  # of a variable, or a tensor
+        return int(operator.index(held))
+    except TypeError as error:
+        raise SettingsError(f"step: expected a whole number, found {type(step).__name__} {step!r:.80}") from error
+
 
 _WINDOW = 1.0  # seconds over which the speed is measured
 

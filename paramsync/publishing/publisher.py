@@ -13,13 +13,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 from paramsync.errors import ParamsyncError, PublishError, SettingsError, StoppedError, StructureError
-from paramsync.publishing.external_values import Given, Values
-from paramsync.publishing.gate import Gate, Metrics, PublishIf
-from paramsync.publishing.meter import Meter
-from paramsync.publishing.metric_reader import MetricReader
+from paramsync.publishing.external_values import ExternalValues, Values
+from paramsync.publishing.meter import Meter, step_number
+from paramsync.publishing.metrics import Gate, MetricReader, Metrics, PublishIf
 from paramsync.publishing.schedule import Moment, PublishSchedule
-from paramsync.publishing.snapshot import Averages, Frozen, Live, Snapshot, Source
-from paramsync.publishing.steps import number_of
+from paramsync.publishing.snapshot import Averages, FrozenVariables, LiveVariables, Snapshot, Source
 from paramsync.publishing.write_behind import PublisherStatus, WriteBehind
 from paramsync.rpc.addresses import HOST
 from paramsync.store.commit import StoreWriter
@@ -30,7 +28,7 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
     from paramsync.graphs.capturing import Capture
-    from paramsync.publishing.control_port import Control
+    from paramsync.publishing.control_port import ControlPort
 
 _log = logging.getLogger("paramsync.trainer")
 OnError = Literal["log", "raise"]
@@ -121,7 +119,7 @@ class Publisher:
         self._empty, self._before = _found(self._store)  # when we came; and the metrics of what was the latest
         self._begun: int | None = None  # the step that stands for what was the latest then
         self._pinned: Metrics = self._before  # of the last publication, whether or not it is written
-        self._frozen = Frozen()
+        self._frozen = FrozenVariables()
         self._behind: WriteBehind[Snapshot] = WriteBehind(self._write)
         self._behind.start()
         if self._control is not None:
@@ -158,7 +156,7 @@ class Publisher:
         memory (donate). With `copy=False` nothing is copied, and whoever trains leaves alone what was published until
         it is written. Raises as the constructor does, and SettingsError where the graph is not there.
         """
-        given = Given.in_store(Path(store), digest, copy=copy)
+        given = ExternalValues.in_store(Path(store), digest, copy=copy)
         return cls(
             store,
             given,
@@ -177,7 +175,7 @@ class Publisher:
 
         Optional. Where the store has versions, and no step comes after this one, the end is not published either.
         """
-        self._begun = None if self._empty else number_of(step)
+        self._begun = None if self._empty else step_number(step)
         return self.publish_if_due(step, values=values)
 
     def publish_if_due(
@@ -190,7 +188,7 @@ class Publisher:
         ParameterError for what does not fit the graph.
         """
         self._surface()
-        step = number_of(step)
+        step = step_number(step)
         self._seen = (step, metrics, values)
         now = time.monotonic()
         if self._meter is not None:
@@ -214,7 +212,7 @@ class Publisher:
     ) -> Version:
         """Publish this step now. With `wait`, returns the version once committed, or raises PublishError."""
         self._surface()
-        step = number_of(step)
+        step = step_number(step)
         if not wait:
             return self._publish(step, time.monotonic(), metrics, values)
         self._behind.check_thread()
@@ -231,7 +229,7 @@ class Publisher:
 
         Requests are refused from here on. Returns the last committed version. Leaving the `with` block does the same.
         """
-        step = number_of(step)
+        step = step_number(step)
         with self._lock:
             self._accepting = False
         if self._control is not None:
@@ -383,10 +381,10 @@ class Publisher:
         self._store.close()
         self._hang_up()
 
-    def _answer(self, control: Control) -> None:
+    def _answer(self, control: ControlPort) -> None:
         """Have the control port tell of this publisher from now on."""
         self._meter = Meter(0, time.monotonic())
-        control.tell_of(self, self._meter, device=_device() if isinstance(self._source, Live) else "")
+        control.tell_of(self, self._meter, device=_device() if isinstance(self._source, LiveVariables) else "")
         _log.info("publisher ready: control %s, store %s", control.address, self._store.path)
 
     def _hang_up(self) -> None:
@@ -395,10 +393,10 @@ class Publisher:
             control.close()
 
 
-def _listening(host: str, port: int, store: Path) -> Control:
-    from paramsync.publishing.control_port import Control  # here: gRPC is imported by who wants it
+def _listening(host: str, port: int, store: Path) -> ControlPort:
+    from paramsync.publishing.control_port import ControlPort  # here: gRPC is imported by who wants it
 
-    return Control(host, port, store=store, option="control_port")
+    return ControlPort(host, port, store=store, option="control_port")
 
 
 def _device() -> str:
@@ -416,7 +414,7 @@ def _found(store: StoreWriter) -> tuple[bool, Metrics]:
     return latest is None, latest.metrics if latest else {}
 
 
-def _live(source: Any, averages: Averages | None) -> Live:
+def _live(source: Any, averages: Averages | None) -> LiveVariables:
     from paramsync.graphs.capturing import Capture, capture  # here: publishing itself needs no TensorFlow
 
-    return Live(source if isinstance(source, Capture) else capture(source), averages)
+    return LiveVariables(source if isinstance(source, Capture) else capture(source), averages)

@@ -14,7 +14,7 @@ MOST = 32  # each holds a thread of the server
 PATIENCE = 10.0
 
 
-class Arrivals(grpc.ServerInterceptor):  # type: ignore[type-arg]  # it takes none when it runs
+class ReadTimeouts(grpc.ServerInterceptor):  # type: ignore[type-arg]  # it takes none when it runs
     """Waits for messages in gRPC's place, which would wait for ever and hold a thread meanwhile.
 
     Where too many calls are silent, the one that was given most time is given up. Any thread.

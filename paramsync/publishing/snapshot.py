@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paramsync.errors import SettingsError, StructureError
-from paramsync.publishing.device_copy import fetch
+from paramsync.publishing.device import fetch
 from paramsync.tensorbundle.index import OBJECT_GRAPH
 from paramsync.version import Version
 
@@ -56,7 +56,7 @@ class Snapshot:
         self.values.pop(name, None)
 
 
-class Frozen:
+class FrozenVariables:
     """Which variables are known to have the values published last, without looking at them. One thread owns it.
 
     TensorFlow's variables are copy-on-write: as long as somebody holds on to the buffer that was published, an update
@@ -101,7 +101,7 @@ class Source(Protocol):
         """
 
 
-class Live:
+class LiveVariables:
     """The variables of a model, or averages of them, as what is published."""
 
     def __init__(self, capture: Capture, averages: Averages | None = None) -> None:
@@ -109,9 +109,9 @@ class Live:
         self._averages = averages
         self._problem = ""
         self._take(capture)
-        from paramsync.publishing.batched_read import Reader  # here: other sources need no TensorFlow
+        from paramsync.publishing.batched_read import VariableReader  # here: other sources need no TensorFlow
 
-        self._read = Reader(self._published())
+        self._read = VariableReader(self._published())
 
     def _take(self, capture: Capture) -> None:
         if len(capture.variables) != len(capture.graph.parameters):

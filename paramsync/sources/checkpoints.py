@@ -2,61 +2,26 @@
 
 from __future__ import annotations
 
-import logging
 import weakref
-from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Collection, Hashable, Sequence
 from pathlib import Path
 
-from paramsync import dtypes
-from paramsync.checkpoint.data_file import FileRanges, FindMapped
 from paramsync.checkpoint.reader import Bundle
-from paramsync.checkpoint.seal import FileId, FileStamp
-from paramsync.errors import CorruptCheckpointError, ParamsyncError
+from paramsync.errors import ParamsyncError
 from paramsync.graphs.graph import Graph
 from paramsync.graphs.parameters import located, shared
-from paramsync.host import parallel, yielding
+from paramsync.host import yielding
 from paramsync.host.gil_calls import Folder
 from paramsync.inference.resident import Resident
-from paramsync.sources import identity, places
-from paramsync.sources.graphs import GivenGraphs
-from paramsync.sources.progress import Progress, Tell
-from paramsync.sources.records import Records
-from paramsync.sources.source import Bell, Look, Verification
-from paramsync.sources.watch import Place, Watch
-from paramsync.store.prefetch import FilePrefetch
+from paramsync.sources import identity
+from paramsync.sources.graphs import CheckpointGraphs
+from paramsync.sources.identity import VersionRecords
+from paramsync.sources.mapped_versions import MappedVersion, MappedVersions
+from paramsync.sources.source import Bell, Look, Progress, ProgressCallback, Verification
+from paramsync.sources.verification import bring_in, is_untouched, verify, without_embeddings
+from paramsync.sources.watch import Place, Watch, graph_places, store_places
 from paramsync.store.store import Store
 from paramsync.version import Candidate, Version
-
-_log = logging.getLogger("paramsync.sources")
-_NO_NUMBERS = {dtypes.BOOL, dtypes.STRING, dtypes.VARIANT}
-_LARGE = 4 << 20  # bytes of an embedding: a smaller one is brought in with what lies beside it
-_TOLD = 64 << 20  # bytes that are checked at once; between them it is told how far that is, and may be given up
-_THREADS = max(1, min(parallel.THREADS, parallel.PROCESSORS // 2))
-"""What checks a version takes processors and the interpreter from what answers: `docs/performance.md` has figures."""
-
-
-@dataclass(eq=False)
-class _InMemory:
-    """The files of a version in memory. `keys` name what requests are not to wait for, `brought_in` says whether that
-    is in the page table. Files that are `untouched` are in this machine's memory."""
-
-    version: Version
-    resident: weakref.ref[Resident]
-    bundle: Bundle
-    keys: tuple[str, ...]
-    brought_in: bool
-    untouched: bool
-
-    @cached_property
-    def outlines(self) -> list[FileRanges]:
-        return self.bundle.file_ranges(self.keys)
-
-    def let_pages_go(self, but: Collection[FileId]) -> None:
-        self.bundle.let_pages_go(but)
-        self.brought_in = False
 
 
 class CheckpointSource:
@@ -80,12 +45,11 @@ class CheckpointSource:
         self.path = path
         self._store = Store(path)
         self._folder = Folder(path)
-        self._records = Records(self._store)
+        self._records = VersionRecords(self._store)
         self._verification = verification
         self._graph = graph
-        self._graphs = GivenGraphs(self._store, inputs=inputs, outputs=outputs, graph=graph, allowed=allowed)
-        self._in_memory: list[_InMemory] = []
-        self._ahead = FilePrefetch(path)
+        self._graphs = CheckpointGraphs(self._store, inputs=inputs, outputs=outputs, graph=graph, allowed=allowed)
+        self._mapped = MappedVersions(path, self._folder)
 
     def look(self) -> Look:
         try:
@@ -96,7 +60,7 @@ class CheckpointSource:
         latest, versions = found.latest, found.versions
         if latest is None and found.problem is not None and versions:
             latest = versions[-1]
-        given = self._given()
+        given = self._given_graph()
         published = [
             Candidate(one, found.files[one.number] if one.graph else (found.files[one.number], given))
             for one in versions
@@ -107,181 +71,67 @@ class CheckpointSource:
     def identity(self, version: Version) -> Hashable:
         with self._folder.promptly():
             files = self._records.files(version)
-        return files if version.graph else (files, self._given())
+        return files if version.graph else (files, self._given_graph())
 
-    def _finder(self) -> FindMapped:
-        """Gives a file that is mapped already: for a version in memory, which has it too, or ahead."""
-        mapped = {trace: file for one in self._in_memory for trace, file in one.bundle.mapped_files.items()}
-        return lambda found: mapped.get(FileStamp.of(found)) or self._ahead.take(found)
-
-    def _given(self) -> Hashable:
-        """What identifies the graph that was given, for versions that have none of their own."""
+    def _given_graph(self) -> Hashable:
+        """The identity of the graph that versions without one of their own have."""
         return None if self._graph is None else identity.of_graph(self._graph)
 
-    def restore(self, version: Version, tell: Tell) -> Resident:
-        """With "sizes" the parameters are not touched: what the index says of them is checked against the graph and
-        the files, and it takes as long for a large model as for a small one. Only our own publisher is believed so far:
-        what has no record of it is always checked by its checksums. Where the record says that the publisher looked at
-        all values, the checksums show that these are they, and the values are not looked at again; and where its seal
-        shows that nobody has written to the files since, with "auto", the bytes are not, nor are those that `_verify`
-        knows.
-        """
+    def restore(self, version: Version, tell: ProgressCallback) -> Resident:
         graph = self._graphs.of(version)
         tell(Progress("mapping"))
         with self._folder.promptly():
-            bundle = self._store.open(version, find=self._finder())
-        if all(version.number > one.version.number for one in self._in_memory):
-            self._ahead.settle()
-        else:  # nobody guessed where an older one is
-            self._ahead.forget()
+            bundle = self._store.open(version, find=self._mapped.finder())
+        self._mapped.opened(version)
         yielding.give()
         keys = located(graph, bundle, where=f"version {version.number}")
-        untouched = self._verification != "checksums" and _is_untouched(version, bundle)
-        needed = _without_embeddings(graph, bundle, keys) if untouched else keys
-        trusted = self._verification == "sizes" and bool(version.checksum)
-        if not trusted:  # its pages are there, then, before the first request needs them
-            if untouched:
-                _bring_in(bundle, keys, needed, tell)
-            else:
-                self._verify(version, bundle, keys, tell)
-        yielding.give()
-        resident = Resident(version, graph, shared(bundle, keys))
-        if version.checksum:  # else all of it is copied, and nothing but its tensors is to keep the copies
-            self._in_memory.append(_InMemory(version, weakref.ref(resident), bundle, needed, not trusted, untouched))
+        resident, mapped = self._checked(version, graph, bundle, keys, tell)
+        if version.checksum:  # without it all bytes are copied, and nothing but the tensors is to keep the copies
+            self._mapped.add(mapped)
         return resident
 
-    def _verify(self, version: Version, bundle: Bundle, keys: Sequence[str], tell: Tell) -> None:
-        """With "auto" not what was verified for a version in memory: the same files, held, not written to since.
+    def _checked(
+        self, version: Version, graph: Graph, bundle: Bundle, keys: Sequence[str], tell: ProgressCallback
+    ) -> tuple[Resident, MappedVersion]:
+        """Check what has to be checked; its pages are in the page table then, before the first request needs them.
 
-        Where the kernel has dropped any of that, it would be read from the disk again, and is verified again.
+        - What our publisher did not record is always verified by its checksums, and its values are looked at.
+        - "sizes" believes our publisher: the index is checked against the graph and the sizes of the files, which takes
+          as long for a large model as for a small one.
+        - "auto" believes a seal which shows that nobody wrote to the files since our publisher looked at all values,
+          and what was verified already for a version in memory with the same files.
+        - Where the record says that the publisher looked at all values, matching checksums stand for them.
         """
-        finite = not (version.finite and version.checksum)
-        proven: set[str] = set()
-        for one in self._in_memory if self._verification == "auto" and version.checksum else ():
-            is_enough = not finite or not one.version.finite  # the values were looked at
-            common = not bundle.file_ids.isdisjoint(one.bundle.file_ids)
-            if common and is_enough and one.brought_in and not one.untouched:
-                both = set(one.keys).intersection(keys)
-                proven.update(key for key in both if bundle.marks(key) == one.bundle.marks(key))
-        if not bundle.is_present(proven):
-            proven.clear()
-        verify(bundle, [key for key in keys if key not in proven], tell, finite=finite)
-        bundle.check(proven)
+        untouched = self._verification != "checksums" and is_untouched(version, bundle)
+        needed = without_embeddings(graph, bundle, keys) if untouched else tuple(keys)
+        trusted = self._verification == "sizes" and bool(version.checksum)
+        if not trusted and untouched:
+            bring_in(bundle, keys, needed, tell)
+        elif not trusted:
+            known = self._mapped.verified(version, bundle, keys) if self._verification == "auto" else set()
+            finite = not (version.finite and version.checksum)
+            verify(bundle, [key for key in keys if key not in known], tell, finite=finite)
+            bundle.check(known)
+        yielding.give()
+        resident = Resident(version, graph, shared(bundle, keys))
+        return resident, MappedVersion(version, weakref.ref(resident), bundle, needed, not trusted, untouched)
 
     def let_pages_go(self, idle: Sequence[Resident]) -> None:
-        """Of mapped versions, whose bytes are in the store's files, which nobody changes while they are held."""
-        kept = _files([one for one in self._in_memory if one.resident() not in idle])
-        for one in self._in_memory:
-            if one.resident() in idle:
-                one.let_pages_go(kept)
+        self._mapped.evict(idle)
 
     def tend(self, used: Sequence[Resident]) -> None:
-        """Brings what serves into memory, where it was swapped in untouched or its pages were let go.
-
-        Those of what serves no more are let go now, which leaves less to do before the next restore.
-        """
-        self._in_memory = [one for one in self._in_memory if one.resident() is not None]
-        if not any(one.resident() in used for one in self._in_memory):
-            self._ahead.forget()
-        kept = _files([one for one in self._in_memory if one.resident() in used])
-        for one in self._in_memory:
-            if one.brought_in and one.resident() not in used:
-                one.let_pages_go(kept)
-        for one in self._in_memory:
-            resident = one.resident()
-            if resident is not None and resident in used and not one.brought_in:
-                one.brought_in = True
-                try:
-                    one.bundle.prefault(one.keys)
-                except CorruptCheckpointError as error:
-                    number = one.version.number
-                    _log.warning("%s: version %d was damaged after it was restored: %s", self.path, number, error)
+        self._mapped.tend(used)
 
     def prepare(self, serving: Resident) -> bool:
-        """Of files in memory: those that the next version will likely be written into are brought into the page table.
-
-        As if that version read as much of them as the one that serves.
-        """
-        if self._ahead.is_empty:
-            like = [one for one in self._in_memory if one.resident() is serving and one.untouched and one.brought_in]
-            others = _files([one for one in self._in_memory if one not in like])
-            changed = [file for one in like for file in one.outlines if file.file_id not in others]
-            held = others | _files(like)
-            # Of a store that is gone, for a while perhaps, a look tells.
-            with suppress(ParamsyncError, OSError), self._folder.promptly():
-                self._ahead.expect(changed, held)
-        return self._ahead.step()
+        return self._mapped.prefetch(serving)
 
     def close(self) -> None:
         self._folder.close()
-        self._ahead.forget()
+        self._mapped.close()
 
     def bell(self, ring: Callable[[], None]) -> Bell:
         return Watch(self.places, ring)
 
     def places(self) -> list[Place]:
-        """Where something new shows."""
-        return [*places.of_store(self.path), *([] if self._graph is None else places.of_graph(self._graph))]
-
-
-def verify(bundle: Bundle, keys: Collection[str], tell: Tell, *, finite: bool = True) -> None:
-    """Checksums and, with `finite`, values of these tensors. Raises CorruptCheckpointError, ParameterError."""
-    _each("verifying", bundle, keys, tell, lambda names: bundle.verify(names, finite=finite, threads=_THREADS))
-
-
-def _files(versions: Sequence[_InMemory]) -> set[FileId]:
-    return {file for one in versions for file in one.bundle.file_ids}
-
-
-def _is_untouched(version: Version, bundle: Bundle) -> bool:
-    """Whether these are the bytes, and the values, that our publisher looked at."""
-    return bool(version.checksum and version.finite and version.seal) and version.seal == bundle.seal
-
-
-def _without_embeddings(graph: Graph, bundle: Bundle, keys: Sequence[str]) -> tuple[str, ...]:
-    """Those of which requests read more than a few rows, which come as they are read: the files are in memory."""
-    large = {
-        key
-        for spec, key in zip(graph.parameters, keys, strict=True)
-        if spec.name in graph.embeddings and bundle.entries[key].size >= _LARGE
-    }
-    return tuple(key for key in keys if key not in large)
-
-
-def _bring_in(bundle: Bundle, keys: Collection[str], needed: Collection[str], tell: Tell) -> None:
-    """What is no number is looked at all the same: a publisher does not."""
-    others = [key for key in keys if any(piece.dtype in _NO_NUMBERS for piece in bundle.entries[key].pieces)]
-    if others:
-        bundle.verify(others, threads=_THREADS)
-    _each("mapping", bundle, needed, tell, bundle.prefault)
-    bundle.check(set(keys).difference(needed))
-
-
-def _each(phase: str, bundle: Bundle, keys: Collection[str], tell: Tell, work: Callable[[list[str]], None]) -> None:
-    """Do that with the tensors, a portion at a time, and tell how far it is."""
-    sizes = {key: bundle.entries[key].size for key in keys}
-    done = Progress(phase, bytes_total=sum(sizes.values()), variables_total=len(sizes))
-    tell(done)
-    for names in _portions(sizes):
-        work(names)
-        done = Progress(
-            phase,
-            bytes_done=done.bytes_done + sum(sizes[name] for name in names),
-            bytes_total=done.bytes_total,
-            variables_done=done.variables_done + len(names),
-            variables_total=done.variables_total,
-        )
-        tell(done)
-
-
-def _portions(sizes: dict[str, int]) -> Iterator[list[str]]:
-    names: list[str] = []
-    size = 0
-    for name, one in sizes.items():
-        names.append(name)
-        size += one
-        if size >= _TOLD:
-            yield names
-            names, size = [], 0
-    if names:
-        yield names
+        """The folders where news shows."""
+        return [*store_places(self.path), *([] if self._graph is None else graph_places(self._graph))]

@@ -1,9 +1,10 @@
-"""The graphs of the versions of one store: where each comes from, and those that are in memory already."""
+"""The graphs of the versions of one store: where each comes from, and caches of those that were built."""
 
 from __future__ import annotations
 
 import hashlib
 import logging
+import threading
 from collections.abc import Callable, Collection, Hashable, Sequence
 from pathlib import Path
 
@@ -14,44 +15,64 @@ from paramsync.graphs.sources.meta_graphs import capture_meta
 from paramsync.host import files
 from paramsync.host.terminal import line
 from paramsync.sources import identity
-from paramsync.sources.recent_graphs import RECENT
 from paramsync.store.store import Store
 from paramsync.version import Version
 
 _log = logging.getLogger("paramsync.sources")
-_KEPT = 4  # graphs: those of a version and its predecessor, and of some that were there before
 
 
-class Graphs:
-    """What was built, by what it was built from. One thread owns it."""
+class GraphCache:
+    """An LRU cache of graphs, by all that they were built from. Any thread."""
 
-    def __init__(self) -> None:
-        self._graphs: dict[Hashable, Graph] = {}
-
-    def known(self, key: Hashable, build: Callable[[], Graph]) -> Graph:
-        found = self.find(key)
-        return self._put(key, build()) if found is None else found
+    def __init__(self, capacity: int, *, largest: int | None = None) -> None:
+        """Graphs of more than `largest` bytes are not kept."""
+        self._capacity = capacity
+        self._largest = largest
+        self._lock = threading.Lock()
+        self._graphs: dict[Hashable, Graph] = {}  # the least recently used first
 
     def find(self, key: Hashable) -> Graph | None:
-        found = self._graphs.pop(key, None)
-        if found is not None:
-            self._graphs[key] = found  # last in the order of use
-        return found
+        with self._lock:
+            found = self._graphs.pop(key, None)
+            if found is not None:
+                self._graphs[key] = found
+            return found
 
     def keep(self, key: Hashable, graph: Graph) -> Graph:
-        """The graph, or one with the same digest that is here already: then nothing has to be prepared for it again."""
-        same = (one for one in self._graphs.values() if (one.digest, one.refused) == (graph.digest, graph.refused))
-        return self._put(key, next(same, graph))
-
-    def _put(self, key: Hashable, graph: Graph) -> Graph:
-        self._graphs[key] = graph
-        while len(self._graphs) > _KEPT:
-            del self._graphs[next(iter(self._graphs))]
+        """Returns the graph."""
+        if self._largest is None or graph.message().ByteSize() <= self._largest:
+            with self._lock:
+                self._graphs.pop(key, None)
+                self._graphs[key] = graph
+                while len(self._graphs) > self._capacity:
+                    del self._graphs[next(iter(self._graphs))]
         return graph
 
+    def built(self, key: Hashable, build: Callable[[], Graph]) -> Graph:
+        """The cached graph, or what `build` returns, which is called without the lock."""
+        found = self.find(key)
+        return self.keep(key, build()) if found is None else found
 
-class GivenGraphs:
-    """Which graph the parameters of a checkpoint belong to: recorded, given, or written beside it by a Saver."""
+    def same_as(self, graph: Graph) -> Graph:
+        """A cached graph with the same digest, for which everything is prepared already; else the graph itself."""
+        with self._lock:
+            known = list(self._graphs.values())
+        return next((one for one in known if (one.digest, one.refused) == (graph.digest, graph.refused)), graph)
+
+
+RECENT = GraphCache(16, largest=4 << 20)
+"""Graphs that this process built lately, so that a model that comes again takes the graph it had.
+
+TensorFlow keeps what it prepared for a graph that was called until the process ends: a third of a megabyte for a small
+one. Models that come and go, again and again, would fill the memory. What a larger graph holds itself is worth more
+than what TensorFlow prepared for it.
+"""
+
+OF_A_SOURCE = 4  # graphs: those of a version and its predecessor, and of some that were there before
+
+
+class CheckpointGraphs:
+    """Gives each checkpoint its graph: the recorded one, the given one, or the one that a Saver wrote beside it."""
 
     def __init__(
         self,
@@ -68,12 +89,12 @@ class GivenGraphs:
         self._outputs = tuple(outputs)
         self._given = graph
         self._allowed = frozenset(allowed)
-        self._graphs = Graphs()
+        self._graphs = GraphCache(OF_A_SOURCE)
 
     def of(self, version: Version) -> Graph:
         """Raises GraphError, UnfinishedMetaError, UnsafeGraphError, CorruptCheckpointError, OSError."""
         if version.graph:
-            return self._graphs.known(version.graph, lambda: self._published(version))
+            return self._graphs.built(version.graph, lambda: self._published(version))
         if self._given is not None:
             return self._of_given(self._given, version)
         meta = Path(f"{self._store.prefix(version)}.meta")
@@ -87,7 +108,7 @@ class GivenGraphs:
         except FileNotFoundError as error:
             raise UnfinishedMetaError(_needs(version, meta)) from error
         key = (hashlib.sha256(content).digest(), self._inputs, self._outputs, self._allowed)
-        return self._graphs.known(
+        return self._graphs.built(
             key,
             lambda: RECENT.built(
                 key,
@@ -108,18 +129,18 @@ class GivenGraphs:
         return graph
 
     def _of_given(self, path: Path, version: Version) -> Graph:
-        """The graph in this file or directory as it is now."""
+        """The graph that this file or directory has now."""
         if not path.exists():
             raise GraphError(_needs(version, path))
         key = identity.of_graph(path)
-        return self._graphs.known((path, key), lambda: self._captured(path))
+        return self._graphs.built((path, key), lambda: self._captured(path))
 
     def _captured(self, path: Path) -> Graph:
         return captured(path, self._allowed) if path.is_dir() else _of_file(path, self._allowed)
 
 
 def captured(directory: Path, allowed: frozenset[str]) -> Graph:
-    """The graph of a SavedModel. Tells which of its signatures cannot be served. Raises GraphError where none can."""
+    """The graph of a SavedModel. Logs which of its signatures cannot be served. Raises GraphError where none can."""
     graph = capture(directory, allowed=allowed).graph
     for name, why in graph.refused.items():
         _log.warning("%s: signature %s is not served: %s", directory, files.shown(name), line(why))

@@ -1,4 +1,4 @@
-"""What identifies the files of a version, so that files written again are told from those already seen."""
+"""Identifies the files of versions, so that files written again are told from those already seen."""
 
 from __future__ import annotations
 
@@ -6,27 +6,30 @@ import errno
 import os
 import re
 from collections import defaultdict
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from paramsync.errors import CorruptCheckpointError
+from paramsync.errors import CorruptCheckpointError, UnreadableError
 from paramsync.host import beneath, files, kernel
 from paramsync.host.kernel import Facts
+from paramsync.store.store import Store
+from paramsync.version import Version
 
 _OF_A_CHECKPOINT = re.compile(r"(?P<prefix>.+)\.(?:index|json|meta|data-\d+-of-\d+)")
 _OF_A_SAVED_MODEL = ("", "variables", "assets")
 _UNREAD = frozenset({"fingerprint.pb", "keras_metadata.pb"})  # in a SavedModel; the first is written after the commit
 
 
-class Listing:
-    """The files of a store, as they are now. What it says of some is another value once one of them was replaced."""
+class StoreListing:
+    """The files of a store now. A value that it gives is another one once one of the files was replaced."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._calls = kernel.of_directory(directory)
         self._names: set[str] = set()
         self._of_checkpoints: defaultdict[str, list[str]] = defaultdict(list)
-        self._facts: dict[str, Facts | int] = {}  # of those that were asked for, or the number of the error
+        self._facts: dict[str, Facts | int] = {}  # of files that were asked for, or the number of the error
         for name in _names(directory):
             self._names.add(name)
             if match := _OF_A_CHECKPOINT.fullmatch(name):
@@ -36,11 +39,11 @@ class Listing:
         return frozenset(map(self._identity, self._of_checkpoints[prefix]))
 
     def trace(self, prefix: str) -> Hashable:
-        """What changes with a checkpoint's files even where their times were put back. Links to them change it too."""
+        """A value that changes with a checkpoint's files even where their times were put back, and with new links."""
         return frozenset((self._identity(one), self._changed_at(one)) for one in self._of_checkpoints[prefix])
 
     def of_file(self, name: str) -> Hashable | None:
-        """None where it is not there."""
+        """None where there is no such file."""
         return self._identity(name) if name in self._names else None
 
     def _identity(self, name: str) -> Hashable:
@@ -52,7 +55,7 @@ class Listing:
         return 0 if isinstance(found, int) else found.st_ctime_ns
 
     def _found(self, name: str) -> Facts | int:
-        """Of a link, wherever it leads: what counts is that it is one."""
+        """Facts of a link, not of its target."""
         if name not in self._facts:
             try:
                 self._facts[name] = self._calls.of_name(self._directory, name)
@@ -62,12 +65,12 @@ class Listing:
 
 
 def of_saved_model(directory: Path) -> Hashable:
-    """A value that is another one once any file of the SavedModel that counts was replaced, or another one came."""
+    """A value that is another one once a file of the SavedModel that counts was replaced or added."""
     return frozenset(found for folder in _OF_A_SAVED_MODEL for found in _files(directory, folder))
 
 
 def of_graph(path: Path) -> Hashable:
-    """The same of a graph that was given: a file, or the directory of a SavedModel."""
+    """The same for a graph file, or the directory of a SavedModel."""
     try:
         found = path.stat()
     except OSError as error:
@@ -104,3 +107,56 @@ def _names(directory: Path) -> list[str]:
 
 def _identity(found: Facts) -> tuple[int, int, int]:
     return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+@dataclass(frozen=True)
+class Listed:
+    """The result of one look: the versions, ascending, and by number what `VersionRecords.files` says of them."""
+
+    latest: Version | None
+    versions: Sequence[Version]
+    files: Mapping[int, Hashable] = field(repr=False)
+    problem: Exception | None
+    """Why there is no latest version, where there should be one."""
+
+
+class VersionRecords:
+    """The versions that a store lists, whose records are read again only where their files changed. For one thread."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._seen: dict[str, tuple[Hashable, Version]] = {}  # by prefix: the trace of the files, and their record
+
+    def look(self) -> Listed:
+        """Raises as `Store.versions` does."""
+        listing: StoreListing | None = None
+        traces: dict[str, Hashable] = {}
+
+        def known(names: Collection[str]) -> dict[str, Version]:
+            """Those of these versions whose files are as they were at the last look."""
+            nonlocal listing
+            listing = StoreListing(self._store.path)
+            traces.update((name, listing.trace(name)) for name in names)  # before their files are read
+            seen = {name: self._seen[name] for name in names if name in self._seen}
+            return {name: version for name, (trace, version) in seen.items() if trace == traces[name]}
+
+        problem: Exception | None = None
+        latest, versions = self._store.published(known)
+        if latest is None:
+            try:
+                latest = self._store.latest()
+            except (CorruptCheckpointError, UnreadableError) as error:  # older versions may be sound
+                problem = error
+            versions, listing = self._store.versions(), None
+            traces.clear()
+        listing = listing or StoreListing(self._store.path)
+        self._seen = {one.prefix: (traces[one.prefix], one) for one in versions if one.prefix in traces}
+        return Listed(latest, versions, {one.number: self._files(one, listing) for one in versions}, problem)
+
+    def files(self, version: Version) -> Hashable:
+        """A value that is another one once any file of the version, or its graph, was replaced."""
+        return self._files(version, StoreListing(self._store.path))
+
+    def _files(self, version: Version, listing: StoreListing) -> Hashable:
+        graph = listing.of_file(self._store.graph_file(version.graph).name) if version.graph else None
+        return listing.of_checkpoint(version.prefix), graph

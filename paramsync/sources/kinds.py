@@ -1,4 +1,4 @@
-"""open_source(): which kind of source a directory is, now and whenever it shows something."""
+"""open_source(): detects which kind of source a directory is, at each look again."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ import tensorflow as tf
 
 from paramsync.errors import SettingsError, StoreError
 from paramsync.inference.resident import Resident
-from paramsync.sources import strangers
+from paramsync.sources import diagnosis
 from paramsync.sources.checkpoints import CheckpointSource
-from paramsync.sources.progress import Tell
 from paramsync.sources.saved_models import SavedModelsSource, numbered
-from paramsync.sources.source import Bell, Look, Source, Verification
+from paramsync.sources.source import Bell, Look, ProgressCallback, Source, Verification
 from paramsync.sources.watch import Place, Watch
 from paramsync.store import layout
 from paramsync.version import Version
@@ -29,7 +28,7 @@ def open_source(
     verification: Verification = "auto",
     allowed: Collection[str] = (),
 ) -> Source:
-    """The source in this directory, which need not be there yet, nor show yet of which kind it is.
+    """The source in a directory, which need not exist yet, nor show yet of which kind it is.
 
     - Checkpoints, where there is a file `checkpoint`. Of a Saver, `inputs` and `outputs` name tensors ("x:0") of the
       graphs in its `.meta` files; otherwise `graph` is a graph file, or the directory of a SavedModel.
@@ -53,14 +52,14 @@ def open_source(
         Path(path), inputs=inputs, outputs=outputs, graph=given, verification=verification, allowed=allowed
     )
     told = "graph" if graph is not None else "inputs and outputs" if inputs else ""
-    return _Either(Path(path), checkpoints, SavedModelsSource(Path(path), allowed=allowed), told)
+    return _DetectedSource(Path(path), checkpoints, SavedModelsSource(Path(path), allowed=allowed), told)
 
 
-class _Either:
-    """A directory that is a source of one kind or the other, whatever it shows. See Source."""
+class _DetectedSource:
+    """A directory that is a source of one kind or the other, as its files show. See Source."""
 
     def __init__(self, path: Path, checkpoints: CheckpointSource, saved_models: SavedModelsSource, told: str) -> None:
-        """`told` is what was said about the graph of checkpoints."""
+        """`told` names the arguments that were given about the graph of checkpoints."""
         self.path = path
         self._told = told
         self._checkpoints = checkpoints
@@ -69,18 +68,18 @@ class _Either:
 
     def look(self) -> Look:
         if self._now is self._checkpoints and (found := self._checkpoints.look()).latest is not None:
-            return found  # it has the file that makes it one of checkpoints
+            return found  # it has the file `checkpoint`
         self._now = self._shown() or self._now
         if self._told and self._now is self._saved_models:
             wrong = f"expected checkpoints, found numbered SavedModels, which say themselves what {self._told} would"
             return Look(problem=StoreError(self.path, f"{wrong}: leave that out"))
         found = self._now.look()
-        if found.latest is None and found.problem is None and (said := strangers.told(self.path)):
-            return replace(found, problem=StoreError(self.path, said))
+        if found.latest is None and found.problem is None and (misplaced := diagnosis.misplaced(self.path)):
+            return replace(found, problem=StoreError(self.path, misplaced))
         return found
 
     def _shown(self) -> CheckpointSource | SavedModelsSource | None:
-        """None where it shows nothing."""
+        """The kind that the files show; None where they show none."""
         try:
             if layout.state_file(self.path).exists():
                 return self._checkpoints
@@ -91,11 +90,11 @@ class _Either:
     def identity(self, version: Version) -> Hashable:
         return self._now.identity(version)
 
-    def restore(self, version: Version, tell: Tell) -> Resident:
+    def restore(self, version: Version, tell: ProgressCallback) -> Resident:
         return self._now.restore(version, tell)
 
     def let_pages_go(self, idle: Sequence[Resident]) -> None:
-        for one in (self._checkpoints, self._saved_models):  # what it showed before may be in memory still
+        for one in (self._checkpoints, self._saved_models):  # versions of the kind it was before may be in memory still
             one.let_pages_go(idle)
 
     def tend(self, used: Sequence[Resident]) -> None:

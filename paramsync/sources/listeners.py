@@ -1,4 +1,4 @@
-"""What tells of news in one folder, by watchdog, which is known here alone."""
+"""Listeners tell of news in one folder, by watchdog, which is known here alone."""
 
 from __future__ import annotations
 
@@ -39,23 +39,22 @@ except (ImportError, UnsupportedLibcError):  # watchdog 6, which is what there i
     _HAS_INOTIFY = False
 
 Hear = Callable[[str], None]
-"""Takes the name of what came into a folder, "" where the folder itself went. It is called on a thread of watchdog's,
-which an exception would end, and which others wait for: it returns at once."""
+"""Takes the name of a file that came into a folder, "" where the folder itself went. It is called on a thread of
+watchdog's, which an exception would end, and which others wait for: it must return at once."""
 
 
 class Listener(Protocol):
-    """Has heard, from when it is made, what comes into a folder, until it is closed or the folder is gone."""
+    """Hears what comes into a folder, from when it is made until it is closed or the folder is gone."""
 
     def is_alive(self) -> bool: ...
     def close(self) -> None: ...
 
 
-class Inotify:
+class InotifyListener:
     """By watchdog's inotify, on its one thread for all folders.
 
-    An observer has three threads for each folder, which take the interpreter from what answers, and asks for more
-    events. Of a file that is moved away it waits half a second for the place where it went, and holds back all that
-    comes after it.
+    An observer has three threads for each folder, which take the GIL from threads that answer, and more
+    events. When a file is moved away, it waits half a second for the place where it went, and holds back later events.
     """
 
     _shared: ClassVar[InotifyFD | None] = None
@@ -110,8 +109,8 @@ class Inotify:
             return cls._shared
 
 
-class Observed:
-    """By an observer of watchdog's, whichever this system has."""
+class ObserverListener:
+    """By an observer of watchdog's, of the kind that this system has."""
 
     _EVENTS: tuple[type[FileSystemEvent], ...] = (
         FileMovedEvent,
@@ -128,7 +127,7 @@ class Observed:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
         with _nothing_left_open():
             self._observer = Observer()
-        self._observer.schedule(_Told(folder, hear), str(folder), event_filter=list(self._EVENTS))
+        self._observer.schedule(_Handler(folder, hear), str(folder), event_filter=list(self._EVENTS))
         try:
             with _nothing_left_open():
                 self._observer.start()
@@ -144,7 +143,7 @@ class Observed:
         self._observer.join()
 
 
-class _Told(FileSystemEventHandler):
+class _Handler(FileSystemEventHandler):
     def __init__(self, folder: Path, hear: Hear) -> None:
         self._folder = str(folder)
         self._hear = hear
@@ -180,4 +179,4 @@ def _not_begun(found: Any) -> Any:
     return found if kind == "InotifyFD" and found.ident is None else None
 
 
-listen: Callable[[Path, Hear], Listener] = Inotify if _HAS_INOTIFY else Observed
+listen: Callable[[Path, Hear], Listener] = InotifyListener if _HAS_INOTIFY else ObserverListener

@@ -18,33 +18,31 @@ from paramsync.graphs.parameters import located, shared
 from paramsync.graphs.sources.v1_saved_models import variables
 from paramsync.host import beneath, files
 from paramsync.inference.resident import Resident
-from paramsync.sources import identity, places
-from paramsync.sources.checkpoints import verify
-from paramsync.sources.graphs import Graphs, captured
-from paramsync.sources.progress import Progress, Tell
-from paramsync.sources.recent_graphs import RECENT
-from paramsync.sources.source import Bell, Look
-from paramsync.sources.watch import Place, Watch
+from paramsync.sources import identity
+from paramsync.sources.graphs import OF_A_SOURCE, RECENT, GraphCache, captured
+from paramsync.sources.source import Bell, Look, Progress, ProgressCallback
+from paramsync.sources.verification import verify
+from paramsync.sources.watch import Place, Watch, numbered_places
 from paramsync.version import Candidate, Version
 
 _NUMBER = re.compile(r"[0-9]{1,18}")
 _COMMIT = "saved_model.pb"
-_AS_TEXT = "saved_model.pbtxt"  # a version as well, which cannot be used
-_WATCHED = 2  # which takes threads: what is written besides those of the highest numbers is found by polling
+_AS_TEXT = "saved_model.pbtxt"  # makes a version as well, which cannot be used
+_WATCHED = 2  # directories, of the highest numbers: a watch takes threads, and polling finds the rest
 
 
 class SavedModelsSource:
-    """See Source. `path` is the directory with the numbered ones.
+    """See Source. `path` is the directory with the numbered directories.
 
-    A version is there once its `saved_model.pb` is. It is served once that can be read and its variables are whole:
-    what copies a directory has an order of its own. Foreign graphs are code, so that only ops that are known to be
+    A version exists once its `saved_model.pb` does. It is served once that can be read and its variables are whole,
+    for tools copy a directory in an order of their own. Foreign graphs are code, so that only ops that are known to be
     safe, or `allowed`, are run; parameters are copied, and checked in full.
     """
 
     def __init__(self, path: Path, *, allowed: Collection[str] = ()) -> None:
         self.path = path
         self._allowed = frozenset(allowed)
-        self._graphs = Graphs()
+        self._graphs = GraphCache(OF_A_SOURCE)
 
     def look(self) -> Look:
         closed: list[OSError] = []  # of each directory that cannot be looked into
@@ -63,7 +61,7 @@ class SavedModelsSource:
             written = committed(self.path / name)
         except NotADirectoryError:  # it was one a moment ago
             return None
-        except OSError as error:  # it is one version that cannot be read: what wants to restore it says so
+        except OSError as error:  # one version cannot be read: its restore says so
             closed.append(error)
             written = 0.0
         if written is None:
@@ -81,18 +79,18 @@ class SavedModelsSource:
     def identity(self, version: Version) -> Hashable:
         return identity.of_saved_model(self.path / version.prefix)
 
-    def restore(self, version: Version, tell: Tell) -> Resident:
+    def restore(self, version: Version, tell: ProgressCallback) -> Resident:
         directory = self.path / version.prefix
         before = self.identity(version)
         try:
             resident = self._restored(version, directory, tell)
-        except (CorruptCheckpointError, FileNotFoundError) as error:  # whoever copies it may be at it still
+        except (CorruptCheckpointError, FileNotFoundError) as error:  # its writer may not be done
             raise UnfinishedError(str(error)) from error
         if self.identity(version) != before:
             raise UnfinishedError(f"{directory}: expected files at rest, found some that changed while they were read")
         return resident
 
-    def _restored(self, version: Version, directory: Path, tell: Tell) -> Resident:
+    def _restored(self, version: Version, directory: Path, tell: ProgressCallback) -> Resident:
         tell(Progress("mapping"))
         graph = self._graph_of(directory)
         if not graph.parameters:
@@ -103,7 +101,7 @@ class SavedModelsSource:
         return Resident(version, graph, shared(bundle, keys))
 
     def _graph_of(self, directory: Path) -> Graph:
-        """The same SavedModel with other weights gives the same graph, unless it has tables: those are in files too."""
+        """The same SavedModel with other weights has the same graph, unless it has tables, which are in files too."""
         if not (directory / _COMMIT).exists() and (directory / _AS_TEXT).exists():
             raise GraphError(f"{directory}: expected {_COMMIT}, found {_AS_TEXT}: save it without as_text")
         content = files.content(directory / _COMMIT, limit=files.MAX_MESSAGE)
@@ -111,7 +109,7 @@ class SavedModelsSource:
         if (known := self._graphs.find(key)) is not None:
             return known
         if (known := RECENT.find(key)) is not None:
-            return self._graphs.keep(key, known)
+            return self._graphs.keep(key, self._graphs.same_as(known))
         try:
             graph = captured(directory, self._allowed)
         except GraphError as error:
@@ -120,18 +118,19 @@ class SavedModelsSource:
             raise
         if files.content(directory / _COMMIT, limit=files.MAX_MESSAGE) != content:
             raise UnfinishedError(f"{directory}: expected {_COMMIT} at rest, found one that changed while it was read")
+        known = self._graphs.same_as(graph)
         if graph.message().tables:
-            return self._graphs.keep(graph.digest, graph)
-        return RECENT.keep(key, self._graphs.keep(key, graph))
+            return self._graphs.keep(graph.digest, known)
+        return RECENT.keep(key, self._graphs.keep(key, known))
 
     def let_pages_go(self, idle: Sequence[Resident]) -> None:
-        """All was copied, and is nowhere else."""
+        """Nothing can be evicted: all was copied."""
 
     def tend(self, used: Sequence[Resident]) -> None:
         """Nothing is left to do: all was copied and looked at."""
 
     def prepare(self, serving: Resident) -> bool:
-        """Nothing can be done: all of the next version will be copied."""
+        """Nothing can be prefetched: all of the next version will be copied."""
         return False
 
     def close(self) -> None:
@@ -141,21 +140,21 @@ class SavedModelsSource:
         return Watch(self.places, ring)
 
     def places(self) -> list[Place]:
-        """Where something new shows."""
-        return places.of_numbered(self.path, highest(self.path))
+        """The folders where news shows."""
+        return numbered_places(self.path, highest(self.path))
 
 
 def numbered(path: Path) -> dict[int, str]:
-    """The directories in this one whose names are numbers, by number: 7, or 007. Raises OSError.
+    """The directories whose names are numbers, by number: 7, or 007. Raises OSError.
 
-    Of several with one number the last in the order of names counts, as it does for TensorFlow Serving.
+    Of several with one number the last in the order of names counts, as for TensorFlow Serving.
     """
     found = [one for one in _entries(path) if _NUMBER.fullmatch(one.name) and _is_directory(one)]
     return {int(one.name): one.name for one in sorted(found, key=lambda one: one.name)}
 
 
 def highest(path: Path) -> list[Path]:
-    """The directories of the highest numbers; what a link leads to need not be there yet."""
+    """The directories of the highest numbers; the target of a link need not exist yet."""
     try:
         found = [one for one in _entries(path) if _NUMBER.fullmatch(one.name) and (one.is_symlink() or one.is_dir())]
         return [Path(one.path).resolve() for one in sorted(found, key=lambda one: int(one.name))[-_WATCHED:]]
@@ -182,7 +181,7 @@ def _is_directory(entry: os.DirEntry[str]) -> bool:
 
 
 def _size(directory: Path) -> int:
-    """Of the data of its variables, as far as it can be seen."""
+    """Bytes of its variables, as far as they can be seen."""
     try:
         with beneath.folder(directory, "variables") as descriptor, os.scandir(descriptor) as entries:
             return sum(one.stat(follow_symlinks=False).st_size for one in entries if ".data-" in one.name)
@@ -199,7 +198,7 @@ def _entries(directory: Path) -> list[os.DirEntry[str]]:
 
 
 def _is_cut(content: bytes) -> bool:
-    """Whether it ends too early to be a SavedModel, as one does that is being written."""
+    """Whether the file ends too early for a SavedModel, as while it is being written."""
     try:
         return not saved_model_pb2.SavedModel.FromString(content).meta_graphs
     except DecodeError:

@@ -3,19 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeAlias
 
 from paramsync.inference.resident import Resident
-from paramsync.sources.progress import Tell
 from paramsync.version import Candidate, Version
 
-Verification = Literal["auto", "checksums", "sizes"]
-"""What is checked of parameters before they serve: all their bytes, or only what the index says of them.
 
-With "auto" all bytes, unless they are in files in this machine's memory that are as our publisher left them, or were
-verified for a version that serves and has the same files.
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """`phase` is "mapping", "verifying" or "warming"; the totals are 0 until they are known."""
+
+    phase: str
+    _: KW_ONLY
+    bytes_done: int = 0
+    bytes_total: int = 0
+    variables_done: int = 0
+    variables_total: int = 0
+
+
+ProgressCallback: TypeAlias = Callable[[Progress], None]
+"""Called now and then during a restore, from any thread. What it raises ends the restore, and is raised there."""
+
+
+def ignore_progress(progress: Progress) -> None:
+    """The callback of callers that show no progress."""
+
+
+Verification = Literal["auto", "checksums", "sizes"]
+"""What is checked of parameters before they serve: all bytes ("checksums"), or only their index ("sizes").
+
+"auto" checks all bytes, except in files in this machine's memory that are as our publisher left them, and in files that
+were verified for another version that serves.
 """
 
 
@@ -33,7 +53,7 @@ class Look:
 
 
 class Bell(Protocol):
-    """What rings when there may be something new. One thread calls `arm` before each look, and `close`."""
+    """Rings when there may be something new. One thread calls `arm` before each look, and `close`."""
 
     def arm(self) -> None: ...
     def close(self) -> None: ...
@@ -46,32 +66,26 @@ class Source(Protocol):
     def path(self) -> Path: ...
 
     def look(self) -> Look:
-        """What is published now. Raises nothing that the files can be the cause of."""
+        """What is published now. Errors that files cause are returned, not raised."""
 
     def identity(self, version: Version) -> Hashable:
-        """What identifies the files of a version now, as a look does: another value once they were rewritten."""
+        """A value that identifies the files of a version, as a look gives it: another one once they were rewritten."""
 
-    def restore(self, version: Version, tell: Tell) -> Resident:
-        """Brings a version in aside and checks it; nothing that serves changes.
+    def restore(self, version: Version, tell: ProgressCallback) -> Resident:
+        """Brings a version into memory and checks it; what serves does not change.
 
-        Raises UnfinishedError where whoever writes it may not be done, CorruptCheckpointError, ParameterError,
+        Raises UnfinishedError where its writer may not be done, CorruptCheckpointError, ParameterError,
         UnsafeGraphError, GraphError, UnknownVersionError, StoreError, OSError.
         """
 
     def let_pages_go(self, idle: Sequence[Resident]) -> None:
-        """Have these versions take as little memory as they can while another one is restored.
-
-        They stay whole, and answer at any moment.
-        """
+        """Evict the pages of these versions while another one is restored. They stay whole, and go on answering."""
 
     def tend(self, used: Sequence[Resident]) -> None:
-        """What need not be done before a swap. `used` are the versions that serve or have a label now."""
+        """Do after a swap what need not be done before it. `used` are the versions that serve or have a label now."""
 
     def prepare(self, serving: Resident) -> bool:
-        """Do a portion, of milliseconds, of what the restore of a version after this one would have to do.
-
-        Returns False where nothing is left to do.
-        """
+        """Prefetch a portion, of milliseconds, for the next version; False when nothing is left to do."""
 
     def close(self) -> None:
         """Keep nothing open between two looks. Versions in memory stay whole; a later look opens what it needs."""

@@ -1,4 +1,4 @@
-"""The watch on folders: rings when something was committed, knows nothing else. A lost ring costs a poll, no more."""
+"""The watch on folders: rings when something was committed. A lost ring costs a poll, no more."""
 
 from __future__ import annotations
 
@@ -12,48 +12,55 @@ from paramsync.sources.listeners import Listener, listen
 
 _log = logging.getLogger("paramsync.watch")
 
-_TRIES = 10  # what comes and goes faster than this is found by polling
+_TRIES = 10  # folders that come and go faster than this are found by polling
+# A publisher and TensorFlow rename onto `checkpoint`; a Saver writes its graph after that, and so may anybody.
+_STORE = re.compile(r"checkpoint|[^/]*\.meta|graph-[^/]*\.pb|\d{1,18}|saved_model\.pb")
+_NUMBERED = re.compile(r"checkpoint|\d{1,18}")
+# `saved_model.pb` comes last where TensorFlow writes, and in any order where a folder is copied.
+_SAVED_MODEL = re.compile(r"saved_model\.pb(txt)?|variables")
+_VARIABLES = re.compile(r"variables\..*")
+
 _Target = tuple[Path, int, int]  # a folder, and by device and inode which one of that name
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A folder, and the names in it that ring; what is deeper has places of its own."""
+    """A folder, and the names in it that ring. Folders below it are places of their own."""
 
     folder: Path
     names: re.Pattern[str]
 
 
 class Watch:
-    """Calls `ring` from threads of its own after each commit in some places. One thread calls `arm` and `close`.
+    """Calls `ring`, from threads of its own, after each commit in its places. One thread calls `arm` and `close`.
 
-    The folders need not exist, and may be removed and made again: `arm` looks what is there now. `places` may give
+    The folders need not exist, and may be removed and made again: `arm` looks what is there now. `places` may return
     others at each call, such as the folder behind a link that was not there before.
     """
 
     def __init__(self, places: Callable[[], Sequence[Place]], ring: Callable[[], None]) -> None:
         self._places = places
         self._ring = ring
-        self._ears: dict[Place, _Ear] = {}
+        self._watches: dict[Place, _PlaceWatch] = {}
 
     def arm(self) -> None:
-        """Watch every place, or what is above it as long as it is not there; nothing to do where that is so already."""
+        """Watch every place, or the nearest folder above it as long as it is missing."""
         places = self._places()
-        for place in [one for one in self._ears if one not in places]:
-            self._ears.pop(place).close()
+        for place in [one for one in self._watches if one not in places]:
+            self._watches.pop(place).close()
         for place in places:
-            if place not in self._ears:
-                self._ears[place] = _Ear(place, self._ring)
-            self._ears[place].arm()
+            if place not in self._watches:
+                self._watches[place] = _PlaceWatch(place, self._ring)
+            self._watches[place].arm()
 
     def close(self) -> None:
-        ears, self._ears = self._ears, {}
-        for ear in ears.values():
-            ear.close()
+        watches, self._watches = self._watches, {}
+        for watch in watches.values():
+            watch.close()
 
 
-class _Ear:
-    """At one place."""
+class _PlaceWatch:
+    """The watch on one place."""
 
     def __init__(self, place: Place, ring: Callable[[], None]) -> None:
         self._place = place
@@ -118,3 +125,23 @@ def _identity(path: Path) -> _Target | None:
     except OSError:
         return None
     return path, found.st_dev, found.st_ino
+
+
+def store_places(path: Path) -> list[Place]:
+    """Where a directory of checkpoints, or one that shows nothing yet, shows news."""
+    return [Place(path, _STORE)]
+
+
+def numbered_places(path: Path, highest: list[Path]) -> list[Place]:
+    """Where a directory of numbered SavedModels does, of which those at `highest` may still be written."""
+    return [Place(path, _NUMBERED), *(place for one in highest for place in _of_saved_model(one))]
+
+
+def graph_places(path: Path) -> list[Place]:
+    """Where a graph file or SavedModel does, which may not exist yet."""
+    found = [Place(path.absolute().parent, re.compile(re.escape(path.name)))]
+    return [*found, *_of_saved_model(path)] if path.is_dir() else found
+
+
+def _of_saved_model(path: Path) -> list[Place]:
+    return [Place(path, _SAVED_MODEL), Place(path / "variables", _VARIABLES)]

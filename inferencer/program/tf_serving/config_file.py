@@ -11,7 +11,7 @@ from typing import Any
 from tensorflow_serving.config import model_server_config_pb2
 
 from paramsync.errors import ParamsyncError, SettingsError
-from paramsync.following.backoff import BackOff
+from paramsync.following.quarantine import Backoff
 
 from . import texts
 
@@ -31,7 +31,7 @@ class ConfigFile:
         self._apply = apply
         self._applied: model_server_config_pb2.ModelServerConfig | None = None
         self._refused: model_server_config_pb2.ModelServerConfig | None = None
-        self._back_off = BackOff()
+        self._back_off = Backoff()
         self._complaint = ""
 
     async def run_once(self, now: float) -> None:
@@ -43,7 +43,7 @@ class ConfigFile:
         try:
             config = await asyncio.to_thread(texts.read, self._path, model_server_config_pb2.ModelServerConfig, _OPTION)
             if config != self._refused:
-                self._refused, self._back_off = None, BackOff()
+                self._refused, self._back_off = None, Backoff()
             if config == self._applied or self._back_off.left(now):
                 return
             await self._apply(config, seconds=None)

@@ -1,4 +1,4 @@
-"""What a directory without a version holds instead: models that other programs wrote, which are not followed."""
+"""Why a directory has no version to serve, and what to do about it. Reads names of files only."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from paramsync.host import files
 from paramsync.sources.saved_models import committed, numbered
 from paramsync.store import layout
 
-_SETTLED = 2.0  # seconds after which whoever writes an index has written what lists it
+_SETTLED = 2.0  # seconds after which the writer of an index has written the state file that lists it
 _LOOKED_INTO = 8  # directories, of the highest numbers
 _TRIED = 32  # files that may be a state file
 _PARTS = re.compile(r".*\.(index|meta|json|pb|data-\d+-of-\d+)|\..*")
-# By name, what a file is that is no SavedModel.
+# Files of other formats, by name.
 _OTHERS = [
     (re.compile(r".*\.tflite"), "a TensorFlow Lite model: put the SavedModel there that it was converted from"),
     (re.compile(r"export\.meta|export-\d+-of-\d+"), "a SessionBundle: export the model as a SavedModel"),
@@ -24,8 +24,32 @@ _OTHERS = [
 ]
 
 
-def told(path: Path) -> str | None:
-    """What is wrong with a directory in which there is nothing to serve, and what to do; None where nobody can tell."""
+def absence(store: Path) -> str:
+    """Why a store has no version, in one line with its path. The line stays the same as long as the reason does."""
+    return f"{store}: {_why(store)}"
+
+
+def _why(store: Path) -> str:
+    try:
+        names = files.names(store)
+    except FileNotFoundError:
+        nearest = next((one for one in store.absolute().parents if one.is_dir()), None)
+        return "no such directory" if nearest is None else f"no such directory, {nearest} is there"
+    except NotADirectoryError:
+        return "no directory"
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+    if not names:
+        return "the directory is empty"
+    if layout.state_file(store).name in names:
+        return "its `checkpoint` names no version"
+    if layout.LOCK in names:
+        return "its publisher has published nothing yet"
+    return "no `checkpoint` in it, nor a SavedModel in a directory whose name is a number"
+
+
+def misplaced(path: Path) -> str | None:
+    """Which model of another kind a directory holds, and what to do about it; None where it shows none."""
     try:
         if committed(path) is not None:
             return (
@@ -47,7 +71,7 @@ def _other(directory: Path) -> str | None:
 
 
 def _unlisted(path: Path) -> str | None:
-    """Of checkpoints that no file `checkpoint` speaks of."""
+    """Tells of checkpoints that no file `checkpoint` lists."""
     names = files.names(path)
     indexes = [one for one in names if one.endswith(".index") and not layout.is_ours(one.removesuffix(".index"))]
     if not indexes or layout.state_file(path).name in names:

@@ -1,4 +1,4 @@
-"""MetricsPort: GET /metrics by HTTP, for as long as training lasts. Bounded in time, bytes and callers."""
+"""How training and publishing go, as Prometheus reads it: the page, and GET /metrics by HTTP."""
 
 from __future__ import annotations
 
@@ -7,12 +7,63 @@ import socket
 import socketserver
 import threading
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST as CONTENT_TYPE
+from prometheus_client.metrics_core import Metric
 
+from paramsync.program.prometheus import Page
 from paramsync.rpc import addresses
+
+if TYPE_CHECKING:
+    from paramsync.publishing.control_port import Training
+
+
+class TrainerMetrics(Page):
+    """Reads what there is to say whenever it is asked, on any thread."""
+
+    def __init__(self, training: Callable[[], Training | None], *, clock: Callable[[], float] = time.time) -> None:
+        """`training` is what has begun; None before it has."""
+        self._training = training
+        self._clock = clock
+        super().__init__()
+
+    def collect(self) -> Iterator[Metric]:
+        training = self._training()
+        if training is None:
+            return
+        meter, state, publishing = training.meter, training.state, training.publisher.status()
+        version = publishing.published
+        committed = None if version is None else version.committed_at
+        since = None if committed is None else max(0.0, self._clock() - committed)
+        took = None if version is None or committed is None else committed - version.snapshot_at
+        for name, said, value in (
+            ("step", "The step that training is at.", meter.step),
+            ("steps_per_second", "Over the last second or more.", meter.steps_per_second),
+            ("loss", "Of the last step.", meter.loss),
+            (
+                "published_version",
+                "The version published last, by this process.",
+                None if version is None else version.number,
+            ),
+            ("published_step", "The training step of that version.", None if version is None else version.step),
+            ("since_publication_seconds", "How long ago that was.", since),
+            ("publish_seconds", "What that took, from pinning its values to its commit.", took),
+            ("stall_seconds", "How long the last publication held the thread that trains.", meter.stall),
+            ("publishing_fails", "1 where the last publication failed.", publishing.last_error is not None),
+            ("saved_step", "The step that training would resume at.", None if state is None else state.saved),
+        ):
+            if value is not None:
+                yield GaugeMetricFamily(f"paramsync_trainer_{name}", said, value=float(value))
+        for name, said, count in (
+            ("publications", "Versions published by this process.", publishing.publishes),
+            ("skipped", "Publications that a newer one overtook before they were written.", publishing.skipped),
+            ("refused", "Publications refused because of their values.", publishing.refused),
+        ):
+            yield CounterMetricFamily(f"paramsync_trainer_{name}", said, value=count)
+
 
 _SECONDS = 5.0  # for a caller to ask, and to take the answer
 _BYTES = 8192  # of a request

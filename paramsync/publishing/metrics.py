@@ -1,4 +1,4 @@
-"""Gate: whether what training has come to is good enough to take the place of what is published. Knows no store."""
+"""Metrics of a step: read as numbers, and asked by a gate whether the step is good enough to be published."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, SupportsFloat, TypeAlias
 
 from paramsync.errors import SettingsError
+from paramsync.host import files
 
 Metrics = Mapping[str, SupportsFloat]
 PublishIf: TypeAlias = "str | Callable[[Mapping[str, Any]], Any]"
@@ -78,3 +79,36 @@ def _read(text: str) -> tuple[str, bool]:
         f'publish_if: expected a metric, such as "val_loss", found {text!r}, of which nobody knows whether less or more'
         f' is better: say "min {text}" or "max {text}"'
     )
+
+
+_LONG = 200  # characters of a name
+
+_log = logging.getLogger("paramsync.trainer")
+
+
+class MetricReader:
+    """Belongs to one thread. What is no number, or has no name to show, is left out, with one warning for each name."""
+
+    def __init__(self) -> None:
+        self._told: set[str] = set()
+
+    def read(self, metrics: Mapping[str, SupportsFloat]) -> dict[str, float]:
+        """The metrics as numbers; waits for those still being computed."""
+        read = {}
+        for name, value in metrics.items():
+            try:
+                _check(name)
+                read[name] = float(value)
+            except Exception as error:  # noqa: BLE001, a value of any kind, perhaps computed on another device
+                self._warn(name, error)
+        return read
+
+    def _warn(self, name: str, error: Exception) -> None:
+        if name not in self._told:
+            self._told.add(name)
+            _log.warning("metric %s is left out of all versions it is no number in: %.300s", files.shown(name), error)
+
+
+def _check(name: object) -> None:
+    if not isinstance(name, str) or not name.isprintable() or len(name) > _LONG:
+        raise ValueError(f"expected a name of at most {_LONG} characters that can be shown")
