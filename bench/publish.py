@@ -18,7 +18,7 @@ from bench.progress import Progress
 from bench.settings import Settings
 from bench.timing import Contestant, measure
 from paramsync.graphs.capturing import Capture, capture
-from paramsync.publishing.snapshot import LiveVariables
+from paramsync.publishing.live_variables import LiveVariables
 
 
 def run(settings: Settings, folder: Path) -> dict[str, Any]:

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 import keras
 
 from paramsync.errors import PublishError, SettingsError
-from paramsync.publishing.metrics import Gate, PublishIf
-from paramsync.publishing.publisher import OnError, Publisher
+from paramsync.publishing.publisher import Publisher, PublishOptions, check_options
 from paramsync.publishing.schedule import PublishSchedule
-from paramsync.publishing.snapshot import Averages
-from paramsync.rpc.addresses import HOST
 
 if TYPE_CHECKING:
     import tensorflow as tf
+    from typing_extensions import Unpack
+
+    from paramsync.publishing.live_variables import Averages
 
 
 class PublishCallback(keras.callbacks.Callback):
@@ -51,33 +51,20 @@ class PublishCallback(keras.callbacks.Callback):
         *,
         every_steps: int | None = None,
         every_seconds: float | None = None,
-        keep: int = 5,
-        durable: bool = False,
-        on_error: OnError = "log",
         inputs: Any = None,
         averages: bool = False,
-        allow_nan: bool = False,
         at_start: bool | None = None,
-        publish_if: PublishIf | None = None,
-        control_port: int | None = None,
-        host: str = HOST,
+        **options: Unpack[PublishOptions],
     ) -> None:
         super().__init__()
+        check_options(options)
+        self._options = options
         if every_steps is None and every_seconds is None:
             every_seconds = 1.0
         self._schedule = PublishSchedule(every_steps=every_steps, every_seconds=every_seconds, at_start=at_start)
-        if publish_if is not None:
-            Gate(publish_if)  # what is wrong with it is said here
-        self._publish_if = publish_if
-        self._control_port = control_port
-        self._host = host
         self._store = Path(store)
-        self._keep = keep
-        self._durable = durable
-        self._on_error: OnError = on_error
         self._inputs = inputs
         self._averages = averages
-        self._allow_nan = allow_nan
         self._publisher: Publisher | None = None
         self._step = 0
         self._begun = False
@@ -97,7 +84,7 @@ class PublishCallback(keras.callbacks.Callback):
         self._begin()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        if self._publish_if is not None and self._publisher is not None:
+        if self._options.get("publish_if") is not None and self._publisher is not None:
             self._publisher.publish_if_due(self._step, logs)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -134,14 +121,8 @@ class PublishCallback(keras.callbacks.Callback):
                 self._store,
                 capture(self.model, inputs=self._inputs),
                 schedule=self._schedule,
-                keep=self._keep,
-                durable=self._durable,
-                on_error=self._on_error,
                 averages=_averages(self.model) if self._averages else None,
-                allow_nan=self._allow_nan,
-                publish_if=self._publish_if,
-                control_port=self._control_port,
-                host=self._host,
+                **self._options,
             )
             self._forgotten = weakref.finalize(self, _close, self._publisher)  # by a fit that was interrupted
             self._forgotten.atexit = False

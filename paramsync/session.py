@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
 from paramsync.errors import SettingsError
-from paramsync.publishing.metrics import Metrics, PublishIf
-from paramsync.publishing.publisher import OnError, Publisher
+from paramsync.publishing.metrics import Metrics
+from paramsync.publishing.publisher import Publisher, PublishOptions, check_options
 from paramsync.publishing.schedule import PublishSchedule
 from paramsync.publishing.session_values import Averages, SessionValues, tensors
 from paramsync.publishing.write_behind import PublisherStatus
-from paramsync.rpc.addresses import HOST
 from paramsync.version import Version
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 v1 = tf.compat.v1
 
@@ -50,29 +53,13 @@ class SessionPublisher:
         outputs: Any,
         *,
         schedule: PublishSchedule,
-        keep: int = 5,
-        durable: bool = False,
-        on_error: OnError = "log",
         saver: Any = None,
         averages: Averages | None = None,
-        allow_nan: bool = False,
-        publish_if: PublishIf | None = None,
-        control_port: int | None = None,
-        host: str = HOST,
+        **options: Unpack[PublishOptions],
     ) -> None:
+        check_options(options)
         self._values = SessionValues(inputs, outputs, saver=saver, averages=averages)
-        self._publisher = Publisher(
-            store,
-            self._values,
-            schedule=schedule,
-            keep=keep,
-            durable=durable,
-            on_error=on_error,
-            allow_nan=allow_nan,
-            publish_if=publish_if,
-            control_port=control_port,
-            host=host,
-        )
+        self._publisher = Publisher(store, self._values, schedule=schedule, **options)
 
     def begin(self, session: Any, step: int) -> Version | None:
         """Training begins at this step: publish it where the schedule wants the start; see `Publisher.begin`."""
@@ -159,36 +146,26 @@ class PublishHook(tf.compat.v1.train.SessionRunHook):
         outputs: Any,
         every_steps: int | None = None,
         every_seconds: float | None = None,
-        keep: int = 5,
-        durable: bool = False,
-        on_error: OnError = "log",
         saver: Any = None,
         averages: Averages | None = None,
-        allow_nan: bool = False,
         metrics: Mapping[str, Any] | None = None,
         at_start: bool | None = None,
-        publish_if: PublishIf | None = None,
-        control_port: int | None = None,
-        host: str = HOST,
+        **options: Unpack[PublishOptions],
     ) -> None:
+        check_options(options)
         if every_steps is None and every_seconds is None:
             every_seconds = 1.0
         schedule = PublishSchedule(every_steps=every_steps, every_seconds=every_seconds, at_start=at_start)
-        self._publish = {
-            "store": store,
-            "inputs": inputs,
-            "outputs": outputs,
-            "schedule": schedule,
-            "keep": keep,
-            "durable": durable,
-            "on_error": on_error,
-            "saver": saver,
-            "averages": averages,
-            "allow_nan": allow_nan,
-            "publish_if": publish_if,
-            "control_port": control_port,
-            "host": host,
-        }
+        self._make = partial(
+            SessionPublisher,
+            store,
+            inputs,
+            outputs,
+            schedule=schedule,
+            saver=saver,
+            averages=averages,
+            **options,
+        )
         self._metrics = dict(metrics or {})
         self._publisher: SessionPublisher | None = None
 
@@ -206,7 +183,7 @@ class PublishHook(tf.compat.v1.train.SessionRunHook):
                 "the graph has no global step: tf.compat.v1.train.get_or_create_global_step() makes one"
             )
         self._fetched = {name: tensors(one) for name, one in self._metrics.items()}
-        self._publisher = SessionPublisher(**self._publish)
+        self._publisher = self._make()
         self._is_due = False
 
     def after_create_session(self, session: Any, coord: Any) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from paramsync.publishing.batched_read import VariableReader
+from paramsync.publishing.live_variables import VariableReader
 from paramsync.publishing.session_values import SessionValues
 
 v1 = tf.compat.v1

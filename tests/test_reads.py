@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from paramsync.publishing.batched_read import VariableReader
+from paramsync.publishing.live_variables import VariableReader
 
 DTYPES = (tf.float32, tf.bfloat16, tf.float64, tf.int32, tf.int64, tf.bool, tf.complex64, tf.uint8)
 

@@ -6,7 +6,8 @@ import numpy as np
 import tensorflow as tf
 
 from paramsync.graphs.capturing import capture
-from paramsync.publishing.snapshot import FrozenVariables, LiveVariables, Snapshot
+from paramsync.publishing.live_variables import LiveVariables
+from paramsync.publishing.snapshot import FrozenVariables, Snapshot
 from paramsync.version import Version
 
 

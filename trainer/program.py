@@ -12,6 +12,7 @@ from paramsync.errors import SettingsError
 from paramsync.program import stderr_filter
 from paramsync.program.process import raise_descriptor_limit
 from paramsync.publishing.control_port import ControlPort
+from paramsync.publishing.device import device_name
 from paramsync.publishing.job import JobSettings
 from paramsync.store.commit import StoreWriter
 
@@ -44,14 +45,12 @@ def run(settings: Settings, *, stop: Stop) -> None:
         given = JobSettings(seed=settings.seed, data=settings.data, held_out=settings.held_out)
         with stderr_filter.left_out():
             job = job_source.make(settings.job, function, given)
-            from paramsync.publishing import device
-
             from .loop import train
 
-            name = device.name()
+            device = device_name()
         if metrics is not None:
             _log.info("metrics by HTTP: %s", metrics.address)
-        train(settings, job, store=store, states=states, device=name, control=control, screen=screen, stop=stop)
+        train(settings, job, store=store, states=states, device=device, control=control, screen=screen, stop=stop)
 
 
 @contextmanager

@@ -19,8 +19,8 @@ from paramsync.checkpoint.examine import soundness
 from paramsync.checkpoint.reader import Bundle
 from paramsync.errors import CorruptCheckpointError, NotFiniteError, SettingsError
 from paramsync.graphs.sources.objects import object_graph, variable_keys
-from paramsync.publishing.batched_read import VariableReader
 from paramsync.publishing.job import Job
+from paramsync.publishing.live_variables import VariableReader
 from paramsync.publishing.snapshot import Snapshot
 from paramsync.store import layout
 from paramsync.store.commit import StoreWriter

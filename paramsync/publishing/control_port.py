@@ -34,7 +34,7 @@ MOST_UNREAD = 1000  # versions that one may leave unread
 
 
 class Watcher:
-    """One of them. `fell_behind` where it was dropped because it did not read fast enough."""
+    """One caller that hears of each version once committed; `fell_behind` where it was dropped as too slow."""
 
     def __init__(self) -> None:
         self._versions: queue.SimpleQueue[Version | None] = queue.SimpleQueue()
@@ -55,7 +55,7 @@ class Watcher:
 
 
 class Watchers:
-    """Who watches now. Used from any thread."""
+    """All callers that watch now. Used from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -104,7 +104,7 @@ _log = logging.getLogger("paramsync.trainer")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """What there is to tell once training has begun.
+    """What the port tells of once training has begun.
 
     `total_steps` is None where it goes on until it is stopped, `steps_per_epoch` where the job has no epochs, `state`
     where none is saved.
@@ -119,7 +119,7 @@ class Training:
 
 
 class Resumable(Protocol):
-    """What training would go on from after a crash."""
+    """The state that training would resume from after a crash."""
 
     saved: int | None
     """The step that was saved last."""
@@ -156,7 +156,7 @@ class ControlPort:
 
     @property
     def training(self) -> Training | None:
-        """What has begun; None before it has."""
+        """The training that has begun; None before."""
         return self._service.training
 
     def training_begins(self, training: Training) -> None:
@@ -166,7 +166,7 @@ class ControlPort:
         self._set_healthy(True)
 
     def tell_of(self, publisher: Publisher, meter: Meter, *, device: str) -> None:
-        """The same of a training that is somebody else's, of which no more is known."""
+        """The same for a training loop of somebody else's, of which no more is known."""
         self.training_begins(
             Training(publisher=publisher, meter=meter, device=device, total_steps=None, steps_per_epoch=None)
         )

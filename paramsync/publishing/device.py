@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import tensorflow as tf
 
 
-def name() -> str:
-    """The device in words. TensorFlow says here what it has to say about its devices, unless it has done so before."""
+def device_name() -> str:
+    """The device in words. TensorFlow logs here what it has to say about its devices, unless it did before."""
+    import tensorflow as tf
+
     tf.config.list_logical_devices()
     gpus = tf.config.list_physical_devices("GPU")
     if not gpus:
@@ -26,11 +27,11 @@ Arrays = dict[str, npt.NDArray[np.generic]]
 
 
 def _nothing(name: str) -> None:
-    """Whoever does not pin."""
+    """For callers that pin nothing."""
 
 
 def device_of(value: Any) -> str | None:
-    """The accelerator that holds a value; None for what numpy can look at where it lies."""
+    """The accelerator that holds a value; None for a value that numpy can read where it lies."""
     device: str = getattr(value, "backing_device", "")
     return device if device and "CPU" not in device else None
 
@@ -42,16 +43,16 @@ def fetch(
     piece: int = PIECE,
     fetched: Callable[[str], object] = _nothing,
 ) -> Arrays:
-    """All values as arrays. Those of the host's are not copied; those that `away` names a device for are fetched.
+    """All values as arrays. Values on the host are not copied; those that `away` names a device for are fetched.
 
     1. The values of one device and dtype are put one behind the other, on the device, into pieces of at most `piece`
        bytes. A larger value is a piece by itself, and not copied there. One piece at a time: beside the values, that
        is all the device memory this takes.
     2. A piece is copied by a function of TensorFlow's, whose copies to the host go into pinned memory and run beside
        what the device computes; a tensor's own `.numpy()` would wait for everything, once for each.
-    3. `fetched` is called with the names of a piece once it is here: whoever pins these values can let go of them.
+    3. `fetched` is called with the names in a piece once it is here: its values may be released.
 
-    The thread that calls this waits, without the interpreter's lock. Raises what TensorFlow does, such as
+    The calling thread waits without the GIL. Raises what TensorFlow does, such as
     ResourceExhaustedError where the device has no room for a piece.
     """
     places: dict[tuple[str, Any], list[str]] = {}
@@ -96,7 +97,7 @@ def _fetch_piece(names: Sequence[str], values: Mapping[str, Any]) -> Arrays:
 @cache
 def _gather() -> Any:
     """Traced once for all shapes of a piece, which are the same in every publication of a model."""
-    import tensorflow as tf  # here: values that are no tensors of TensorFlow's never get here
+    import tensorflow as tf  # here: without tensors of TensorFlow's nobody needs it
 
     @tf.function(autograph=False)
     def gather(values: list[tf.Tensor]) -> tf.Tensor:

@@ -20,14 +20,14 @@ from paramsync.tensorbundle.index import OBJECT_GRAPH
 from paramsync.v1 import bundle_pb2, graph_pb2
 
 Values = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
-"""Arrays by name, or what gives them when they are needed."""
+"""Arrays by name, or a function that returns them when they are needed."""
 
 _LIMIT = (1 << 31) - 1  # bytes; no message of protobuf is larger
 _SHOWN = 8  # names in a message
 
 
 class ExternalValues:
-    """A graph's parameters, whose values come by name: that of the checkpoint, or the framework's for the variable."""
+    """The parameters of a graph. Values come by the name in checkpoints, or by the framework's name of the variable."""
 
     def __init__(self, content: bytes, *, copy: bool = True) -> None:
         """`content` is a graph file. Raises GraphError where it is none."""
@@ -47,7 +47,7 @@ class ExternalValues:
 
     @classmethod
     def in_store(cls, store: Path, digest: str | None, *, copy: bool) -> ExternalValues:
-        """The graph of that digest, or the only one that is there. Raises SettingsError, GraphError, StoreError."""
+        """The graph of that digest, or the only graph in the store. Raises SettingsError, GraphError, StoreError."""
         there = _digests(store)
         if digest is None:
             if len(there) != 1:
@@ -70,8 +70,8 @@ class ExternalValues:
     def pin(self, values: Values | None = None) -> dict[str, Any]:
         """The values by their keys in a checkpoint, so that training cannot change them any more.
 
-        Raises SettingsError where none are given, and ParameterError, before anything is copied, where they are not
-        those of the graph.
+        Raises SettingsError where there are none, and ParameterError, before anything is copied, where they do not fit
+        the graph.
         """
         if values is None:
             raise SettingsError(
@@ -138,7 +138,7 @@ def _which(store: Path, there: list[str]) -> str:
 
 
 def _array_like(value: Any) -> Any:
-    """The value as something with a dtype and a shape; of a variable, what it holds now."""
+    """The value with a dtype and a shape; for a variable, the value that it holds now."""
     if hasattr(value, "assign") and hasattr(value, "value"):  # a variable of Keras or TensorFlow
         value = value.value() if callable(value.value) else value.value
         return _array_like(value)
@@ -148,7 +148,7 @@ def _array_like(value: Any) -> Any:
 
 
 def _pinned(value: Any, *, copy: bool) -> Any:
-    """The value where training does not change it any more; without waiting for a device where that can be helped."""
+    """The value where training does not change it; waits for no device where that can be helped."""
     framework = type(value).__module__.partition(".")[0]
     if framework == "torch":
         return _of_torch(value, copy=copy)

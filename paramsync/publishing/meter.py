@@ -8,11 +8,13 @@ from typing import Any, SupportsFloat
 from paramsync.errors import SettingsError
 from paramsync.store.layout import NUMBERS
 
+_WINDOW = 1.0  # seconds over which the speed is measured
+
 
 def step_number(step: Any) -> int:
-    """A step as an int: a whole number of numpy or another framework is one, and so is what a variable holds now.
+    """A step as an int: from a whole number of any framework, or a variable that holds one.
 
-    Raises SettingsError for anything else, and for what no version can have: below 0, or of more than 18 digits.
+    Raises SettingsError for anything else, and for numbers that no version has: below 0, or of more than 18 digits.
     """
     number: int = step if type(step) is int else _whole(step)
     if not 0 <= number < NUMBERS:
@@ -26,9 +28,6 @@ def _whole(step: Any) -> int:
         return int(operator.index(held))
     except TypeError as error:
         raise SettingsError(f"step: expected a whole number, found {type(step).__name__} {step!r:.80}") from error
-
-
-_WINDOW = 1.0  # seconds over which the speed is measured
 
 
 class Meter:

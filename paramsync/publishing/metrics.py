@@ -16,13 +16,14 @@ PublishIf: TypeAlias = "str | Callable[[Mapping[str, Any]], Any]"
 
 _LOWER = ("loss", "error", "mae", "mse", "mape", "msle", "perplexity")
 _HIGHER = ("accuracy", "acc", "auc", "precision", "recall", "f1", "iou", "bleu")
+_LONG = 200  # characters of a metric's name
 _DIRECTIONS = ("min", "max")
 
 _log = logging.getLogger("paramsync.trainer")
 
 
 class Gate:
-    """Decides by the metrics of a step, and those that the newest version has. Belongs to the thread that trains."""
+    """Decides by the metrics of a step and those of the newest version. Belongs to the thread that trains."""
 
     def __init__(self, publish_if: PublishIf) -> None:
         """A metric whose name does not say whether less or more is better has `min` or `max` before it, and a space.
@@ -34,10 +35,10 @@ class Gate:
             raise SettingsError(f"publish_if: expected a metric's name or a function, found {publish_if!r:.80}")
         self._metric, self._less = ("", False) if not isinstance(publish_if, str) else _read(publish_if)
         self.held_back: str | None = None
-        """The step that was due last and is not published, and why; None where there is none."""
+        """The step that was due last and was not published, and why; None where there is none."""
 
     def refuses(self, step: int, metrics: Metrics | None, published: Metrics) -> bool:
-        """Whether a step with these metrics is not to take the place of a version with those.
+        """Whether a step with `metrics` must not take the place of a version with the `published` ones.
 
         Waits for a metric that is still being computed. A function that raises holds the step back: training goes on.
         """
@@ -51,7 +52,7 @@ class Gate:
         return why is not None
 
     def refusal(self, metrics: Metrics, published: Metrics) -> str | None:
-        """Why a step with these metrics is not published over a version with those; None where it is."""
+        """Why a step with `metrics` is not published over a version with the `published` ones; None where it is."""
         if self._function is not None:
             return None if self._function(metrics) else "publish_if says no"
         if self._metric not in metrics:
@@ -81,13 +82,11 @@ def _read(text: str) -> tuple[str, bool]:
     )
 
 
-_LONG = 200  # characters of a name
-
-_log = logging.getLogger("paramsync.trainer")
-
-
 class MetricReader:
-    """Belongs to one thread. What is no number, or has no name to show, is left out, with one warning for each name."""
+    """Reads metrics as numbers: one that cannot be read, or recorded, must not cost a version. Belongs to one thread.
+
+    A metric that is no number, or whose name cannot be shown, is left out, with one warning for each name.
+    """
 
     def __init__(self) -> None:
         self._told: set[str] = set()

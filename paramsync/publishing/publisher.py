@@ -10,14 +10,15 @@ from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from paramsync.errors import ParamsyncError, PublishError, SettingsError, StoppedError, StructureError
+from paramsync.publishing.device import device_name
 from paramsync.publishing.external_values import ExternalValues, Values
 from paramsync.publishing.meter import Meter, step_number
-from paramsync.publishing.metrics import Gate, MetricReader, Metrics, PublishIf
+from paramsync.publishing.metrics import Gate, Metrics, PublishIf
 from paramsync.publishing.schedule import Moment, PublishSchedule
-from paramsync.publishing.snapshot import Averages, FrozenVariables, LiveVariables, Snapshot, Source
+from paramsync.publishing.snapshot import Snapshot, SnapshotWriter, Source
 from paramsync.publishing.write_behind import PublisherStatus, WriteBehind
 from paramsync.rpc.addresses import HOST
 from paramsync.store.commit import StoreWriter
@@ -26,12 +27,34 @@ from paramsync.version import Version
 if TYPE_CHECKING:
     import keras
     import tensorflow as tf
+    from typing_extensions import Unpack
 
     from paramsync.graphs.capturing import Capture
     from paramsync.publishing.control_port import ControlPort
+    from paramsync.publishing.live_variables import Averages, LiveVariables
 
 _log = logging.getLogger("paramsync.trainer")
 OnError = Literal["log", "raise"]
+
+
+class PublishOptions(TypedDict, total=False):
+    """What Publisher takes, whatever it publishes."""
+
+    keep: int
+    durable: bool
+    on_error: OnError
+    allow_nan: bool
+    publish_if: PublishIf | None
+    control_port: int | None
+    host: str
+
+
+def check_options(options: PublishOptions) -> None:
+    """Raises TypeError for others, and SettingsError for what can be seen to be wrong before there is a publisher."""
+    if others := options.keys() - PublishOptions.__annotations__.keys():
+        raise TypeError(f"unexpected keyword arguments: {', '.join(sorted(others))}")
+    if (publish_if := options.get("publish_if")) is not None:
+        Gate(publish_if)
 
 
 class Publisher:
@@ -97,14 +120,13 @@ class Publisher:
         if on_error not in ("log", "raise"):
             raise SettingsError(f'on_error: expected "log" or "raise", found {on_error!r}')
         self._gate = None if publish_if is None else Gate(publish_if)
+        self._is_live = not isinstance(source, Source)
         self._source = source if isinstance(source, Source) else _live(source, averages)
-        self._finite = not allow_nan
         self._schedule = schedule
         self._raise = on_error == "raise"
         self._since: Moment | None = None  # the last snapshot, or where the counting began
-        self._seen: tuple[int, Metrics | None, Values | None] | None = None  # the last step there was a call for
+        self._seen: tuple[int, Metrics | None, Values | None] | None = None  # the arguments of the last call
         self._warned = False  # of steps that fall back
-        self._metrics = MetricReader()  # of the writing thread
         self._lock = threading.Lock()  # guards the next two
         self._requests: list[Future[Version]] = []
         self._accepting = True
@@ -116,11 +138,10 @@ class Publisher:
         except BaseException:
             self._hang_up()
             raise
-        self._empty, self._before = _found(self._store)  # when we came; and the metrics of what was the latest
-        self._begun: int | None = None  # the step that stands for what was the latest then
+        self._empty, self._before = _found(self._store)  # at the start; and the metrics of its latest version
+        self._begun: int | None = None  # the step that stands for that version
         self._pinned: Metrics = self._before  # of the last publication, whether or not it is written
-        self._frozen = FrozenVariables()
-        self._behind: WriteBehind[Snapshot] = WriteBehind(self._write)
+        self._behind: WriteBehind[Snapshot] = WriteBehind(SnapshotWriter(self._store, finite=not allow_nan).write)
         self._behind.start()
         if self._control is not None:
             self._answer(self._control)
@@ -132,14 +153,8 @@ class Publisher:
         digest: str | None = None,
         *,
         schedule: PublishSchedule,
-        keep: int = 5,
-        durable: bool = False,
-        on_error: OnError = "log",
-        allow_nan: bool = False,
         copy: bool = True,
-        publish_if: PublishIf | None = None,
-        control_port: int | None = None,
-        host: str = HOST,
+        **options: Unpack[PublishOptions],
     ) -> Publisher:
         """Publish values of JAX, PyTorch, numpy or anything else, for a graph that `paramsync graph publish` put there.
 
@@ -154,21 +169,10 @@ class Publisher:
         variable. What training may write to, such as arrays of numpy and tensors of PyTorch, is copied on the thread
         that trains. Arrays of JAX are not copied on the CPU, and elsewhere on their device; a step may be given their
         memory (donate). With `copy=False` nothing is copied, and whoever trains leaves alone what was published until
-        it is written. Raises as the constructor does, and SettingsError where the graph is not there.
+        it is written. `options` are those of the constructor. Raises as it does, and SettingsError where the graph is
+        not there.
         """
-        given = ExternalValues.in_store(Path(store), digest, copy=copy)
-        return cls(
-            store,
-            given,
-            schedule=schedule,
-            keep=keep,
-            durable=durable,
-            on_error=on_error,
-            allow_nan=allow_nan,
-            publish_if=publish_if,
-            control_port=control_port,
-            host=host,
-        )
+        return cls(store, ExternalValues.in_store(Path(store), digest, copy=copy), schedule=schedule, **options)
 
     def begin(self, step: int, *, values: Values | None = None) -> Version | None:
         """Training begins at this step, of which nothing is trained yet: publish it where the schedule wants the start.
@@ -302,7 +306,7 @@ class Publisher:
         done_at = time.time()
         try:
             pinned, problem = self._source.pin(values), ""
-        except StructureError as error:  # which is told as any publication that fails, and costs no more
+        except StructureError as error:  # told like any publication that fails, on the writing thread
             pinned, problem = {}, str(error)
         with self._lock:
             requests, self._requests = self._requests, []
@@ -332,25 +336,8 @@ class Publisher:
             self._meter.stall = time.perf_counter() - began
         return version
 
-    def _write(self, snapshot: Snapshot) -> Version:
-        if snapshot.problem:
-            raise StructureError(snapshot.problem)
-        self._store.add_graph(snapshot.version.graph, snapshot.graph)
-        version = replace(snapshot.version, metrics=self._metrics.read(snapshot.metrics))
-        tensors = snapshot.tensors()
-
-        def let_go(name: str) -> None:  # so that training can update it in place
-            del tensors[name]
-            snapshot.let_go(name)
-
-        version = self._store.commit(
-            version, tensors, unchanged=self._frozen.names(tensors), finite=self._finite, copied=let_go
-        )
-        self._frozen.published(snapshot, tensors, self._store.unchanged)
-        return version
-
     def _is_held_back(self, step: int, metrics: Metrics | None) -> bool:
-        """Whether the gate keeps what is due from being published."""
+        """Whether the gate keeps a step that is due from being published."""
         if self._gate is None or self._requests or (self._since is None and self._schedule.at_start):
             return False
         status = self._behind.status()
@@ -384,7 +371,7 @@ class Publisher:
     def _answer(self, control: ControlPort) -> None:
         """Have the control port tell of this publisher from now on."""
         self._meter = Meter(0, time.monotonic())
-        control.tell_of(self, self._meter, device=_device() if isinstance(self._source, LiveVariables) else "")
+        control.tell_of(self, self._meter, device=device_name() if self._is_live else "")
         _log.info("publisher ready: control %s, store %s", control.address, self._store.path)
 
     def _hang_up(self) -> None:
@@ -399,12 +386,6 @@ def _listening(host: str, port: int, store: Path) -> ControlPort:
     return ControlPort(host, port, store=store, option="control_port")
 
 
-def _device() -> str:
-    from paramsync.publishing.device import name  # here: other sources need no TensorFlow
-
-    return name()
-
-
 def _found(store: StoreWriter) -> tuple[bool, Metrics]:
     """Whether the store has no version, and the metrics of its latest."""
     try:
@@ -416,5 +397,6 @@ def _found(store: StoreWriter) -> tuple[bool, Metrics]:
 
 def _live(source: Any, averages: Averages | None) -> LiveVariables:
     from paramsync.graphs.capturing import Capture, capture  # here: publishing itself needs no TensorFlow
+    from paramsync.publishing.live_variables import LiveVariables
 
     return LiveVariables(source if isinstance(source, Capture) else capture(source), averages)

@@ -1,4 +1,4 @@
-"""Calls of the control port that have come and whose message has not: each is given time, and a few are waited for."""
+"""ReadTimeouts: calls of the control port whose message does not come are given up."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ PATIENCE = 10.0
 
 
 class ReadTimeouts(grpc.ServerInterceptor):  # type: ignore[type-arg]  # it takes none when it runs
-    """Waits for messages in gRPC's place, which would wait for ever and hold a thread meanwhile.
+    """Waits for messages in place of gRPC, which would wait for ever and hold a thread meanwhile. Any thread.
 
-    Where too many calls are silent, the one that was given most time is given up. Any thread.
+    Where too many calls are silent, the one that has been silent longest is given up.
     """
 
     def __init__(self, most: int = MOST, *, patience: float = PATIENCE) -> None:

@@ -28,7 +28,7 @@ v1 = tf.compat.v1
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Variables that leave a session together: what pins their values, and what fetches them and lets go of them."""
+    """Variables that leave a session together: operations that pin their values, fetch them and release them."""
 
     handles: Sequence[tf.Tensor]
     chosen: tf.Tensor  # a placeholder for such handles
@@ -36,7 +36,7 @@ class _Group:
     let_go: tf.Operation
 
     def free(self, session: Any, handles: Sequence[str]) -> None:
-        """Let go of what these handles stand for. A session that is closed has done so."""
+        """Release the values of these handles. A session that is closed has done so."""
         with suppress(RuntimeError, tf.errors.OpError):
             session.run(self.let_go, {self.chosen: handles})
 
@@ -50,8 +50,8 @@ class SessionValues:
     whoever reads it: it is copied, which takes as long as its memory takes. So is all that a session of another process
     has, which sends it.
 
-    What is pinned is fetched on the thread that asks for it as an array, in pieces, and let go of once it is there;
-    what nobody asks for any more is let go of when something is pinned or fetched next.
+    Pinned values are fetched on the thread that asks for them as arrays, in pieces, and released once they are there;
+    values that nobody asks for any more are released at the next pin or fetch.
     """
 
     def __init__(self, inputs: Any, outputs: Any, *, saver: Any = None, averages: Averages | None = None) -> None:
@@ -110,7 +110,7 @@ class SessionValues:
         return found
 
     def tidy(self) -> None:
-        """Let go of what is pinned and nobody will ask for any more."""
+        """Release pinned values that nobody will ask for any more."""
         while self._left:
             group, session, handles = self._left.popleft()
             group.free(session, handles)
@@ -135,7 +135,7 @@ class SessionValues:
         op = self.graph.get_operation_by_name(node)
         with self.graph.colocate_with(op, ignore_existing=True):
             if op.type == "VarHandleOp":
-                # one of which rows were looked up or updated is copied by whoever reads it; here it becomes like others
+                # a read copies a variable of which rows were looked up or updated, unless that is disabled
                 with self.graph.control_dependencies([tf.raw_ops.DisableCopyOnRead(resource=op.outputs[0])]):
                     value = tf.raw_ops.ReadVariableOp(resource=op.outputs[0], dtype=op.get_attr("dtype"))
             else:
@@ -185,7 +185,7 @@ class _Pinned:
 
 @dataclass(frozen=True, slots=True)
 class _Value:
-    """One of what is pinned."""
+    """One pinned value."""
 
     pinned: _Pinned
     at: int

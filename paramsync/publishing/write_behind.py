@@ -1,4 +1,4 @@
-"""WriteBehind: one thread that writes what it was handed last. Knows nothing of what is written, or where."""
+"""WriteBehind: one thread that writes the newest item it was handed. Knows neither the items nor where they go."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class _Work(Generic[T]):
 class WriteBehind(Generic[T]):
     """Writes items one after another on a thread of its own; of those that wait, only the newest is written.
 
-    Who waits for an item that is overtaken gets the version of the one that overtook it. One lock guards everything
-    here; it is not held while writing.
+    Callers that wait for an item which is overtaken get the version of the item that overtook it. One lock guards all
+    fields; it is not held while writing.
     """
 
     def __init__(self, write: Callable[[T], Version]) -> None:

@@ -1,0 +1,172 @@
+"""LiveVariables: the variables of a model as what is published, read in one call of TensorFlow."""
+
+from __future__ import annotations
+
+import logging
+import operator
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2
+
+from paramsync.errors import SettingsError, StructureError
+from paramsync.graphs.capturing import Capture
+from paramsync.tensorbundle.index import OBJECT_GRAPH
+
+Averages: TypeAlias = Callable[[tf.Variable], "tf.Variable | None"]
+"""The average that is published in place of a variable; None where there is none."""
+
+_log = logging.getLogger("paramsync.trainer")
+
+# There is nothing to optimise: without that, the first call is like any other.
+_AS_WRITTEN = config_pb2.ConfigProto(
+    graph_options=config_pb2.GraphOptions(
+        rewrite_options=rewriter_config_pb2.RewriterConfig(disable_meta_optimizer=True)
+    )
+).SerializeToString()
+_HOST = "/device:CPU:0"
+_ON_THIS_THREAD = "SINGLE_THREADED_EXECUTOR"  # others would hand some reads to threads that may have no processor
+
+
+class VariableReader:
+    """Reads variables without copying them. One thread owns it.
+
+    A value is the variable's own buffer, as `value()` gives it. One call of a function reads all variables in the
+    host's memory: each call of TensorFlow costs microseconds and releases the GIL, which another thread, such as the
+    one that writes, may keep for a while. The function would move values of accelerators to the host: their variables
+    are read one by one, and so are those of distribution strategies, which may have to be added up.
+    """
+
+    def __init__(self, variables: Sequence[tf.Variable]) -> None:
+        self._types: list[tf.DType] | None = None
+        self._choose(variables)
+        self(variables)  # the first call is the slowest
+
+    def __call__(self, variables: Sequence[tf.Variable]) -> list[tf.Tensor]:
+        """The values of these variables; the variables of the call before cost the least."""
+        if len(variables) != len(self._variables) or not all(map(operator.is_, variables, self._variables)):
+            self._choose(variables)
+        values: list[Any] = [None] * len(variables)
+        if self._handles:
+            with tf.device(_HOST):
+                found = tf.raw_ops.StatefulPartitionedCall(
+                    args=self._handles,
+                    Tout=self._types,
+                    f=self._function,
+                    config_proto=_AS_WRITTEN,
+                    executor_type=_ON_THIS_THREAD,
+                )
+            for at, value in zip(self._together, found, strict=True):
+                values[at] = value
+        for at in self._alone:
+            values[at] = variables[at].value()
+        return values
+
+    def _choose(self, variables: Sequence[tf.Variable]) -> None:
+        with tf.device(_HOST):
+            host = tf.zeros([]).device
+        self._variables = tuple(variables)
+        self._together = [
+            at
+            for at, one in enumerate(variables)
+            if not isinstance(one, tf.distribute.DistributedValues) and one.handle.device == host
+        ]
+        self._alone = sorted({*range(len(variables))}.difference(self._together))
+        self._handles = [variables[at].handle for at in self._together]
+        types = [variables[at].dtype for at in self._together]
+        if types != self._types:
+            self._types, self._function = types, _function(types)
+
+
+def _function(types: Sequence[tf.DType]) -> Any:
+    """A function from the handles of variables of these dtypes to their values."""
+
+    def read(*handles: tf.Tensor) -> list[tf.Tensor]:
+        return [_read(one, dtype) for one, dtype in zip(handles, types, strict=True)]
+
+    # made sooner than a tf.function of as many arguments
+    return tf.compat.v1.wrap_function(read, [tf.TensorSpec([], tf.resource)] * len(types))
+
+
+def _read(handle: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    # A read copies a variable of which rows were looked up or updated, unless that is disabled.
+    with tf.control_dependencies([tf.raw_ops.DisableCopyOnRead(resource=handle)]):
+        return tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
+
+
+class LiveVariables:
+    """The variables of a model, or averages of them, as what is published."""
+
+    def __init__(self, capture: Capture, averages: Averages | None = None) -> None:
+        """Raises SettingsError for a graph of a file, which has no variables, and what `pin` does."""
+        self._averages = averages
+        self._problem = ""
+        self._take(capture)
+        self._read = VariableReader(self._published())
+
+    def _take(self, capture: Capture) -> None:
+        if len(capture.variables) != len(capture.graph.parameters):
+            raise SettingsError(
+                "what was captured has no live variables, as that of a file: capture the model itself, or put its graph"
+                " into the store and publish values by name with Publisher.of_graph"
+            )
+        self.digest = capture.graph.digest
+        self.content = capture.graph.to_bytes()
+        self._names = [one.name for one in capture.graph.parameters]
+        self._objects = np.array(capture.object_graph, dtype=object) if capture.object_graph else None
+        self._variables = capture.variables
+        self._origin = capture.origin
+        self._parts = () if capture.origin is None else capture.origin.parts
+
+    def pin(self, values: Any = None) -> dict[str, Any]:
+        """The value of every captured variable, or of its average where there is one, by its key in a checkpoint.
+
+        To be called on the thread that updates the variables, between two steps: that is what makes them of one step.
+        Takes microseconds a variable, whatever its size, and as long as capturing does where there are other variables
+        or layers than at the last call. Raises SettingsError for an average that cannot stand for its variable,
+        StructureError where what there is now cannot be captured.
+        """
+        if values is not None:
+            raise SettingsError("values: they are the variables' own here; only Publisher.of_graph is given any")
+        self._follow()
+        pinned: dict[str, Any] = dict(zip(self._names, self._read(self._published()), strict=True))
+        if self._objects is not None:
+            pinned[OBJECT_GRAPH] = self._objects
+        return pinned
+
+    def _follow(self) -> None:
+        """Capture what has other variables or layers now; what cannot be captured is tried again once they change."""
+        if self._origin is None:
+            return
+        parts = self._origin.now()
+        if len(parts) != len(self._parts) or not all(map(operator.is_, parts, self._parts)):
+            began, self._parts, self._problem = time.monotonic(), parts, ""
+            try:
+                self._take(self._origin.again())
+            except Exception as error:  # noqa: BLE001, of the model's own code too: training goes on
+                self._problem = (
+                    f"{type(self._origin.root).__name__} has other variables or layers than when it was captured, and"
+                    f" cannot be captured as it is now: {error}"
+                )
+            else:
+                took = time.monotonic() - began
+                _log.info("other variables or layers are published from now on: captured anew in %.1f s", took)
+        if self._problem:
+            raise StructureError(self._problem)
+
+    def _published(self) -> Sequence[tf.Variable]:
+        averages = self._averages
+        return self._variables if averages is None else [_averaged(one, averages) for one in self._variables]
+
+
+def _averaged(variable: tf.Variable, averages: Averages) -> tf.Variable:
+    average = averages(variable)
+    if average is None:
+        return variable
+    if (average.shape, average.dtype) != (variable.shape, variable.dtype):
+        expected, found = (f"{one.dtype.name} {list(one.shape)}" for one in (variable, average))
+        raise SettingsError(f"the average of {variable.name}: expected {expected}, found {found}")
+    return average
