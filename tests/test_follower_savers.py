@@ -48,7 +48,7 @@ def test_a_graph_still_being_written_is_waited_for_and_then_a_fault(
             meta.write_bytes(part)
         follower.run_once()
         assert (serving(follower), quarantined(follower)) == (None, [])
-    monkeypatch.setattr("paramsync.following.quarantine.LONGEST", 0.0)
+    monkeypatch.setattr("paramsync.following.quarantine.UNFINISHED_SECONDS", 0.0)
     follower.run_once()
     assert "not a readable meta graph" in follower.status().quarantined[0].reason
     meta.write_bytes(content)

@@ -34,7 +34,7 @@ class Joined(Resident):
 
 @dataclass(frozen=True, eq=False)
 class _Plan:
-    """How two graphs are one: where each parameter is, as the number of the part and its place there."""
+    """Two graphs joined: each parameter is the number of the part and its place there."""
 
     graph: Graph
     places: tuple[tuple[int, int], ...]
@@ -52,7 +52,7 @@ class _Plan:
 
 @dataclass(frozen=True, eq=False)
 class _View:
-    """What requests are answered from, as one value: replaced as a whole."""
+    """The pair that requests are answered from, replaced as a whole."""
 
     serving: Joined | None = None
     problem: str | None = None

@@ -32,11 +32,11 @@ from paramsync.version import Version
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-NICENESS = 1  # of 19: no more, for what serves waits for a thread that was put off while it had the interpreter's lock
+NICENESS = 1  # of 19: no more, for a thread that is put off while it has the GIL holds up what serves
 
 
 def lower_priority(by: int = NICENESS) -> None:
-    """Have this thread, and those that it starts, give way to all others. Linux; elsewhere nothing happens."""
+    """Have this thread, and threads that it starts, give way to all others. Linux; elsewhere nothing happens."""
     try:
         thread = threading.get_native_id()
         os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + by)
@@ -45,7 +45,7 @@ def lower_priority(by: int = NICENESS) -> None:
 
 
 def start_tensorflow() -> None:
-    """Have TensorFlow start the threads it computes with: a thread inherits how urgent the one is that starts it."""
+    """Have TensorFlow start its threads, before this one's priority is lowered, which they would inherit."""
     with tf.device("CPU:0"):
         tf.add(tf.zeros([]), 1.0)
 
@@ -67,8 +67,8 @@ class Follower:
     """Keeps a replica at the right version.
 
     `run_once` is all it does; `start`, or a `with` block, runs it on a worker thread after each ring and each
-    `poll_seconds`. Without them the caller's thread is the worker. Everything else may be called from any thread and
-    never waits for a restore, but for `sync`, `pin` and the like, which are there to wait.
+    `poll_seconds`. Without them the caller's thread is the worker. Everything else may be called from any thread, and
+    only `sync`, `pin` and the like wait for a restore.
     """
 
     def __init__(
@@ -83,10 +83,11 @@ class Follower:
         change: Change | None = None,
         rests: Rests | None = None,
     ) -> None:
-        """In the directory `keep` pins and labels survive a restart; then of `labels` those count that were not given
-        before, or were others. So many of the `latest` versions stay in memory, in place of those that served last.
-        What a `change` says counts from the start, and is kept once it is asked for. To an event loop that has `rests`
-        each round gives way."""
+        """In the directory `keep` pins and labels survive a restart; `labels` given before are as its file says.
+
+        `latest` is how many of the newest versions stay in memory, in place of those that served last. A `change`
+        counts from the start, and is kept once it is asked for. Each round gives way to an event loop that has `rests`.
+        """
         kept = PinsFile(keep, replica.model, replica.source.path, given=labels)
         choices = kept.read() if change is None else change.of(kept.read())
         self.replica = replica
@@ -140,14 +141,14 @@ class Follower:
         self._report.on_trial(trial)
 
     def hold(self, change: Change | None) -> None:
-        """Have in memory what this change needs, until another is said, or None; `Action.PREPARE` tells when it is."""
+        """Have in memory what this change needs, until the next call; `Action.PREPARE` tells when it is."""
         self._requests.hold(change)
         self.notify()
 
     def ask(
         self, action: Action, number: int | None = None, label: str = "", change: Change | None = None
     ) -> Future[Status]:
-        """What `sync`, `pin` and the like ask, without waiting. The future may be cancelled. Raises InputError."""
+        """Ask as `sync`, `pin` and the like do, without waiting. The future may be cancelled. Raises InputError."""
         answer = self._requests.ask(action, number, label, change)
         answer.add_done_callback(self._answered)
         self.notify()
@@ -192,7 +193,7 @@ class Follower:
         return self._wait(self.ask(Action.UNLABEL, label=label), None, timeout)
 
     def late(self, number: int | None, seconds: float | None) -> str:
-        """What to tell somebody who waited too long for a version."""
+        """The message for a caller that waited too long for a version."""
         what = "the newest version" if number is None else f"version {number}"
         waited = "in time" if seconds is None else f"within {seconds:.3g} s"
         return f"{what} of model {self.model!r} did not come to serve {waited}: {waiting_for(number, self.status())}"
@@ -222,7 +223,7 @@ class Follower:
         self.notify()
 
     def close(self) -> None:
-        """Drain, and end the worker, after what it is at, of which it gives up what it can."""
+        """Drain, and end the worker, which gives up what it is doing as far as it can."""
         self.drain()
         if self._worker is not None:
             self._worker.join(_JOIN_SECONDS)
@@ -265,7 +266,7 @@ class Follower:
         bell.close()
 
     def _follow(self) -> None:
-        """Round after round, until nothing is new. What comes during a short one has rung."""
+        """Round after round, until nothing is new. News during a short round has rung."""
         while True:
             began = time.monotonic()
             swapped = self.run_once()
@@ -274,8 +275,7 @@ class Follower:
                 return
 
     def _rest(self, seconds: float) -> None:
-        """Until somebody rings, or for so long; meanwhile what requests held is freed once they are answered, and what
-        can be done for the next version before it is there is done."""
+        """Wait for a ring, or so long; meanwhile prefetch for the next version, and free what requests held."""
         end = time.monotonic() + seconds
         while not self._rung.is_set() and self._prepare() and time.monotonic() < end:
             if self.replica.leaving:

@@ -15,7 +15,7 @@ from paramsync.following.status import Status
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """All of it comes true at once, or nothing."""
+    """What a configuration says of one model's pin, labels and memory; fulfilled all at once, or not at all."""
 
     pinned: int | None = None  # the version to pin
     unpin: bool = False
@@ -26,7 +26,7 @@ class Change:
 
     @property
     def versions(self) -> list[int]:
-        """What has to be in memory for it."""
+        """The versions that have to be in memory for it."""
         pinned = () if self.pinned is None else (self.pinned,)
         return sorted({*pinned, *self.labels.values(), *(self.beside or ())})
 
@@ -38,7 +38,7 @@ class Change:
         return replace(choices, pinned=pinned, labels={**labels, **self.labels}, beside=beside)
 
     def is_so(self, status: Status, latest: int | None, beside: tuple[int, ...]) -> bool:
-        """Whether it is so already, where so many of the newest stay in memory, and these versions do."""
+        """Whether nothing would change, where `latest` versions, and those `beside`, stay in memory now."""
         choices = Choices(pinned=status.pinned, labels=dict(status.labels), beside=beside)
         return latest == self.latest and self.of(choices) == choices
 
@@ -98,7 +98,7 @@ class OperatorRequest:
 
 
 def _fulfilled(request: OperatorRequest, status: Status, published: Collection[int] | None) -> bool:
-    """Whether it has come true. Raises SyncError or UnknownVersionError, with the reason, where it never will."""
+    """Whether a request is fulfilled. Raises SyncError or UnknownVersionError, with why, where it never will be."""
     number = request.number
     if request.action in (Action.UNPIN, Action.UNLABEL):
         return True
@@ -187,7 +187,7 @@ def _never_comes(request: OperatorRequest, number: int, status: Status, publishe
 
 
 def waiting_for(number: int | None, status: Status) -> str:
-    """Why a request that neither came true nor failed has to wait."""
+    """Why a request that is neither fulfilled nor failed has to wait."""
     if status.restoring is not None:
         return f"version {status.restoring} is being restored"
     if status.last_error is not None:

@@ -1,4 +1,4 @@
-"""What operators ask of a follower and what they chose before. Knows no store and no replica."""
+"""OperatorRequests: open requests, and what operators chose before. Knows no store and no replica."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Action", "Known", "OperatorRequests"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
-    """What is known of versions when requests are judged."""
+    """Versions that requests are judged by."""
 
     published: Collection[int] | None = None  # None where nobody knows
     latest: int | None = None  # None where the store does not say
@@ -28,8 +28,8 @@ class Known:
 class OperatorRequests:
     """The calls not answered yet, the version pinned and the labels. A lock guards the list; the worker does the rest.
 
-    A pin or label is chosen once it has come true. Until then it is tried: where it fails, where its caller leaves or
-    another one takes its place, what was chosen before it stands.
+    A pin or label is chosen once it is fulfilled. Until then it is tried: where it fails, its caller leaves or another
+    one takes its place, the choice before it stands.
     """
 
     def __init__(self, choices: Choices, keep: Callable[[Choices], None], *, latest: int | None = None) -> None:
@@ -59,9 +59,7 @@ class OperatorRequests:
                 self._open.append(request)
             else:
                 request.answer.set_exception(self._refusal)
-        request.answer.add_done_callback(
-            lambda _: self._take(request)
-        )  # whose caller left is nobody's concern any more
+        request.answer.add_done_callback(lambda _: self._take(request))  # also where the caller left
         return request.answer
 
     def hold(self, change: Change | None) -> None:
@@ -116,17 +114,17 @@ class OperatorRequests:
         }
 
     def fresh(self) -> list[OperatorRequest]:
-        """What is new: to be taken before a look at the store, and admitted after it."""
+        """New requests: to be taken before a look at the store, and admitted after it."""
         with self._lock:
             return [request for request in self._open if not request.admitted]
 
     def urgent(self, resident: Collection[int], before: Sequence[int]) -> list[OperatorRequest]:
-        """What is new and needs no look at the store, for it is about versions in memory; in the order it was asked."""
+        """New requests about versions in memory, which need no look at the store; in the order of asking."""
         changes = (request for request in self.fresh() if request.action not in (Action.SYNC, *PREPARING))
         return list(takewhile(lambda request: _in_memory(request, resident, before), changes))
 
     def overtaking(self, resident: Collection[int], before: Sequence[int]) -> bool:
-        """Whether among them is what makes any restore idle."""
+        """Whether one of them makes any restore idle."""
         urgent = self.urgent(resident, before)
         return any(request.action in PINNING or request.change.pinned is not None for request in urgent)
 

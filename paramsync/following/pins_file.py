@@ -1,4 +1,4 @@
-"""What operators chose for a model, kept in a file so that it is still so after a restart."""
+"""PinsFile: the pin and labels of a model, which survive a restart."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class PinsFile:
     def __init__(
         self, directory: Path | None, model: str, store: Path, *, given: Mapping[str, int] | None = None
     ) -> None:
-        """What was kept of a model with another store does not count: its versions are others.
+        """A file of the same model with another store does not count: its versions are others.
 
         `given` are labels of the settings, which count where they are others than when the file was written: that is
         what was said last.
@@ -68,7 +68,7 @@ class PinsFile:
         self._warned = False
 
     def read(self) -> Choices:
-        """What was kept, as far as it can be understood, and what the settings say since."""
+        """The choices in the file, as far as it can be understood, and in settings since."""
         try:
             found = self._content()
         except _ERRORS as error:

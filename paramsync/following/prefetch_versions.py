@@ -1,4 +1,4 @@
-"""What is in memory beside the version that serves: what a change is about to need, and the newest of the store."""
+"""PrefetchedVersions: in memory beside the one that serves, for a change or as the newest of the store."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from paramsync.version import Candidate, Version
 Published = Candidate[Version]
 
 
-class Beside:
+class PrefetchedVersions:
     """One thread owns it, the follower's.
 
-    `in_memory` gives a published version that is resident; `restored` brings one in, or says why not elsewhere and
-    gives None. Both may raise what ends a round.
+    `in_memory` returns a published version that is resident, `restored` restores one. Both return None where there is
+    none, and may raise what ends a round.
     """
 
     def __init__(
@@ -38,10 +38,10 @@ class Beside:
         self._newest: list[Resident] = []
 
     def bring(self, held: Sequence[Resident], published: Sequence[Published] | None) -> None:
-        """Hold these, and of what is published the newest, which are restored one by one, the newest first.
+        """Hold these, and the newest published versions, which are restored one by one, the newest first.
 
-        What is not wanted any more leaves before the first is restored, but for as many as there are to be. Where
-        nobody knows what is published, or a version is pinned, the newest stay what they are.
+        Versions that nobody wants any more leave before the first restore, but for as many as shall stay. Where nobody
+        knows what is published, or a version is pinned, the newest stay what they are.
         """
         count = self._requests.latest
         if count is None:

@@ -1,4 +1,4 @@
-"""Reconciler: one round after another, what a store has and what operators ask becomes what a replica serves."""
+"""Reconciler: in rounds, a replica comes to serve what its store has and operators ask for."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paramsync.following.faults import Fault, fault_of, let_go, told
 from paramsync.following.operator_request import OperatorRequest
 from paramsync.following.operator_requests import Known, OperatorRequests
 from paramsync.following.policy import next_restore, served_before
-from paramsync.following.prefetch_versions import Beside
+from paramsync.following.prefetch_versions import PrefetchedVersions
 from paramsync.following.quarantine import Backoff, MachineFailures, Quarantine, UnfinishedVersions
 from paramsync.following.replica import Replica
 from paramsync.following.report import Report
@@ -25,12 +25,12 @@ _log = logging.getLogger("paramsync.follower")
 
 
 class _OvertakenError(Exception):
-    """What is being restored is not wanted any more, or not as much as something else."""
+    """Something else is wanted more than the version that is being restored."""
 
 
 class Reconciler:
-    """What one thread does for a replica. `ended` tells whether that is over, `notify` asks for another round, and
-    `asked` tells whether somebody has since the last one began."""
+    """The rounds of one replica, on one thread. `ended` tells whether they are over, `notify` asks for another round,
+    and `asked` tells whether somebody has asked since the last one began."""
 
     def __init__(
         self,
@@ -60,19 +60,19 @@ class Reconciler:
         self._wanted: set[int] = set()  # the versions that this round would restore, or did
         self._looks = Backoff()
         self._problem: str | None = None  # of the last look
-        self._beside = Beside(
+        self._beside = PrefetchedVersions(
             replica, requests, self._quarantine, in_memory=self._resident, restored=self._restored_beside
         )
 
     def run_once(self) -> Version | None:
         """One round. Returns the version that came to serve, if one did.
 
-        1. What is about versions in memory is done without a look at the store, however long that takes.
+        1. Requests about versions in memory are met without a look at the store, however long that takes.
         2. The store is looked at. Labels of versions in memory are given and taken away, before anything that a pin
            could interrupt. The version to serve is restored and swapped to if it is another one; one that cannot be
            used is quarantined, and the next best one is taken. Then labelled versions are restored, then what else is
            to be in memory.
-        3. Whoever waits for what has come true is told.
+        3. Callers are told which requests are fulfilled.
         4. Versions that nobody needs any more are let go.
         """
         steered = None
@@ -116,7 +116,7 @@ class Reconciler:
         self.look_again = seconds if self.look_again is None else min(seconds, self.look_again)
 
     def _missing(self, published: list[int]) -> str | None:
-        """What was chosen and is nowhere."""
+        """Which versions were chosen and are nowhere."""
         there = {*published, *self._report.now().resident}
         chosen = {f"the label {label!r} names": number for label, number in self._requests.labels.items()}
         if self._requests.pinned is not None:
@@ -127,7 +127,7 @@ class Reconciler:
         return f"{', '.join(lost)}, which store {store} does not have" if lost else None
 
     def _round(self, fresh: Iterable[OperatorRequest], looked: Look | None) -> Version | None:
-        """One without a look is about versions in memory alone."""
+        """Without a look, only versions in memory count."""
         yielding.give()
         found, whole = looked or Look(), looked is not None
         latest = found.latest.number if found.latest is not None and found.problem is None else None
@@ -143,7 +143,7 @@ class Reconciler:
         self._wanted.clear()
         try:
             swapped = self._advance(found, pinned)
-            self._label()  # of versions written again the new one, where that came to serve
+            self._label()  # a version written again is labelled anew where it came to serve
             self._restore_labelled(found.published or [])
             self._beside.bring(self._held(found.published or []), found.published)
             self._report.memory(self._replica)
@@ -165,10 +165,10 @@ class Reconciler:
         """Swap to the version that policy names, or to the next best one where that cannot be used."""
         published = found.published or []
         if found.problem is not None and self._serving is not None and pinned is None:
-            # there are newer ones that nobody can tell of now: it did not start over with lower numbers
+            # newer versions cannot be seen now: the store did not start over with lower numbers
             published = [one for one in published if one.number >= self._serving.number]
         if self._serving is not None and any(one.same_as(self._serving) for one in published):
-            self._quarantine.forget(self._serving.number)  # for a while its files could not be read
+            self._quarantine.forget(self._serving.number)  # its files could not be read for a while
         gone = pinned is not None and pinned not in {one.number for one in published}
         candidates: list[Candidate[Version]] = [*(self._in_memory(pinned) if gone else ()), *published]
         passed_over = self._quarantine.files()
@@ -197,7 +197,7 @@ class Reconciler:
         return next((have for have, candidate in known if one.same_as(candidate)), None)
 
     def _restored_beside(self, one: Candidate[Version]) -> Resident | None:
-        """The same of a version that waits for the newest: news end it, but where somebody waits for it."""
+        """Restore a prefetched version: news ends it, unless somebody waits for it."""
         return self._restored(one, until=lambda: self._asked() and not self._requests.preparing)
 
     def _restored(self, one: Candidate[Version], *, until: Callable[[], bool] = lambda: False) -> Resident | None:
@@ -273,7 +273,7 @@ class Reconciler:
         return next((one for one in self._replica.residents if one.version.number == number), None)
 
     def _labelled(self, number: int, published: list[Candidate[Version]]) -> Resident | None:
-        """Restored for its label alone. One that was rewritten keeps the label it has, so that this is for new ones."""
+        """Restore a version for its label alone. A rewritten one keeps the label it has: this is for new labels."""
         passed_over = self._quarantine.files()
         for one in published:
             if one.number == number and passed_over.get(number) != one.files and not self._ended():
@@ -281,9 +281,9 @@ class Reconciler:
         return None
 
     def _failed(self, one: Candidate[Version], error: Exception) -> None:
-        """What is not complete yet is looked at again soon, and after a while like any other fault.
+        """Decide on quarantine. An incomplete version is looked at again soon; after a while that is a fault too.
 
-        What this machine could not do is tried again, and never held against the version.
+        A failure of this machine is tried again, and never held against the version.
         """
         fault = fault_of(error)
         if fault is Fault.THE_MACHINES:
@@ -304,7 +304,7 @@ class Reconciler:
         self._soon(self._machine_failures.left(one, now))
 
     def _set_aside(self, one: Candidate[Version], reason: str, *, own_fault: bool) -> None:
-        """It is quarantined unless its files are others by now."""
+        """Quarantine a version, unless its files are others by now."""
         try:
             is_another = self._replica.source.identity(one.version) != one.files
         except OSError as error:

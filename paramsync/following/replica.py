@@ -27,12 +27,12 @@ _T = TypeVar("_T")
 RESIDENT = 2  # the serving version and the one before it, so that going back is a swap
 
 Prepare = Callable[[Resident], Callable[[], None]]
-"""Called with what is about to serve, on the follower's thread; what it returns is called as soon as it serves."""
+"""Called with the version about to serve, on the follower's thread; what it returns is called once that serves."""
 
 
 @dataclass(frozen=True, eq=False)
 class _View:
-    """What requests are answered from, as one value: replaced as a whole."""
+    """The versions that requests are answered from, replaced as a whole."""
 
     recent: tuple[Resident, ...] = ()  # those that served last, the serving one first
     labels: Mapping[str, Resident] = field(default_factory=dict)
@@ -49,7 +49,7 @@ class _View:
 
 @dataclass(frozen=True, eq=False)
 class _Leaving:
-    """What a version in memory was made of, kept until no request holds that version any more."""
+    """The parts of a version that has left, kept until no request holds it any more."""
 
     number: int
     resident: weakref.ref[Resident]
@@ -76,7 +76,7 @@ class Replica:
         verification: Verification = "auto",
         allowed: Collection[str] = (),
     ) -> None:
-        """`resident` versions that served last stay in memory; what is labelled is kept beside them.
+        """`resident` versions that served last stay in memory, and labelled ones beside them.
 
         `source` is where versions come from, or a path that `open_source` is asked about, with all that follows it.
         """
@@ -101,7 +101,7 @@ class Replica:
 
     @property
     def residents(self) -> tuple[Resident, ...]:
-        """What is in memory: the serving version first, then those that served before it, then all others."""
+        """Versions in memory: the serving one first, then those that served before it, then all others."""
         return self._view.residents
 
     @property
@@ -111,7 +111,7 @@ class Replica:
 
     @property
     def leaving(self) -> tuple[int, ...]:
-        """The versions that are resident no more, and that requests may still hold."""
+        """Versions that have left, and that requests may still hold."""
         return tuple(one.number for one in self._leaving)
 
     def serving(self) -> Resident:
@@ -165,7 +165,7 @@ class Replica:
     # For the follower -------------------------------------------------------------------------------------------------
 
     def restore(self, version: Version, tell: ProgressCallback = ignore_progress) -> Resident:
-        """Brings a version in beside what serves and checks it; nothing that serves changes.
+        """Brings a version into memory beside the serving one and checks it; what serves does not change.
 
         Raises CorruptCheckpointError, ParameterError, UnsafeGraphError, GraphError, StoreError, OSError, and what
         `tell` raises.
@@ -212,18 +212,17 @@ class Replica:
         self._show(_View())
 
     def tend(self) -> None:
-        """What need not be done before a swap, and must not be done by a thread that serves. Call it now and then.
+        """Free versions that have left, which takes milliseconds that no serving thread must spend.
 
-        Lets go of versions that are resident no more. Freeing one takes milliseconds, and whoever drops the last
-        reference pays: a request that holds a version holds the Resident, and the parameters are held here until no
-        Resident is left.
+        The thread that drops the last reference pays: a request that holds a version holds the Resident, and the
+        parameters are held here until no Resident is left.
         """
         self._leaving = [one for one in self._leaving if one.resident() is not None]
         view = self._view
         self.source.tend([*view.recent[:1], *view.labels.values(), *view.beside])
 
     def prepare(self) -> bool:
-        """Do a portion, of milliseconds, of what restoring the next version takes; False where nothing is left."""
+        """Prefetch a portion, of milliseconds, for the next version; False where nothing is left to do."""
         view = self._view
         return bool(view.recent) and self.source.prepare(view.recent[0])
 

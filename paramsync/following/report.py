@@ -37,7 +37,7 @@ EVERY_KIND = frozenset(EventKind)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """One thing that happened. `at` is in seconds since the epoch."""
+    """Something that happened to a version. `at` is in seconds since the epoch."""
 
     kind: EventKind
     model: str
@@ -49,10 +49,10 @@ class Event:
 
 
 class Subscription:
-    """The events of one follower from now on, of these kinds, for one listener. Any thread may use it.
+    """One listener's queue of the events of a follower, of these kinds, from now on. Any thread may use it.
 
-    `wake` is called on the follower's thread after each event: it must return at once and must not raise. Where the
-    listener leaves too many unread it has fallen behind, and nothing comes after those. Progress is left out before.
+    `wake` is called on the follower's thread after each event: it must return at once and must not raise. A
+    listener that leaves too many unread has fallen behind, and gets no more. Progress is left out before that.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Subscription:
 
 
 class Subscribers:
-    """Who listens to one follower. Its lock is held to change the list, never while an event is delivered."""
+    """The listeners of one follower. The lock is held to change the list, never while an event is delivered."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -148,11 +148,11 @@ class Report:
         )
 
     def now(self) -> Status:
-        """The same without what depends on the time."""
+        """The same without lags and ages."""
         return self._status
 
     def problem(self, text: str | None) -> None:
-        """Health is a field of its own: trouble with the store changes nothing about what serves."""
+        """Trouble with the store, which changes nothing about what serves."""
         if text is not None and text != self._status.last_error:
             _log.warning("%s: %s", self.called, text)
         self._set(last_error=text)
@@ -183,7 +183,7 @@ class Report:
         self._tell(EventKind.RESTORING, version)
 
     def progress(self, version: Version, progress: Progress) -> None:
-        """How far that is. Told now and then; may be called from any thread."""
+        """How far the restore is. Told now and then; may be called from any thread."""
         known = self._progress
         if known is not None and not progress.bytes_total:  # a later phase, which has no numbers of its own
             progress = replace(known, phase=progress.phase)
@@ -198,7 +198,7 @@ class Report:
         self._tell(EventKind.RESTORED, version, restore_seconds=seconds, progress=self._progress)
 
     def gave_up(self) -> None:
-        """What was being restored is not restored."""
+        """The restore was given up, or failed."""
         self._set(restoring=None)
 
     def swapped(self, version: Version, seconds: float, *, not_served: Mapping[str, str]) -> None:
@@ -222,11 +222,11 @@ class Report:
         self._tell(EventKind.QUARANTINED, version, reason=reason)
 
     def quarantine(self, quarantine: Quarantine) -> None:
-        """What is in it."""
+        """The quarantine has changed."""
         self._set(quarantined=quarantine.told())
 
     def memory(self, replica: Replica) -> None:
-        """What is in memory, and what has left it."""
+        """Versions came into memory, or left it."""
         before = self._status
         resident = tuple(dict.fromkeys(one.version.number for one in replica.residents))
         leaving = tuple(number for number in dict.fromkeys(replica.leaving) if number not in resident)
@@ -282,6 +282,6 @@ class SwapLog:
 
 
 def _latest(numbers: list[int], *, without: Collection[int]) -> tuple[int, ...]:
-    """The last few, each where it came last."""
+    """The last few, each at its last place."""
     kept = [number for number in reversed(dict.fromkeys(reversed(numbers))) if number not in without]
     return tuple(kept[-_ENDED:])

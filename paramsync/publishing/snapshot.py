@@ -53,9 +53,9 @@ class FrozenVariables:
 
     TensorFlow's variables are copy-on-write: as long as the published buffer is held, an update goes into another one,
     so that a variable still in this buffer still has these values. Holding it costs memory once the variable is
-    updated: only buffers of variables that the store found unchanged are held, and given up where a variable turns out to be
-    rewritten with equal values. So at most the buffers of variables that were frozen, and are trained since the last
-    publication, are held beside the variables' own.
+    updated: only buffers of variables that the store found unchanged are held, and given up where a variable turns out
+    to be rewritten with equal values. So at most the buffers of variables that were frozen, and are trained since the
+    last publication, are held beside the variables' own.
     """
 
     def __init__(self) -> None:
