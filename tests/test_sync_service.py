@@ -52,11 +52,11 @@ def test_sync_to_an_unknown_version_or_model_is_not_found(served: Running, publi
 
 
 def test_a_sync_whose_caller_left_is_forgotten(running: Running) -> None:
-    wishes = running.server.models.follower("m")._wishes
+    requests = running.server.models.follower("m")._requests
     call = running.sync.Sync(pb.SyncRequest(), timeout=LONG)
-    eventually(wishes.fresh, lambda: "the sync to be asked for")
+    eventually(requests.fresh, lambda: "the sync to be asked for")
     call.cancel()
-    eventually(lambda: not wishes.fresh(), lambda: "the sync to be forgotten")
+    eventually(lambda: not requests.fresh(), lambda: "the sync to be forgotten")
 
 
 def test_status_tells_all_there_is_to_know(served: Running, publisher: Publisher, tmp_path: Path) -> None:

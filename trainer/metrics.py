@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 
 class TrainerMetrics(Page):
-    """Reads what there is to say whenever it is asked, on any thread."""
+    """The page of metrics, read anew at each call, on any thread."""
 
     def __init__(self, training: Callable[[], Training | None], *, clock: Callable[[], float] = time.time) -> None:
-        """`training` is what has begun; None before it has."""
+        """`training` returns the training that has begun; None before."""
         self._training = training
         self._clock = clock
         super().__init__()
@@ -127,7 +127,7 @@ class _Request(socketserver.BaseRequestHandler):
             self.request.sendall(self._answer(self._line()))
 
     def _line(self) -> list[str]:
-        """The words of the request's first line, when all of its head has come; none where that does not come."""
+        """The words of the request's first line, once its whole head has come; none where it does not come."""
         deadline, head = time.monotonic() + _SECONDS, b""
         while b"\r\n\r\n" not in head and b"\n\n" not in head:
             left = deadline - time.monotonic()

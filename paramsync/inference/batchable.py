@@ -1,4 +1,4 @@
-"""What is found out of a signature when its graph is new: may rows of several requests go in one call, is it prompt."""
+"""Traits of signatures, found when a graph is new: may rows of several requests share a call, and is it prompt."""
 
 from __future__ import annotations
 
@@ -24,17 +24,16 @@ _log = logging.getLogger("paramsync.batching")
 @dataclass(frozen=True, slots=True)
 class Traits:
     together: bool = False
-    """Rows are independent: computed together, alone or in another order they give the same."""
+    """Whether rows are independent: computed together, alone or in another order they give the same."""
     prompt: bool = False
-    """How long it takes depends on the shapes of its inputs alone, and nothing in it waits."""
+    """Whether the time it takes depends on the shapes of its inputs alone, and nothing in it waits."""
 
 
 UNKNOWN = Traits()
-"""Of what nothing was found out."""
 
-_FOUND: WeakKeyDictionary[Graph, Mapping[str, Traits]] = WeakKeyDictionary()  # facts of what never changes
+_FOUND: WeakKeyDictionary[Graph, Mapping[str, Traits]] = WeakKeyDictionary()  # a graph never changes
 
-# Ops whose work is bounded by the sizes of what they are given
+# Ops whose work is bounded by the sizes of their inputs
 _PROMPT_OPS = """
     Abs Add AddN AddV2 All Any ArgMax ArgMin AvgPool BatchMatMul BatchMatMulV2 BatchMatMulV3 BiasAdd Cast Ceil
     ClipByValue ConcatV2 Const Conv2D Cos DepthwiseConv2dNative DivNoNan Einsum Elu EnsureShape Equal Erf Erfc Exp
@@ -46,19 +45,19 @@ _PROMPT_OPS = """
 """
 _PROMPT = frozenset(_PROMPT_OPS.split())
 _ROWS = 3
-_OPEN = 4  # what is made up for other dimensions of any size
-_MOST = 1 << 22  # elements of what is made up
-_RELATIVE = 1e-3  # beyond what kernels differ by that share the work in other ways
+_OPEN = 4  # size that is made up for other open dimensions
+_MOST = 1 << 22  # elements of an input that is made up
+_RELATIVE = 1e-3  # more than kernels differ by that divide their work otherwise
 _WORDS = np.array([b"", b"a", b"bc", b"0", b"1"], object)
 
 
 def of(graph: Graph, signature: str) -> Traits:
-    """Any thread; cautious where nothing was found out."""
+    """Traits of a signature, from any thread; cautious ones where the graph was not examined."""
     return _FOUND.get(graph, {}).get(signature, UNKNOWN)
 
 
 def examine(resident: Resident) -> None:
-    """Compute each signature of a graph that is new a few times, on inputs that are made up. Takes a few calls."""
+    """Find the traits of a new graph: each signature is called a few times on inputs that are made up."""
     graph = resident.graph
     prompt = _is_prompt(graph)
     _FOUND[graph] = {
@@ -87,7 +86,7 @@ def _independent(resident: Resident, name: str, signature: Signature) -> bool:
 
 
 def _same(resident: Resident, name: str, inputs: Arrays) -> bool:
-    """Whether three rows give the same together as one alone and the other two in another order: it ought to show."""
+    """Whether three rows give the same together as one alone and the other two in another order."""
 
     def ask(rows: list[int]) -> Answer:
         return called(resident, name, {one: array[rows] for one, array in inputs.items()})

@@ -1,4 +1,4 @@
-"""How questions are computed: alone, or several of one version in one call. Arrays in, arrays out; any thread."""
+"""Computes questions: alone, or several of one version in one call. Arrays in, arrays out; any thread."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ Arrays = Mapping[str, npt.NDArray[Any]]
 def called(
     resident: Resident, signature: str, inputs: Arrays, outputs: Collection[str] = (), *, fits: bool = True
 ) -> Answer:
-    """The outputs named, or all of them. The inputs are those of the signature; nobody changes them any more.
+    """The outputs named, or all of them. The inputs are those of the signature, and must not change any more.
 
     Raises TensorFlow's errors, and RequestError where a kernel complains of strings that are no text.
     """
-    # the op makes tensors of arrays at a fraction of what it takes to make them one by one
+    # the op makes tensors of arrays at a fraction of the cost of making them one by one
     given: Any = {name: value if value.dtype.kind in "fiubc" else tf.constant(value) for name, value in inputs.items()}
     try:
         found = resident.graph(resident.parameters, given, signature=signature, outputs=outputs, of_any_shape=not fits)
-    except UnicodeDecodeError as error:  # the kernel's own words, with the bytes that it was given among them
+    except UnicodeDecodeError as error:  # the kernel's own words, which contain bytes of its inputs
         raise RequestError(error.object.decode(errors="backslashreplace")) from error
     return {name: _array(tensor) for name, tensor in found.items()}
 
@@ -47,9 +47,9 @@ def answer(question: Question) -> Answer:
 
 
 def answers(questions: Sequence[Question]) -> list[Answer | Exception]:
-    """To each its answer, or why there is none. They ask the same of the same version, and may go in one call.
+    """Each question's answer, or its error. All ask the same of the same version, and may share a call.
 
-    Where that fails each is computed alone, so that the fault of one is nobody else's.
+    Where the call fails each is computed alone, so that the fault of one affects no other.
     """
     if len(questions) > 1:
         try:
@@ -83,8 +83,8 @@ def _tried(question: Question) -> Answer | Exception:
     try:
         return answer(question)
     except tf.errors.OpError as error:
-        # says all itself: frames would keep the version in memory until garbage is collected, for they lead to the list
-        # that this goes into
+        # frames would keep the version in memory until garbage is collected, for they lead to the list that this goes
+        # into; the message says all
         error.__context__ = None
         found: Exception = error.with_traceback(None)
         return found

@@ -1,6 +1,6 @@
-"""A graph in which plain calls are replaced by what they call, to be looked at: what it computes stays the same.
+"""Inlines plain calls of a graph, for analysis: it computes the same.
 
-What waits for something else does so no more, so that such a graph is not to be run.
+Control dependencies are dropped, so that such a graph must not be run.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import tensorflow as tf
 from paramsync.graphdef.reading import full, functions_called
 
 _CALLS = frozenset(("PartitionedCall", "StatefulPartitionedCall"))
-_MOST = 50_000  # nodes: of a larger graph nobody is to wait for an answer about it
+_MOST = 50_000  # nodes: a larger graph takes too long to analyse
 
 
 class TooManyError(ValueError):
-    """It would be larger than anybody should look at."""
+    """The inlined graph would be too large to analyse."""
 
 
 @dataclass
@@ -28,7 +28,7 @@ class Inlined:
     _others: dict[str, str] = field(default_factory=dict)
 
     def tensor(self, name: str) -> str:
-        """What a tensor of the graph is called here."""
+        """The name here of a tensor of the graph."""
         name = full(name)
         while name in self._others:
             name = self._others[name]
@@ -77,7 +77,7 @@ def inlined(graph_def: Any) -> Inlined:
 
 @dataclass(frozen=True, slots=True)
 class _Scope:
-    """How the nodes of a function, or of the graph itself, call tensors."""
+    """The names of tensors within a function, or in the graph itself."""
 
     prefix: str = ""
     arguments: Mapping[str, str] = field(default_factory=dict)
@@ -94,7 +94,7 @@ class _Scope:
         return f"{self.prefix}{node}:{self._first(self.nodes[node], result) + int(at or 0)}"
 
     def _first(self, node: Any, result: str) -> int:
-        """At which place a node's result of that name begins."""
+        """The place at which a node's result of that name begins."""
         at = 0
         for name, count in self._results(node):
             if name == result:
@@ -121,7 +121,7 @@ def _known_ops() -> tf.Graph:
 
 
 def _is_open(function: Any) -> bool:
-    """Whether it leaves something of its nodes to those who call it."""
+    """Whether attributes of its nodes are set by the call."""
     return bool(function.signature.attr) or any(
         value.WhichOneof("value") == "placeholder" for node in function.node_def for value in node.attr.values()
     )

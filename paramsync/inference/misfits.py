@@ -21,10 +21,10 @@ from paramsync.inference.inlining import TooManyError, inlined
 from paramsync.inference.questions import Question
 
 MOST_BYTES = 256 << 20
-"""What one tensor may take that a graph makes of such inputs."""
+"""Memory that one tensor may take which a graph makes of such inputs."""
 
-_LARGE = 1 << 14  # bytes of a constant, which may be told by its shape: no shape follows from so many values
-_KEPT = 256  # shapes of which it is known what comes of them, for each graph
+_LARGE = 1 << 14  # bytes of a constant that its shape stands for: no shape follows from so many values
+_KEPT = 256  # shapes whose outcome is cached, for each graph
 
 _Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 _KNOWN: WeakKeyDictionary[Graph, OrderedDict[tuple[str, _Shapes], str]] = WeakKeyDictionary()
@@ -32,7 +32,7 @@ _LOOKED_AT: WeakKeyDictionary[Graph, dict[str, _Computed | None]] = WeakKeyDicti
 
 
 def check(question: Question) -> None:
-    """Raise InputError where the graph cannot compute them, or would take too much. Any thread; some milliseconds."""
+    """Raise InputError where the graph cannot compute the inputs, or would take too much memory. Any thread."""
     graph = question.resident.graph
     shapes = tuple(sorted((name, array.shape) for name, array in question.inputs.items()))
     key = (question.signature, shapes)
@@ -47,12 +47,12 @@ def check(question: Question) -> None:
 
 
 def refused(question: Question, error: tf.errors.OpError) -> InputError:
-    """What the graph said when it computed them."""
+    """The graph's own error as an InputError."""
     return question.resident.graph.misfit(question.signature, question.inputs, _line(error.message))
 
 
 def _problem(graph: Graph, signature: str, shapes: Mapping[str, tuple[int, ...]]) -> str:
-    """What is wrong with inputs of these shapes; nothing where nothing is."""
+    """What is wrong with inputs of these shapes; empty where nothing is."""
     looked_at = _LOOKED_AT.setdefault(graph, {})
     if signature not in looked_at:
         looked_at[signature] = _computed(graph, signature)
@@ -78,14 +78,14 @@ def _problem(graph: Graph, signature: str, shapes: Mapping[str, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class _Computed:
-    """What a signature computes, without calls and large constants; its inputs are tensors of it."""
+    """The computation of a signature, without calls and large constants, and its inputs as tensors there."""
 
     graph_def: Any
     inputs: Mapping[str, str]
 
 
 def _computed(graph: Graph, signature: str) -> _Computed | None:
-    """None where that is too large to look at."""
+    """None where the graph is too large to analyse."""
     message = graph.message()
     try:
         whole = inlined(tf.compat.v1.GraphDef.FromString(message.graph_def))
@@ -105,7 +105,7 @@ def _computed(graph: Graph, signature: str) -> _Computed | None:
 
 
 def _bytes(tensor: Any) -> int:
-    """Nothing where its shape is not known before it is computed. 0 counts as 1: kernels loop over other dimensions."""
+    """0 where the shape is not known beforehand. A size of 0 counts as 1: kernels loop over the other dimensions."""
     shape = tensor.shape
     if not shape.is_fully_defined():
         return 0

@@ -1,4 +1,4 @@
-"""A question: what a request asks one version for, whatever protocol it came by."""
+"""Question: a request's call of one version, whatever protocol it came by."""
 
 from __future__ import annotations
 
@@ -24,6 +24,6 @@ class Question:
     signature: str
     inputs: Mapping[str, npt.NDArray[np.generic]]
     outputs: tuple[str, ...] = ()
-    """None named: all of them."""
+    """Empty for all outputs."""
     fits: bool = True
     """Whether the inputs have shapes that the signature names; others go alone."""

@@ -50,12 +50,12 @@ def _array(name: str, value: Any, spec: TensorSpec) -> npt.NDArray[Any]:
 
 
 def _same_kind(found: np.dtype[Any], wanted: np.dtype[Any]) -> bool:
-    """Whether values of the one dtype can be values of the other at all: a float is no integer."""
+    """Whether values of one dtype can be values of the other at all: a float is no integer."""
     return found.kind in "biu" or (wanted.kind not in "iu" and found.kind != "c") or wanted.kind == "c"
 
 
 def _equal(array: npt.NDArray[Any], converted: npt.NDArray[Any]) -> bool:
-    """Whether nothing changed but the last digits of floats, which a model of that dtype computes without."""
+    """Whether only the last digits of floats changed, which a model of that dtype does not compute with."""
     if array.dtype.kind in "biu":
         return bool((converted.astype(array.dtype) == array).all())
     return bool((np.isfinite(array) == np.isfinite(converted)).all())
@@ -85,7 +85,7 @@ class Resident:
 
         Inputs are tensors, arrays or lists; numbers of another dtype are converted where the model sees no difference.
 
-        Not to be called where TensorFlow only notes what is to be computed: this version would be in those notes.
+        Not to be called where TensorFlow traces: the trace would keep this version.
         """
         if not tf.executing_eagerly():
             raise RequestError("predict computes at once: call it outside of tf.function and tf.Graph().as_default()")
@@ -97,7 +97,7 @@ class Resident:
 
 
 def warm(resident: Resident) -> None:
-    """Calls each signature of a graph that is new here once: the first call prepares it, many times slower.
+    """Call each signature of a new graph once: the first call prepares it, many times slower than others.
 
     A graph that cannot compute on made-up inputs may well do so on real ones, so that this never fails.
     """
@@ -111,5 +111,5 @@ def warm(resident: Resident) -> None:
 
 
 def _blank(spec: TensorSpec) -> tf.Tensor:
-    """Zeros, or empty strings; one of what there may be any number of."""
+    """Zeros, or empty strings; open dimensions have size 1."""
     return tf.zeros([1 if size is None else size for size in spec.shape or ()], tf.as_dtype(spec.dtype))

@@ -1,4 +1,8 @@
-"""Whether each row of what a signature gives is made of the same row of what it takes, as its ops show."""
+"""Whether each row of a signature's outputs is made of the same row of its inputs, as its ops show.
+
+Numbers cannot show it: `x / max(1, reduce_max(x))` is the same for all batches in which nothing is above 1. So each op
+must be known to keep rows apart; one that is not known does not.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,7 @@ from paramsync.inference.inlining import inlined
 
 
 class Origin(enum.Enum):
-    """What a tensor is made of."""
+    """The part of the inputs that a tensor is made of."""
 
     NOTHING = "no input: the same in every call"
     ROW = "its first dimension is that of the inputs, and each row is made of the same row of them"
