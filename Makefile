@@ -8,9 +8,32 @@ RUNS := $(VENV)/.runs
 READY := $(VENV)/.ready
 FUZZ := $(VENV)/fuzz
 TO ?= build/bench
-STORES := bad_store_table bad_stores bundle bundle_hostile embeddings follower follower_savers foreign held held_changing \
-	hostile_stores kept labels letting_go letting_pages_go pin reads records replica replica_trust rollback sources \
-	sources_served store store_of_tensorflow store_pruning
+STORES := tests/checkpoint/test_data_file.py \
+	tests/checkpoint/test_data_file_changing.py \
+	tests/checkpoint/test_evicted_pages.py \
+	tests/checkpoint/test_reader.py \
+	tests/checkpoint/test_reader_hostile.py \
+	tests/following/test_follower.py \
+	tests/following/test_follower_savers.py \
+	tests/following/test_labels.py \
+	tests/following/test_letting_go.py \
+	tests/following/test_pin.py \
+	tests/following/test_pins_file.py \
+	tests/following/test_replica.py \
+	tests/following/test_replica_trust.py \
+	tests/following/test_rollback.py \
+	tests/graphs/test_embeddings.py \
+	tests/hostile/test_bad_store_table.py \
+	tests/hostile/test_bad_stores.py \
+	tests/hostile/test_hostile_stores.py \
+	tests/publishing/test_batched_read.py \
+	tests/sources/test_foreign.py \
+	tests/sources/test_records.py \
+	tests/sources/test_served_from.py \
+	tests/sources/test_sources.py \
+	tests/store/test_pruning.py \
+	tests/store/test_store.py \
+	tests/store/test_store_of_tensorflow.py
 
 PROTOC := $(BIN)/python -m grpc_tools.protoc -I proto
 generate = $(PROTOC) --python_out=$(1) --pyi_out=$(1) proto/paramsync/*/*.proto && \
@@ -53,7 +76,7 @@ fast: $(READY)  ## tests that stay under a minute
 memory: $(READY)  ## those of stores and followers once more where files are in memory, which are asked about in another way
 	@test -w /dev/shm || { echo "make: no /dev/shm here, where files are in memory: left out" >&2; exit 0; }; \
 		folder=$$(mktemp -d /dev/shm/paramsync-XXXXXX) && trap 'rm -rf "$$folder"' EXIT && $(BIN)/pytest -m "not slow and not docker" -n logical \
-		--basetemp "$$folder/tests" -o tmp_path_retention_policy=failed $(STORES:%=tests/test_%.py) $(ARGS)
+		--basetemp "$$folder/tests" -o tmp_path_retention_policy=failed $(STORES) $(ARGS)
 
 slow: $(READY)  ## tests with real processes, two modules at a time; those with a Docker engine run where one can be had
 	$(BIN)/pytest -m "slow or docker" -n 2 --dist loadfile $(ARGS)
@@ -64,7 +87,7 @@ compose-test: $(READY)  ## the Docker tests, after installing what they need fro
 
 tf-serving-test: $(READY)  ## TensorFlow Serving's own server test and example models, from a checkout: SERVING=/path; ARGS="-k UDS"
 	@test -n "$(SERVING)" || { echo "make: SERVING=/path/to/a/checkout/of/tensorflow/serving" >&2; exit 2; }
-	@$(BIN)/python -m tests.tf_serving "$(SERVING)" $(ARGS)
+	@$(BIN)/python -m tests.conformance.tf_serving "$(SERVING)" $(ARGS)
 
 bench: $(READY)  ## every benchmark against all peers, which it installs; the figures go into TO=FOLDER as JSON
 	$(BIN)/python -m pip install --quiet --require-hashes -r requirements-bench.lock
@@ -72,12 +95,12 @@ bench: $(READY)  ## every benchmark against all peers, which it installs; the fi
 	for one in publish restore delta call stall freshness swap memory start; do $(BIN)/python -m bench $$one --json "$(TO)/$$one.json" $(ARGS) || exit; done
 
 campaign: $(READY)  ## the campaigns at their whole length: kills, readers under recycling, a thousand versions, bad requests
-	$(BIN)/pytest tests/test_campaigns.py tests/test_mutated_requests.py --campaign -s $(ARGS)
+	$(BIN)/pytest tests/hostile/test_campaigns.py tests/hostile/test_mutated_requests.py --campaign -s $(ARGS)
 
 fuzz: $(READY)  ## coverage-guided, of the reader of indexes, for a minute; ARGS="-max_total_time=600" are libFuzzer's
 	@test -d $(FUZZ) || $(BIN)/uv pip install --quiet --python $(BIN)/python --target $(FUZZ) --group fuzz || \
 		{ rm -rf $(FUZZ); echo "make: atheris is not to be had for this Python; set PYTHON to another, 3.11 to 3.13" >&2; exit 2; }
-	PYTHONPATH=$(FUZZ) $(BIN)/python -m tests.fuzz.fuzz_index $(ARGS)
+	PYTHONPATH=$(FUZZ) $(BIN)/python -m tests.hostile.fuzz.fuzz_index $(ARGS)
 
 proto: $(READY)  ## generate paramsync/v1 and paramsync/kserve from proto/
 	$(call generate,.)

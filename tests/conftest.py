@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from paramsync.following.follower import Follower
     from paramsync.sources.listeners import InotifyListener, ObserverListener
     from paramsync.sources.watch import Watch
-    from tests.bells import Bell
-    from tests.control_ports import Pair
-    from tests.inferencers import Process
-    from tests.published import Publisher
-    from tests.rewritten import Checkpoints
-    from tests.running import Running
-    from tests.wide import Store
+    from tests.support.bells import Bell
+    from tests.support.control_ports import Pair
+    from tests.support.inferencers import Process
+    from tests.support.published import Publisher
+    from tests.support.rewritten import Checkpoints
+    from tests.support.running import Running
+    from tests.support.wide import Store
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -57,7 +57,7 @@ def eighty_columns(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def inferencer() -> Iterator[str]:
     """The address of a server that speaks an inferencer's part of the contract."""
-    from tests.servers import add_sync, serving
+    from tests.support.servers import add_sync, serving
 
     with serving(add_sync) as address:
         yield address
@@ -66,7 +66,7 @@ def inferencer() -> Iterator[str]:
 @pytest.fixture
 def nobody() -> str:
     """An address where no server is any more."""
-    from tests.servers import serving
+    from tests.support.servers import serving
 
     with serving() as address:
         pass
@@ -76,7 +76,7 @@ def nobody() -> str:
 @pytest.fixture
 def pair(tmp_path: Path) -> Iterator[Pair]:
     """A trainer's control port and a client of it."""
-    from tests.control_ports import paired
+    from tests.support.control_ports import paired
 
     with paired(tmp_path) as pair:
         yield pair
@@ -111,7 +111,7 @@ def listener(
 
 @pytest.fixture
 def bell() -> Bell:
-    from tests.bells import Bell
+    from tests.support.bells import Bell
 
     return Bell()
 
@@ -119,7 +119,7 @@ def bell() -> Bell:
 @pytest.fixture
 def watch(store: Path, bell: Bell) -> Iterator[Watch]:
     """On the store that a module has of its own, which need not be there yet."""
-    from tests.bells import watch_on
+    from tests.support.bells import watch_on
 
     watch = watch_on(store, bell)
     yield watch
@@ -148,7 +148,7 @@ def memory() -> Iterator[Path]:
 @pytest.fixture
 def wide(memory: Path) -> Iterator[Store]:
     """A store in memory whose versions are read whole."""
-    from tests.wide import Store
+    from tests.support.wide import Store
 
     found = Store(memory / "store")
     yield found
@@ -158,7 +158,7 @@ def wide(memory: Path) -> Iterator[Store]:
 @pytest.fixture
 def halves(memory: Path) -> Iterator[Store]:
     """The same, of versions that have half of their parameters in common."""
-    from tests.wide import Halves, Store
+    from tests.support.wide import Halves, Store
 
     found = Store(memory / "halves", Halves)
     yield found
@@ -186,7 +186,7 @@ def spares(tmp_path: Path) -> Iterator[FilePool]:
 
 @pytest.fixture
 def checkpoints(tmp_path: Path) -> Iterator[Checkpoints]:
-    from tests.rewritten import Checkpoints
+    from tests.support.rewritten import Checkpoints
 
     one = Checkpoints(tmp_path)
     yield one
@@ -196,7 +196,7 @@ def checkpoints(tmp_path: Path) -> Iterator[Checkpoints]:
 @pytest.fixture
 def publisher(tmp_path: Path) -> Iterator[Publisher]:
     """Of the store of model `m`."""
-    from tests.published import Publisher  # here, for many tests do without TensorFlow
+    from tests.support.published import Publisher  # here, for many tests do without TensorFlow
 
     publisher = Publisher(tmp_path / "m")
     yield publisher
@@ -206,7 +206,7 @@ def publisher(tmp_path: Path) -> Iterator[Publisher]:
 @pytest.fixture
 def follower(tmp_path: Path) -> Iterator[Follower]:
     """Of model `m`, whose store need not be there yet; without its worker."""
-    from tests.published import follower_of
+    from tests.support.published import follower_of
 
     follower = follower_of(tmp_path / "m")
     yield follower
@@ -216,7 +216,7 @@ def follower(tmp_path: Path) -> Iterator[Follower]:
 @pytest.fixture
 def working(follower: Follower) -> Follower:
     """With its worker, and no watch: it looks when it is asked to."""
-    from tests.followers import SILENT
+    from tests.support.followers import SILENT
 
     follower.start(SILENT)
     return follower
@@ -225,7 +225,7 @@ def working(follower: Follower) -> Follower:
 @pytest.fixture
 def running(tmp_path: Path) -> Iterator[Running]:
     """A server of model `m`, whose store is empty as yet."""
-    from tests.running import Running
+    from tests.support.running import Running
 
     running = Running(tmp_path / "m")
     yield running
@@ -236,7 +236,7 @@ def running(tmp_path: Path) -> Iterator[Running]:
 @pytest.fixture
 def served(publisher: Publisher, running: Running) -> Running:
     """The same, with version 7."""
-    from tests.running import synced
+    from tests.support.running import synced
 
     publisher.publish(7)
     synced(running)
@@ -247,8 +247,8 @@ def served(publisher: Publisher, running: Running) -> Running:
 def echoing(tmp_path: Path) -> Iterator[Process]:
     """A server of model `m`, which gives back what it is given."""
     from paramsync.v1 import sync_pb2
-    from tests.echoes import Echoes
-    from tests.inferencers import LONG, Process
+    from tests.support.echoes import Echoes
+    from tests.support.inferencers import LONG, Process
 
     echoes = Echoes(tmp_path / "m")
     echoes.publish(4)
@@ -282,7 +282,7 @@ def loop(rests: Rests) -> Iterator[asyncio.AbstractEventLoop]:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who waits does so until the loop rests, however busy this machine is."""
-    from tests.resting import LONG
+    from tests.support.resting import LONG
 
     monkeypatch.setattr("inferencer.event_loop.idle.PATIENCE", LONG)
     monkeypatch.setattr("inferencer.event_loop.idle._ONCE", LONG)
@@ -290,6 +290,6 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tests.resting import FEW
+    from tests.support.resting import FEW
 
     monkeypatch.setattr("inferencer.event_loop.idle.PATIENCE", FEW)

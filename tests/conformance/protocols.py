@@ -12,9 +12,9 @@ import tensorflow as tf
 from tensorflow_serving.apis import predict_pb2
 
 from paramsync.kserve import open_inference_pb2 as kserve
-from tests.http import call
-from tests.kserve import method
-from tests.running import LONG, Running
+from tests.support.http import call
+from tests.support.kserve import method
+from tests.support.running import LONG, Running
 
 _Array = np.ndarray[Any, Any]
 _OF_HTTP = {

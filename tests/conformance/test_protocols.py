@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from tests.conformance.protocols import PROTOCOLS, Protocol, Refused
-from tests.published import Publisher, proven
-from tests.running import LONG, Running, synced
+from tests.support.published import Publisher, proven
+from tests.support.running import LONG, Running, synced
 
 X = np.ones([1, 2], np.float32)
 

@@ -12,8 +12,8 @@ from paramsync.errors import NotServingError
 from paramsync.following.follower import Follower
 from paramsync.following.replica import Replica
 from tests.conformance.kinds import KINDS, SIZE, Kind
-from tests.followers import LONG, quarantined, serving
-from tests.programs import eventually
+from tests.support.followers import LONG, quarantined, serving
+from tests.support.programs import eventually
 
 
 @pytest.fixture(params=KINDS, ids=lambda kind: kind.__name__)

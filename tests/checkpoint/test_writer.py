@@ -1,0 +1,223 @@
+"""Written checkpoints: TensorFlow reads them, tensors lie where they can be used, what fails leaves nothing."""
+
+from __future__ import annotations
+
+import array as arrays
+import errno
+import resource
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from paramsync.checkpoint.file_pool import FilePool
+from paramsync.checkpoint.reader import Bundle
+from paramsync.checkpoint.writer import CheckpointWriter, Tensor, write
+from paramsync.dtypes import Array
+from paramsync.errors import ParameterError
+from tests.support.arrays import any_bits, strings
+from tests.support.rewritten import LARGE, Checkpoints
+
+
+@pytest.mark.parametrize("name", ["float32", "float64", "bfloat16", "float16", "bool", "uint8", "int64", "complex128"])
+def test_values_are_written_bit_by_bit(checkpoints: Checkpoints, name: str) -> None:
+    shapes = {"matrix": (7, 3), "scalar": (), "empty": (0, 5), "page": (5000,)}
+    checkpoints.write({one: any_bits(name, shape) for one, shape in shapes.items()})
+
+
+def test_strings_are_written(checkpoints: Checkpoints) -> None:
+    tensors = {
+        "matrix": strings(b"a", b"", b"\0\xff\0", b"x" * 300).reshape(2, 2),
+        "scalar": strings(b"graph\0").reshape(()),
+        "empty": strings().reshape(3, 0),
+    }
+    assert checkpoints.write(tensors).bytes_written > 0
+    again = checkpoints.write(tensors)
+    assert (again.bytes_written, set(again.unchanged)) == (0, set(tensors))
+
+
+def test_large_tensors_are_written_in_portions_by_several_threads(checkpoints: Checkpoints) -> None:
+    checkpoints.write({f"t{at}": any_bits("float32", (LARGE + at,)) for at in range(4)})
+
+
+def test_what_changed_is_let_go_of_once_it_is_copied(checkpoints: Checkpoints) -> None:
+    unchanged = {"frozen": any_bits("float32", (LARGE,)), "little": np.ones(3)}
+    checkpoints.write({**unchanged, "large": np.zeros(LARGE), "empty": np.ones((0, 3))})
+    tensors = {**unchanged, "large": np.ones(LARGE), "empty": np.ones((0, 4)), "new": np.ones(5), "text": strings(b"a")}
+    alive = {name: weakref.ref(tensor) for name, tensor in tensors.items()}
+    seen: dict[str, bool] = {}
+
+    def let_go(name: str) -> None:
+        del tensors[name]
+        seen[name] = alive[name]() is None
+
+    checkpoints.writer.write(checkpoints.path / "ckpt-2", tensors, copied=let_go)
+    assert seen == dict.fromkeys(["large", "empty", "new", "text"], True)
+    assert set(tensors) == set(unchanged)
+    found = Bundle.open(checkpoints.path / "ckpt-2")
+    found.verify(found.entries)
+    assert (found.array("large") == 1).all()
+
+
+def test_tensorflow_restores_a_checkpoint_of_objects(tmp_path: Path) -> None:
+    original = tf.train.Checkpoint(weights=tf.Variable([[1.0, 2.0]]), step=tf.Variable(7, dtype=tf.int64))
+    theirs = Bundle.open(Path(original.write(str(tmp_path / "theirs"))))
+    write(tmp_path / "ours", {name: theirs.array(name) for name in theirs.entries})
+    other = tf.train.Checkpoint(weights=tf.Variable([[0.0, 0.0]]), step=tf.Variable(0, dtype=tf.int64))
+    other.read(str(tmp_path / "ours")).assert_consumed()
+    assert other.weights.numpy().tolist() == [[1.0, 2.0]]
+    assert other.step.numpy() == 7
+
+
+def test_a_checkpoint_of_very_many_tensors_is_read_by_tensorflow(tmp_path: Path) -> None:
+    tensors = {f"layer/{number}/kernel": np.array(number, np.int32) for number in range(20_000)}
+    write(tmp_path / "ckpt-1", tensors)
+    assert (tmp_path / "ckpt-1.index").stat().st_size > 2 * 256 * 1024
+    reader = tf.train.load_checkpoint(str(tmp_path / "ckpt-1"))
+    assert len(reader.get_variable_to_shape_map()) == len(tensors)
+    for number in range(0, 20_000, 97):
+        assert reader.get_tensor(f"layer/{number}/kernel") == number
+
+
+def test_a_checkpoint_without_tensors_is_one(tmp_path: Path) -> None:
+    assert write(tmp_path / "ckpt-1", {}).bytes == 0
+    assert tf.train.load_checkpoint(str(tmp_path / "ckpt-1")).get_variable_to_shape_map() == {}
+    assert Bundle.open(tmp_path / "ckpt-1").entries == {}
+
+
+def test_tensors_lie_at_aligned_places_in_order_of_their_names(tmp_path: Path) -> None:
+    tensors = {
+        "c": any_bits("uint8", (4096,)),
+        "b": any_bits("uint8", (4095,)),
+        "a": any_bits("uint8", (3,)),
+        "d": any_bits("uint8", (0,)),
+    }
+    assert write(tmp_path / "ckpt-1", tensors).bytes == 4096 + 4095 + 3
+    entries = Bundle.open(tmp_path / "ckpt-1").entries
+    assert {name: entry.offset for name, entry in entries.items()} == {"a": 0, "b": 64, "c": 8192, "d": 12288}
+    assert list(entries) == ["a", "b", "c", "d"]
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        pytest.param(np.asfortranarray(any_bits("float32", (30, 40))), id="columns first"),
+        pytest.param(any_bits("float32", (30, 40))[::3, ::-2], id="strided"),
+        pytest.param(np.broadcast_to(np.float32(3), (5, 7)), id="broadcast"),
+        pytest.param(np.asfortranarray(strings(b"a", b"b", b"c", b"d").reshape(2, 2)), id="strings"),
+    ],
+)
+def test_arrays_of_any_layout_are_written_row_by_row(checkpoints: Checkpoints, array: Array) -> None:
+    checkpoints.write({"a": array})
+    assert checkpoints.write({"a": array}).bytes_written == 0
+
+
+class ByDlpack:
+    """An array of a library that only speaks DLPack."""
+
+    def __init__(self, array: Any) -> None:
+        self._array = array
+
+    def __dlpack__(self, **wishes: Any) -> Any:
+        return self._array.__dlpack__(**wishes)
+
+    def __dlpack_device__(self) -> Any:
+        return self._array.__dlpack_device__()
+
+
+class ByArray:
+    def __init__(self, array: Array) -> None:
+        self._array = array
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        return self._array
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        pytest.param(ByDlpack(any_bits("float32", (5, 4))), id="dlpack"),
+        pytest.param(ByArray(any_bits("float32", (5, 4))), id="__array__"),
+        pytest.param(any_bits("float32", (5, 4)).data, id="memoryview"),
+        pytest.param(arrays.array("f", any_bits("float32", (20,)).tobytes()), id="buffer"),
+        pytest.param(tf.constant(any_bits("float32", (5, 4))), id="tensor"),
+    ],
+)
+def test_whatever_has_the_bytes_can_be_written(tmp_path: Path, tensor: Tensor) -> None:
+    write(tmp_path / "ckpt-1", {"a": tensor})
+    assert Bundle.open(tmp_path / "ckpt-1").array("a").tobytes() == any_bits("float32", (5, 4)).tobytes()
+
+
+def test_text_and_fixed_width_bytes_are_strings(tmp_path: Path) -> None:
+    write(tmp_path / "ckpt-1", {"text": np.array(["\u00e9", "b"]), "bytes": np.array([b"ab", b"c"])})
+    read = Bundle.open(tmp_path / "ckpt-1")
+    assert read.array("text").tolist() == ["\u00e9".encode(), b"b"]
+    assert read.array("bytes").tolist() == [b"ab", b"c"]
+
+
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        ({"a": np.array(["2026-01-01"], "datetime64[D]")}, "parameters of 'a': expected a dtype"),
+        ({"a": np.zeros(3, ">f4")}, "found >f4"),
+        ({"a": np.array([1], object)}, "found int"),
+        ({"a": object()}, "found object"),
+        ({"a": [[1], [2, 3]]}, "expected an array, found list"),
+        ({"": np.zeros(3)}, "expected names"),
+        ({"\0a": np.zeros(3)}, "expected names"),
+    ],
+)
+def test_what_tensorflow_could_not_read_is_not_written(tmp_path: Path, tensors: dict[str, Any], message: str) -> None:
+    with pytest.raises(ParameterError, match=message):
+        write(tmp_path / "ckpt-1", {"0": np.zeros(9), **tensors})
+    assert not list(tmp_path.iterdir())
+
+
+@contextmanager
+def no_space_beyond(size: int) -> Iterator[None]:
+    """No file may grow beyond a size: what a full disk looks like to a writer. Nor may pytest's own output."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("size", [0, 100, 5000, 127_000])
+def test_a_write_that_fails_leaves_nothing(tmp_path: Path, size: int) -> None:
+    tensors = {f"{number:04d}": np.zeros(2, np.float32) for number in range(2000)}
+    with pytest.raises(OSError, match="too large") as caught, no_space_beyond(size):
+        write(tmp_path / "ckpt-1", tensors)
+    assert caught.value.errno == errno.EFBIG
+    assert not list(tmp_path.iterdir())
+
+
+def test_data_whose_index_cannot_be_written_has_no_name_and_is_a_spare(tmp_path: Path) -> None:
+    tensors = {f"{number:0200d}": np.zeros(0, np.float32) for number in range(2000)} | {"a": np.ones(2)}
+    spares = FilePool(tmp_path)
+    with pytest.raises(OSError, match="too large"), no_space_beyond(5000):
+        CheckpointWriter(spares).write(tmp_path / "ckpt-1", tensors)
+    spares.close()
+    assert [file.name for file in tmp_path.iterdir()] == [".spare-ckpt-1.data-00000-of-00001"]
+
+
+def anonymous_memory() -> int:
+    """Bytes of this process that belong to no file."""
+    status = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in status if line.startswith("RssAnon"))
+
+
+def test_writing_makes_no_copy_of_the_tensors(tmp_path: Path) -> None:
+    array = np.ones(64 << 20, np.uint8)
+    spares = FilePool(tmp_path)
+    before = anonymous_memory()
+    write_twice = [CheckpointWriter(spares).write(tmp_path / f"ckpt-{at}", {"a": array, "b": array}) for at in range(2)]
+    assert anonymous_memory() - before < 16 << 20
+    spares.close()
+    assert write_twice[0].bytes == 128 << 20

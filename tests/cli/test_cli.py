@@ -1,0 +1,251 @@
+"""The operator's commands, all but up and predict, against real servers that speak the contract."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from paramsync.cli.__main__ import main
+from paramsync.cli.wording import duration, plain, to_json
+from paramsync.v1 import sync_pb2 as pb
+from paramsync.v1 import sync_pb2_grpc
+from tests.support.commands import only_line
+from tests.support.servers import CORRUPT, NEVER, SERVING, Sync, add_publisher, serving
+
+pytestmark = pytest.mark.usefixtures("eighty_columns")
+
+WORDS = {
+    "status": [],
+    "sync": ["digits"],
+    "watch": ["digits"],
+    "pin": ["digits", "420"],
+    "unpin": ["digits"],
+    "rollback": ["digits"],
+    "label": ["digits", "canary", "420"],
+    "unlabel": ["digits", "stable"],
+}
+CHANGING = ["sync", "pin", "unpin", "rollback", "label", "unlabel"]
+
+
+@pytest.fixture
+def trainer() -> Iterator[str]:
+    with serving(add_publisher) as address:
+        yield address
+
+
+def test_help_names_every_command_and_gives_an_example(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--help"])
+    text = capsys.readouterr().out
+    assert ended.value.code == 0
+    assert all(f"\n    {command} " in text for command in (*WORDS, "up", "predict", "graph"))
+    assert "paramsync sync digits" in text
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "",
+        "nosuch",
+        "status --colour",
+        "sync digits --version newest",
+        "sync digits --timeout 0",
+        "sync digits --timeout nan",
+        "pin digits",
+        "pin digits -1",
+        "up --port 70000",
+        "pin digits 9999999999999999999",
+        "pin digits \u0663",
+        "up --seconds -1",
+        "predict digits",
+        "predict digits --input image",
+        "predict digits --input =1",
+        "graph",
+        "graph show",
+        "graph tensorboard /store",
+    ],
+)
+def test_wrong_arguments_get_the_usage_and_exit_code_2(arguments: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments.split())
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.startswith("usage: paramsync")
+
+
+def test_an_address_without_a_port_is_a_wrong_argument(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sync", "--inferencer", "localhost"]) == 2
+    assert only_line(capsys.readouterr().err).startswith("paramsync sync: address 'localhost': expected HOST:PORT")
+
+
+@pytest.mark.parametrize("command", CHANGING)
+def test_nobody_there_is_one_line_with_the_address(
+    command: str, nobody: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([command, *WORDS[command], "--inferencer", nobody]) == 1
+    line = only_line(capsys.readouterr().err)
+    assert line.startswith(f"paramsync {command}: inferencer not reachable at {nobody} (Connection refused): start it")
+
+
+@pytest.mark.parametrize("command", CHANGING)
+def test_an_unknown_model_is_one_line_with_the_known_ones(
+    command: str, inferencer: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([command, "cats", *WORDS[command][1:], "--inferencer", inferencer]) == 1
+    assert only_line(capsys.readouterr().err).endswith("model 'cats' is not served here; served: 'digits'")
+
+
+def test_status_shows_both_programs_in_80_columns(
+    inferencer: str, trainer: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["status", "--inferencer", inferencer, "--trainer", trainer]) == 0
+    text = capsys.readouterr().out
+    for fact in ("training", "CPU", "412.0", "digits", "serving", "419", "420", "421", "12 s", "1 steps"):
+        assert fact in text
+    assert "digits: version 421 was refused" in text
+    assert "[not finite] dense/kernel" in text  # what looks like markup stays
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_status_shows_a_fact_a_line_in_40_columns(
+    inferencer: str, trainer: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    assert main(["status", "--inferencer", inferencer, "--trainer", trainer]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    words = [line.split() for line in lines]
+    for fact in (
+        ["trainer", "training"],
+        ["step", "7"],
+        ["model", "digits"],
+        ["serving", "420"],
+        ["lag", "12", "s,", "1", "steps"],
+    ):
+        assert fact in words
+    assert max(map(len, lines)) <= 40
+
+
+def test_status_as_json_is_one_object_with_every_field(
+    inferencer: str, trainer: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["status", "--inferencer", inferencer, "--trainer", trainer, "--json"]) == 0
+    found = json.loads(only_line(capsys.readouterr().out))
+    assert found["trainer"]["status"]["step"] == 7
+    assert found["trainer"]["status"]["loss"] is None
+    (model,) = found["inferencer"]["models"]
+    assert (model["state"], model["serving"]["number"], model["resident"]) == ("serving", 420, [419, 420])
+    assert (model["lag_seconds"], model["pinned"]) == (12.0, None)
+
+
+def test_status_without_the_trainer_shows_the_inferencer(
+    inferencer: str, nobody: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["status", "--inferencer", inferencer, "--trainer", nobody]) == 0
+    said = capsys.readouterr()
+    assert only_line(said.err).startswith(f"paramsync status: trainer not reachable at {nobody}")
+    assert "digits" in said.out
+
+
+def test_status_without_the_inferencer_shows_the_trainer_and_fails(
+    nobody: str, trainer: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["status", "--inferencer", nobody, "--trainer", trainer]) == 1
+    said = capsys.readouterr()
+    assert only_line(said.err).startswith(f"paramsync status: inferencer not reachable at {nobody}")
+    assert "CPU" in said.out
+
+
+def test_status_of_one_model_asks_for_that_one(
+    inferencer: str, trainer: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    addresses = ["--inferencer", inferencer, "--trainer", trainer]
+    assert main(["status", "digits", *addresses]) == 0
+    assert "digits" in capsys.readouterr().out
+    assert main(["status", "cats", *addresses]) == 1
+    assert only_line(capsys.readouterr().err) == ("paramsync status: model 'cats' is not served here; served: 'digits'")
+
+
+def test_status_of_long_names_keeps_each_name_whole_in_80_columns(
+    nobody: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = "recommender-candidate-generation-tower-european-union"
+    status = pb.ModelStatus(model=model, labels={"canary-of-the-week": 418})
+    with serving(lambda server: sync_pb2_grpc.add_SyncServicer_to_server(Sync(status), server)) as address:
+        assert main(["status", "--inferencer", address, "--trainer", nobody]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert ["model", model] in map(str.split, lines)
+    assert any("canary-of-the-week 418" in line for line in lines)
+    assert max(map(len, lines)) <= 80
+
+
+def test_sync_says_which_version_serves(inferencer: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sync", "digits", "--inferencer", inferencer]) == 0
+    assert only_line(capsys.readouterr().out).startswith("digits: version 420 (step 420) serves, ")
+
+
+def test_sync_as_json_is_one_object(inferencer: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sync", "--inferencer", inferencer, "--json"]) == 0
+    found = json.loads(only_line(capsys.readouterr().out))
+    assert (found["model"], found["status"]["serving"]["number"]) == ("digits", 420)
+
+
+@pytest.mark.parametrize(
+    ("version", "why"), [(CORRUPT, "version 2 was refused: not finite"), (NEVER, "did not answer within 0.2 s")]
+)
+def test_sync_says_why_not(version: int, why: str, inferencer: str, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--version", str(version), "--timeout", "0.2", "--inferencer", inferencer]
+    assert main(["sync", "digits", *arguments]) == 1
+    assert only_line(capsys.readouterr().err).endswith(why)
+
+
+def test_pin_and_unpin_say_what_holds_now(inferencer: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["pin", "digits", "420", "--inferencer", inferencer]) == 0
+    assert main(["unpin", "digits", "--inferencer", inferencer]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "digits: pinned to version 420; version 420 serves",
+        "digits: follows the newest version; version 420 serves",
+    ]
+
+
+def test_a_fresh_sync_says_which_version_serves(inferencer: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sync", "digits", "--fresh", "--inferencer", inferencer]) == 0
+    assert only_line(capsys.readouterr().out).startswith("digits: version 420 (step 420) serves, ")
+
+
+def test_rollback_says_what_holds_now(inferencer: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["rollback", "digits", "--inferencer", inferencer]) == 0
+    assert only_line(capsys.readouterr().out) == "digits: pinned to version 419; version 419 serves"
+
+
+def test_label_and_unlabel_say_what_holds_now(inferencer: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["label", "digits", "canary", "420", "--inferencer", inferencer]) == 0
+    assert main(["unlabel", "digits", "stable", "--inferencer", inferencer]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "digits: canary is version 420, stable is version 419",
+        "digits: no labels",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [(0, "0 ms"), (0.0123, "12 ms"), (0.9994, "999 ms"), (1, "1.0 s"), (9.96, "10.0 s"), (90, "90 s"), (600, "10 min")],
+)
+def test_durations_are_short(seconds: float, said: str) -> None:
+    assert duration(seconds) == said
+
+
+def test_json_has_a_string_where_it_has_no_number() -> None:
+    status = pb.PublisherStatus(loss=float("nan"), published=pb.Version(metrics={"loss": float("inf")}))
+    found = json.loads(to_json(plain(status)))
+    assert (found["loss"], found["published"]["metrics"], found["total_steps"]) == ("nan", {"loss": "inf"}, None)
+
+
+@pytest.mark.parametrize("command", CHANGING)
+def test_arguments_that_are_no_text_are_wrong(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, "\udcff", *WORDS[command][1:]]) == 2
+    assert only_line(capsys.readouterr().err) == r"paramsync: expected arguments in UTF-8, found '\udcff'"
+
+
+def test_the_status_shown_is_the_status_sent() -> None:
+    assert pb.ModelStatus.State.Value(plain(SERVING)["state"].upper()) == SERVING.state

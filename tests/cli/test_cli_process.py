@@ -1,0 +1,95 @@
+"""The operator's commands as processes: what starting one costs, Ctrl-C, and streams that are closed or full."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import IO
+
+import grpc
+import pytest
+
+from paramsync.v1 import sync_pb2_grpc
+from tests.support.servers import NEVER, Sync, serving
+
+pytestmark = pytest.mark.usefixtures("eighty_columns")
+
+
+def test_no_module_of_the_commands_imports_tensorflow_or_the_programs() -> None:
+    code = """
+import importlib, pkgutil, sys
+import paramsync.cli, paramsync.rpc.client, paramsync.rpc.tensor_proto
+for found in pkgutil.iter_modules(paramsync.cli.__path__):
+    importlib.import_module(f"paramsync.cli.{found.name}")
+unwanted = {"tensorflow", "keras", "trainer", "inferencer"} & set(sys.modules)
+assert not unwanted, unwanted
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("option", ["--help", "--version"])
+def test_help_imports_nothing_that_takes_time(option: str) -> None:
+    code = f"""
+import sys
+from paramsync.cli.__main__ import main
+try:
+    main(["{option}"])
+finally:
+    slow = {{"grpc", "google.protobuf", "numpy", "rich", "asyncio"}} & set(sys.modules)
+    assert not slow, slow
+"""
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout.startswith({"--help": "usage: paramsync", "--version": "paramsync 0."}[option])
+
+
+def test_ctrl_c_ends_a_command_quietly() -> None:
+    servicer = Sync()
+
+    def add(server: grpc.Server) -> None:
+        sync_pb2_grpc.add_SyncServicer_to_server(servicer, server)
+
+    with serving(add) as address:
+        command = [sys.executable, "-m", "paramsync.cli", "sync", "--version", str(NEVER), "--inferencer", address]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+            assert servicer.restoring.wait(30)
+            process.send_signal(signal.SIGINT)
+            said, _ = process.communicate(timeout=30)
+    assert (process.returncode, said) == (130, "")
+
+
+def test_a_reader_that_leaves_is_no_reason_to_complain(inferencer: str, nobody: str) -> None:
+    command = [sys.executable, "-m", "paramsync.cli", "status", "--inferencer", inferencer, "--trainer", nobody]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == ""
+
+
+@pytest.mark.parametrize("command", ["status", "status --json"])
+def test_output_that_cannot_be_written_is_one_line(command: str, inferencer: str) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = run(*command.split(), "--inferencer", inferencer, stdout=full)
+    assert (done.returncode, done.stderr) == (1, "paramsync: standard output: No space left on device\n")
+
+
+@pytest.mark.parametrize("redirections", [">&-", ">&- 2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_do_not_matter(redirections: str, inferencer: str) -> None:
+    command = [sys.executable, "-m", "paramsync.cli", "sync", "digits", "--inferencer", inferencer]
+    done = subprocess.run(
+        ["sh", "-c", f'"$@" {redirections}', "sh", *command], check=False, stderr=subprocess.PIPE, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_ctrl_c_within_an_import_is_quiet() -> None:
+    code = "import signal; from paramsync.cli.interrupts import importing\nwith importing(): signal.raise_signal(2)"
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def run(*arguments: str, stdout: IO[str]) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "paramsync.cli", *arguments]
+    return subprocess.run(command, check=False, stdout=stdout, stderr=subprocess.PIPE, text=True)

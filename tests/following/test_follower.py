@@ -1,0 +1,142 @@
+"""A follower keeps its replica at the right version, and says how it is."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from paramsync.following.follower import Follower
+from paramsync.following.report import MOST_UNREAD, EventKind
+from paramsync.following.status import State
+from tests.support.followers import LONG, serving
+from tests.support.published import Doubled, Publisher, ask, proven
+
+
+def test_a_missing_store_is_waited_for(follower: Follower) -> None:
+    assert follower.run_once() is None
+    status = follower.status()
+    assert (status.state, status.last_error, status.published) == (State.WAITING, None, None)
+
+
+def test_an_empty_store_is_waited_for(follower: Follower, publisher: Publisher) -> None:
+    assert follower.run_once() is None
+    assert follower.status().state is State.WAITING
+
+
+def test_the_newest_version_is_served_and_reported(follower: Follower, publisher: Publisher) -> None:
+    for step in (1, 2, 3):
+        publisher.publish(step)
+    swapped = follower.run_once()
+    assert swapped is not None
+    assert swapped.number == 3
+    status = follower.status()
+    assert (status.state, status.serving, status.resident, status.swaps) == (State.SERVING, swapped, (3,), 1)
+    assert (status.lag_seconds, status.lag_steps) == (0.0, 0)
+    assert status.restore_seconds is not None
+    assert proven(*ask(follower))
+
+
+def test_a_second_look_changes_nothing(follower: Follower, publisher: Publisher) -> None:
+    publisher.publish(1)
+    follower.run_once()
+    assert follower.run_once() is None
+    assert follower.status().swaps == 1
+
+
+def test_a_new_graph_is_swapped_together_with_its_parameters(follower: Follower, publisher: Publisher) -> None:
+    publisher.publish(1)
+    follower.run_once()
+    publisher.publish(2, kind=Doubled)
+    follower.run_once()
+    outputs, version = follower.replica.predict({"x": np.ones([1, 2], np.float32)})
+    assert set(outputs) == {"seen", "doubled"}
+    assert version.number == 2
+
+
+def test_events_tell_what_happened_in_order(follower: Follower, publisher: Publisher) -> None:
+    events = follower.subscribe(lambda: None)
+    publisher.publish(1)
+    follower.run_once()
+    publisher.publish_corrupt(2)
+    follower.run_once()
+    found = [(one.kind, one.version.number) for one in events.take()]
+    assert found == [
+        (EventKind.FOUND, 1),
+        (EventKind.RESTORING, 1),
+        (EventKind.RESTORED, 1),
+        (EventKind.SWAPPED, 1),
+        (EventKind.FOUND, 2),
+        (EventKind.RESTORING, 2),
+        (EventKind.QUARANTINED, 2),
+    ]
+    events.close()
+    publisher.publish(3)
+    follower.run_once()
+    assert events.take() == []
+
+
+def test_a_subscriber_that_falls_behind_has_every_event_up_to_there(follower: Follower, publisher: Publisher) -> None:
+    events = follower.subscribe(lambda: None)
+    for step in range(1, 102):
+        assert events.fell_behind == (4 * (step - 1) > MOST_UNREAD)
+        publisher.publish(step)
+        follower.run_once()
+    taken = events.take()
+    assert len(taken) == MOST_UNREAD
+    assert [one.version.number for one in taken] == [1 + at // 4 for at in range(MOST_UNREAD)]
+    publisher.publish(102)
+    follower.run_once()
+    assert events.take() == []
+
+
+def test_a_store_that_appears_later_is_served_without_waiting_for_the_poll(follower: Follower, tmp_path: Path) -> None:
+    path = tmp_path / "m"
+    rung = threading.Event()
+    events = follower.subscribe(rung.set)
+    follower.start()
+    with pytest.raises(TimeoutError):
+        follower.sync(timeout=0.2)  # it has looked, and armed the watch
+    publisher = Publisher(path)
+    publisher.publish(1)
+    while serving(follower) is None:
+        assert rung.wait(LONG)
+        rung.clear()
+    events.close()
+    publisher.close()
+
+
+def test_versions_are_never_mixed_while_they_are_committed_all_the_time(
+    follower: Follower, publisher: Publisher, tmp_path: Path
+) -> None:
+    follower.start()
+    publisher.publish(1)
+    follower.sync(timeout=LONG)
+    stop = threading.Event()
+    wrong: list[tuple[list[float], int]] = []
+    answered: list[set[int]] = [set(), set(), set()]
+
+    def request(mine: set[int]) -> None:
+        while not stop.is_set():
+            seen, number = ask(follower)
+            mine.add(number)
+            if not proven(seen, number):
+                wrong.append((seen, number))
+
+    threads = [threading.Thread(target=request, args=(mine,)) for mine in answered]
+    for one in threads:
+        one.start()
+    for step in range(2, 52):
+        publisher.publish(step)
+        if step % 5 == 0:
+            follower.sync(timeout=LONG)
+    follower.sync(timeout=LONG)
+    stop.set()
+    for one in threads:
+        one.join(LONG)
+    assert wrong == []
+    assert follower.status().swaps >= 10
+    assert all(len(mine) > 2 for mine in answered)
+    assert serving(follower) == 51

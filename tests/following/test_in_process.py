@@ -1,0 +1,106 @@
+"""Replica and Follower in somebody's own program, by the words of docs/serve.md."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from paramsync import Follower, Replica
+from paramsync.errors import RequestError, SettingsError
+from tests.support.programs import ROOT
+from tests.support.published import Publisher, ask, proven
+
+
+def run(script: str, *arguments: str | Path) -> str:
+    """What a program of its own prints; fails where it does not end well, or says anything to its standard error."""
+    command = [sys.executable, "-W", "error::ResourceWarning", "-c", script, *map(str, arguments)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert not re.search(r"Traceback|Fatal|Aborted|Segmentation", done.stderr), done.stderr
+    return done.stdout
+
+
+def documented(store: Path) -> list[str]:
+    """The programs of the section, for this store."""
+    section = (ROOT / "docs" / "serve.md").read_text().partition("## In your own program")[2]
+    return [
+        one.replace("/dev/shm/digits", str(store)) for one in re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    ]
+
+
+@pytest.mark.slow
+def test_what_the_documentation_says_works(tmp_path: Path) -> None:
+    once, episodes, training = documented(tmp_path / "digits")
+    run(training)
+    assert re.search(r"^\d+ \[\[", run(once))
+    assert run(episodes).count("was played by version") == 3
+
+
+def test_importing_the_names_alone_does_not_import_tensorflow() -> None:
+    run("import sys, paramsync; assert 'tensorflow' not in sys.modules; assert 'Replica' in paramsync.__all__")
+
+
+def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
+    import paramsync
+
+    with pytest.raises(AttributeError, match="'paramsync' has no attribute 'Replicas'"):
+        paramsync.Replicas  # noqa: B018
+
+
+_FORGETS = """
+import sys
+from paramsync import Follower, Replica
+follower = Follower(Replica("m", sys.argv[1]), poll_seconds=0.01)
+follower.start()
+print(follower.sync(timeout=100).serving.number)
+"""
+
+
+@pytest.mark.slow
+def test_a_program_that_forgets_to_close_ends_at_once(tmp_path: Path) -> None:
+    publisher = Publisher(tmp_path / "m")
+    publisher.publish(7)
+    publisher.close()
+    script = f"import time\n{_FORGETS}\nprint(time.time())"
+    printed = run(script, tmp_path / "m").split()
+    assert printed[0] == "7"
+    assert time.time() - float(printed[1]) < 10
+
+
+def test_a_path_is_all_it_takes_to_follow(tmp_path: Path) -> None:
+    publisher = Publisher(tmp_path / "m")
+    with Follower(Replica("m", str(tmp_path / "m")), poll_seconds=3600) as follower:
+        for step in (1, 5):
+            publisher.publish(step)
+            follower.sync(timeout=60)
+            seen, number = ask(follower)
+            assert number == step
+            assert proven(seen, number)
+    publisher.close()
+
+
+def test_what_tensorflow_would_only_note_is_refused(tmp_path: Path) -> None:
+    publisher = Publisher(tmp_path / "m")
+    publisher.publish(1)
+    publisher.close()
+    replica = Replica("m", tmp_path / "m")
+    Follower(replica).run_once()
+    with tf.Graph().as_default():
+        with pytest.raises(RequestError, match=r"outside of tf.function and tf.Graph\(\).as_default\(\)"):
+            replica.predict({"x": np.ones([1, 2], np.float32)})
+        with pytest.raises(SettingsError, match="expected eager execution, found none"):
+            Replica("m", tmp_path / "m")
+
+    @tf.function
+    def noted() -> tf.Tensor:
+        return replica.predict({"x": np.ones([1, 2], np.float32)})[0]["seen"]
+
+    with pytest.raises(RequestError, match="call it outside of"):
+        noted()

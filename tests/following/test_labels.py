@@ -1,0 +1,232 @@
+"""A label names a version for as long as the operator says, wherever the store is by then."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+
+import pytest
+
+from paramsync.errors import SyncError, UnknownLabelError, UnknownVersionError
+from paramsync.following.follower import Follower
+from paramsync.following.operator_requests import Action
+from paramsync.following.replica import Replica
+from paramsync.following.report import EventKind
+from paramsync.following.status import Status
+from tests.support.followers import serving
+from tests.support.published import PARAMETERS, Publisher, captured, values
+
+
+def labelled(follower: Follower, label: str, number: int) -> Status:
+    answer = follower.ask(Action.LABEL, number, label)
+    follower.run_once()
+    return answer.result(0)
+
+
+def unlabelled(follower: Follower, label: str) -> Status:
+    answer = follower.ask(Action.UNLABEL, label=label)
+    follower.run_once()
+    return answer.result(0)
+
+
+def seen(follower: Follower, label: str) -> tuple[int, list[float]]:
+    one = follower.replica.take(label=label)
+    return one.version.number, [float(part[0, 0]) for part in one.parameters]
+
+
+def test_a_version_in_memory_is_labelled_by_reference(follower: Follower, publisher: Publisher) -> None:
+    for step in (1, 2):
+        publisher.publish(step)
+        follower.run_once()
+    before = follower.replica.take(1)
+    events = follower.subscribe(lambda: None)
+    assert labelled(follower, "stable", 1).labels == {"stable": 1}
+    assert follower.replica.take(label="stable") is before
+    assert events.take() == []
+
+
+def test_a_version_that_is_not_in_memory_is_restored_beside_what_serves(
+    follower: Follower, publisher: Publisher
+) -> None:
+    for step in (1, 2, 3):
+        publisher.publish(step)
+    follower.run_once()
+    events = follower.subscribe(lambda: None)
+    status = labelled(follower, "canary", 1)
+    assert (status.labels, status.resident, serving(follower)) == ({"canary": 1}, (3, 1), 3)
+    assert seen(follower, "canary") == (1, [1.0] * PARAMETERS)
+    assert [one.kind for one in events.take()] == [EventKind.RESTORING, EventKind.RESTORED]
+    assert (status.swaps, status.restores) == (1, 2)
+
+
+def test_a_label_moves_and_what_it_left_goes(follower: Follower, publisher: Publisher) -> None:
+    for step in (1, 2, 3):
+        publisher.publish(step)
+    follower.run_once()
+    labelled(follower, "stable", 1)
+    assert labelled(follower, "stable", 2).labels == {"stable": 2}
+    assert follower.status().resident == (3, 2)
+    labelled(follower, "canary", 2)
+    assert unlabelled(follower, "stable").labels == {"canary": 2}
+    assert follower.status().resident == (3, 2)
+    unlabelled(follower, "canary")
+    assert follower.status().resident == (3,)
+
+
+def test_a_labelled_version_stays_when_the_store_has_it_no_more(follower: Follower, publisher: Publisher) -> None:
+    publisher.publish(1)
+    follower.run_once()
+    labelled(follower, "stable", 1)
+    for step in range(2, 12):
+        publisher.publish(step)
+        follower.run_once()
+    assert not (publisher.path / "ckpt-1.index").exists()
+    assert seen(follower, "stable") == (1, [1.0] * PARAMETERS)
+    assert (follower.status().resident, follower.status().last_error) == ((11, 10, 1), None)
+
+
+def test_a_label_keeps_the_version_it_has_when_that_is_rewritten(follower: Follower, publisher: Publisher) -> None:
+    publisher.publish(5, tensors=values(1.0, captured()))
+    follower.run_once()
+    labelled(follower, "stable", 5)
+    publisher.close()
+    for one in publisher.path.iterdir():
+        one.unlink()
+    again = Publisher(publisher.path)
+    again.publish(5, tensors=values(2.0, captured()))
+    follower.run_once()
+    assert float(follower.replica.take(5).parameters[0][0, 0]) == 2.0
+    assert seen(follower, "stable") == (5, [1.0] * PARAMETERS)
+    assert follower.status().resident == (5,)
+    labelled(follower, "stable", 5)  # asked for once more, it is the one that serves
+    assert seen(follower, "stable") == (5, [2.0] * PARAMETERS)
+    again.close()
+
+
+def test_a_quarantined_version_cannot_be_labelled(follower: Follower, publisher: Publisher) -> None:
+    publisher.publish(1)
+    publisher.publish_bad(2)
+    follower.run_once()
+    with pytest.raises(SyncError, match=r"version 2 of model 'm' is quarantined: .*finite values"):
+        labelled(follower, "canary", 2)
+    assert follower.status().labels == {}
+    labelled(follower, "canary", 1)
+    with pytest.raises(SyncError, match="quarantined"):
+        labelled(follower, "canary", 2)
+    assert seen(follower, "canary")[0] == 1  # what it had before
+
+
+def test_a_version_that_is_nowhere_cannot_be_labelled(follower: Follower, publisher: Publisher) -> None:
+    publisher.publish(1)
+    follower.run_once()
+    with pytest.raises(UnknownVersionError, match="there are: 1"):
+        labelled(follower, "canary", 7)
+    with pytest.raises(UnknownLabelError, match="label 'canary' of model 'm' is not there; there are: none"):
+        unlabelled(follower, "canary")
+
+
+def test_of_two_versions_for_one_label_the_later_counts(follower: Follower, publisher: Publisher) -> None:
+    for step in (1, 2, 3):
+        publisher.publish(step)
+    follower.run_once()
+    overtaken, done = follower.ask(Action.LABEL, 1, "stable"), follower.ask(Action.LABEL, 2, "stable")
+    follower.run_once()
+    assert done.result(0).labels == {"stable": 2}
+    with pytest.raises(SyncError, match="version 2 was given the label 'stable' before version 1 had it"):
+        overtaken.result(0)
+
+
+def test_a_label_asked_for_and_taken_away_at_once_is_not_given(follower: Follower, publisher: Publisher) -> None:
+    for step in (1, 2):
+        publisher.publish(step)
+    follower.run_once()
+    overtaken, done = follower.ask(Action.LABEL, 1, "stable"), follower.ask(Action.UNLABEL, label="stable")
+    follower.run_once()
+    assert done.result(0).labels == {}
+    with pytest.raises(SyncError, match="the label 'stable' was taken away before version 1 had it"):
+        overtaken.result(0)
+
+
+# Races ----------------------------------------------------------------------------------------------------------------
+
+
+def pruned_when_it_is_restored(follower: Follower, publisher: Publisher, number: int) -> None:
+    """Have the publisher prune that version as soon as its restore has begun."""
+
+    def prune() -> None:
+        if follower.status().restoring == number and (publisher.path / f"ckpt-{number}.index").exists():
+            for step in range(10, 16):
+                publisher.publish(step)
+
+    follower.subscribe(prune)
+
+
+def test_a_version_pruned_while_it_is_restored_for_a_label_is_said_to_be_gone(
+    follower: Follower, publisher: Publisher
+) -> None:
+    for step in (1, 2):
+        publisher.publish(step)
+    follower.run_once()
+    pruned_when_it_is_restored(follower, publisher, 1)
+    answer = follower.ask(Action.LABEL, 1, "stable")
+    follower.run_once()
+    follower.run_once()
+    with pytest.raises(UnknownVersionError, match="there are: 11, 12, 13, 14, 15"):
+        answer.result(0)
+    assert (follower.status().labels, follower.status().quarantined, serving(follower)) == ({}, (), 15)
+
+
+def test_a_label_is_given_though_a_pin_interrupts_its_restore(publisher: Publisher) -> None:
+    follower = Follower(Replica("m", publisher.path))
+    for step in (1, 2, 3):
+        publisher.publish(step)
+        follower.run_once()
+    pins: list[Future[Status]] = []
+
+    def pin() -> None:
+        if follower.status().restoring == 1 and not pins:
+            pins.append(follower.ask(Action.PIN, 2))
+
+    follower.subscribe(pin)
+    answer = follower.ask(Action.LABEL, 1, "stable")
+    follower.run_once()
+    assert not answer.done()
+    follower.run_once()
+    assert pins[0].result(0).pinned == 2
+    assert answer.result(0).labels == {"stable": 1}
+    assert serving(follower) == 2
+
+
+def test_a_label_whose_caller_left_is_given_up(follower: Follower, publisher: Publisher) -> None:
+    for step in (1, 2):
+        publisher.publish(step)
+    follower.run_once()
+    answer = follower.ask(Action.LABEL, 1, "stable")
+    answer.cancel()
+    follower.run_once()
+    assert (follower.status().labels, follower.status().resident) == ({}, (2,))
+
+
+def test_a_label_is_gone_once_that_is_answered_though_a_pin_interrupts_the_round(publisher: Publisher) -> None:
+    follower = Follower(Replica("m", publisher.path, resident=3))
+    for step in (1, 2):
+        publisher.publish(step)
+        follower.run_once()
+    labelled(follower, "stable", 1)
+    publisher.publish(3)
+    answers: dict[Action, Future[Status]] = {}
+
+    def pin() -> None:
+        if follower.status().restoring == 3 and Action.PIN not in answers:
+            answers[Action.PIN] = follower.ask(Action.PIN, 2)
+
+    def unlabel(_: Future[Status]) -> None:
+        answers[Action.UNLABEL] = follower.ask(Action.UNLABEL, label="stable")
+        answers[Action.UNLABEL].add_done_callback(lambda _: left.append(dict(follower.replica.labels)))
+
+    left: list[dict[str, int]] = []
+    follower.subscribe(pin)
+    follower.ask(Action.LABEL, 2, "canary").add_done_callback(unlabel)  # answered before the store is looked at
+    for _ in range(2):
+        follower.run_once()
+    assert (answers[Action.UNLABEL].result(0).labels, left) == ({"canary": 2}, [{"canary": 2}])
+    assert answers[Action.PIN].result(0).pinned == 2

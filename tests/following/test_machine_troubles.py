@@ -1,0 +1,325 @@
+"""What this machine could not do is never held against a version: it is told, and tried again."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import tensorflow as tf
+
+from paramsync.checkpoint.data_file import hold
+from paramsync.errors import CorruptCheckpointError, GraphError, StoreError, UnfinishedError, UnreadableError
+from paramsync.following.faults import Fault, fault_of
+from paramsync.following.follower import Follower
+from paramsync.following.operator_requests import Action
+from paramsync.following.quarantine import Backoff, MachineFailures
+from paramsync.store.store import Store
+from paramsync.tensorbundle import index
+from paramsync.tensorbundle.index import data_file, index_file
+from paramsync.version import Candidate, Version
+from tests.support.followers import SILENT, quarantined, serving
+from tests.support.programs import ROOT, eventually
+from tests.support.published import Publisher, ask, follower_of, proven
+from tests.support.stores import saved_by_v1
+from tests.support.troubles import as_nobody, free_descriptors
+
+
+def caused(error: BaseException, cause: BaseException) -> BaseException:
+    error.__cause__ = cause
+    return error
+
+
+CORRUPT = CorruptCheckpointError(Path("a"), expected="a file", found="another")
+OWN = [errno.ENOENT, errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.ENAMETOOLONG]
+MACHINES = [
+    *(errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EINTR, errno.EAGAIN),
+    *(errno.EACCES, errno.EPERM, errno.ENOLCK, errno.EHOSTDOWN, errno.ENOTCONN, errno.EUCLEAN),
+]
+
+
+@pytest.mark.parametrize("number", MACHINES, ids=errno.errorcode.get)
+def test_an_error_of_the_machine_is_that_whatever_it_became_on_its_way(number: int) -> None:
+    error = OSError(number, "why")
+    assert fault_of(error) is Fault.THE_MACHINES
+    assert fault_of(caused(CORRUPT, error)) is Fault.THE_MACHINES
+    assert fault_of(caused(UnfinishedError("a"), caused(GraphError("b"), error))) is Fault.THE_MACHINES
+
+
+@pytest.mark.parametrize("number", OWN, ids=errno.errorcode.get)
+def test_an_error_of_the_file_is_no_error_of_the_machine(number: int) -> None:
+    error = OSError(number, "why")
+    assert fault_of(error) is Fault.NOT_ITS_OWN
+    assert fault_of(caused(UnfinishedError("a"), error)) is Fault.UNFINISHED
+    assert fault_of(caused(GraphError("a"), error)) is Fault.ITS_OWN
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor"),
+        tf.errors.PermissionDeniedError(None, None, "x; Permission denied"),
+        UnreadableError(Path("a"), "Stale file handle"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_so_is_a_want_of_memory(error: Exception) -> None:
+    assert fault_of(error) is Fault.THE_MACHINES
+    assert fault_of(caused(GraphError("the graph cannot be built"), error)) is Fault.THE_MACHINES
+
+
+@pytest.fixture
+def logged(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+    caplog.set_level(logging.WARNING, logger="paramsync")
+    return lambda: [one.getMessage() for one in caplog.records]
+
+
+@pytest.mark.parametrize("count", range(5))
+def test_the_last_version_serves_once_there_are_descriptors_again(
+    publisher: Publisher, count: int, logged: Callable[[], list[str]]
+) -> None:
+    publisher.publish(1)
+    follower = follower_of(publisher.path, poll_seconds=3600.0)
+    with free_descriptors(count):
+        for _ in range(3):
+            follower.run_once()
+        status = follower.status()
+        if status.serving is None:
+            assert "Too many open files" in (status.last_error or "")
+            assert len([one for one in logged() if "Too many open files" in one]) == 1
+        assert (quarantined(follower), status.quarantines) == ([], 0)
+        if count == 0:
+            assert status.serving is None
+    follower.start(SILENT)  # which looks when it is told to, or has reasons of its own
+    eventually(lambda: serving(follower) == 1, lambda: str(follower.status()))
+    assert proven(*ask(follower))
+    eventually(lambda: follower.status().last_error is None, lambda: str(follower.status()))
+    follower.close()
+
+
+def test_a_worker_without_descriptors_goes_on_by_itself_once_there_are_some(publisher: Publisher) -> None:
+    publisher.publish(1)
+    follower = follower_of(publisher.path, poll_seconds=3600.0)
+    with free_descriptors(0):
+        follower.start(SILENT)
+        eventually(lambda: follower.status().last_error, lambda: str(follower.status()))
+    eventually(lambda: serving(follower) == 1, lambda: str(follower.status()))
+    follower.close()
+
+
+@pytest.fixture
+def forbidden() -> Iterator[Callable[[Path], None]]:
+    paths: list[Path] = []
+
+    def forbid(path: Path) -> None:
+        paths.append(path)
+        path.chmod(0)
+
+    yield forbid
+    for path in paths:
+        path.chmod(0o644)
+
+
+@pytest.mark.parametrize(
+    "name", ["ckpt-2.index", "ckpt-2.data-00000-of-00001", "ckpt-2.json", "graph-*.pb", "checkpoint"]
+)
+def test_what_may_not_be_read_is_told_and_serves_once_it_may(
+    publisher: Publisher, forbidden: Callable[[Path], None], name: str
+) -> None:
+    publisher.publish(1)
+    publisher.publish(2)
+    (path,) = publisher.path.glob(name)
+    before = path.stat().st_mode
+    follower = follower_of(publisher.path)
+    forbidden(path)
+    for _ in range(2):
+        as_nobody(follower.run_once)
+    status = follower.status()
+    assert quarantined(follower) == []
+    assert "Permission denied" in (status.last_error or "")
+    assert serving(follower) == (None if name in ("graph-*.pb", "checkpoint") else 1)
+    path.chmod(before)
+    eventually(lambda: as_nobody(follower.run_once) is not None, lambda: str(follower.status()))
+    assert (serving(follower), follower.status().last_error) == (2, None)
+
+
+def test_a_saved_model_that_may_not_be_read_is_told_and_serves_once_it_may(
+    tmp_path: Path, forbidden: Callable[[Path], None]
+) -> None:
+    saved_by_v1(tmp_path / "1", 1.0)
+    path = tmp_path / "1" / "variables" / "variables.index"
+    follower = follower_of(tmp_path)
+    forbidden(path)
+    as_nobody(follower.run_once)
+    assert quarantined(follower) == []
+    assert "Permission denied" in (follower.status().last_error or "")
+    path.chmod(0o644)
+    eventually(lambda: as_nobody(follower.run_once) is not None, lambda: str(follower.status()))
+    assert serving(follower) == 1
+
+
+def test_a_version_that_cannot_be_read_now_is_not_gone_back_from(
+    publisher: Publisher, follower: Follower, forbidden: Callable[[Path], None]
+) -> None:
+    publisher.publish(1)
+    publisher.publish(2)
+    follower.run_once()
+    record = publisher.path / "ckpt-2.json"
+    forbidden(record)
+    as_nobody(follower.run_once)
+    assert (serving(follower), quarantined(follower)) == (2, [])
+    record.unlink()
+    record.write_text("{")
+    follower.run_once()
+    assert serving(follower) == 2
+
+
+def test_a_newer_version_ends_what_is_said_of_one_that_could_not_be_read(
+    publisher: Publisher, follower: Follower, forbidden: Callable[[Path], None]
+) -> None:
+    publisher.publish(1)
+    forbidden(publisher.path / "ckpt-1.index")
+    as_nobody(follower.run_once)
+    assert follower.status().last_error is not None
+    publisher.publish(2)
+    as_nobody(follower.run_once)
+    assert (serving(follower), follower.status().last_error) == (2, None)
+
+
+def test_a_sync_tries_at_once_what_could_not_be_read(
+    publisher: Publisher, follower: Follower, forbidden: Callable[[Path], None]
+) -> None:
+    publisher.publish(1)
+    path = publisher.path / "ckpt-1.index"
+    before = path.stat().st_mode
+    forbidden(path)
+    for _ in range(20):  # however long it would be put off by now
+        as_nobody(follower.run_once)
+        follower.ask(Action.SYNC, 1)
+    path.chmod(before)
+    answer = follower.ask(Action.SYNC, 1)
+    as_nobody(follower.run_once)
+    assert answer.result(0).serving is not None
+
+
+def test_an_index_that_nobody_can_read_now_is_not_called_broken(
+    publisher: Publisher, forbidden: Callable[[Path], None]
+) -> None:
+    version = publisher.publish(1)
+    forbidden(index_file(publisher.path / version.prefix))
+
+    def look() -> str:
+        with pytest.raises(UnreadableError) as caught:
+            index.read(index_file(publisher.path / version.prefix))
+        with pytest.raises(UnreadableError):
+            Store(publisher.path).open(version)
+        return str(caught.value)
+
+    assert as_nobody(look) == f"store {publisher.path}: ckpt-1.index cannot be read: Permission denied"
+
+
+def test_a_file_of_which_nobody_can_tell_whether_it_has_its_name_has_not_changed(
+    publisher: Publisher, forbidden: Callable[[Path], None]
+) -> None:
+    version = publisher.publish(1)
+    held = hold(data_file(publisher.path / version.prefix, 0, 1), mapped=True)
+    assert held is not None
+    assert as_nobody(held.has_its_name)
+    before = publisher.path.stat().st_mode
+    publisher.path.chmod(0)
+    with pytest.raises(UnreadableError, match="Permission denied"):
+        as_nobody(held.has_its_name)
+    publisher.path.chmod(before)
+    assert held.has_its_name()
+
+
+@pytest.mark.parametrize("place", ["memory", "disk"])
+def test_a_publisher_and_a_follower_that_run_out_of_descriptors_lose_nothing_by_it(
+    request: pytest.FixtureRequest, place: str
+) -> None:
+    publisher = Publisher(request.getfixturevalue(place) / "m", keep=2)
+    follower = follower_of(publisher.path)
+    number = publisher.publish(1).number
+    follower.run_once()
+    refused = 0
+    for count in [*range(10), *range(10)]:
+        with free_descriptors(count):
+            try:
+                number = publisher.publish(number + 1).number
+            except StoreError:
+                refused += 1
+            follower.run_once()
+            assert proven(*ask(follower))
+        number = publisher.publish(number + 1).number
+        eventually(lambda: follower.run_once() or follower.status().last_error is None, lambda: str(follower.status()))
+        assert (serving(follower), quarantined(follower)) == (number, [])
+        assert proven(*ask(follower))
+    assert refused
+    assert [one.number for one in Store(publisher.path).versions()][-1] == number
+    publisher.close()
+
+
+LITTLE_MEMORY = """
+import resource, sys
+from pathlib import Path
+import numpy as np
+from paramsync.store.store import Store
+from paramsync.store.commit import StoreWriter
+from tests.support.written import version
+
+path = Path(sys.argv[1])
+with StoreWriter(path) as writer:
+    latest = writer.commit(version(1), {"a": np.ones(80 << 20, np.uint8)})
+soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+for mapped in (True, False):
+    taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (taken + (20 << 20), hard))
+    try:
+        Store(path).open(latest, mapped=mapped).verify(["a"])
+    except Exception as error:
+        print(type(error).__name__)
+    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+    Store(path).open(latest, mapped=mapped).verify(["a"])
+"""
+
+
+@pytest.mark.slow
+def test_memory_that_is_not_there_is_the_machines_fault(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", LITTLE_MEMORY, str(tmp_path)]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=True)
+    assert ran.stdout.split() == ["UnreadableError", "MemoryError"]
+
+
+# How soon -------------------------------------------------------------------------------------------------------------
+
+
+def test_it_is_tried_again_soon_and_then_ever_later_up_to_half_a_minute() -> None:
+    back_off = Backoff()
+    assert back_off.left(0.0) == 0.0
+    now, pauses = 0.0, []
+    for _ in range(20):
+        back_off.failed(now)
+        pauses.append(back_off.left(now))
+        assert back_off.left(now + pauses[-1]) == 0.0
+        now += pauses[-1]
+    assert pauses[0] <= 0.1
+    expected = [min(2 * sooner, 30.0) for sooner in pauses[:-1]]
+    assert pauses[1:] == pytest.approx(expected)
+    assert pauses[-1] == pytest.approx(30.0)
+
+
+def test_other_files_are_tried_at_once() -> None:
+    version = Version(number=1, step=1, prefix="ckpt-1", step_done_at=1.0, snapshot_at=1.0)
+    troubles = MachineFailures()
+    for now in range(9):
+        troubles.add(Candidate(version, "these"), "why", now)
+    assert troubles.left(Candidate(version, "these"), 9.0) > 0.0
+    assert troubles.left(Candidate(version, "others"), 9.0) == 0.0
+    assert troubles.reason == "why"
+    troubles.keep([2])
+    assert troubles.reason is None

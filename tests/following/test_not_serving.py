@@ -1,0 +1,95 @@
+"""Whoever asks a model of which no version can be used hears why, by each protocol."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import grpc
+import pytest
+from tensorflow_serving.apis import predict_pb2
+
+from paramsync.cli.__main__ import main
+from paramsync.errors import NotServingError, SyncError
+from paramsync.following.composite import Connection
+from paramsync.following.follower import Follower
+from paramsync.following.replica import Replica
+from tests.support.http import call
+from tests.support.kserve import method, negated
+from tests.support.published import Publisher, follower_of
+from tests.support.running import LONG, Running, refused, request
+
+REASON = re.compile("version 7 is quarantined: parameters of .*: expected finite values")
+
+
+@pytest.fixture
+def bad(running: Running, publisher: Publisher) -> Running:
+    """Model `m`, whose first version is quarantined."""
+    publisher.publish_bad(7)
+    with pytest.raises(SyncError):
+        running.server.models.follower("m").sync(timeout=LONG)
+    return running
+
+
+def test_every_protocol_says_why_no_version_serves(bad: Running, capsys: pytest.CaptureFixture[str]) -> None:
+    address = f"127.0.0.1:{bad.port}"
+    assert main(["predict", "m", "--input", "x=[[1, 2]]", "--server", address]) == 1
+    said = {
+        "gRPC": refused(bad.prediction_service.Predict, request())[1],
+        "KServe": refused(method(bad, "ModelInfer"), negated())[1],
+        "REST": call(bad.rest_port, "POST", "/v1/models/m:predict", {"instances": [[1, 2]]}).error,
+        "health": call(bad.rest_port, "GET", "/healthz").error,
+        "command": capsys.readouterr().err,
+    }
+    assert {name: REASON.search(text) is not None for name, text in said.items()} == dict.fromkeys(said, True), said
+
+
+def test_the_reason_is_that_of_the_newest_and_goes_when_a_version_serves(
+    follower: Follower, publisher: Publisher
+) -> None:
+    def said() -> str:
+        with pytest.raises(NotServingError) as raised:
+            follower.replica.take()
+        return str(raised.value)
+
+    follower.run_once()
+    nothing = f"model 'm' is not serving: no version from store {publisher.path} serves yet"
+    assert said() == f"{nothing}: its publisher has published nothing yet"
+    publisher.publish_bad(1)
+    publisher.publish_corrupt(2)
+    follower.run_once()
+    assert "serves yet: version 2 is quarantined: " in said()
+    publisher.publish_bad(3)
+    follower.run_once()
+    assert re.search("serves yet: version 3 is quarantined: .*: expected finite values", said())
+    assert len(said()) < 1000
+    publisher.publish(4)
+    follower.run_once()
+    assert follower.replica.take().version.number == 4
+
+
+def test_a_store_that_cannot_be_read_is_the_reason_where_nothing_is_in_quarantine(
+    follower: Follower, publisher: Publisher
+) -> None:
+    (publisher.path / "checkpoint").write_text("garbage {{{")
+    follower.run_once()
+    with pytest.raises(NotServingError, match=re.escape(f"serves yet: {follower.status().last_error}")):
+        follower.replica.take()
+
+
+def test_a_connection_says_why_its_part_does_not_serve(tmp_path: Path, publisher: Publisher) -> None:
+    publisher.publish_bad(7)
+    first = follower_of(tmp_path / "m")
+    connection = Connection("both", first.replica, Replica("head", tmp_path / "head"), {"x": "y"})
+    first.run_once()
+    with pytest.raises(NotServingError, match=REASON.pattern):
+        connection.take()
+
+
+def test_the_readiness_check_of_tensorflow_servings_own_tests_ends(bad: Running) -> None:
+    """It asks for a model that nobody serves, until the answer speaks of a Servable."""
+    message = predict_pb2.PredictRequest()
+    for name, code in (("intentionally_missing_model", grpc.StatusCode.NOT_FOUND), ("m", grpc.StatusCode.UNAVAILABLE)):
+        message.model_spec.name = name
+        found, text = refused(bad.prediction_service.Predict, message)
+        assert (found, "Servable" in text) == (code, True), text

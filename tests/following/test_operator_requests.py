@@ -1,0 +1,145 @@
+"""An operator who asks for a version is told when it serves, or why it will not."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from pathlib import Path
+
+import pytest
+
+from paramsync.errors import NotServingError, SyncError, UnknownVersionError
+from paramsync.following.follower import Follower
+from paramsync.following.operator_requests import Action, OperatorRequests
+from paramsync.following.pins_file import Choices
+from paramsync.following.report import EventKind
+from paramsync.following.status import State, Status
+from tests.support.followers import LONG, serving
+from tests.support.published import Publisher, ask, proven
+
+
+def test_sync_returns_once_the_newest_version_serves(working: Follower, publisher: Publisher) -> None:
+    publisher.publish(1)
+    publisher.publish(2)
+    status = working.sync(timeout=LONG)
+    assert status.serving is not None
+    assert status.serving.number == 2
+    assert working.sync(timeout=LONG).swaps == status.swaps
+
+
+def test_sync_with_nothing_published_says_so_when_time_is_up(working: Follower, tmp_path: Path) -> None:
+    path = tmp_path / "m"
+    with pytest.raises(TimeoutError, match=f"nothing is published in {path} yet"):
+        working.sync(timeout=0.2)
+
+
+def test_sync_to_a_version_still_to_come_says_what_is_there_when_time_is_up(
+    working: Follower, publisher: Publisher
+) -> None:
+    publisher.publish(3)
+    with pytest.raises(TimeoutError, match=r"version 9 of model 'm' did not come to serve within 0.5 s: .* is 3"):
+        working.sync(9, timeout=0.5)
+
+
+def test_sync_waits_for_a_version_still_to_come(working: Follower, publisher: Publisher) -> None:
+    publisher.publish(3)
+    answer = working.ask(Action.SYNC, 4)
+    working.sync(timeout=LONG)
+    assert not answer.done()
+    publisher.publish(5)
+    working.notify()
+    status = answer.result(LONG)
+    assert status.serving is not None
+    assert status.serving.number == 5  # it overtook the one asked for
+
+
+def test_each_sync_to_a_bad_version_tries_it_once_more_and_says_why_not(
+    working: Follower, publisher: Publisher
+) -> None:
+    publisher.publish(1)
+    publisher.publish_bad(2)
+    events = working.subscribe(lambda: None)
+    for _ in range(2):
+        with pytest.raises(SyncError, match=r"version 2 of model 'm' is quarantined: .*finite values"):
+            working.sync(timeout=LONG)
+        assert EventKind.QUARANTINED in [one.kind for one in events.take()]
+    assert serving(working) == 1
+
+
+def test_sync_to_an_older_version_says_to_pin(working: Follower, publisher: Publisher) -> None:
+    publisher.publish(1)
+    publisher.publish(2)
+    working.sync(timeout=LONG)
+    with pytest.raises(SyncError, match="older than version 2, which serves; pin it to go back"):
+        working.sync(1, timeout=LONG)
+
+
+def test_sync_to_a_version_that_never_was_lists_what_there_is(working: Follower, publisher: Publisher) -> None:
+    publisher.publish(1)
+    working.sync(timeout=LONG)
+    publisher.publish_bad(5)  # so that what serves is still below the one asked for
+    with pytest.raises(UnknownVersionError, match=r"version 3 .* there are: 1, 5"):
+        working.sync(3, timeout=LONG)
+    publisher.publish(6)
+    working.sync(timeout=LONG)
+    with pytest.raises(UnknownVersionError, match=r"version 3 .* there are: 1, 5, 6"):
+        working.sync(3, timeout=LONG)
+
+
+def test_sync_with_a_store_that_cannot_be_read_says_so_when_time_is_up(working: Follower, publisher: Publisher) -> None:
+    publisher.publish(1)
+    working.sync(timeout=LONG)
+    (publisher.path / "checkpoint").write_text("garbage {{{")
+    with pytest.raises(TimeoutError, match=r"did not come to serve within 0.2 s: .*checkpoint"):
+        working.sync(timeout=0.2)
+
+
+def test_a_look_that_began_before_a_sync_does_not_answer_it(follower: Follower, publisher: Publisher) -> None:
+    publisher.publish(1)
+    asked: list[Future[Status]] = []
+
+    def publish_and_ask() -> None:
+        if not asked:
+            publisher.publish(2)
+            asked.append(follower.ask(Action.SYNC))
+
+    follower.subscribe(publish_and_ask)  # called in the middle of the look that finds version 1
+    follower.run_once()
+    assert not asked[0].done()
+    follower.run_once()
+    status = asked[0].result(0)
+    assert status.serving is not None
+    assert status.serving.number == 2
+
+
+def test_what_needs_no_store_is_done_while_it_cannot_be_read(working: Follower, publisher: Publisher) -> None:
+    for step in (1, 2):
+        publisher.publish(step)
+        working.sync(timeout=LONG)
+    (publisher.path / "checkpoint").write_text("garbage {{{")
+    assert working.pin(1, timeout=LONG).pinned == 1
+    assert (serving(working), proven(*ask(working))) == (1, True)
+    assert working.unpin(timeout=LONG).pinned is None
+    with pytest.raises(TimeoutError, match="checkpoint"):
+        working.pin(7, timeout=0.2)
+    assert working.unpin(timeout=LONG).pinned is None
+
+
+def test_what_nobody_waits_for_any_more_is_forgotten() -> None:
+    wishes = OperatorRequests(Choices(), lambda _: None)
+    answers = [wishes.ask(Action.SYNC, None), wishes.ask(Action.PIN, 7)]
+    assert len(wishes.fresh()) == 2
+    for one in answers:
+        one.cancel()
+    assert wishes.fresh() == []
+
+
+def test_draining_refuses_what_is_asked_and_goes_on_serving(working: Follower, publisher: Publisher) -> None:
+    publisher.publish(1)
+    working.sync(timeout=LONG)
+    waiting = working.ask(Action.SYNC, 99)
+    working.drain()
+    for answer in (waiting, working.ask(Action.SYNC)):
+        with pytest.raises(NotServingError, match="stopping"):
+            answer.result(LONG)
+    assert working.status().state is State.DRAINING
+    assert proven(*ask(working))

@@ -1,0 +1,147 @@
+"""A pinned version serves until it is unpinned."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from pathlib import Path
+
+import pytest
+
+from paramsync.errors import SyncError, UnknownVersionError
+from paramsync.following.follower import Follower
+from paramsync.following.operator_requests import Action
+from paramsync.following.replica import Replica
+from paramsync.following.status import Status
+from tests.support.followers import LONG, saver_follower, serving
+from tests.support.published import Publisher, ask, proven, saver_store
+
+
+def test_pin_goes_back_and_stays_until_unpin(working: Follower, publisher: Publisher) -> None:
+    for step in (1, 2, 3):
+        publisher.publish(step)
+    working.sync(timeout=LONG)
+    assert working.pin(1, timeout=LONG).pinned == 1
+    assert proven(*ask(working))
+    assert serving(working) == 1
+    publisher.publish(4)
+    with pytest.raises(SyncError, match="pinned to version 1; unpin"):
+        working.sync(timeout=LONG)
+    assert serving(working) == 1
+    status = working.unpin(timeout=LONG)
+    assert (status.pinned, serving(working)) == (None, 4)
+
+
+def test_pin_to_a_resident_version_works_after_it_was_pruned(follower: Follower, publisher: Publisher) -> None:
+    publisher.publish(1)
+    follower.run_once()
+    for step in range(2, 9):
+        publisher.publish(step)
+    follower.run_once()
+    assert not (publisher.path / "ckpt-1.index").exists()
+    answer = follower.ask(Action.PIN, 1)
+    follower.run_once()
+    assert answer.result(0).resident == (1, 8)
+    assert ask(follower)[1] == 1
+    assert proven(*ask(follower))
+
+
+def test_a_pin_that_fails_changes_nothing(working: Follower, publisher: Publisher) -> None:
+    publisher.publish_bad(1)
+    publisher.publish(2)
+    working.sync(timeout=LONG)
+    with pytest.raises(SyncError, match=r"version 1 .* is quarantined"):
+        working.pin(1, timeout=LONG)
+    with pytest.raises(UnknownVersionError, match="there are: 1, 2"):
+        working.pin(7, timeout=LONG)
+    publisher.publish(3)
+    working.sync(timeout=LONG)
+    assert (working.status().pinned, serving(working)) == (None, 3)
+
+
+def test_of_two_pins_in_one_look_the_later_counts_and_none_that_failed_changed_anything(
+    follower: Follower, publisher: Publisher
+) -> None:
+    for step in (1, 2):
+        publisher.publish(step)
+    follower.run_once()
+    publisher.publish_bad(3)
+    overtaken, failed = follower.ask(Action.PIN, 1), follower.ask(Action.PIN, 3)
+    follower.run_once()
+    with pytest.raises(SyncError, match="was pinned to version 3 while it was being pinned to version 1"):
+        overtaken.result(0)
+    with pytest.raises(SyncError, match=r"version 3 .* is quarantined"):
+        failed.result(0)
+    assert (follower.status().pinned, serving(follower)) == (None, 2)
+    overtaken, done = follower.ask(Action.PIN, 1), follower.ask(Action.PIN, 2)
+    follower.run_once()
+    assert done.result(0).pinned == 2
+    with pytest.raises(SyncError, match="pinned to version 2"):
+        overtaken.result(0)
+    failed = follower.ask(Action.PIN, 3)
+    follower.run_once()
+    assert isinstance(failed.exception(0), SyncError)
+    assert (follower.status().pinned, serving(follower)) == (2, 2)
+
+
+def test_a_pin_overtaken_by_an_unpin_is_told_so(follower: Follower, publisher: Publisher) -> None:
+    for step in (1, 2):
+        publisher.publish(step)
+    follower.run_once()
+    overtaken, done = follower.ask(Action.PIN, 1), follower.ask(Action.UNPIN)
+    follower.run_once()
+    assert done.result(0).pinned is None
+    with pytest.raises(SyncError, match="was unpinned while"):
+        overtaken.result(0)
+
+
+@pytest.mark.parametrize("pin_first", [True, False])
+def test_what_is_asked_first_is_done_first(follower: Follower, publisher: Publisher, pin_first: bool) -> None:
+    for step in (1, 2):
+        publisher.publish(step)
+        follower.run_once()
+    asked = [(Action.PIN, 1), (Action.UNPIN, None)]  # a pin to a version in memory needs no look at the store
+    answers = [follower.ask(*one) for one in (asked if pin_first else reversed(asked))]
+    follower.run_once()
+    assert [one.exception(0) for one in answers] == [None, None]
+    assert follower.status().pinned == (None if pin_first else 1)
+
+
+def test_a_pin_whose_caller_left_before_it_came_true_is_given_up(tmp_path: Path) -> None:
+    path = tmp_path / "m"
+    saver_store(path, 2)
+    follower = saver_follower(path)
+    follower.run_once()
+    (path / "model-1.meta").unlink()
+    pin = follower.ask(Action.PIN, 1)
+    follower.run_once()
+    assert (pin.done(), follower.status().pinned) == (False, 1)
+    pin.cancel()
+    follower.run_once()
+    assert (follower.status().pinned, serving(follower)) == (None, 2)
+
+
+def test_unpin_is_answered_once_the_newest_serves_though_a_pin_that_fails_interrupts_its_restore(
+    publisher: Publisher,
+) -> None:
+    follower = Follower(Replica("m", publisher.path), poll_seconds=60.0)
+    for step in (1, 2):
+        publisher.publish(step)
+        follower.run_once()
+    pinned = follower.ask(Action.PIN, 1)
+    follower.run_once()
+    assert pinned.result(0).pinned == 1
+    publisher.publish(3)
+    interrupting: list[Future[Status]] = []
+
+    def pin_and_leave() -> None:
+        if follower.status().restoring == 3 and not interrupting:
+            interrupting.append(follower.ask(Action.PIN, 2))
+
+    follower.subscribe(pin_and_leave)
+    serves: list[int | None] = []
+    follower.ask(Action.UNPIN).add_done_callback(lambda _: serves.append(serving(follower)))
+    follower.run_once()
+    assert serves == []
+    interrupting[0].cancel()
+    follower.run_once()
+    assert serves == [3]

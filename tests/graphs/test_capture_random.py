@@ -1,0 +1,154 @@
+"""What draws random numbers when it predicts draws others in each call, for each row, and keeps nothing in between."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from paramsync.errors import GraphError
+from paramsync.following.follower import Follower
+from paramsync.following.replica import Replica
+from paramsync.graphs.capturing import capture
+from paramsync.graphs.graph import Graph
+from paramsync.inference import batchable
+from tests.support.captured import answers
+
+
+@keras.saving.register_keras_serializable("tests")
+class Sampling(keras.layers.Layer):
+    """That of Keras' example of a variational autoencoder."""
+
+    def __init__(self, **more: Any) -> None:
+        super().__init__(**more)
+        self.seed_generator = keras.random.SeedGenerator(1337)
+
+    def call(self, inputs: Any) -> Any:
+        mean, spread = inputs
+        noise = keras.random.normal(keras.ops.shape(mean), seed=self.seed_generator)
+        return mean + keras.ops.exp(0.5 * spread) * noise
+
+
+def encoder() -> keras.Model:
+    x = keras.Input((4,), name="x")
+    mean, spread = keras.layers.Dense(3)(x), keras.layers.Dense(3, kernel_initializer="zeros")(x)
+    return keras.Model(x, {"mean": mean, "spread": spread, "z": Sampling()([mean, spread])})
+
+
+X = np.linspace(-1, 1, 8, dtype=np.float32).reshape(2, 4)
+
+
+def test_a_sampling_layer_draws_other_numbers_for_each_call_and_row() -> None:
+    model = encoder()
+    captured = capture(model)
+    assert captured.graph.stochastic == ("NonDeterministicInts",)
+    assert len(captured.graph.parameters) == len(model.trainable_weights) == 4
+    many = np.broadcast_to(X[:1], (20_000, 4))
+    first, second = (answers(captured, {"x": many}) for _ in range(2))
+    expected = model(X)
+    np.testing.assert_allclose(first["mean"][:1], expected["mean"][:1], rtol=1e-5)
+    noise = [one["z"] - one["mean"] for one in (first, second)]
+    together = np.stack([*noise[0].T, *noise[1].T])
+    np.testing.assert_allclose(np.cov(together), np.eye(6), atol=0.05)  # rows, columns and calls know nothing of others
+    np.testing.assert_allclose(together.mean(1), 0, atol=0.05)
+
+
+def test_a_graph_that_was_kept_draws_too_and_never_the_same_in_two_threads() -> None:
+    captured = capture(encoder())
+    graph = Graph.from_bytes(captured.graph.to_bytes())
+    values = [one.read_value() for one in captured.variables]
+
+    def draw(_: int) -> float:
+        return float(graph(values, {"x": tf.constant(X)})["z"][0, 0])
+
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(draw, range(64)))
+    assert len(set(found)) == len(found)
+
+
+class Dropping(keras.Model):
+    """Dropout while predicting, twice by one generator, and noise from the generator that all share."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = keras.random.SeedGenerator(3)
+        self.drop = keras.layers.Dropout(0.5, seed=5)
+
+    def call(self, x: Any) -> Any:
+        return {
+            "dropped": self.drop(x, training=True),
+            "first": keras.random.uniform((100,), seed=self.generator),
+            "second": keras.random.uniform((100,), seed=self.generator),
+            "shared": keras.random.uniform((100,)),
+        }
+
+
+def test_two_draws_of_one_generator_in_one_call_differ() -> None:
+    captured = capture(Dropping(), inputs=tf.TensorSpec((None, 200), name="x"))
+    one, other = (answers(captured, {"x": np.ones((1, 200), np.float32)}) for _ in range(2))
+    drawn = [found[name] for found in (one, other) for name in ("first", "second", "shared")]
+    assert len({array.tobytes() for array in drawn}) == 6
+    assert set(np.unique(one["dropped"])) == {0.0, 2.0}
+    assert not np.array_equal(one["dropped"], other["dropped"])
+
+
+def test_each_turn_of_a_loop_and_each_branch_draws_anew() -> None:
+    generator = keras.random.SeedGenerator(1)
+
+    def step(at: Any, found: Any) -> Any:
+        drawn = tf.cond(at % 2 > 0, lambda: keras.random.uniform((), seed=generator), lambda: tf.constant(-1.0))
+        return at + 1, found.write(at, drawn)
+
+    @tf.function(input_signature=[tf.TensorSpec((), tf.int32, name="n")], autograph=False)
+    def draw(n: Any) -> Any:
+        return tf.while_loop(lambda at, _: at < n, step, (0, tf.TensorArray(tf.float32, n)))[1].stack()
+
+    found = answers(capture(draw), {"n": np.int32(20)})["outputs"]
+    assert (found[::2] == -1).all()
+    assert len(set(found[1::2])) == 10
+
+
+def test_a_generator_of_tensorflow_draws_other_numbers_each_time() -> None:
+    class Noise(tf.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.generator = tf.random.Generator.from_seed(7)
+
+        @tf.function(input_signature=[tf.TensorSpec((None,), name="x")])
+        def __call__(self, x: tf.Tensor) -> tf.Tensor:
+            return x + self.generator.normal(tf.shape(x)) + self.generator.normal(tf.shape(x))
+
+    captured = capture(Noise())
+    found = [answers(captured, {"x": np.zeros(20_000, np.float32)})["outputs"] for _ in range(2)]
+    np.testing.assert_allclose(np.cov(np.stack(found)), 2 * np.eye(2), atol=0.1)
+
+
+def test_what_keras_exports_draws_too_and_is_never_batched(tmp_path: Path) -> None:
+    encoder().export(str(tmp_path / "1"), verbose=False)
+    follower = Follower(Replica("m", tmp_path))
+    follower.run_once()
+    resident = follower.replica.serving()
+    (found, _), (other, _) = (follower.replica.predict({"x": X}) for _ in range(2))
+    assert not np.array_equal(found["z"], other["z"])
+    np.testing.assert_array_equal(found["mean"], other["mean"])
+    assert not batchable.of(resident.graph, "serving_default").together
+
+
+def test_a_counter_that_is_no_seed_is_refused_as_before() -> None:
+    class Counter(tf.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.count = tf.Variable(tf.zeros([2], tf.uint32), name="count")
+
+        @tf.function(input_signature=[tf.TensorSpec((), tf.uint32, name="x")])
+        def __call__(self, x: tf.Tensor) -> tf.Tensor:
+            self.count.assign(self.count + x)
+            return self.count + x
+
+    with pytest.raises(GraphError, match=r"AssignVariableOp .* changes variable"):
+        capture(Counter())

@@ -1,0 +1,116 @@
+"""The digest tells structures apart, ignores names, and is made in time that grows with the graph's size."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import keras
+import pytest
+import tensorflow as tf
+
+from paramsync.graphs.capturing import capture
+from paramsync.graphs.digest import digest
+
+
+def nested(depth: int, *, calls: str = "f", innermost: str = "Neg") -> Any:
+    """A graph that calls a function that calls the one before twice, and so on."""
+    graph = tf.compat.v1.GraphDef()
+    graph.node.add(name="x", op="Placeholder")
+    graph.node.add(name="y", op="PartitionedCall", input=["x"]).attr["f"].func.name = f"{calls}{depth}"
+    for level in range(depth + 1):
+        function = graph.library.function.add()
+        function.signature.name = f"{calls}{level}"
+        function.signature.input_arg.add(name="a")
+        function.signature.output_arg.add(name="b")
+        function.ret["b"] = "two:output:0"
+        for name, before in (("one", "a"), ("two", "one:output:0")):
+            node = function.node_def.add(name=name, op="PartitionedCall" if level else innermost, input=[before])
+            if level:
+                node.attr["f"].func.name = f"{calls}{level - 1}"
+    return graph
+
+
+def of(graph: Any) -> str:
+    return digest(graph, {"x": "input x"}, [("y", "y:0")])
+
+
+def test_functions_called_from_many_places_are_digested_once() -> None:
+    assert of(nested(60)) != of(nested(59))  # 2 ** 60 calls, were they followed one by one
+
+
+def test_names_of_functions_do_not_count_and_what_they_compute_does() -> None:
+    assert of(nested(3, calls="g")) == of(nested(3))
+    assert of(nested(3, innermost="Exp")) != of(nested(3))
+
+
+def test_a_function_that_calls_itself_has_a_digest() -> None:
+    graph = nested(1)
+    graph.library.function[0].node_def[0].op = "PartitionedCall"
+    graph.library.function[0].node_def[0].attr["f"].func.name = "f0"
+    assert of(graph) != of(nested(1))
+
+
+def test_what_a_node_says_of_the_function_it_names_counts() -> None:
+    graph = nested(1)
+    next(node for node in graph.node if node.name == "y").attr["f"].func.attr["T"].type = tf.float32.as_datatype_enum
+    assert of(graph) != of(nested(1))
+
+
+def test_a_chain_deeper_than_pythons_stack_has_a_digest() -> None:
+    graph = tf.compat.v1.GraphDef()
+    graph.node.add(name="x", op="Placeholder")
+    for number in range(5000):
+        graph.node.add(name=f"n{number}", op="Neg", input=[f"n{number - 1}" if number else "x"])
+    assert digest(graph, {"x": "input x"}, [("y", "n4999:0")]) != digest(graph, {"x": "input x"}, [("y", "n4998:0")])
+
+
+def model(activation: str = "relu", *, rows: int | None = None) -> keras.Model:
+    inputs = keras.Input((4,), batch_size=rows, name="x")
+    hidden = keras.layers.LSTM(3)(keras.layers.Reshape((2, 2))(keras.layers.Dense(4, activation)(inputs)))
+    return keras.Model(inputs, {"y": keras.layers.Dense(2, name="last")(hidden)})
+
+
+def test_two_traces_of_one_model_in_two_processes_have_one_digest() -> None:
+    program = "from tests.graphs.test_digest import *; model(); print(capture(model()).graph.digest)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [capture(model()).graph.digest]
+
+
+def test_another_activation_or_shape_is_another_digest() -> None:
+    assert len({capture(one).graph.digest for one in (model(), model("elu"), model(rows=5))}) == 3
+
+
+class Named(tf.Module):
+    def __init__(self, names: tuple[str, str], dtype: tf.DType = tf.float32) -> None:
+        super().__init__()
+        self.names = names
+        spec = tf.TensorSpec((), dtype, name=names[0])
+        self.compute = tf.function(self._compute, input_signature=[spec])
+        self.weight = tf.Variable(1, dtype=dtype)
+
+    def _compute(self, x: tf.Tensor) -> dict[str, tf.Tensor]:
+        return {self.names[1]: x * self.weight}
+
+    def __call__(self, x: tf.Tensor) -> Any:
+        return self.compute(x)
+
+
+@pytest.mark.parametrize("changed", [Named(("z", "y")), Named(("x", "z")), Named(("x", "y"), tf.float64)])
+def test_names_and_dtypes_of_inputs_and_outputs_count(changed: Named) -> None:
+    def of_module(module: Named) -> str:
+        return capture(module.compute, root=module).graph.digest
+
+    assert of_module(changed) != of_module(Named(("x", "y")))
+
+
+def test_what_tells_old_loops_apart_does_not_count_and_what_they_compute_does() -> None:
+    def loop(frame: str, op: str = "Neg") -> Any:
+        graph = tf.compat.v1.GraphDef()
+        graph.node.add(name="x", op="Placeholder")
+        graph.node.add(name="in", op="Enter", input=["x"]).attr["frame_name"].s = frame.encode()
+        graph.node.add(name="y", op=op, input=["in"])
+        return graph
+
+    assert of(loop("while_1")) == of(loop("while_2/context")) != of(loop("while_1", "Exp"))

@@ -1,0 +1,201 @@
+"""Of which parameters a graph only looks up rows; the large ones among them come to memory as they are read."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from paramsync.errors import CorruptCheckpointError
+from paramsync.following.replica import Replica
+from paramsync.graphs.capturing import capture
+from paramsync.graphs.graph import Graph
+from paramsync.sources.source import Progress, Verification
+from paramsync.version import Version
+from tests.support.checkpoints import resident
+from tests.support.published import publish_graph
+
+ROWS, COLUMNS = 1 << 14, 128  # 8 MB
+_SPEC = tf.TensorSpec([None], tf.int64, name="x")
+
+
+class Table(tf.Module):
+    """One table, and `read` of it; what is looked up has to be there whatever else is done with it."""
+
+    def __init__(self, read: Callable[[tf.Variable, tf.Tensor], tf.Tensor], rows: int = 8) -> None:
+        super().__init__()
+        self.table = tf.Variable(tf.zeros([rows, COLUMNS]))
+        self.bias = tf.Variable(tf.zeros([COLUMNS]))
+        self._read = read
+
+    @tf.function(input_signature=[_SPEC])
+    def __call__(self, x: tf.Tensor) -> dict[str, tf.Tensor]:
+        return {"y": self._read(self.table, x) + self.bias}
+
+
+def _sparse(table: tf.Variable, x: tf.Tensor) -> tf.Tensor:
+    return tf.nn.embedding_lookup_sparse(table, tf.sparse.from_dense(x[:, None]), None, combiner="mean")
+
+
+def _in_a_loop(table: tf.Variable, x: tf.Tensor) -> tf.Tensor:
+    return tf.map_fn(lambda row: tf.gather(table, row), x, fn_output_signature=tf.float32)
+
+
+LOOKUPS: dict[str, Callable[[tf.Variable, tf.Tensor], tf.Tensor]] = {
+    "gather": tf.gather,
+    "embedding_lookup": tf.nn.embedding_lookup,
+    "embedding_lookup_sparse": _sparse,
+    "gather_nd": lambda table, x: tf.gather_nd(table, x[:, None]),
+    "gather and shape": lambda table, x: tf.gather(table, x) * tf.cast(tf.shape(table)[0], tf.float32),
+    "gather twice": lambda table, x: tf.gather(table, x) + tf.gather(tf.identity(table), x + 1),
+}
+OTHERS: dict[str, Callable[[tf.Variable, tf.Tensor], tf.Tensor]] = {
+    "product": lambda table, x: tf.matmul(tf.cast(x, tf.float32)[None, :8], table),
+    "gather of columns": lambda table, x: tf.gather(table, x, axis=1)[:, :1],
+    "gather and a sum": lambda table, x: tf.gather(table, x) + tf.reduce_sum(table),
+    "gather of what was computed": lambda table, x: tf.gather(tf.nn.relu(table), x),
+    "gather in a loop": _in_a_loop,
+    "gather with itself": lambda table, x: tf.gather(table, tf.cast(table[0], tf.int64)),
+}
+
+
+def found(graph: Graph) -> set[str]:
+    return {name.partition("/")[0] for name in graph.embeddings}
+
+
+@pytest.mark.parametrize("read", LOOKUPS.values(), ids=LOOKUPS)
+def test_a_table_of_which_rows_are_looked_up(read: Callable[[tf.Variable, tf.Tensor], tf.Tensor]) -> None:
+    assert found(capture(Table(read)).graph) == {"table"}
+
+
+@pytest.mark.parametrize("read", OTHERS.values(), ids=OTHERS)
+def test_a_table_that_is_read_otherwise_too(read: Callable[[tf.Variable, tf.Tensor], tf.Tensor]) -> None:
+    assert found(capture(Table(read)).graph) == set()
+
+
+def test_a_table_that_is_an_output_is_read_whole() -> None:
+    class Shown(tf.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = tf.Variable(tf.zeros([8, COLUMNS]))
+
+        @tf.function(input_signature=[_SPEC])
+        def __call__(self, x: tf.Tensor) -> dict[str, tf.Tensor]:
+            return {"y": tf.gather(self.table, x), "all": tf.identity(self.table)}
+
+    assert found(capture(Shown()).graph) == set()
+
+
+def test_the_embedding_of_a_keras_model_and_not_one_whose_weights_make_the_output_too() -> None:
+    inputs = keras.Input((8,), dtype="int32")
+    embedding = keras.layers.Embedding(100, 16)
+    model = keras.Model(inputs, keras.layers.Dense(10)(keras.ops.mean(embedding(inputs), axis=1)))
+    assert len(capture(model).graph.embeddings) == 1
+    tied = keras.layers.ReversibleEmbedding(100, 16)
+    model = keras.Model(inputs, tied(tied(inputs), reverse=True))
+    assert not capture(model).graph.embeddings
+
+
+# Files that somebody else made ---------------------------------------------------------------------------------------
+
+AXES: dict[str, Any] = {
+    "none": None,
+    "infinite": np.float32("inf"),
+    "NaN": np.float32("nan"),
+    "text": "0",
+    "of two": np.zeros(2, np.int32),
+    "empty": np.zeros(0, np.int32),
+    "complex": np.complex64(0),
+}
+
+
+def changed(change: Callable[[Any], None]) -> Graph:
+    """The graph of a table that rows are looked up in, with some more nodes that lead nowhere."""
+    message = capture(Table(LOOKUPS["gather"])).graph.message()
+    graph_def = tf.compat.v1.GraphDef.FromString(message.graph_def)
+    change(graph_def.node)
+    message.graph_def = graph_def.SerializeToString()
+    message.ClearField("digest")
+    return Graph.from_bytes(message.SerializeToString())
+
+
+@pytest.mark.parametrize("axis", AXES)
+@pytest.mark.parametrize("inputs", [1, 2, 3])
+def test_what_leads_nowhere_is_not_looked_at_however_odd_it_is(axis: str, inputs: int) -> None:
+    def add(nodes: Any) -> None:
+        node = nodes.add(name="odd axis", op="Const")
+        if AXES[axis] is not None:
+            proto = tf.make_tensor_proto(AXES[axis])
+            node.attr["dtype"].type = proto.dtype
+            node.attr["value"].tensor.CopyFrom(proto)
+        nodes.add(name="odd", op="GatherV2", input=[nodes[0].name, nodes[0].name, "odd axis"][:inputs])
+
+    assert found(changed(add)) == {"table"}
+
+
+def test_nodes_that_lead_to_each_other_are_looked_at_once() -> None:
+    def add(nodes: Any) -> None:
+        nodes.add(name="one", op="Identity", input=[nodes[0].name, "other"])
+        nodes.add(name="other", op="Identity", input=["one"])
+
+    assert found(changed(add)) == {"table"}
+
+
+# Brought in, or not ---------------------------------------------------------------------------------------------------
+
+
+def published(store: Path, read: Callable[[tf.Variable, tf.Tensor], tf.Tensor]) -> Version:
+    """Each row of the table is its number."""
+    made = capture(Table(read, ROWS))
+    table = np.repeat(np.arange(ROWS, dtype=np.float32)[:, None], COLUMNS, axis=1)
+    values = {
+        one.name: table if "table" in one.name else np.zeros(COLUMNS, np.float32) for one in made.graph.parameters
+    }
+    return publish_graph(store, made.graph, 1, values)
+
+
+@pytest.mark.parametrize("verification", ["auto", "sizes"])
+def test_requests_bring_in_the_rows_of_an_embedding_that_nobody_wrote_to(
+    memory: Path, verification: Verification
+) -> None:
+    version = published(memory, LOOKUPS["gather"])
+    told: list[Progress] = []
+    replica = Replica("m", memory, verification=verification)
+    replica.swap(replica.restore(version, told.append))
+    replica.tend()
+    assert max(one.bytes_total for one in told) < ROWS
+    assert resident(memory) < ROWS * COLUMNS
+    for row in (0, 77, ROWS - 1):
+        answer, _ = replica.predict({"x": np.array([row])})
+        assert answer["y"].numpy().tolist() == [[float(row)] * COLUMNS]
+    assert resident(memory) < ROWS * COLUMNS
+
+
+@pytest.mark.parametrize(
+    ("way", "verification"), [("gather", "checksums"), ("gather and a sum", "auto"), ("gather and a sum", "sizes")]
+)
+def test_all_else_is_brought_in_and_an_embedding_whose_checksum_is_computed(
+    memory: Path, way: str, verification: Verification
+) -> None:
+    version = published(memory, (LOOKUPS | OTHERS)[way])
+    replica = Replica("m", memory, verification=verification)
+    replica.swap(replica.restore(version))
+    replica.tend()
+    assert resident(memory) >= ROWS * COLUMNS * 4
+
+
+def test_an_embedding_whose_file_is_cut_while_it_is_brought_in_does_not_serve(memory: Path) -> None:
+    version = published(memory, LOOKUPS["gather"])
+
+    def cut(progress: Progress) -> None:
+        if progress.bytes_total:
+            os.truncate(memory / f"{version.prefix}.data-00000-of-00001", 1 << 16)
+
+    with pytest.raises(CorruptCheckpointError, match="a file that was cut"):
+        Replica("m", memory).restore(version, cut)

@@ -1,0 +1,267 @@
+"""Pre-trained graphs are connected, each restored from its own checkpoint; copies are kept up to date."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from paramsync.errors import GraphError, ParameterError, UnfinishedMetaError
+from paramsync.graphs.capturing import capture
+from paramsync.graphs.graph import Graph
+from paramsync.graphs.surgery import connect
+from tests.support.programs import ROOT
+
+v1 = tf.compat.v1
+KEYS = v1.GraphKeys
+
+DATA = np.random.default_rng(0).normal(size=(7, 4)).astype(np.float32)
+
+
+def encoder(x: tf.Tensor) -> tf.Tensor:
+    return tf.nn.relu(tf.matmul(x, v1.get_variable("weights", [4, 5], use_resource=False)), name="features")
+
+
+def head(x: tf.Tensor) -> tf.Tensor:
+    weights = v1.get_variable("weights", [5, 3], use_resource=True)
+    return tf.add(tf.matmul(x, weights), v1.get_variable("bias", [3], use_resource=True), name="logits")
+
+
+def trained(folder: Path, build: Callable[[tf.Tensor], tf.Tensor], width: int) -> str:
+    """A checkpoint with its .meta file, as a training script of the time left them."""
+    with tf.Graph().as_default():
+        x = v1.placeholder(tf.float32, [None, width], name="x")
+        loss = tf.reduce_sum(tf.square(build(x) - v1.placeholder(tf.float32, [], name="label")), name="loss")
+        step = v1.train.AdamOptimizer(0.1).minimize(loss, global_step=v1.train.create_global_step(), name="train")
+        v1.add_to_collection(KEYS.TRAIN_OP, step)
+        v1.summary.scalar("loss", loss)
+        with v1.Session() as session:
+            session.run(v1.global_variables_initializer())
+            session.run(step, {x: np.ones((2, width)), "label:0": 1.0})
+            return str(v1.train.Saver().save(session, str(folder / build.__name__)))
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> list[tuple[str, str]]:
+    checkpoints = [trained(tmp_path, encoder, 4), trained(tmp_path, head, 5)]
+    return [(f"{one}.meta", one) for one in checkpoints]
+
+
+def value(checkpoint: str, name: str) -> Any:
+    return tf.train.load_variable(checkpoint, name)
+
+
+def expected(pair: list[tuple[str, str]]) -> Any:
+    features = np.maximum(DATA @ value(pair[0][1], "weights"), 0)
+    return features @ value(pair[1][1], "weights") + value(pair[1][1], "bias")
+
+
+def test_each_scope_is_restored_from_its_checkpoint_and_the_whole_is_tuned(
+    pair: list[tuple[str, str]], tmp_path: Path
+) -> None:
+    with tf.Graph().as_default() as graph:
+        both = connect(pair, {"x": "features"}, scopes=["encoder", "head"], outputs=["logits"])
+        assert (list(both.inputs), list(both.outputs)) == (["encoder/x"], ["head/logits"])
+        assert sorted(both.savers) == ["encoder", "head"]
+        x, logits = both.inputs["encoder/x"], both.outputs["head/logits"]
+        scale = v1.get_variable("scale", [], initializer=v1.ones_initializer())
+        loss = tf.reduce_sum(tf.square(logits * scale - 1.0))
+        step = v1.train.AdamOptimizer(0.01).minimize(loss)
+        assert [one.op.name for one in v1.trainable_variables()] == [
+            "encoder/weights",
+            "head/weights",
+            "head/bias",
+            "scale",
+        ]
+        assert not graph.get_collection(KEYS.GLOBAL_STEP)
+    with v1.Session(graph=graph) as session:
+        both.initialise(session)
+        np.testing.assert_allclose(session.run(logits, {x: DATA}), expected(pair), rtol=1e-5)
+        losses = [session.run([loss, step], {x: DATA})[0] for _ in range(20)]
+        assert losses[-1] < losses[0]
+        tuned = both.savers["encoder"].save(session, str(tmp_path / "tuned"))
+        saved = session.run(both.copies["encoder"].variables["weights"])
+    assert dict(tf.train.list_variables(tuned)) == {"weights": [4, 5]}
+    np.testing.assert_array_equal(value(tuned, "weights"), saved)
+    assert not np.array_equal(saved, value(pair[0][1], "weights"))
+
+
+def test_outputs_that_are_not_named_are_what_nothing_reads(tmp_path: Path) -> None:
+    with tf.Graph().as_default() as graph:
+        encoder(v1.placeholder(tf.float32, [None, 4], name="x"))
+    with tf.Graph().as_default() as other:
+        head(v1.placeholder(tf.float32, [None, 5], name="x"))
+    with tf.Graph().as_default() as target:
+        both = connect([(graph, None), (other, None)], {"x": "features"})
+        assert (list(both.inputs), list(both.outputs)) == (["graph1/x"], ["graph2/logits"])
+        with v1.Session(graph=target) as session:
+            both.initialise(session)
+            assert session.run(both.outputs["graph2/logits"], {both.inputs["graph1/x"]: DATA}).shape == (7, 3)
+
+
+def test_one_graph_may_be_there_twice(pair: list[tuple[str, str]]) -> None:
+    with tf.Graph().as_default() as graph:
+        twice = connect([pair[0], pair[0]], outputs=["graph1/features", "graph2/features"])
+        assert list(twice.inputs) == ["graph1/x", "graph2/x"]
+        with v1.Session(graph=graph) as session:
+            twice.initialise(session)
+            first, second = session.run(list(twice.outputs.values()), dict.fromkeys(twice.inputs.values(), DATA))
+    np.testing.assert_array_equal(first, second)
+
+
+class Half(tf.Module):
+    def __init__(self, rows: int, columns: int) -> None:
+        super().__init__()
+        self.weights = tf.Variable(tf.random.normal((rows, columns)))
+        self.rows = rows
+
+    @tf.function
+    def __call__(self, x: tf.Tensor) -> dict[str, tf.Tensor]:
+        return {"y": tf.tanh(x @ self.weights)}
+
+
+def captured(half: Half) -> Graph:
+    return capture(half, inputs=[tf.TensorSpec([None, half.rows], name="x")]).graph
+
+
+def test_graphs_with_object_based_checkpoints_are_connected(tmp_path: Path) -> None:
+    halves = [Half(4, 5), Half(5, 3)]
+    sources: list[Any] = []
+    for at, half in enumerate(halves):
+        sources.append((captured(half), tf.train.Checkpoint(half).write(str(tmp_path / str(at)))))
+    with tf.Graph().as_default() as graph:
+        both = connect(sources, {"x": "y"}, scopes=["one", "two"])
+        assert len(v1.trainable_variables()) == 2
+        (gradient,) = tf.gradients(both.outputs["two/y"], v1.trainable_variables()[:1])
+        with v1.Session(graph=graph) as session:
+            both.initialise(session)
+            found, _ = session.run([both.outputs["two/y"], gradient], {both.inputs["one/x"]: DATA})
+    wanted = halves[1](halves[0](tf.constant(DATA))["y"])["y"]
+    np.testing.assert_allclose(found, wanted.numpy(), rtol=1e-5)
+
+
+class Words(tf.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        words = tf.lookup.KeyValueTensorInitializer(["a", "b"], tf.constant([0, 1], tf.int64))
+        self.table = tf.lookup.StaticHashTable(words, 2)
+        self.rows = tf.Variable(tf.random.normal((3, 4)))
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.string, name="words")])
+    def __call__(self, words: tf.Tensor) -> dict[str, tf.Tensor]:
+        return {"rows": tf.gather(self.rows, self.table.lookup(words))}
+
+
+def test_a_graph_with_a_table_is_connected_with_the_tables_contents(tmp_path: Path) -> None:
+    words = Words()
+    checkpoint = tf.train.Checkpoint(words).write(str(tmp_path / "words"))
+    pure = capture(words).graph
+    with tf.Graph().as_default() as graph:
+        alone = connect([(pure, checkpoint)])
+        with v1.Session(graph=graph) as session:
+            alone.initialise(session)
+            found = session.run(alone.outputs["graph1/rows"], {alone.inputs["graph1/words"]: ["b", "c", "a"]})
+    np.testing.assert_array_equal(found, words.rows.numpy()[[1, 2, 0]])
+
+
+def test_a_meta_graph_and_the_directory_of_its_checkpoint_are_connected(pair: list[tuple[str, str]]) -> None:
+    meta = v1.MetaGraphDef.FromString(Path(pair[1][0]).read_bytes())
+    with tf.Graph().as_default() as graph:
+        alone = connect([(meta, Path(pair[1][1]).parent)], outputs=["logits"])  # head was saved last
+        with v1.Session(graph=graph) as session:
+            alone.initialise(session)
+            found = session.run(alone.copies["graph1"].variables["bias"])
+    np.testing.assert_array_equal(found, value(pair[1][1], "bias"))
+
+
+def test_a_saver_that_renames_variables_names_the_keys(tmp_path: Path) -> None:
+    with tf.Graph().as_default() as graph:
+        encoder(v1.placeholder(tf.float32, [None, 4], name="x"))
+        with v1.Session(graph=graph) as session:
+            session.run(v1.global_variables_initializer())
+            saver = v1.train.Saver({"renamed": v1.global_variables()[0]})
+            checkpoint = saver.save(session, str(tmp_path / "model"))
+            wanted = session.run(v1.global_variables()[0])
+    with tf.Graph().as_default() as graph, v1.Session(graph=graph) as session:
+        alone = connect([(f"{checkpoint}.meta", checkpoint)])
+        alone.initialise(session)
+        np.testing.assert_array_equal(session.run(alone.copies["graph1"].variables["weights"]), wanted)
+
+
+def test_what_the_page_about_graphs_shows_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, first, last in (("encoder", "input", "features"), ("head", "input", "logits")):
+        with tf.Graph().as_default() as graph:
+            x = v1.placeholder(tf.float32, [None, 4], name=first)
+            tf.matmul(x, v1.get_variable("weights", [4, 4]), name=last)
+            with v1.Session(graph=graph) as session:
+                session.run(v1.global_variables_initializer())
+                v1.train.Saver().save(session, name)
+    text = (ROOT / "docs" / "graphs.md").read_text().partition("## Surgery")[2]
+    found: dict[str, Any] = {"images": DATA}
+    for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
+        exec(block, found)
+    assert (tmp_path / "tuned-encoder.index").exists()
+    assert not found["tied"].variables
+
+
+def test_an_input_pipeline_makes_way_for_a_placeholder() -> None:
+    with tf.Graph().as_default() as graph:
+        data = v1.data.make_one_shot_iterator(tf.data.Dataset.from_tensors(DATA)).get_next()
+        tf.identity(data * 2, name="y")
+        with pytest.raises(GraphError, match="input pipeline"):
+            connect([(graph, None)], outputs=["y"], graph=tf.Graph())
+        alone = connect([(graph, None)], outputs=["y"], placeholders=[data.name], graph=tf.Graph())
+    assert list(alone.inputs) == [f"graph1/{data.op.name}"]
+
+
+def test_a_checkpoint_that_lacks_a_variable_or_has_another_is_refused(pair: list[tuple[str, str]]) -> None:
+    (first, checkpoint), (second, other) = pair
+    with tf.Graph().as_default() as graph:
+        with pytest.raises(ParameterError, match=r"expected bias, found .*weights"):
+            connect([(second, checkpoint)], outputs=["logits"])
+        with pytest.raises(ParameterError, match=r"'weights': expected float32 \(4, 5\), found float32 \(5, 3\)"):
+            connect([(first, other)], outputs=["features"])
+        with pytest.raises(GraphError, match="checkpoint nowhere cannot be read"):
+            connect([(first, "nowhere")], outputs=["features"])
+        assert not graph.get_operations()
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "message"),
+    [
+        ({"z": "features"}, ["logits"], "no graph has a tensor 'z'; their placeholders: graph1: x, label; graph2: x"),
+        ({"x": "z"}, ["logits"], "no graph has a tensor 'z'"),
+        ({"graph1/x": "logits"}, ["logits"], "'graph1/x' cannot read 'logits': .* not of a graph before it"),
+        ({"x": "features"}, ["loss"], "'loss' is a tensor of several graphs: say graph1/loss or graph2/loss"),
+        ({"label": "loss"}, ["logits"], "no output depends on 'label:0'"),
+        ({"x": "x"}, ["logits"], r"'x:0' does not fit: expected float32 \(None, 5\), found float32 \(None, 4\)"),
+    ],
+)
+def test_names_that_do_not_say_what_to_connect_are_refused(
+    pair: list[tuple[str, str]], inputs: dict[str, str], outputs: list[str], message: str
+) -> None:
+    with tf.Graph().as_default() as graph:
+        with pytest.raises(GraphError, match=message):
+            connect(pair, inputs, outputs=outputs)
+        assert not graph.get_operations()
+
+
+def test_what_cannot_be_connected_is_refused(tmp_path: Path, pair: list[tuple[str, str]]) -> None:
+    broken = tmp_path / "broken.meta"
+    broken.write_bytes(b"\xff" * 20)
+    with pytest.raises(UnfinishedMetaError, match=r"broken\.meta is not a readable meta graph"):
+        connect([(broken, None)])
+    with pytest.raises(UnfinishedMetaError, match=r"missing\.meta cannot be read"):
+        connect([(tmp_path / "missing.meta", None)])
+    with pytest.raises(GraphError, match=r"expected a \.meta file, .* found 3"):
+        connect([(3, None)])
+    with pytest.raises(GraphError, match=r"expected pairs of a graph and its checkpoint, or None, found .*broken"):
+        connect([broken])  # type: ignore[list-item]
+    with pytest.raises(GraphError, match="expected a scope for each of 2 graphs"):
+        connect(pair, scopes=["one"])

@@ -1,0 +1,234 @@
+"""Graphs of TensorFlow 1, however they are handed over, answer bit for bit as a Session does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from paramsync.checkpoint.reader import Bundle
+from paramsync.graphs.draft import Draft, finish
+from paramsync.graphs.graph import DEFAULT_SIGNATURE, Graph
+from paramsync.graphs.sources.meta_graphs import draft_of_meta, read_meta
+from paramsync.graphs.sources.v1_saved_models import draft_of_v1_saved_model, parsed_saved_model
+from paramsync.graphs.sources.v1_tensors import draft_of_tensors
+from tests.support.checkpoints import assert_same
+
+v1 = tf.compat.v1
+Tensors = dict[str, tf.Tensor]
+
+
+@pytest.fixture(params=["control flow v1", "control flow v2"])
+def control_flow(request: pytest.FixtureRequest) -> Iterator[None]:
+    before = v1.control_flow_v2_enabled()
+    (v1.enable_control_flow_v2 if request.param.endswith("v2") else v1.disable_control_flow_v2)()
+    yield
+    (v1.enable_control_flow_v2 if before else v1.disable_control_flow_v2)()
+
+
+@pytest.fixture(params=["reference", "resource"])
+def kind(request: pytest.FixtureRequest) -> bool:
+    """Whether variables are resources."""
+    return bool(request.param == "resource")
+
+
+@pytest.fixture(params=["tensors", "meta graph", "SavedModel"])
+def handed(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def variable(name: str, shape: tuple[int, ...], resource: bool, **more: Any) -> Any:
+    return v1.get_variable(name, shape, initializer=v1.random_normal_initializer(), use_resource=resource, **more)
+
+
+def dense(x: tf.Tensor, name: str, size: int, resource: bool) -> tf.Tensor:
+    with v1.variable_scope(name):
+        return tf.matmul(x, variable("w", (x.shape[1], size), resource)) + variable("b", (size,), resource)
+
+
+def mlp(resource: bool) -> tuple[Tensors, Tensors]:
+    x = v1.placeholder(tf.float32, (None, 8), name="x")
+    logits = dense(tf.nn.relu(dense(x, "one", 16, resource)), "two", 3, resource)
+    loss = tf.reduce_mean(logits)
+    v1.train.AdamOptimizer().minimize(loss)
+    v1.summary.scalar("loss", loss)
+    return {"x": x}, {"logits": logits, "class": tf.argmax(logits, 1)}
+
+
+def looping(resource: bool) -> tuple[Tensors, Tensors]:
+    """A while loop that reads its variables inside, and passes through a condition."""
+    x = v1.placeholder(tf.float32, (None, 4), name="x")
+    weights = variable("weights", (4, 4), resource)
+    bias = variable("bias", (4,), resource)
+    times = v1.placeholder_with_default(3, (), name="times")
+
+    def body(i: tf.Tensor, state: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        even = tf.cond(
+            tf.equal(i % 2, 0), lambda: tf.matmul(state, weights), lambda: tf.nn.tanh(state + bias) * weights[0, 0]
+        )
+        return i + 1, even
+
+    _, state = tf.while_loop(lambda i, _: i < times, body, [tf.constant(0), x])
+    return {"x": x}, {"state": state}
+
+
+def branching(resource: bool) -> tuple[Tensors, Tensors]:
+    x = v1.placeholder(tf.float32, (None, 4), name="x")
+    table = variable("table", (10, 4), resource)
+    sign = tf.reduce_sum(x) > 0
+    chosen = tf.cond(sign, lambda: tf.gather(table, [1, 2]), lambda: table[3:5])
+    case = v1.case([(tf.reduce_sum(x) > 2, lambda: table[0]), (sign, lambda: table[1])], default=lambda: table[2])
+    return {"x": x}, {"answer": tf.matmul(x, chosen, transpose_b=True), "case": x * case}
+
+
+def recurrent(resource: bool) -> tuple[Tensors, Tensors]:
+    """A dynamic RNN as v1 wrote it: time first, TensorArrays, a while loop."""
+    x = v1.placeholder(tf.float32, (None, 5, 3), name="x")
+    kernel = variable("rnn/kernel", (3 + 6, 4 * 6), resource)
+    bias = variable("rnn/bias", (4 * 6,), resource)
+    steps = tf.transpose(x, (1, 0, 2))
+    read = tf.TensorArray(tf.float32, 5).unstack(steps)
+
+    def step(time: tf.Tensor, c: tf.Tensor, h: tf.Tensor, out: Any) -> tuple[Any, ...]:
+        i, j, f, o = tf.split(tf.matmul(tf.concat([read.read(time), h], 1), kernel) + bias, 4, axis=1)
+        c = c * tf.sigmoid(f + 1.0) + tf.sigmoid(i) * tf.tanh(j)
+        h = tf.tanh(c) * tf.sigmoid(o)
+        return time + 1, c, h, out.write(time, h)
+
+    zeros = tf.zeros((tf.shape(x)[0], 6))
+    start = (tf.constant(0), zeros, zeros, tf.TensorArray(tf.float32, 5))
+    _, _, last, out = tf.while_loop(lambda time, *_: time < 5, step, start)
+    return {"x": x}, {"last": last, "all": out.stack()}
+
+
+def normalised(resource: bool) -> tuple[Tensors, Tensors]:
+    """A convolution with batch normalization: moving statistics for predictions, the batch's own for training."""
+    x = v1.placeholder(tf.float32, (None, 6, 6, 2), name="x")
+    training = v1.placeholder_with_default(False, (), name="training")
+    y = tf.nn.conv2d(x, variable("kernel", (3, 3, 2, 4), resource), 1, "SAME")
+    scale, offset = variable("gamma", (4,), resource), variable("beta", (4,), resource)
+    mean = variable("moving_mean", (4,), resource, trainable=False)
+    spread = tf.exp(variable("moving_log_variance", (4,), resource, trainable=False))
+    batch_mean, batch_variance = tf.nn.moments(y, (0, 1, 2))
+    v1.add_to_collection(v1.GraphKeys.UPDATE_OPS, v1.assign(mean, 0.9 * mean + 0.1 * batch_mean))
+    use_mean, use_variance = tf.cond(training, lambda: (batch_mean, batch_variance), lambda: (mean + 0.0, spread + 0.0))
+    z, _, _ = v1.nn.fused_batch_norm(y, scale, offset, mean, spread, is_training=False)
+    return {"x": x}, {"z": z, "w": tf.nn.batch_normalization(y, use_mean, use_variance, offset, scale, 1e-3)}
+
+
+def partitioned(resource: bool) -> tuple[Tensors, Tensors]:
+    ids = v1.placeholder(tf.int64, (None, 3), name="ids")
+    table = variable("table", (11, 4), resource, partitioner=v1.fixed_size_partitioner(3))
+    across = variable("across", (4, 5), resource, partitioner=v1.fixed_size_partitioner(2, axis=1))
+    looked_up = v1.nn.embedding_lookup(table, ids % 11, partition_strategy="div")
+    return {"ids": ids}, {"rows": looked_up, "product": tf.matmul(looked_up[:, 0], across)}
+
+
+def words(resource: bool) -> tuple[Tensors, Tensors]:
+    """Tables from constants, which are initialised as v1 does it; words in, words out."""
+    text = v1.placeholder(tf.string, (None,), name="text")
+    vocabulary = tf.constant(["one", "two", "three"])
+    ids = tf.lookup.StaticVocabularyTable(
+        tf.lookup.KeyValueTensorInitializer(vocabulary, tf.range(3, dtype=tf.int64)), 2
+    )
+    back = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer([0, 1, 2], ["uno", "dos", "tres"]), "?")
+    found = ids.lookup(tf.strings.lower(text))
+    embedded = tf.gather(variable("embedding", (5, 4), resource), found)
+    return {"text": text}, {"embedded": embedded, "spanish": back.lookup(tf.cast(found, tf.int32))}
+
+
+def middle(resource: bool) -> tuple[Tensors, Tensors]:
+    """What is fed is computed by an input pipeline that serving knows nothing of."""
+    raw = tf.data.Dataset.from_tensors(np.ones((2, 8), np.float32)).repeat()
+    batch = v1.data.make_one_shot_iterator(raw).get_next() * 2.0
+    features = tf.identity(batch, name="features")
+    features.set_shape((None, 8))
+    return {"features": features}, {"logits": dense(features, "head", 3, resource)}
+
+
+def trained(resource: bool) -> tuple[Tensors, Tensors]:
+    """A loop in a branch, both trained through; how often it turns is fed, where it has a default."""
+    x = v1.placeholder(tf.float32, (None, 4), name="x")
+    times = v1.placeholder_with_default(3, (), name="times")
+    weights = variable("weights", (4, 4), resource)
+
+    def repeated() -> Any:
+        return tf.while_loop(lambda at, _: at < times, lambda at, y: (at + 1, tf.tanh(y @ weights)), [0, x])[1]
+
+    y = tf.cond(tf.reduce_mean(x) > 0, repeated, lambda: x @ weights)
+    v1.train.AdamOptimizer().minimize(tf.reduce_mean(y))
+    return {"x": x, "times": times}, {"y": y}
+
+
+def made(spec: Any, rows: int) -> Any:
+    random = np.random.default_rng(rows)
+    shape = [rows if size is None else size for size in spec.shape or ()]
+    if spec.dtype == "string":
+        return random.choice([b"one", b"TWO", b"three", b"nine", b"ten"], shape).astype(object)
+    return random.uniform(-3 if "float" in spec.dtype else 0, 30, shape).astype(spec.dtype)
+
+
+def save(session: Any, folder: Path, inputs: Tensors, outputs: Tensors) -> None:
+    v1.train.Saver().save(session, str(folder / "model"), strip_default_attrs=True)
+    builder = v1.saved_model.Builder(str(folder / "exported"))
+    signature = v1.saved_model.predict_signature_def(inputs, outputs)
+    tables = v1.tables_initializer()
+    builder.add_meta_graph_and_variables(
+        session, ["serve"], {DEFAULT_SIGNATURE: signature}, main_op=tables, strip_default_attrs=True
+    )
+    builder.save()
+
+
+def draft(handed: str, folder: Path, inputs: Tensors, outputs: Tensors) -> tuple[Draft, Path]:
+    """The graph from one of the forms it is in, and the checkpoint that goes with it."""
+    if handed == "tensors":
+        return draft_of_tensors(inputs, outputs), folder / "model"
+    if handed == "meta graph":
+        path = folder / "model.meta"
+        names = [{name: one.name for name, one in ends.items()} for ends in (inputs, outputs)]
+        return draft_of_meta(read_meta(path), *names), folder / "model"
+    exported = folder / "exported"
+    return draft_of_v1_saved_model(exported, parsed_saved_model(exported)), exported / "variables" / "variables"
+
+
+def assert_bit_for_bit(build: Callable[[bool], Any], resource: bool, handed: str, folder: Path) -> Graph:
+    with tf.Graph().as_default(), v1.Session() as session:
+        inputs, outputs = build(resource)
+        session.run([v1.global_variables_initializer(), v1.tables_initializer()])
+        save(session, folder, inputs, outputs)
+        operations = len(session.graph.get_operations())
+        found, prefix = draft(handed, folder, inputs, outputs)
+        content = finish(found).to_bytes()
+        assert len(session.graph.get_operations()) == operations  # somebody's graph stays as it is
+
+        def expected(given: dict[str, Any]) -> dict[str, Any]:
+            return dict(session.run(outputs, {inputs[name]: value for name, value in given.items()}))
+
+        graph = Graph.from_bytes(content)
+        signature = graph.signatures[DEFAULT_SIGNATURE]
+        wanted = []
+        for rows in (1, 7):
+            given = {name: made(spec, rows) for name, spec in signature.inputs.items()}
+            wanted.append((given, expected(given)))
+    bundle = Bundle.open(prefix)
+    values = [tf.constant(bundle.array(spec.name)) for spec in graph.parameters]
+    for given, answers in wanted:
+        results = graph(values, {name: tf.constant(value) for name, value in given.items()})
+        assert results.keys() == answers.keys()
+        for name, answer in answers.items():
+            assert_same(results[name].numpy(), np.asarray(answer))
+    return graph
+
+
+@pytest.mark.parametrize("build", [mlp, recurrent, normalised, partitioned, words, middle])
+def test_a_v1_graph(build: Any, kind: bool, handed: str, tmp_path: Path) -> None:
+    assert_bit_for_bit(build, kind, handed, tmp_path)
+
+
+@pytest.mark.parametrize("build", [looping, branching, recurrent, normalised, trained])
+def test_a_v1_graph_with_control_flow(build: Any, kind: bool, handed: str, control_flow: None, tmp_path: Path) -> None:
+    assert_bit_for_bit(build, kind, handed, tmp_path)

@@ -1,0 +1,156 @@
+"""What waits together goes as one call, which never changes an answer."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+
+import numpy as np
+
+from paramsync.inference import batchable
+from paramsync.inference.resident import Resident
+from tests.support.batching import Setting, all_done, on_a_loop, totals
+from tests.support.questions import ROWS, lookup, question, resident, turns, until
+
+
+@on_a_loop
+async def test_a_question_goes_at_once_where_a_thread_is_free() -> None:
+    setting = Setting()
+    [asked] = setting.ask(question(resident(2), 5.0))
+    await turns()
+    assert len(setting.threads.gates) == 1
+    assert await setting.over(asked) == [("2", 1, 1)]
+    assert (asked.result()["seen"].tolist(), totals(asked)) == ([2.0], [10.0])
+
+
+@on_a_loop
+async def test_what_waits_goes_as_one_call_and_each_gets_its_own_rows() -> None:
+    setting, of = Setting(), resident(3)
+    asked = setting.ask(question(of, 1.0), question(of, 2.0, 3.0), question(of, 4.0), question(of, 5.0, 6.0, 7.0))
+    assert await setting.over(*asked) == [("3", 1, 1), ("3", 3, 6)]
+    assert [totals(one) for one in asked] == [[3.0], [6.0, 9.0], [12.0], [15.0, 18.0, 21.0]]
+
+
+@on_a_loop
+async def test_versions_never_share_a_call() -> None:
+    setting, versions = Setting(1), [resident(number) for number in (2, 3, 5)]
+    asked = setting.ask(*(question(versions[at % 3], float(at)) for at in range(30)))
+    told = await setting.over(*asked)
+    assert sorted(told) == [("2", 1, 1), ("2", 9, 9), ("3", 10, 10), ("5", 10, 10)]
+    for at, one in enumerate(asked):
+        number = versions[at % 3].version.number
+        assert (one.result()["seen"].tolist(), totals(one)) == ([number], [at * number])
+
+
+@on_a_loop
+async def test_rows_of_other_shapes_other_outputs_and_other_signatures_go_in_calls_of_their_own() -> None:
+    setting, of = Setting(1), resident(2)
+    asked = setting.ask(
+        question(of, 0.0),
+        *(question(of, 1.0), question(of, 1.0, columns=2)) * 2,
+        *(question(of, 1.0, outputs=("total",)), lookup(of, 1)) * 2,
+    )
+    assert sorted(requests for _, requests, _ in await setting.over(*asked)) == [1, 2, 2, 2, 2]
+    assert [totals(one) for one in asked[1:5]] == [[2.0], [4.0]] * 2
+    assert set(asked[5].result()) == {"total"}
+
+
+@on_a_loop
+async def test_a_call_has_no_more_rows_than_it_may() -> None:
+    setting, of = Setting(rows=4), resident(1)
+    asked = setting.ask(question(of, 0.0), *(question(of, 1.0, 2.0) for _ in range(5)))
+    assert await setting.over(*asked) == [("1", 1, 1), ("1", 2, 4), ("1", 2, 4), ("1", 1, 2)]
+
+
+@on_a_loop
+async def test_large_questions_leave_half_of_the_threads_to_small_ones() -> None:
+    setting, of = Setting(4, rows=4), resident(1)
+    large = setting.ask(*(question(of, *range(9)) for _ in range(5)))
+    await turns()
+    assert len(setting.threads.gates) == 2
+    [small] = setting.ask(question(of, 7.0))
+    await turns()
+    setting.threads.gates[-1].set()
+    await asyncio.wait([small], timeout=30)
+    assert totals(small) == [7.0]
+    assert not any(one.done() for one in large)
+    assert [rows for *_, rows in await setting.over(*large)] == [1, 9, 9, 9, 9, 9]
+
+
+@on_a_loop
+async def test_one_signature_leaves_a_thread_to_others() -> None:
+    setting, of = Setting(3, together=lambda model: False), resident(1)
+    asked = setting.ask(*(question(of, 1.0) for _ in range(9)))
+    await turns()
+    assert len(setting.threads.gates) == 2
+    asked += setting.ask(lookup(of, 1))
+    await turns()
+    assert len(setting.threads.gates) == 3
+    assert {requests for _, requests, _ in await setting.over(*asked)} == {1}  # as is asked for: none with another
+
+
+@on_a_loop
+async def test_no_rows_at_all_are_a_call_of_their_own() -> None:
+    setting, of = Setting(), resident(1)
+    asked = setting.ask(question(of, 1.0), question(of), question(of, 2.0))
+    await setting.over(*asked)
+    assert [totals(one) for one in asked] == [[1.0], [], [2.0]]
+
+
+@on_a_loop
+async def test_what_is_prompt_is_computed_on_the_event_loop_alone_and_together() -> None:
+    setting, of = Setting(), resident(2)
+    assert batchable.of(of.graph, ROWS).prompt
+    await setting.prompt(of)
+    told = len(setting.metrics.told)
+    for _ in range(20):
+        asked = setting.come(*(question(of, float(at)) for at in range(8)))
+        await until(partial(all_done, asked), setting.threads)
+        assert [totals(one) for one in asked] == [[at * 2.0] for at in range(8)]
+    await setting.over()
+    calls = setting.metrics.told[told:]
+    assert sum(requests for _, requests, _ in calls) == 160
+    assert max(requests for _, requests, _ in calls) == 8
+
+
+@on_a_loop
+async def test_what_is_larger_than_anything_that_was_prompt_goes_to_a_thread() -> None:
+    setting, of = Setting(), resident(2)
+    await setting.prompt(of)
+    handed_over = len(setting.threads.gates)
+    many = [float(at) for at in range(200)]
+    asked = setting.come(question(of, 1.0), question(of, *many), question(of, 3.0))
+    await setting.over(*asked)
+    assert [totals(one) for one in asked] == [[2.0], [2 * one for one in many], [6.0]]
+    assert len(setting.threads.gates) > handed_over
+
+
+@on_a_loop
+async def test_while_versions_swap_under_many_questions_every_answer_proves_its_own() -> None:
+    setting = Setting(2)
+    versions = [resident(number) for number in range(1, 9)]
+    serving: list[Resident] = versions[:1]
+
+    async def call(seed: int) -> int:
+        random = np.random.default_rng(seed)
+        for _ in range(50):
+            of = serving[0]
+            values = random.integers(0, 100, random.integers(1, 4)).astype(float)
+            answer = await setting.batching.answer(question(of, *values))
+            assert answer["seen"].tolist() == [of.version.number] * len(values)
+            assert answer["total"].tolist() == (values * of.version.number).tolist()
+        return 50
+
+    async def swap() -> None:
+        at = 0
+        while True:
+            at += 1
+            serving[0] = versions[at % len(versions)]
+            setting.threads.release()
+            await asyncio.sleep(0)
+
+    swapping = asyncio.ensure_future(swap())
+    assert sum(await asyncio.gather(*(call(seed) for seed in range(32)))) == 1600
+    swapping.cancel()
+    assert len(setting.metrics.told) < 1600  # some went together
+    await setting.over()

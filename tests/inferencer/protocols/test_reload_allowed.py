@@ -1,0 +1,108 @@
+"""Who may change the models by a call: on loopback everybody, elsewhere nobody, unless told below which folders."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from paramsync.kserve import open_inference_pb2 as kserve_pb2
+from paramsync.rpc.addresses import is_loopback
+from paramsync.v1 import sync_pb2 as pb
+from tests.support.configurations import answers, apply, config, model
+from tests.support.kserve import method
+from tests.support.published import Publisher
+from tests.support.running import LONG, Running, refused, synced
+
+DENIED = grpc.StatusCode.PERMISSION_DENIED
+
+
+@contextmanager
+def serving(publisher: Publisher, **settings: Any) -> Iterator[Running]:
+    publisher.publish(7)
+    publisher.publish(8)
+    running = Running(publisher.path, **settings)
+    try:
+        synced(running)
+        yield running
+        running.drain()
+    finally:
+        running.close()
+
+
+def reload(running: Running, *models: Any) -> tuple[grpc.StatusCode, str]:
+    return refused(running.model_service.HandleReloadConfigRequest, config(*models))
+
+
+def test_where_others_can_call_models_are_not_changed_unless_that_is_allowed(publisher: Publisher) -> None:
+    with serving(publisher, host="0.0.0.0") as running:
+        running.sync.Pin(pb.PinRequest(model="m", version=8), timeout=LONG)
+        for wanted in ([], [model(publisher.path)], [model(publisher.path, latest=0)], [model("/etc", name="n")]):
+            code, text = reload(running, *wanted)
+            assert (code, "start the inferencer with --reload-root DIR" in text) == (DENIED, True), text
+        load = kserve_pb2.RepositoryModelLoadRequest(model_name="m")
+        code, text = refused(method(running, "RepositoryModelLoad"), load)
+        assert (code, "--reload-root" in text) == (DENIED, True)
+        assert (answers(running), running.server.models.find("m").status().pinned) == (8, 8)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "127.0.0.1"])
+def test_only_stores_below_the_roots_come_to_be_served(publisher: Publisher, tmp_path: Path, host: str) -> None:
+    roots = tmp_path / "roots"
+    stores = [Publisher(path) for path in (roots / "a" / "store", tmp_path / "roots-not", tmp_path / "outside")]
+    for number, store in enumerate(stores, 21):
+        store.publish(number)
+    (roots / "link").symlink_to(tmp_path / "outside")
+    (roots / "loop").symlink_to(roots / "loop")
+    (tmp_path / "way in").symlink_to(roots / "a")
+    (tmp_path / "other root").mkdir()
+    with serving(publisher, host=host, reload_roots=(tmp_path / "other root", roots)) as running:
+        known = model(publisher.path)  # which was said by who started it
+        outside = [
+            "roots-not",
+            "outside",
+            "roots/link",
+            "roots/link/../outside",
+            "roots/../outside",
+            "roots/loop",
+            "none",
+        ]
+        for path in ["/etc", "/", *(f"{tmp_path}/{name}" for name in outside)]:
+            for wrong in (model(path, name="new"), model(path)):
+                code, text = reload(running, *([known] if wrong.name == "new" else []), wrong)
+                assert code is DENIED, (path, text)
+                assert f"expected one below {tmp_path}/other root or {roots} (--reload-root)" in text
+        assert [one.name for one in running.server.models] == ["m"]
+        for good in (stores[0].path, roots / "a" / ".." / "a" / "store", tmp_path / "way in" / "store"):
+            apply(running, known, model(good, name="new", specific=(21,)))
+            assert (answers(running), answers(running, name="new")) == (8, 21)
+        apply(running, model(stores[0].path))
+        assert answers(running) == 21
+        load = kserve_pb2.RepositoryModelLoadRequest(model_name="m")
+        method(running, "RepositoryModelLoad")(load, timeout=LONG)
+    for store in stores:
+        store.close()
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        ("127.0.0.1", True),
+        ("127.1.2.3", True),
+        ("::1", True),
+        ("::ffff:127.0.0.1", True),
+        ("localhost", True),
+        ("0.0.0.0", False),
+        ("::", False),
+        ("10.0.0.1", False),
+        ("::ffff:10.0.0.1", False),
+        ("no-such-host.invalid", False),
+        ("", False),
+    ],
+)
+def test_hosts_that_only_this_machine_can_call(host: str, expected: bool) -> None:
+    assert is_loopback(host) is expected

@@ -1,0 +1,284 @@
+"""HandleReloadConfigRequest as stock clients call it: models come and go, are pinned and labelled, all or nothing."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from tensorflow_serving.apis import get_model_status_pb2, model_management_pb2
+
+from paramsync.v1 import sync_pb2 as pb
+from tests.support.configurations import answers, apply, config, model
+from tests.support.programs import eventually
+from tests.support.published import PARAMETERS, Publisher
+from tests.support.running import LONG, SERVING, Running, refused, request, seen, synced
+
+Code = grpc.StatusCode
+INVALID = Code.INVALID_ARGUMENT
+
+
+@pytest.fixture
+def three(served: Running, publisher: Publisher) -> Running:
+    """Model `m` with versions 7, 8 and 9 published, of which 9 serves."""
+    for number in (8, 9):
+        publisher.publish(number)
+        synced(served)
+    return served
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Iterator[Path]:
+    """The store of another model, with version 21."""
+    publisher = Publisher(tmp_path / "other")
+    publisher.publish(21)
+    yield publisher.path
+    publisher.close()
+
+
+@contextmanager
+def restarted(*stores: Path, **settings: Any) -> Iterator[Running]:
+    running = Running(*stores, **settings)
+    try:
+        yield running
+        running.drain()
+    finally:
+        running.close()
+
+
+def told(running: Running) -> dict[str, Any]:
+    return {one.name: (one.status().pinned, dict(one.status().labels)) for one in running.server.models}
+
+
+def test_a_model_is_added_and_serves_when_the_answer_comes(three: Running, tmp_path: Path, other: Path) -> None:
+    apply(three, model(tmp_path / "m"), model(other, name="new"))
+    assert (answers(three), answers(three, name="new")) == (9, 21)
+    assert [three.health(name) for name in ("", "m", "new")] == [SERVING] * 3
+
+
+def test_what_is_not_named_any_more_is_not_served_any_more(three: Running, tmp_path: Path, other: Path) -> None:
+    apply(three, model(other, name="new"))
+    assert answers(three, name="new") == 21
+    code, text = refused(three.prediction_service.Predict, request("m"))
+    assert (code, text) == (Code.NOT_FOUND, "Servable not found: model 'm' is not served here; served: 'new'")
+    apply(three, model(tmp_path / "m"))
+    assert answers(three) == 9
+
+
+def test_an_empty_list_ends_every_model_and_the_server_goes_on(three: Running, tmp_path: Path) -> None:
+    apply(three)
+    code, text = refused(three.prediction_service.Predict, request("m"))
+    assert (code, text) == (Code.NOT_FOUND, "Servable not found: model 'm' is not served here; served: none")
+    assert (three.health(), list(told(three))) == (SERVING, [])
+    apply(three, model(tmp_path / "m"))
+    assert (answers(three), three.health("m")) == (9, SERVING)
+
+
+@pytest.mark.slow
+def test_models_may_come_and_go_for_ever_under_requests_for_another(
+    three: Running, tmp_path: Path, other: Path
+) -> None:
+    def open_files() -> int:
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    apply(three, model(tmp_path / "m"), model(other, name="new"))
+    graph = three.server.models.find("new").take().graph
+    apply(three, model(tmp_path / "m"))
+    began = threading.active_count(), open_files()
+    over, failed = threading.Event(), list[grpc.RpcError]()
+
+    def ask() -> None:
+        while not over.is_set():
+            try:
+                answers(three)
+            except grpc.RpcError as error:
+                failed.append(error)
+
+    asks = threading.Thread(target=ask)
+    asks.start()
+    for _ in range(40):
+        apply(three, model(tmp_path / "m"), model(other, name="new"))
+        assert answers(three, name="new") == 21
+        assert three.server.models.find("new").take().graph is graph  # TensorFlow never lets go of what it made of it
+        apply(three, model(tmp_path / "m"))
+    over.set()
+    asks.join(LONG)
+    assert failed == []
+    few = 8
+    eventually(
+        lambda: threading.active_count() <= began[0] + few and open_files() <= began[1] + few,
+        lambda: f"{began} threads and files, found {threading.active_count()} and {open_files()}",
+    )
+
+
+def test_the_same_again_changes_nothing(three: Running, tmp_path: Path) -> None:
+    wanted = model(tmp_path / "m", specific=(8,), labels={"stable": 8})
+    apply(three, wanted)
+    follower, swaps = three.server.models.follower("m"), three.server.models.follower("m").status().swaps
+    apply(three, wanted)
+    assert three.server.models.follower("m") is follower
+    assert follower.status().swaps == swaps
+    assert told(three) == {"m": (8, {"stable": 8})}
+
+
+def test_a_specific_version_is_pinned_and_the_latest_followed_again(
+    three: Running, tmp_path: Path, publisher: Publisher
+) -> None:
+    apply(three, model(tmp_path / "m", specific=(7,)))
+    publisher.publish(10)
+    assert (answers(three), told(three)["m"][0]) == (7, 7)
+    apply(three, model(tmp_path / "m"))
+    synced(three)
+    assert (answers(three), told(three)["m"][0]) == (10, None)
+
+
+def test_of_several_specific_versions_the_highest_serves_and_the_others_can_be_asked_for(
+    three: Running, tmp_path: Path
+) -> None:
+    apply(three, model(tmp_path / "m", specific=(9, 7, 8), labels={"stable": 8}))
+    assert [answers(three, version=number) for number in (7, 8, 9)] == [7, 8, 9]
+    assert (answers(three), answers(three, label="stable")) == (9, 8)
+    assert told(three)["m"] == (9, {"stable": 8})  # what a configuration did not say, operators do not read
+    assert [(one.resident, dict(one.labels)) for one in three.sync.GetStatus(pb.GetStatusRequest()).models] == [
+        ([9, 8, 7], {"stable": 8})
+    ]
+    again = three.server.models.follower("m").status().restores
+    three.sync.Unlabel(pb.UnlabelRequest(model="m", label="stable"), timeout=LONG)
+    assert [answers(three, version=number) for number in (7, 8, 9)] == [7, 8, 9]
+    apply(three, model(tmp_path / "m", specific=(9, 7, 8)))
+    assert three.server.models.follower("m").status().restores == again
+    apply(three, model(tmp_path / "m", specific=(8,)))
+    assert (answers(three), told(three)["m"]) == (8, (8, {}))
+    assert three.server.models.follower("m").status().resident == (8, 9)
+
+
+def test_specific_versions_stay_in_memory_over_a_restart_until_operators_unpin(
+    tmp_path: Path, publisher: Publisher
+) -> None:
+    for number in (7, 8, 9, 10):
+        publisher.publish(number)
+    with restarted(tmp_path / "m", state=tmp_path / "state") as one:
+        apply(one, model(tmp_path / "m", specific=(7, 8, 9)))
+    with restarted(tmp_path / "m", state=tmp_path / "state") as one:
+        synced(one, version=9)
+        eventually(lambda: one.server.models.find("m").status().resident == (9, 7, 8), lambda: "all three")
+        assert [answers(one, version=number) for number in (7, 8)] == [7, 8]
+        assert "7" not in (tmp_path / "state" / "m.json").read_text().partition("labels")[2].partition("}")[0]
+        one.sync.Unpin(pb.UnpinRequest(model="m"), timeout=LONG)
+        eventually(lambda: one.server.models.find("m").status().resident == (10, 9), lambda: "two")
+
+
+def test_labels_are_set_moved_and_taken_away(three: Running, tmp_path: Path) -> None:
+    apply(three, model(tmp_path / "m", labels={"stable": 7, "canary": 9}))
+    assert (answers(three, label="stable"), answers(three, label="canary"), answers(three)) == (7, 9, 9)
+    apply(three, model(tmp_path / "m", labels={"stable": 8}))
+    assert answers(three, label="stable") == 8
+    message = get_model_status_pb2.GetModelStatusRequest()
+    message.model_spec.name = "m"
+    message.model_spec.version_label = "stable"
+    found = three.model_service.GetModelStatus(message, timeout=LONG).model_version_status
+    assert [one.version for one in found] == [8]
+    message.model_spec.version_label = "canary"
+    code, text = refused(three.model_service.GetModelStatus, message)
+    assert (code, text) == (Code.NOT_FOUND, "label 'canary' of model 'm' is not there; there are: 'stable'")
+
+
+def test_so_many_of_the_latest_stay_in_memory(three: Running, tmp_path: Path, publisher: Publisher) -> None:
+    apply(three, model(tmp_path / "m", latest=3))
+    for number in (10, 11):
+        publisher.publish(number)
+        synced(three)
+    assert sorted(three.server.models.find("m").status().resident)[-2:] == [10, 11]
+    assert len(three.server.models.find("m").status().resident) == 3
+    assert answers(three) == 11
+
+
+def test_a_model_may_be_added_whose_store_is_empty_as_yet(three: Running, tmp_path: Path) -> None:
+    (tmp_path / "later").mkdir()
+    apply(three, model(tmp_path / "m"), model(tmp_path / "later", name="later"))
+    assert refused(three.prediction_service.Predict, request("later"))[0] is Code.UNAVAILABLE
+    late = Publisher(tmp_path / "later")
+    late.publish(1)
+    three.server.models.follower("later").sync(timeout=LONG)
+    assert answers(three, name="later") == 1
+    late.close()
+
+
+def test_a_store_that_is_lost_keeps_no_other_model_from_coming_or_going(
+    three: Running, tmp_path: Path, other: Path
+) -> None:
+    (tmp_path / "m").rename(tmp_path / "away")
+    os.mkfifo(tmp_path / "m")
+    apply(three, model(tmp_path / "m"), model(other, name="new"))
+    assert (answers(three), answers(three, name="new")) == (9, 21)
+    apply(three, model(tmp_path / "m"))
+    assert list(told(three)) == ["m"]
+    (tmp_path / "m").unlink()
+    (tmp_path / "away").rename(tmp_path / "m")
+
+
+EMPTY = model_management_pb2.ReloadConfigRequest()
+STORE = "{store}"
+
+
+@pytest.mark.parametrize(
+    ("message", "text"),
+    [
+        (EMPTY, "config: expected a model_config_list, found none"),
+        (config(model(STORE, name="")), "config of model '': expected a name of letters"),
+        (config(model(STORE, name="a/b")), "config of model 'a/b': expected a name of letters"),
+        (config(model(STORE, name="n" * 201)), "expected a name of at most 200 bytes, as a URL has them, found 201 in"),
+        (config(model(STORE, name="\N{GREEK SMALL LETTER ALPHA}" * 34)), "expected a name of at most 200 bytes"),
+        (config(model(STORE, labels={f"n{at}": 8 for at in range(257)})), "expected at most 256 labels, found 257"),
+        (config(model(STORE), model(STORE)), "config of model 'm': expected one, found 2"),
+        (
+            config(model("relative", name="n")),
+            "config of model 'n', base_path: expected an absolute path, found 'relative'",
+        ),
+        (config(model("", name="n")), "base_path: expected an absolute path, found ''"),
+        (config(model("/nowhere/at/all")), "base_path: expected a directory that is there, found '/nowhere/at/all'"),
+        (config(model("/" + "n" * 5000)), "base_path: expected a directory that is there"),
+        (config(model("/etc/passwd", name="n")), "base_path: expected a directory that is there, found '/etc/passwd'"),
+        (config(model(STORE, model_platform="caffe")), "model_platform: expected tensorflow, found 'caffe'"),
+        (config(model(STORE, specific=())), "model_version_policy: expected from 1 to 64 specific versions, found 0"),
+        (config(model(STORE, latest=65)), "num_versions: expected at most 64, found 65"),
+        (config(model(STORE, labels={"": 8})), "version_labels: expected a name, such as stable, found none"),
+        (config(model(STORE, specific=(99,))), "version 99 of store"),
+        (config(model(STORE, labels={"stable": 8, "canary": 99})), "version 99 of store"),
+        (config(model(STORE, specific=(8, 99))), "version 99 of store"),
+        (config(model(STORE, specific=(-1,))), "version -1 of store"),
+    ],
+    ids=[str(at) for at in range(20)],
+)
+def test_a_wrong_configuration_is_refused_and_nothing_changes(
+    three: Running, tmp_path: Path, message: model_management_pb2.ReloadConfigRequest, text: str
+) -> None:
+    apply(three, model(tmp_path / "m", labels={"stable": 8}))
+    before = told(three)
+    wrong = model_management_pb2.ReloadConfigRequest()
+    wrong.CopyFrom(message)
+    for one in wrong.config.model_config_list.config:
+        one.base_path = one.base_path.replace(STORE, str(tmp_path / "m"))
+    code, details = refused(three.model_service.HandleReloadConfigRequest, wrong)
+    assert (code, text in details) == (INVALID, True), details
+    assert told(three) == before
+    assert (answers(three), answers(three, label="stable")) == (9, 8)
+
+
+def test_all_versions_are_too_many(three: Running, tmp_path: Path) -> None:
+    wrong = model(tmp_path / "m")
+    wrong.model_version_policy.all.SetInParent()
+    code, text = refused(three.model_service.HandleReloadConfigRequest, config(wrong))
+    assert (code, "expected latest or specific" in text) == (INVALID, True)
+
+
+def test_one_wrong_model_leaves_out_the_good_ones_beside_it(three: Running, tmp_path: Path, other: Path) -> None:
+    wrong = config(model(other, name="new"), model(tmp_path / "m", specific=(99,)))
+    assert refused(three.model_service.HandleReloadConfigRequest, wrong)[0] is INVALID
+    assert list(told(three)) == ["m"]
+    assert seen(three.prediction_service.Predict(request(), timeout=LONG)) == [9.0] * PARAMETERS

@@ -1,0 +1,25 @@
+"""Hostile requests by HTTP do not hold the event loop: others are answered meanwhile."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.hostile.campaigns.bodies import NONE, holds
+from tests.support.http import small_limits
+from tests.support.running import LONG
+
+KINDS = {60_000: ("keys, one twice", "objects"), 1 << 20: ("lists", "bytes, as examples", "spaces, packed", "answers")}
+MOST = 0.3
+"""Seconds, on a busy machine: 20 ms is what `python -m tests.hostile.campaigns.bodies` shows on one that is not."""
+
+
+@pytest.mark.slow
+def test_no_request_holds_the_event_loop(tmp_path: Path) -> None:
+    with small_limits(tmp_path, patience=LONG) as web:
+        for size, kinds in KINDS.items():
+            found = holds(web.rest_port, web.loop, size, kinds=kinds)
+            assert found.keys() == {*kinds, NONE}
+            assert {name: seconds for name, (seconds, _) in found.items() if seconds > MOST} == {}
+        assert found["answers"][1] == 200

@@ -1,0 +1,212 @@
+"""What /metrics says, read by Prometheus's own parser: of known traffic, of swaps, of names that requests made up."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import urllib.request
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from inferencer.serving.metrics import APART, Metrics
+from paramsync.kserve import open_inference_pb2 as kserve_pb2
+from tests.support.kserve import method
+from tests.support.programs import ROOT, eventually
+from tests.support.published import Publisher
+from tests.support.running import LONG, Running, refused, request, synced
+
+Samples = dict[str, dict[tuple[tuple[str, str], ...], float]]
+_M = (("model", "m"),)
+
+
+def read(metrics: Metrics) -> Samples:
+    return parsed(metrics.text())
+
+
+def told(found: Samples, name: str) -> list[tuple[dict[str, str], float]]:
+    return [(dict(one), value) for one, value in found[name].items()]
+
+
+def parsed(text: bytes) -> Samples:
+    """The values by name and labels."""
+    found: Samples = {}
+    for family in text_string_to_metric_families(text.decode()):
+        for one in family.samples:
+            found.setdefault(one.name, {})[tuple(sorted(one.labels.items()))] = one.value
+    return found
+
+
+def labels(**of: str) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted({"model": "m", "signature": "serving_default", "version": "7", **of}.items()))
+
+
+@pytest.fixture
+def metrics(running: Running) -> Metrics:
+    """Of the models of a server, which counts its own requests elsewhere."""
+    return Metrics(running.server.models, clock=itertools.count(1.0).__next__)
+
+
+@pytest.fixture
+def answered(metrics: Metrics, served: Running) -> Callable[..., None]:
+    """Counts one request of version 7."""
+
+    def count(**of: Any) -> None:
+        known = {"model": "m", "signature": "serving_default", "version": "7", "protocol": "kserve", "code": "OK"}
+        metrics.answered(**{**known, "seconds": 0.003, **of})
+
+    return count
+
+
+def test_requests_are_counted_by_what_they_were_and_timed_where_they_were_answered(
+    metrics: Metrics, answered: Callable[..., None]
+) -> None:
+    for seconds in (0.0001, 0.003, 20.0):
+        answered(seconds=seconds)
+    answered(code="INVALID_ARGUMENT", seconds=0.5)
+    answered(protocol="rest", code="RESOURCE_EXHAUSTED")
+    found = read(metrics)
+    assert found["paramsync_requests_total"] == {
+        labels(protocol="kserve", code="OK"): 3,
+        labels(protocol="kserve", code="INVALID_ARGUMENT"): 1,
+        labels(protocol="rest", code="RESOURCE_EXHAUSTED"): 1,
+    }
+    buckets = found["paramsync_request_seconds_bucket"]
+    at = {
+        bound: buckets[labels(protocol="kserve", le=bound)] for bound in ("0.0001", "0.0025", "0.005", "10.0", "+Inf")
+    }
+    assert at == {"0.0001": 1, "0.0025": 1, "0.005": 2, "10.0": 2, "+Inf": 3}
+    assert found["paramsync_request_seconds_count"] == {labels(protocol="kserve"): 3}
+    assert found["paramsync_request_seconds_sum"] == {labels(protocol="kserve"): pytest.approx(20.0031)}
+
+
+def test_calls_are_counted_by_their_rows_and_requests(metrics: Metrics, served: Running) -> None:
+    for requests, rows in ((1, 1), (3, 40), (300, 5000)):
+        metrics.called(model="m", signature="serving_default", version="7", requests=requests, rows=rows, seconds=0.5)
+    found = read(metrics)
+    for name, sums, bounds in (
+        ("paramsync_batch_requests", 304, {"1": 1, "4": 2, "256": 2, "512": 3, "+Inf": 3}),
+        ("paramsync_batch_rows", 5041, {"1": 1, "32": 1, "64": 2, "1024": 2, "+Inf": 3}),
+    ):
+        assert found[f"{name}_sum"] == {labels(): sums}
+        assert {bound: found[f"{name}_bucket"][labels(le=bound)] for bound in bounds} == bounds
+    one = metrics.statistics("m")["7"]
+    assert (one.calls, one.rows, one.computed, one.computed_seconds) == (3, 5041, 304, 152.0)
+
+
+def test_names_that_requests_made_up_are_no_labels(metrics: Metrics, answered: Callable[..., None]) -> None:
+    for number in range(100):
+        answered(model=f"model {number}")
+        answered(signature=f"signature {number}")
+        answered(version=str(1000 + number))
+        answered(version=f"label {number}")
+        metrics.called(model=f"model {number}", signature="s", version="1", requests=1, rows=1, seconds=0.1)
+    assert read(metrics)["paramsync_requests_total"] == {
+        labels(model="", signature="", version="", protocol="kserve", code="OK"): 100,
+        labels(signature="", protocol="kserve", code="OK"): 100,
+        labels(signature="", version="older", protocol="kserve", code="OK"): 200,
+    }
+    assert len(metrics.calls) == 1
+
+
+def test_versions_that_answered_last_are_told_apart_and_nothing_is_lost_of_the_others(
+    metrics: Metrics, answered: Callable[..., None], served: Running, publisher: Publisher
+) -> None:
+    for number in range(7, 27):
+        if number > 7:
+            publisher.publish(number)
+            synced(served)
+        answered(version=str(number))
+        metrics.called(model="m", signature="serving_default", version=str(number), requests=1, rows=2, seconds=0.1)
+        answered(version="7") if number < 12 else None  # after which it is the one that answered longest ago
+    found = read(metrics)
+    counts = {dict(one)["version"]: value for one, value in found["paramsync_requests_total"].items()}
+    assert counts == {**{str(number): 1 for number in range(27 - APART, 27)}, "older": 20 + 5 - APART}
+    assert sum(found["paramsync_batch_rows_sum"].values()) == 40
+    assert set(metrics.statistics("m")) == set(counts) - {"older"}
+
+
+def test_without_models_nothing_is_known_by_name() -> None:
+    metrics = Metrics()
+    metrics.answered(model="m", signature="s", version="7", protocol="tfs", code="OK", seconds=0.1)
+    [found] = read(metrics)["paramsync_requests_total"]
+    assert dict(found) == {"model": "", "signature": "", "version": "", "protocol": "tfs", "code": "OK"}
+
+
+def test_before_anything_serves_it_says_so(metrics: Metrics, running: Running) -> None:
+    found = read(metrics)
+    states = {dict(one)["state"]: value for one, value in found["paramsync_model_state"].items()}
+    assert states == {"waiting": 1, "serving": 0, "draining": 0}
+    assert found["paramsync_resident_versions"] == {_M: 0}
+    assert "paramsync_served_version" not in found
+
+
+def test_what_followers_do_is_told(metrics: Metrics, served: Running, publisher: Publisher) -> None:
+    publisher.publish(8)
+    synced(served)
+    publisher.publish_bad(9)
+    follower = served.server.models.follower("m")
+    eventually(lambda: follower.status().quarantined, lambda: "version 9 to be quarantined")
+    metrics.waiting = lambda: 3
+    follower.label("stable", 7, timeout=LONG)
+    follower.pin(7, timeout=LONG)
+    found = read(metrics)
+    for name, value in {
+        "served_version": 7,
+        "served_step": 7,
+        "lag_versions": 2,
+        "resident_versions": 2,
+        "pinned": 1,
+        "restores_total": 2,
+        "swaps_total": 3,
+        "quarantines_total": 1,
+        "restore_seconds_count": 2,
+        "swap_seconds_count": 3,
+    }.items():
+        assert found[f"paramsync_{name}"] == {_M: value}, name
+    assert 0 < found["paramsync_swap_seconds_sum"][_M] < 1
+    assert 0 < found["paramsync_restore_seconds_sum"][_M] < LONG
+    assert 0 < found["paramsync_lag_seconds"][_M] < LONG
+    assert found["paramsync_label_version"] == {(("label", "stable"), *_M): 7}
+    assert found["paramsync_queue_depth"] == {(): 3}
+    assert found["process_resident_memory_bytes"][()] > 1e6
+    [build] = found["paramsync_build_info"]
+    assert set(dict(build)) == {"version", "tensorflow", "python"}
+
+
+def test_requests_by_every_protocol_are_counted_in_what_the_server_shows(served: Running) -> None:
+    ask = kserve_pb2.ModelInferRequest(model_name="m", raw_input_contents=[np.ones([2, 2], np.float32).tobytes()])
+    ask.inputs.add(name="x", datatype="FP32", shape=[2, 2])
+    for _ in range(3):
+        served.prediction_service.Predict(request(), timeout=LONG)
+        method(served, "ModelInfer")(ask, timeout=LONG)
+    ask.inputs[0].datatype = "FP64"
+    refused(method(served, "ModelInfer"), ask)
+    refused(served.prediction_service.Predict, request("other"))
+    http = f"http://127.0.0.1:{served.rest_port}"
+    body = b'{"inputs": [[1.0, 2.0]]}'
+    with urllib.request.urlopen(f"{http}/v1/models/m:predict", body, timeout=LONG) as answer:
+        assert answer.status == 200
+    with urllib.request.urlopen(f"{http}/metrics", timeout=LONG) as answer:
+        assert answer.headers["Content-Type"] == Metrics.content_type
+        found = parsed(answer.read())
+    by = {(one["protocol"], one["code"]): value for one, value in told(found, "paramsync_requests_total")}
+    answered = {(protocol, "OK"): count for protocol, count in (("tfs", 3), ("kserve", 3), ("rest", 1))}
+    assert by == {**answered, ("kserve", "INVALID_ARGUMENT"): 1, ("tfs", "NOT_FOUND"): 1}
+    assert {one["version"] for one, _ in told(found, "paramsync_requests_total") if one["code"] == "OK"} == {"7"}
+    assert found["paramsync_batch_requests_sum"] == {labels(): 7}
+    assert found["paramsync_batch_rows_sum"] == {labels(): 3 + 2 * 3 + 1}
+
+
+def test_docs_list_every_metric(metrics: Metrics, answered: Callable[..., None]) -> None:
+    answered()
+    metrics.called(model="m", signature="serving_default", version="7", requests=1, rows=1, seconds=0.1)
+    text = (ROOT / "docs" / "reference.md").read_text().partition("## Metrics of an inferencer")[2]
+    text = text.partition("\n## ")[0]
+    listed = set(re.findall(r"^\| `(paramsync_\w+)", text, re.MULTILINE))
+    families = text_string_to_metric_families(metrics.text().decode())
+    told = {one.name + "_total" * (one.type == "counter") + "_info" * (one.type == "info") for one in families}
+    assert listed == {one for one in told if one.startswith("paramsync_")}

@@ -1,0 +1,210 @@
+"""The program's settings: what may be said, what it says to bad ones, and how it ends then."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from inferencer.settings.settings import ModelSettings, Settings, parse
+from paramsync.errors import SettingsError, StoreError
+from tests.support.programs import PATIENCE, refused
+
+
+def test_settings_as_documented(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    found = parse(["--model", f"a={tmp_path}", "--model", "b=/not/there=yet"])
+    models = (ModelSettings(name="a", store=tmp_path), ModelSettings(name="b", store=Path("/not/there=yet")))
+    assert found == Settings(models=models, state=tmp_path / "state/paramsync/8502")
+    assert (found.host, found.port, found.rest_port, found.control_port) == ("127.0.0.1", 8500, 8501, 8502)
+    assert (found.poll_seconds, found.queue, found.message_bytes) == (5.0, 1024, 64 << 20)
+
+
+def test_every_flag_of_a_model_is_said_of_each(tmp_path: Path) -> None:
+    flags = ["--verify", "sizes", "--resident", "3", "--trainer", "127.0.0.1:8503"]
+    ops = ["--allow-op", "ReadFile", "--allow-op", "Add>Ons"]
+    for one in parse(["--model", "a=/s", "--model", "b=/t", *flags, *ops]).models:
+        assert isinstance(one, ModelSettings)
+        assert (one.verify, one.resident, one.trainer) == ("sizes", 3, "127.0.0.1:8503")
+        assert one.allowed == ("ReadFile", "Add>Ons")
+
+
+def test_each_model_may_have_a_trainer_of_its_own() -> None:
+    models = [word for name in "abc" for word in ("--model", f"{name}=/{name}")]
+    found = parse([*models, "--trainer", "c=h:3", "--trainer", "h:1", "--trainer", "a=[::1]:2"]).models
+    assert [one.trainer for one in found if isinstance(one, ModelSettings)] == ["[::1]:2", "h:1", "h:3"]
+    found = parse([*models, "--trainer", "b=h:2"]).models
+    assert [one.trainer for one in found if isinstance(one, ModelSettings)] == [None, "h:2", None]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["d=h:1"], "--trainer d=h:1: expected one of the models a, b, found 'd'"),
+        (["a=h:1", "a=h:2"], "--trainer: expected one trainer for a, found h:1 and h:2"),
+        (["h:1", "h:2"], "--trainer: expected one trainer for all models, found h:1 and h:2"),
+        (["a=h"], "--trainer: address 'h': expected HOST:PORT"),
+        (["=h:1"], "--trainer: expected a name"),
+    ],
+)
+def test_a_trainer_of_a_model_that_is_not_there_or_has_one_is_refused(given: list[str], message: str) -> None:
+    with pytest.raises(SettingsError, match=re.escape(message)):
+        parse(["--model", "a=/s", "--model", "b=/t", *(word for one in given for word in ("--trainer", one))])
+
+
+def test_a_graph_may_be_given() -> None:
+    [found] = parse(["--model", "a=/s", "--graph", "/exported"]).models
+    assert isinstance(found, ModelSettings)
+    assert found.graph == Path("/exported")
+    with pytest.raises(SettingsError, match="expected inputs and outputs, or graph, which has its own, found both"):
+        parse(["--model", "a=/s", "--graph", "/exported", "--inputs", "x:0", "--outputs", "y:0"])
+
+
+def test_every_flag_of_the_server(tmp_path: Path) -> None:
+    ports = ["--host", "::1", "--port", "1", "--rest-port", "2", "--control-port", "3", "--poll-seconds", "0.5"]
+    limits = ["--state", str(tmp_path), "--queue", "9", "--batch-rows", "1", "--max-message-mb", "8"]
+    roots = ["--reload-root", "/stores", "--reload-root", "more"]
+    assert parse(["--model", "a=/s", *ports, *limits, *roots]) == Settings(
+        models=(ModelSettings(name="a", store=Path("/s")),),
+        host="::1",
+        port=1,
+        rest_port=2,
+        control_port=3,
+        poll_seconds=0.5,
+        state=tmp_path,
+        reload_roots=(Path("/stores"), Path("more")),
+        queue=9,
+        batch_rows=1,
+        message_bytes=8 << 20,
+    )
+
+
+def test_where_any_port_will_do_pins_are_remembered_only_where_that_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", "relative")  # which its specification says to ignore
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert parse(["--model", "a=/s", "--control-port", "0"]).state is None
+    assert parse(["--model", "a=/s", "--control-port", "0", "--state", "/k"]).state == Path("/k")
+    assert parse(["--model", "a=/s", "--control-port", "9"]).state == tmp_path / ".local/state/paramsync/9"
+
+
+def test_with_any_free_port_for_predictions_that_for_http_is_any_too() -> None:
+    assert parse(["--model", "a=/s", "--port", "0"]).rest_port == 0
+    assert parse(["--model", "a=/s", "--port", "0", "--rest-port", "9"]).rest_port == 9
+
+
+def test_tensor_names_are_split() -> None:
+    [found] = parse(["--model", "a=/s", "--inputs", "x:0, z:0", "--outputs", "y:0"]).models
+    assert isinstance(found, ModelSettings)
+    assert (found.inputs, found.outputs) == (("x:0", "z:0"), ("y:0",))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ([], "expected --model NAME=STORE, repeated as needed, or --config FILE.toml, found neither"),
+        (
+            ["--model", "digits"],
+            "--model: expected NAME=STORE, such as digits=/var/lib/paramsync/digits, found 'digits'",
+        ),
+        (["--model", "=store"], "expected NAME=STORE"),
+        (["--model", "digits="], "expected NAME=STORE"),
+        (["--model", "two words=store"], "expected NAME=STORE"),
+        (["--model", "a=x", "--model", "a=y"], "model a: expected each name once, found it 2 times"),
+        (["--model", "a=x", "--inputs", "x:0"], "model a: expected inputs and outputs together"),
+        (
+            ["--model", "a=x", "--model", "b=y", "--inputs", "x:0", "--outputs", "y:0"],
+            "--inputs, --outputs and --graph are of one graph: expected one --model with them, found 2",
+        ),
+        (["--model", "a=x", "--inputs", "x:0,", "--outputs", "y:0"], "expected names of tensors"),
+        (["--model", "n" * 201 + "=x"], "expected a name of at most 200 bytes, as a URL has them, found 201 in"),
+        (["--model", "a=x", "--port", "65536"], "expected a port from 0 to 65535, found '65536'"),
+        (["--model", "a=x", "--port", "-1"], "port"),
+        (["--model", "a=x", "--port", "9000", "--control-port", "9000"], "expected two different ports, found 9000"),
+        (["--model", "a=x", "--rest-port", "8502"], "expected two different ports, found 8502 for both --rest-port"),
+        (["--model", "a=x", "--host", ""], "--host: expected an address to listen on, such as 127.0.0.1, found ''"),
+        (["--model", "a=x", "--poll-seconds", "0"], "expected seconds above 0, found '0'"),
+        (["--model", "a=x", "--poll-seconds", "nan"], "expected seconds above 0, found 'nan'"),
+        (["--model", "a=x", "--verify", "nothing"], "invalid choice: 'nothing'"),
+        (["--model", "a=x", "--resident", "0"], "--resident: expected a whole number of at least 1, found '0'"),
+        (["--model", "a=x", "--queue", "many"], "--queue: expected a whole number of at least 1, found 'many'"),
+        (["--model", "a=x", "--max-message-mb", "2048"], "expected a whole number of at most 2047, found '2048'"),
+        (["--model", "a=x", "--trainer", "here"], "--trainer: address 'here': expected HOST:PORT"),
+        (["--model", "a=x", "--allow-op", "ReadFile,WriteFile"], "expected the name of one op, such as ReadFile"),
+        (["--model", "a=x", "--wrong"], "--wrong"),
+        (["--model", "a=/n\udcff"], "expected arguments in UTF-8, found 'a=/n\\udcff'"),
+    ],
+)
+def test_wrong_settings_say_what_was_expected(arguments: list[str], text: str) -> None:
+    with pytest.raises(SettingsError, match=re.escape(text)):
+        parse(arguments)
+
+
+def test_help_fits_a_screen_of_80_columns_and_shows_how_to_begin() -> None:
+    environment = {**os.environ, "COLUMNS": "80"}
+    command = [sys.executable, "-m", "inferencer", "--help"]
+    said = subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
+    assert max(map(len, said.splitlines())) <= 80
+    assert "python -m inferencer --model digits=/dev/shm/digits\n" in said
+    assert "python -m inferencer --config models.toml" in said
+
+
+def test_a_store_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(StoreError, match=f"store {tmp_path}/file: expected a directory, found a file"):
+        parse(["--model", f"a={tmp_path}/file"])
+    with pytest.raises(StoreError, match="Not a directory"):
+        parse(["--model", f"a={tmp_path}/file/store"])
+
+
+def ended(*arguments: str, user: str | int | None = None) -> tuple[int, str]:
+    """Exit code and standard error of a run that ends by itself."""
+    command = [sys.executable, "-m", "inferencer", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, user=user, check=False)
+    return done.returncode, done.stderr
+
+
+def test_bad_settings_end_with_one_line_and_exit_code_2(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    code, text = ended("--model", f"digits={tmp_path}/file")
+    assert (code, text) == (2, f"inferencer: store {tmp_path}/file: expected a directory, found a file\n")
+
+
+def test_a_taken_port_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        code, text = ended("--model", f"digits={tmp_path}", "--port", str(port))
+    assert code == 2
+    assert text == f"inferencer: port {port} of 127.0.0.1 is taken; choose another with --port (0: any free)\n"
+
+
+def test_a_path_that_is_not_utf8_is_one_line_and_exit_code_2() -> None:
+    code, text = ended("--model", os.fsdecode(b"digits=/n\xff"))
+    assert (code, text) == (2, "inferencer: expected arguments in UTF-8, found 'digits=/n\\udcff'\n")
+
+
+def test_settings_are_judged_before_tensorflow_is_imported(tmp_path: Path) -> None:
+    program = "import sys; from inferencer.__main__ import main; print(main(sys.argv[1:]), 'tensorflow' in sys.modules)"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        arguments = ["--model", f"a={tmp_path}", "--port", str(taken.getsockname()[1])]
+        done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=True)
+    assert done.stdout == "2 False\n"
+
+
+def test_signals_are_taken_over_before_anything_that_takes_time_is_imported() -> None:
+    program = "import sys, inferencer.__main__; print({'argparse', 'asyncio', 'logging', 'grpc'} & {*sys.modules})"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
+
+
+def test_an_unreadable_store_is_refused(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    store.mkdir(mode=0)
+    said = refused("inferencer", "--model", f"a={store}")
+    assert said.startswith(f"inferencer: store {store}: cannot be read: permission denied")

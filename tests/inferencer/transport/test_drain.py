@@ -1,0 +1,115 @@
+"""No answer is lost at the end, and what is too much is refused."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from tests.support.programs import ROOT, eventually
+from tests.support.published import Gated, Publisher
+from tests.support.running import LONG, NOT_SERVING, Running, request, synced
+
+Code = grpc.StatusCode
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.5])
+@pytest.mark.parametrize("rows", [1 << 19, 3 << 17])  # 4 MB there and back; 3, which are on their way in one piece
+def test_what_was_taken_up_before_the_end_is_answered_to_the_last_byte(
+    running: Running, publisher: Publisher, tmp_path: Path, gate: Path, rows: int, seconds: float
+) -> None:
+    publisher.publish(7, kind=Gated)
+    synced(running)
+    message = tmp_path / "message"
+    asked = request(x=np.ones([rows, 2], np.float32), called=str(tmp_path / "called"), gate=str(gate))
+    message.write_bytes(asked.SerializeToString())
+    command = [sys.executable, "-m", "tests.support.late_callers", str(running.port), str(message), "12"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as callers:
+        try:
+            eventually(lambda: running.server._batching.held == 12, lambda: "all to be taken up")
+            with _draining(running):
+                time.sleep(seconds)
+                assert _says(running) == NOT_SERVING  # nobody is told of the end yet: connections would close at once
+                gate.touch()
+                became = callers.communicate(timeout=LONG)[0].split("\n")
+        finally:
+            gate.touch()
+    assert len(became) == 13, became
+    assert all(one.isdigit() and int(one) > rows * 8 for one in became[:12]), became
+
+
+@pytest.mark.slow
+def test_callers_that_go_on_do_not_hold_up_the_end_nor_cut_off_what_takes_long(
+    running: Running, publisher: Publisher, tmp_path: Path, gate: Path
+) -> None:
+    publisher.publish(7, kind=Gated)
+    synced(running)
+    called, x = tmp_path / "called", np.ones([1, 2], np.float32)
+    at_once = request(x=x, called=str(tmp_path / "other"), gate=str(tmp_path / "other"))
+    became: list[str] = []
+
+    def call_again_and_again() -> None:
+        while not became or became[-1] == "":
+            error = running.prediction_service.Predict.future(at_once, timeout=LONG).exception()
+            became.append("" if error is None else f"{error.code().name} {error.details()}")
+            time.sleep(0.4)
+
+    slow = running.prediction_service.Predict.future(request(x=x, called=str(called), gate=str(gate)), timeout=LONG)
+    eventually(called.exists, lambda: "it to be taken up")
+    caller = threading.Thread(target=call_again_and_again)
+    with _draining(running, quiet_seconds=0.5):
+        caller.start()
+        time.sleep(6.0)  # longer than callers alone would hold it up
+        assert _says(running, seconds=0.2) is None  # held, and not turned away: nobody is told of the end yet
+        caller.join(LONG)
+        began = time.monotonic()
+        gate.touch()
+        assert slow.result().outputs["seen"]
+    assert time.monotonic() - began < 5.0
+    assert became[-1].startswith("UNAVAILABLE the server is stopping"), became
+    assert len(became) > 4
+
+
+@contextmanager
+def _draining(running: Running, *, quiet_seconds: float = 0.01) -> Iterator[None]:
+    """From when it said so until it is over."""
+    with ThreadPoolExecutor(1) as thread:
+        drained = thread.submit(running.drain, quiet_seconds=quiet_seconds)
+        eventually(lambda: running.health(control=True) == NOT_SERVING, lambda: "the drain")
+        yield
+        drained.result(LONG)
+
+
+def _says(running: Running, *, seconds: float = LONG) -> int | None:
+    """What a caller is told who connects only now; None where he is made to wait for it."""
+    with grpc.insecure_channel(f"127.0.0.1:{running.port}", [("grpc.use_local_subchannel_pool", 1)]) as channel:
+        asking = health_pb2_grpc.HealthStub(channel).Check.future(health_pb2.HealthCheckRequest(), timeout=seconds)
+        if asking.code() is Code.DEADLINE_EXCEEDED:
+            return None
+        return int(asking.result().status)
+
+
+def test_a_stream_that_its_caller_never_ends_does_not_hold_up_the_end(running: Running) -> None:
+    over = threading.Event()
+
+    def ask() -> Iterator[reflection_pb2.ServerReflectionRequest]:
+        yield reflection_pb2.ServerReflectionRequest(list_services="")
+        over.wait(LONG)
+
+    stub = reflection_pb2_grpc.ServerReflectionStub(running.predictions)
+    answers = stub.ServerReflectionInfo(ask(), timeout=LONG)
+    assert next(answers).list_services_response.service
+    running.drain()  # fails where it takes longer than the grace
+    assert list(answers) == []
+    over.set()

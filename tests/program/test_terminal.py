@@ -1,0 +1,62 @@
+"""What others wrote, shown where people read it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from inferencer.settings import settings
+from paramsync.cli.status import _Facts
+from paramsync.cli.wording import console
+from paramsync.errors import SettingsError
+from paramsync.host.terminal import harmless, line
+from tests.support.programs import refused
+
+
+def test_what_a_terminal_would_take_for_a_command_is_written_out() -> None:
+    assert line("a\n b\x1b[31m\x07\x9b1m") == r"a b\x1b[31m\x07\x9b1m"
+    assert harmless("Größe, 模型") == "Größe, 模型"
+
+
+def test_a_status_shows_names_and_reasons_without_what_a_terminal_would_take_for_a_command() -> None:
+    screen = console()
+    with screen.capture() as captured:
+        screen.print(_Facts(({"labels": "\x1b[31mred 1\nstable 2"},), notes=["m: \x1b]0;title\x07"]))
+    assert "\x1b" not in captured.get()
+    assert r"\x1b[31mred 1" in captured.get()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[models.m]\nstore='s'\nresident=" + "9" * 5000, "too many digits"),
+        ("[models.m]\nstore='s'\nresident=0x" + "f" * 5000, "expected a whole number, found a number of too many"),
+        ("[models.m]\nstore='s'\nlabels={stable=0x" + "f" * 5000 + "}", "expected the number of a version for stable"),
+        ("[models.m]\nstore='~nosuchuser/x'", "who has no home here"),
+    ],
+    ids=["digits", "hexadecimal", "label", "home"],
+)
+def test_a_file_of_models_with_numbers_or_homes_that_nobody_has_is_refused(
+    tmp_path: Path, text: str, said: str
+) -> None:
+    config = tmp_path / "models.toml"
+    config.write_text(text)
+    with pytest.raises(SettingsError, match=said):
+        settings.parse(["--config", str(config)])
+
+
+def test_a_user_without_a_home_has_no_state_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def no_home(path: Path) -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    monkeypatch.setattr(Path, "expanduser", no_home)
+    assert settings.parse(["--model", f"m={tmp_path}"]).state is None
+
+
+def test_a_mistake_is_one_line_whatever_is_in_it(tmp_path: Path) -> None:
+    config = tmp_path / "models.toml"
+    config.write_text('[models."a\\n\\u001b[31m"]\nstore = "s"\n')
+    assert "\x1b" not in refused("inferencer", "--config", config)
+    assert "it is no name of a host" in refused("inferencer", "--model", f"m={tmp_path}", "--host", "a..b")

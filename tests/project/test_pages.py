@@ -1,0 +1,121 @@
+"""Pages are true of the tree: links lead somewhere, files are there, flags and names are all there, pictures drawn."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+import paramsync
+from inferencer.settings import flags
+from paramsync.cli import arguments
+from tests.support.programs import ROOT
+
+PAGES = sorted(page.relative_to(ROOT) for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+
+
+def prose(page: Path) -> str:
+    """The page without its blocks of code."""
+    return re.sub(r"```.*?```", "", (ROOT / page).read_text(), flags=re.DOTALL)
+
+
+def anchors(page: Path) -> set[str]:
+    """What links can name of a page, as GitHub makes it of headings."""
+    headings = re.findall(r"^#+ (.*)$", prose(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_links_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([^)\s]+)\)", prose(page)) + re.findall(r'(?:src|srcset)="([^"]+)"', prose(page))
+    for link in links:
+        if link.startswith(("http://", "https://")):
+            continue
+        file, _, anchor = link.partition("#")
+        target = (ROOT / page.parent / file).resolve() if file else ROOT / page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "CHANGELOG.md"], ids=str)
+def test_files_that_pages_name_are_there(page: Path) -> None:
+    named = set(
+        re.findall(r"`((?:paramsync|trainer|inferencer|tests|bench|examples|deploy|proto)/[\w/.-]*)`", prose(page))
+    )
+    assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.parts[0] == "docs"], ids=str)
+def test_a_page_begins_with_its_question(page: Path) -> None:
+    title, question, *_ = (ROOT / page).read_text().split("\n\n")
+    assert title.startswith("# ")
+    assert "?" in question
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
+def test_figures_stand_on_the_page_of_their_commands() -> None:
+    page = " ".join((ROOT / "docs" / "performance.md").read_text().split())
+    rows = re.findall(r"^\| .* \| `python -m bench .*$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert len(rows) == 3
+    for row in rows:
+        *words, command = row.strip("| ").split(" | ")
+        assert command in page
+        for figure in re.findall(r"[\d.,]*\d", " ".join(words)):
+            assert re.search(rf"(?<![\d.,]){re.escape(figure)}(?![\d,])", page), figure
+    for plot in json.loads((ROOT / "docs" / "pictures" / "figures.json").read_text()).values():
+        assert f"`{plot['command']}" in page
+        figures = [figure for panel in plot["panels"].values() for figure in panel.values()]
+        assert [figure for figure in figures if f"{figure:,}" not in page and str(figure) not in page] == []
+
+
+def test_every_page_is_reached_from_the_readme() -> None:
+    reached, waiting = set(), [ROOT / "README.md"]
+    while waiting:
+        page = waiting.pop()
+        if page not in reached:
+            reached.add(page)
+            links = re.findall(r"\]\(([^)\s#]+\.md)", prose(page))
+            waiting += [(page.parent / link).resolve() for link in links]
+    assert [page for page in ROOT.glob("docs/**/*.md") if page.resolve() not in reached] == []
+
+
+def test_the_reference_has_every_flag_of_a_server() -> None:
+    section = (ROOT / "docs" / "reference.md").read_text().partition("## Flags of `paramsync serve`")[2]
+    rows = [line for line in section.partition("\n## ")[0].splitlines() if line.startswith("| `--")]
+    listed = {flag for row in rows for flag in re.findall(r"--[a-z-]+", row.split(" | ")[0])}
+    assert listed == set(re.findall(r"^  (--[a-z-]+)", flags.parser().format_help(), re.MULTILINE)) - {"--help"}
+
+
+def test_every_command_is_on_the_page_of_operators() -> None:
+    commands = set(re.findall(r"^    ([a-z]+) ", arguments.parser().format_help(), re.MULTILINE))
+    listed = set(re.findall(r"`paramsync ([a-z]+)", (ROOT / "docs" / "operate.md").read_text()))
+    assert commands - {"up", "serve", "train"} <= listed
+
+
+def test_the_reference_has_every_public_name() -> None:
+    text = (ROOT / "docs" / "reference.md").read_text()
+    names = [*paramsync.__all__, "PublishCallback", "PublishHook", "SessionPublisher"]
+    errors = [name for name in vars(importlib.import_module("paramsync.errors")) if name.endswith("Error")]
+    assert [name for name in [*names, *errors] if not re.search(rf"\b{name}\b", text)] == []
+
+
+def test_pictures_can_be_read() -> None:
+    for picture in (ROOT / "docs" / "pictures").glob("*.svg"):
+        assert ElementTree.parse(picture).getroot().tag == "{http://www.w3.org/2000/svg}svg"
+
+
+def test_pictures_are_what_their_script_draws(tmp_path: Path) -> None:
+    pictures = ROOT / "docs" / "pictures"
+    subprocess.run([sys.executable, pictures / "draw.py", tmp_path], check=True)
+    drawn = {file.name: file.read_text() for file in tmp_path.iterdir()}
+    assert drawn
+    assert drawn == {name: (pictures / name).read_text() for name in drawn}

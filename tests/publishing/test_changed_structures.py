@@ -1,0 +1,175 @@
+"""What is published follows the structure of what is trained: a change is captured anew, or told, never left out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from paramsync.errors import PublishError
+from paramsync.following.follower import Follower
+from paramsync.following.replica import Replica
+from paramsync.graphs.capturing import capture
+from paramsync.publishing.publisher import Publisher
+from tests.support.followers import serving
+from tests.support.training import EVERY_STEP, latest
+
+X = np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
+
+
+def network() -> keras.Sequential:
+    inner = keras.Sequential([keras.Input((4,)), keras.layers.Dense(4, "tanh")])
+    return keras.Sequential([keras.Input((4,), name="x"), inner, keras.layers.Dense(3), keras.layers.Dense(2)])
+
+
+def answer(store: Path) -> Any:
+    follower = Follower(Replica("m", store))
+    follower.run_once()
+    outputs, version = follower.replica.predict({"x": X})
+    assert version.number == latest(store).number == serving(follower)
+    (found,) = outputs.values()
+    return found
+
+
+def with_lora(model: keras.Sequential) -> None:
+    model.layers[1].enable_lora(2)
+    model.layers[1].lora_kernel_b.assign(tf.ones_like(model.layers[1].lora_kernel_b))
+
+
+def with_lora_within(model: keras.Sequential) -> None:
+    model.layers[0].layers[0].enable_lora(2)
+    model.layers[0].layers[0].lora_kernel_b.assign(tf.ones_like(model.layers[0].layers[0].lora_kernel_b))
+
+
+def quantized(model: keras.Sequential) -> None:
+    model.layers[1].quantize("int8")
+
+
+def with_a_layer(model: keras.Sequential) -> None:
+    model.add(keras.layers.Dense(5))
+
+
+def with_a_layer_without_variables(model: keras.Sequential) -> None:
+    model.add(keras.layers.ReLU())
+
+
+def without_a_layer(model: keras.Sequential) -> None:
+    model.pop()
+
+
+def with_another_layer_within(model: keras.Sequential) -> None:
+    model.layers[0].add(keras.layers.Softmax())
+
+
+CHANGES = [
+    with_lora,
+    with_lora_within,
+    quantized,
+    with_a_layer,
+    with_a_layer_without_variables,
+    without_a_layer,
+    with_another_layer_within,
+]
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept:DeprecationWarning")  # Keras' quantize
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_keras_model_that_changes_is_published_as_it_is(
+    tmp_path: Path, change: Callable[[keras.Sequential], None]
+) -> None:
+    model = network()
+    with Publisher(tmp_path, model, schedule=EVERY_STEP) as publisher:
+        first = publisher.publish(1, wait=True)
+        np.testing.assert_allclose(answer(tmp_path), model(X), rtol=1e-6)
+        change(model)
+        second = publisher.publish(2, wait=True)
+        third = publisher.publish(3, wait=True)
+        assert first.graph != second.graph == third.graph
+        np.testing.assert_allclose(answer(tmp_path), model(X), rtol=1e-6)
+
+
+class Net(tf.Module):
+    """With a layer of Keras, which tf.Module does not look into."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = tf.Variable(tf.ones([4]))
+        self.layer = keras.layers.Dense(2)
+        self.layer.build((None, 4))
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 4], name="x")])
+    def __call__(self, x: tf.Tensor) -> tf.Tensor:
+        return self.layer(x * self.weight)
+
+
+def expected(net: Net) -> Any:
+    """What its code says, whatever was traced before."""
+    return net.layer(X * net.weight)
+
+
+@pytest.mark.parametrize("said", ["module", "function with a root"])
+def test_a_module_or_function_is_traced_again_once_variables_are_others(tmp_path: Path, said: str) -> None:
+    net = Net()
+    source: Any = net
+    if said != "module":
+        spec = tf.TensorSpec([None, 4], name="x")
+        source = capture(tf.function(lambda x: net.layer(x * net.weight)), inputs=[spec], root=net)
+    with Publisher(tmp_path, source, schedule=EVERY_STEP) as publisher:
+        publisher.publish(1, wait=True)
+        net.weight = tf.Variable(tf.fill([4], 3.0))
+        publisher.publish(2, wait=True)
+        np.testing.assert_allclose(answer(tmp_path), expected(net), rtol=1e-6)
+        net.layer.enable_lora(2)
+        net.layer.lora_kernel_b.assign(tf.ones_like(net.layer.lora_kernel_b))
+        publisher.publish(3, wait=True)
+        np.testing.assert_allclose(answer(tmp_path), expected(net), rtol=1e-6)
+
+
+def test_what_cannot_be_traced_again_is_told_and_not_published(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    net = Net()
+    concrete = tf.function(net.layer).get_concrete_function(tf.TensorSpec([None, 4], name="x"))
+    with Publisher(tmp_path, capture(concrete, root=net), schedule=EVERY_STEP) as publisher:
+        publisher.publish(1, wait=True)
+        net.layer.enable_lora(2)
+        for step in (2, 3, 4):
+            publisher.publish_if_due(step)
+        publisher.flush()
+        assert "ConcreteFunction" in (publisher.status().last_error or "")
+        with pytest.raises(PublishError, match="has other variables or layers than when it was captured"):
+            publisher.publish(5, wait=True)
+        assert len([one for one in caplog.records if "publication failed" in one.message]) == 1
+    assert latest(tmp_path).step == 1
+
+
+def test_a_change_that_cannot_be_served_is_told_once_and_published_when_it_is_gone(tmp_path: Path) -> None:
+    model = keras.Sequential([keras.Input((3, 4), batch_size=2, name="x"), keras.layers.GRU(3, return_sequences=True)])
+    with Publisher(tmp_path, model, schedule=EVERY_STEP) as publisher:
+        publisher.publish(1, wait=True)
+        model.add(keras.layers.GRU(3, stateful=True))
+        for step in (2, 3):
+            with pytest.raises(PublishError, match="keeps its state"):
+                publisher.publish(step, wait=True)
+        model.pop()
+        publisher.publish(4, wait=True)
+    assert latest(tmp_path).step == 4
+
+
+def test_what_only_training_changes_is_no_change(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    model = network()
+    optimizer = keras.optimizers.Adam()
+    root = tf.train.Checkpoint(model=model, optimizer=optimizer)
+    captured = capture(model, root=root)
+    with Publisher(tmp_path, captured, schedule=EVERY_STEP) as publisher:
+        first = publisher.publish(1, wait=True)
+        optimizer.build(model.trainable_variables)
+        model.layers[1].trainable = False
+        assert publisher.publish(2, wait=True).graph == first.graph
+    assert not [one for one in caplog.records if "captured anew" in one.message]

@@ -1,0 +1,297 @@
+"""PublishCallback in real calls of `model.fit`."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from paramsync.errors import SettingsError, StoreLockedError
+from paramsync.following.replica import Replica
+from paramsync.keras import PublishCallback
+from paramsync.store.store import Store
+
+ROOT = Path(__file__).parents[2]
+X = np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)
+Y = X.sum(axis=1, keepdims=True)
+
+
+def network(*layers: keras.layers.Layer) -> keras.Model:
+    model = keras.Sequential([*layers, keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    return model
+
+
+def fit(model: keras.Model, callback: PublishCallback, **arguments: Any) -> None:
+    model.fit(X, Y, **({"batch_size": 8, "epochs": 2, "verbose": 0, "callbacks": [callback]} | arguments))
+
+
+class Unhurried(PublishCallback):
+    """Waits for each publication, so that none is overtaken by the next."""
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        super().on_epoch_begin(epoch, logs)
+        self._wait()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        super().on_train_batch_end(batch, logs)
+        self._wait()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        super().on_epoch_end(epoch, logs)
+        self._wait()
+
+    def _wait(self) -> None:
+        assert self._publisher is not None
+        assert self._publisher.flush(60)
+
+
+def steps_of(store: Path) -> list[int]:
+    return [version.step for version in Store(store).versions()]
+
+
+def test_a_fit_publishes_its_start_its_schedule_and_its_end(tmp_path: Path) -> None:
+    fit(network(keras.Input((4,))), Unhurried(tmp_path, every_steps=6, on_error="raise", keep=100))
+    assert steps_of(tmp_path) == [0, 6, 12, 16]
+
+
+def test_the_last_version_has_the_fitted_weights_and_the_loss(tmp_path: Path) -> None:
+    model, copy = network(keras.Input((4,))), network(keras.Input((4,)))
+    fit(model, PublishCallback(tmp_path, every_seconds=3600))
+    tf.train.Checkpoint(copy).read(tf.train.latest_checkpoint(tmp_path)).expect_partial()
+    np.testing.assert_array_equal(model.predict_on_batch(X), copy.predict_on_batch(X))
+    latest = Store(tmp_path).latest()
+    assert latest is not None
+    assert latest.metrics["loss"] > 0
+
+
+def test_a_second_fit_goes_on_counting(tmp_path: Path) -> None:
+    model = network(keras.Input((4,)))
+    callback = PublishCallback(tmp_path, every_steps=5)
+    fit(model, callback)
+    fit(model, callback)
+    latest = Store(tmp_path).latest()
+    assert latest is not None
+    assert latest.step == 32
+
+
+def test_several_steps_in_one_call_are_counted_one_by_one(tmp_path: Path) -> None:
+    model = network(keras.Input((4,)))
+    model.compile("sgd", "mse", steps_per_execution=3)
+    fit(model, Unhurried(tmp_path, every_steps=3, keep=100))
+    # 8 steps an epoch: its calls end after 3, 6 and 8 of them, and the last is too soon after the one before
+    assert steps_of(tmp_path) == [0, 3, 6, 11, 14, 16]
+
+
+def test_a_model_without_a_declared_input_is_published_too(tmp_path: Path) -> None:
+    fit(network(), PublishCallback(tmp_path))
+    latest = Store(tmp_path).latest()
+    assert latest is not None
+    assert latest.step == 16
+
+
+def test_a_fit_that_was_interrupted_does_not_keep_the_store_from_the_next(tmp_path: Path) -> None:
+    class Interrupted(Exception):
+        pass
+
+    class Interrupting(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            raise Interrupted
+
+    model = network(keras.Input((4,)))
+    callback = PublishCallback(tmp_path)
+    with pytest.raises(Interrupted):
+        fit(model, callback, callbacks=[callback, Interrupting()])
+    with pytest.raises(StoreLockedError):
+        fit(model, PublishCallback(tmp_path))
+    fit(model, callback)
+
+
+def test_a_schedule_of_zero_is_refused_when_the_callback_is_made(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="every_steps"):
+        PublishCallback(tmp_path, every_steps=0)
+
+
+def test_a_model_that_does_not_say_its_inputs_is_published_with_them(tmp_path: Path) -> None:
+    class Two(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.dense = keras.layers.Dense(1)
+
+        def call(self, given: Any) -> Any:
+            return self.dense(given["left"]) + self.dense(given["right"])
+
+    model = Two()
+    model.compile("sgd", "mse")
+    specs = {name: tf.TensorSpec([None, 4], tf.float32) for name in ("left", "right")}
+    model.fit({"left": X, "right": X}, Y, verbose=0, callbacks=[PublishCallback(tmp_path, inputs=specs)])
+    latest = Store(tmp_path).latest()
+    assert latest is not None
+    replica = Replica("m", Store(tmp_path))
+    replica.swap(replica.restore(latest))
+    outputs, _ = replica.predict({"left": X, "right": X})
+    np.testing.assert_array_equal(outputs["outputs"], model.predict_on_batch({"left": X, "right": X}))
+
+
+class Averages(keras.callbacks.Callback):
+    """The weights and their moving averages after each step, computed here."""
+
+    def __init__(self, momentum: float) -> None:
+        super().__init__()
+        self.momentum = momentum
+        self.after: list[dict[str, Any]] = []
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self._keep({one.path: one.numpy() for one in self.model.weights})
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        found = {one.path: one.numpy() for one in self.model.weights}
+        trained = {one.path for one in self.model.trainable_weights}
+        before = found if len(self.after) == 1 else self.after[-1]
+        blend = {name: self.momentum * before[name] + (1 - self.momentum) * one for name, one in found.items()}
+        self._keep({name: blend[name] if name in trained else one for name, one in found.items()})
+
+    def _keep(self, found: dict[str, Any]) -> None:
+        self.after.append(found)
+
+
+@pytest.mark.parametrize("policy", ["float32", "mixed_float16", "mixed_bfloat16"])
+def test_averages_are_published_in_place_of_what_is_trained(tmp_path: Path, policy: str) -> None:
+    first = keras.layers.Dense(3, name="first", dtype=policy)
+    frozen = keras.layers.Dense(3, name="frozen", dtype=policy, trainable=False)
+    norm = keras.layers.BatchNormalization(name="norm", dtype=policy)
+    model = keras.Sequential([keras.Input((4,)), first, frozen, norm, keras.layers.Dense(1, name="y", dtype="float32")])
+    model.compile(keras.optimizers.SGD(0.01, use_ema=True, ema_momentum=0.8), "mse", auto_scale_loss=True)
+    averages = Averages(0.8)
+    publishing = Unhurried(tmp_path, every_steps=1, averages=True, keep=100, on_error="raise")
+    fit(model, publishing, epochs=1, callbacks=[averages, publishing])
+    paths = {one.path: one for one in model.weights}
+    assert [version.step for version in Store(tmp_path).versions()] == list(range(len(averages.after)))
+    for version, expected in zip(Store(tmp_path).versions(), averages.after, strict=True):
+        copy = keras.models.clone_model(model)
+        tf.train.Checkpoint(copy).read(str(tmp_path / version.prefix)).expect_partial()
+        for one, path in zip(copy.weights, paths, strict=True):
+            np.testing.assert_allclose(
+                one.numpy(), expected[path], rtol=1e-4, atol=1e-6, err_msg=f"{version.step} {path}"
+            )
+
+
+def test_averages_of_an_optimizer_that_keeps_none_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"use_ema=True, found sgd\w* without"):
+        fit(network(keras.Input((4,))), PublishCallback(tmp_path, averages=True))
+
+
+def test_layers_that_are_frozen_and_unfrozen_between_fits_are_published_as_they_are(tmp_path: Path) -> None:
+    hidden = keras.layers.Dense(4, name="hidden")
+    model = network(keras.Input((4,)), hidden)
+    callback = PublishCallback(tmp_path, every_steps=1)
+    for trainable in (True, False, True):
+        hidden.trainable = trainable
+        model.compile("sgd", "mse")
+        fit(model, callback)
+        copy = network(keras.Input((4,)), keras.layers.Dense(4, name="hidden"))
+        tf.train.Checkpoint(copy).read(tf.train.latest_checkpoint(tmp_path)).expect_partial()
+        np.testing.assert_array_equal(model.predict_on_batch(X), copy.predict_on_batch(X))
+    numbers = [version.number for version in Store(tmp_path).versions()]
+    assert numbers == sorted(numbers)
+
+
+def test_a_fit_that_diverges_goes_on_and_its_last_good_version_stays_the_latest(tmp_path: Path) -> None:
+    model = network(keras.Input((4,)))
+    model.compile(keras.optimizers.SGD(1e30), "mse")
+    fit(model, PublishCallback(tmp_path, every_steps=1))
+    assert np.isnan(model.get_weights()[0]).all()
+    assert steps_of(tmp_path)[-1] < 3
+    fit(model, PublishCallback(tmp_path, every_steps=1, allow_nan=True))
+    assert steps_of(tmp_path)[-1] == 32
+
+
+def test_another_backend_is_told_what_to_do(tmp_path: Path) -> None:
+    code = f"""
+import keras, numpy as np
+from paramsync.errors import SettingsError
+from paramsync.keras import PublishCallback
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+try:
+    model.fit(np.ones((4, 4)), np.ones(4), verbose=0, callbacks=[PublishCallback({str(tmp_path)!r})])
+except SettingsError as error:
+    assert "found jax; publish from a loop of your own with Publisher.of_graph" in str(error)
+else:
+    raise AssertionError
+import sys
+assert "tensorflow" not in sys.modules
+"""
+    environment = {"KERAS_BACKEND": "jax", "PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120, env=environment)
+
+
+@pytest.mark.slow
+def test_the_example_publishes_what_it_fitted(tmp_path: Path) -> None:
+    subprocess.run(
+        [sys.executable, "examples/keras_fit.py", str(tmp_path)],
+        cwd=ROOT,
+        check=True,
+        timeout=300,
+        env={"PYTHONPATH": str(ROOT)},
+    )
+    latest = Store(tmp_path).latest()
+    assert latest is not None
+    assert latest.step == 640
+    assert latest.metrics["accuracy"] > 0.8
+
+
+class WithItsOwn(keras.Model):
+    """Trained by an optimizer that Keras does not know of, as of two that play against each other."""
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(self(x, training=True) - y))
+        self.own.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        return {"loss": loss}
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", None])
+def test_steps_of_an_optimizer_that_the_model_is_not_compiled_with_are_published(
+    tmp_path: Path, optimizer: str | None
+) -> None:
+    x = keras.Input((4,))
+    model = WithItsOwn(x, keras.layers.Dense(1)(x))
+    model.own = keras.optimizers.SGD(0.01)
+    model.compile(optimizer)
+    fit(model, Unhurried(tmp_path, every_steps=6, on_error="raise", keep=100))
+    assert steps_of(tmp_path) == [0, 6, 12, 16]
+    found = tf.train.load_checkpoint(str(tmp_path))
+    kernels = [found.get_tensor(name) for name in found.get_variable_to_shape_map() if "kernel" in name]
+    assert any(np.array_equal(one, model.layers[-1].kernel.numpy()) for one in kernels)
+
+
+def test_updates_that_an_optimizer_leaves_out_are_no_steps(tmp_path: Path) -> None:
+    model = network(keras.Input((4,)))
+    model.compile(keras.optimizers.SGD(gradient_accumulation_steps=4), "mse")
+    fit(model, Unhurried(tmp_path, every_steps=1, on_error="raise", keep=100))
+    assert steps_of(tmp_path) == [0, 1, 2, 3, 4]
+
+
+def test_a_fit_that_was_interrupted_and_is_forgotten_leaves_the_store_free(tmp_path: Path) -> None:
+    class Interrupt(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            raise KeyboardInterrupt
+
+    model = network(keras.Input((4,)))
+    with pytest.raises(KeyboardInterrupt) as raised:
+        fit(model, PublishCallback(tmp_path), callbacks=[PublishCallback(tmp_path), Interrupt()])
+    with pytest.raises(StoreLockedError):
+        fit(model, PublishCallback(tmp_path))
+    del raised
+    gc.collect()
+    fit(model, PublishCallback(tmp_path, on_error="raise"))
+    assert steps_of(tmp_path)[-1] == 17

@@ -1,0 +1,217 @@
+"""What a Publisher publishes, and when: values of one step each, read back by a follower and by TensorFlow."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from paramsync.errors import SettingsError
+from paramsync.following.replica import Replica
+from paramsync.graphs.capturing import capture
+from paramsync.publishing.publisher import Publisher
+from paramsync.publishing.schedule import PublishSchedule
+from paramsync.store.store import Store
+from paramsync.version import Version
+from tests.support.training import EVERY_STEP, ON_REQUEST, TIMEOUT, Counters
+
+
+def network() -> keras.Model:
+    return keras.Sequential([keras.Input((4,), name="x"), keras.layers.Dense(3), keras.layers.BatchNormalization()])
+
+
+def test_every_published_version_has_the_values_of_exactly_one_step(tmp_path: Path) -> None:
+    model = Counters()
+    seen: list[tuple[int, set[float]]] = []
+
+    def look(version: Version) -> None:
+        reader = tf.train.load_checkpoint(str(tmp_path / version.prefix))
+        names = [name for name in reader.get_variable_to_shape_map() if name.endswith("VARIABLE_VALUE")]
+        assert len(names) == 5
+        seen.append((version.step, {float(value) for name in names for value in np.unique(reader.get_tensor(name))}))
+
+    with Publisher(tmp_path, model, schedule=EVERY_STEP) as publisher:
+        publisher.subscribe(look)
+        publisher.publish_if_due(0)
+        for step in range(1, 601):
+            model.train()
+            publisher.publish_if_due(step)
+        publisher.finish(600)
+        status = publisher.status()
+    assert status.last_error is None
+    assert len(seen) == status.publishes > 5
+    assert status.publishes + status.skipped == 601
+    assert seen == [(step, {float(step)}) for step, _ in seen]
+    assert [step for step, _ in seen] == sorted({step for step, _ in seen})
+    assert seen[-1][0] == 600
+
+
+def test_tensorflow_reads_a_published_keras_model(tmp_path: Path) -> None:
+    model, copy = network(), network()
+    for index, weight in enumerate(model.weights):
+        weight.assign(np.full(weight.shape, index + 0.5))
+    with Publisher(tmp_path, model, schedule=EVERY_STEP) as publisher:
+        publisher.publish(7, wait=True)
+    prefix = tf.train.latest_checkpoint(tmp_path)
+    assert prefix == str(tmp_path / "ckpt-7")
+    tf.train.Checkpoint(copy).read(prefix).assert_existing_objects_matched().expect_partial()
+    for mine, theirs in zip(model.weights, copy.weights, strict=True):
+        np.testing.assert_array_equal(mine.numpy(), theirs.numpy())
+
+
+def test_what_is_not_trained_is_not_written_again_until_it_is_trained(tmp_path: Path) -> None:
+    model = Counters()
+    *trained, frozen = model.many
+    with Publisher(tmp_path, model, schedule=EVERY_STEP, keep=2) as publisher:
+        for step in range(12):
+            for one in trained if step != 6 else model.many:
+                one.assign_add(tf.ones_like(one))
+            version = publisher.publish(step, wait=True)
+            share = version.bytes_written / version.bytes
+            assert share > 0.99 if step in (0, 6) else share < 0.15
+            reader = tf.train.load_checkpoint(str(tmp_path / version.prefix))
+            for at, one in enumerate(model.many):
+                found = reader.get_tensor(f"many/{at}/.ATTRIBUTES/VARIABLE_VALUE")
+                assert np.array_equal(found, one.numpy()), (step, at)
+    assert (frozen.numpy() == 1).all()
+
+
+def test_the_first_call_publishes_and_says_what(tmp_path: Path) -> None:
+    with Publisher(tmp_path, Counters(), schedule=PublishSchedule(every_steps=10)) as publisher:
+        version = publisher.publish_if_due(3)
+        assert version is not None
+        assert (version.number, version.step, version.committed_at) == (3, 3, None)
+        assert version.step_done_at <= version.snapshot_at
+        assert publisher.publish_if_due(12) is None
+        assert publisher.publish_if_due(13) is not None
+    latest = Store(tmp_path).latest()
+    assert latest is not None
+    assert (latest.number, latest.graph) == (13, version.graph)
+
+
+def test_without_a_publication_at_the_start_counting_begins_there(tmp_path: Path) -> None:
+    schedule = PublishSchedule(every_steps=10, at_start=False)
+    with Publisher(tmp_path, Counters(), schedule=schedule) as publisher:
+        assert publisher.publish_if_due(5) is None
+        assert publisher.publish_if_due(14) is None
+        assert publisher.publish_if_due(15) is not None
+
+
+def test_metrics_travel_in_the_version(tmp_path: Path) -> None:
+    with Publisher(tmp_path, Counters(), schedule=EVERY_STEP) as publisher:
+        published = publisher.publish(1, wait=True, metrics={"loss": tf.constant(0.25), "accuracy": 0.5})
+    assert published.metrics == {"loss": 0.25, "accuracy": 0.5}
+    assert Store(tmp_path).latest() == published
+
+
+def test_versions_keep_rising_where_a_restart_falls_back_in_steps(tmp_path: Path) -> None:
+    with Publisher(tmp_path, Counters(), schedule=EVERY_STEP) as publisher:
+        publisher.publish(100, wait=True)
+    with Publisher(tmp_path, Counters(), schedule=EVERY_STEP) as publisher:
+        again = publisher.publish(40, wait=True)
+    assert (again.number, again.step) == (101, 40)
+
+
+def test_a_request_from_another_thread_is_answered_with_the_next_step(tmp_path: Path) -> None:
+    with Publisher(tmp_path, Counters(), schedule=ON_REQUEST) as publisher:
+        assert publisher.publish_if_due(1) is None
+        answers: list[Version] = []
+        asked = threading.Event()
+
+        def ask() -> None:
+            future = publisher.request()
+            asked.set()
+            answers.append(future.result(TIMEOUT))
+
+        operator = threading.Thread(target=ask)
+        operator.start()
+        assert asked.wait(TIMEOUT)
+        assert publisher.publish_if_due(2) is not None
+        operator.join(TIMEOUT)
+        assert publisher.publish_if_due(3) is None
+    assert [version.step for version in answers] == [2]
+    assert Store(tmp_path).latest() == answers[0]
+
+
+def test_a_metric_that_is_no_number_costs_no_version(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with Publisher(tmp_path, Counters(), schedule=EVERY_STEP) as publisher:
+        for step in (1, 2):
+            metrics = {"loss": step / 2, "confusion": tf.ones([2, 2]), "name": "x"}
+            published = publisher.publish(step, wait=True, metrics=metrics)
+    assert published.metrics == {"loss": 1.0}
+    assert publisher.status().last_error is None
+    warned = [record.getMessage() for record in caplog.records]
+    assert [text.partition(" is left out")[0] for text in warned] == ["metric 'confusion'", "metric 'name'"]
+
+
+def test_a_step_lower_than_the_one_before_gets_a_number_above_and_one_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Publisher(tmp_path, Counters(), schedule=PublishSchedule(every_steps=10)) as publisher:
+        publisher.publish(100, wait=True)
+        for step in (40, 30):
+            publisher.publish(step, wait=True)
+        assert publisher.publish_if_due(35) is None
+        assert publisher.publish_if_due(20) is not None  # set back again
+    found = [(version.number, version.step) for version in Store(tmp_path).versions()]
+    assert found[:3] == [(100, 100), (101, 40), (102, 30)]
+    assert found[-1] == (103, 20)
+    warned = [record.getMessage() for record in caplog.records]
+    assert warned == ["step 40 is published after step 100: versions go on rising, and say the step as it is given"]
+
+
+def test_several_functions_over_one_set_of_variables_are_published_as_one_graph(tmp_path: Path) -> None:
+    model = Counters()
+    doubled = tf.function(lambda x: 2.0 * model(x), input_signature=[tf.TensorSpec([], name="x")])
+    captured = capture(model, signatures={"plain": model.__call__, "doubled": doubled})
+    with Publisher(tmp_path, captured, schedule=EVERY_STEP) as publisher:
+        model.train()
+        version = publisher.publish(1, wait=True)
+    replica = Replica("m", Store(tmp_path))
+    replica.swap(replica.restore(version))
+    plain, _ = replica.predict({"x": np.float32(1)}, signature="plain")
+    twice, _ = replica.predict({"x": np.float32(1)}, signature="doubled")
+    assert 2 * float(next(iter(plain.values()))) == float(next(iter(twice.values())))
+
+
+def test_a_function_without_an_object_publishes_by_the_variables_names(tmp_path: Path) -> None:
+    scale = tf.Variable(3.0, name="scale")
+    function = tf.function(lambda x: x * scale, input_signature=[tf.TensorSpec([], name="x")])
+    with Publisher(tmp_path, capture(function), schedule=EVERY_STEP) as publisher:
+        publisher.publish(1, wait=True)
+    assert list(tf.train.load_checkpoint(str(tmp_path)).get_variable_to_shape_map()) == ["scale"]
+
+
+def test_a_capture_without_variables_is_refused(tmp_path: Path) -> None:
+    tf.saved_model.save(Counters(), str(tmp_path / "saved"))
+    with pytest.raises(SettingsError, match=r"no live variables.*Publisher\.of_graph"):
+        Publisher(tmp_path / "store", capture(tmp_path / "saved"), schedule=EVERY_STEP)
+    assert not (tmp_path / "store").exists()
+
+
+def test_averages_are_published_in_place_of_variables(tmp_path: Path) -> None:
+    model = Counters()
+    average = tf.train.ExponentialMovingAverage(0.5)
+    average.apply(model.many)
+    schedule = PublishSchedule(every_steps=1)
+    with Publisher(tmp_path, model, schedule=schedule, averages=average.average) as publisher:
+        model.train()
+        average.apply(model.many)
+        publisher.publish(1, wait=True)
+    reader = tf.train.load_checkpoint(str(tmp_path))
+    for at, one in enumerate(model.many):
+        assert (reader.get_tensor(f"many/{at}/.ATTRIBUTES/VARIABLE_VALUE") == average.average(one).numpy()).all()
+        assert (average.average(one).numpy() == 0.5).all()
+    assert reader.get_tensor("step/.ATTRIBUTES/VARIABLE_VALUE") == 1
+
+
+def test_an_average_of_another_shape_is_refused(tmp_path: Path) -> None:
+    wrong = tf.Variable([1.0])
+    message = r"the average of Variable:0: expected float32 \[1, 257\], found float32 \[1\]"
+    with pytest.raises(SettingsError, match=message):
+        Publisher(tmp_path, Counters(), schedule=EVERY_STEP, averages=lambda _: wrong)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,98 @@
+"""A publication that fails: training goes on, and whoever wants to know is told, once."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from pathlib import Path
+
+import keras
+import pytest
+
+from paramsync.errors import GraphError, PublishError, SettingsError, StoreLockedError
+from paramsync.publishing.publisher import Publisher
+from paramsync.publishing.schedule import PublishSchedule
+from paramsync.store.store import Store
+from tests.support.training import EVERY_STEP, TIMEOUT, Counters
+
+
+def test_training_survives_a_store_that_goes_away_and_publishes_when_it_is_back(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    with Publisher(store, Counters(), schedule=EVERY_STEP) as publisher:
+        publisher.publish(1, wait=True)
+        shutil.rmtree(store)
+        store.touch()
+        publisher.publish_if_due(2)
+        assert publisher.flush(TIMEOUT)
+        error = publisher.status().last_error
+        assert error is not None
+        assert str(store) in error
+        store.unlink()
+        store.mkdir()
+        publisher.publish(3, wait=True)
+        assert publisher.status().last_error is None
+    latest = Store(store).latest()
+    assert latest is not None
+    assert latest.step == 3
+
+
+def test_an_error_is_raised_at_the_next_call_where_that_is_wanted(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    schedule = PublishSchedule(every_steps=1, at_end=False)
+    with Publisher(store, Counters(), schedule=schedule, on_error="raise") as publisher:
+        shutil.rmtree(store)
+        store.touch()
+        publisher.publish_if_due(1)
+        with pytest.raises(PublishError, match="an earlier publication failed"):
+            publisher.flush(TIMEOUT)
+        assert publisher.flush(TIMEOUT)
+
+
+def test_leaving_the_block_raises_where_the_last_step_cannot_be_published(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    schedule = PublishSchedule(at_start=False)
+    with contextlib.ExitStack() as block:
+        publisher = block.enter_context(Publisher(store, Counters(), schedule=schedule, on_error="raise"))
+        publisher.publish_if_due(1)
+        shutil.rmtree(store)
+        store.touch()
+        with pytest.raises(PublishError, match="an earlier publication failed"):
+            block.close()
+    store.unlink()
+    Publisher(store, Counters(), schedule=schedule).close()  # it was given up all the same
+
+
+def test_who_waits_for_a_publication_is_told_that_it_failed(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    with Publisher(store, Counters(), schedule=EVERY_STEP) as publisher:
+        shutil.rmtree(store)
+        store.touch()
+        with pytest.raises(PublishError, match="store"):
+            publisher.publish(1, wait=True)
+
+
+def test_an_error_that_was_waited_for_is_not_raised_again(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    with Publisher(store, Counters(), schedule=EVERY_STEP, on_error="raise") as publisher:
+        shutil.rmtree(store)
+        store.touch()
+        with pytest.raises(PublishError, match="store"):
+            publisher.publish(1, wait=True)
+        store.unlink()
+        publisher.publish_if_due(2)
+
+
+def test_a_second_publisher_is_refused(tmp_path: Path) -> None:
+    with Publisher(tmp_path, Counters(), schedule=EVERY_STEP), pytest.raises(StoreLockedError):
+        Publisher(tmp_path, Counters(), schedule=EVERY_STEP)
+
+
+def test_an_unknown_way_with_errors_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match='on_error: expected "log" or "raise"'):
+        Publisher(tmp_path, Counters(), schedule=EVERY_STEP, on_error="ignore")  # type: ignore[arg-type]
+
+
+def test_a_model_that_is_not_built_is_refused_and_leaves_the_store_free(tmp_path: Path) -> None:
+    with pytest.raises(GraphError, match="build it"):
+        Publisher(tmp_path, keras.Sequential([keras.layers.Dense(1)]), schedule=EVERY_STEP)
+    Publisher(tmp_path, Counters(), schedule=EVERY_STEP).close()

@@ -1,0 +1,162 @@
+"""A script that is run again: what serves is not replaced by a model that has learnt nothing, nor by a worse one."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from paramsync.keras import PublishCallback
+from paramsync.publishing.publisher import Publisher
+from paramsync.publishing.schedule import PublishSchedule
+from paramsync.session import PublishHook
+from paramsync.store.store import Store
+from tests.publishing.test_keras import Unhurried, fit, network, steps_of
+from tests.support.programs import PATIENCE, ROOT, eventually
+from tests.support.sessions import Net
+from tests.support.training import Counters, latest
+
+v1 = tf.compat.v1
+RARELY = PublishSchedule(every_steps=1000)
+
+
+def test_a_fit_that_runs_again_leaves_what_is_published_until_it_has_trained(tmp_path: Path) -> None:
+    fit(network(keras.Input((4,))), PublishCallback(tmp_path, every_seconds=3600, on_error="raise"))
+    trained = latest(tmp_path)
+    untrained = network(keras.Input((4,)))
+    seen = []
+
+    class Look(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            seen.append(latest(tmp_path).number)
+
+    fit(untrained, PublishCallback(tmp_path), callbacks=[Unhurried(tmp_path, every_steps=6, keep=100), Look()])
+    assert seen[:5] == [trained.number] * 5
+    assert steps_of(tmp_path) == [0, 16, 6, 12, 16]
+
+
+@pytest.mark.parametrize("at_start", [True, False, None])
+def test_whether_the_start_of_a_fit_is_published_can_be_said(tmp_path: Path, at_start: bool | None) -> None:
+    publishing = Unhurried(tmp_path, every_seconds=3600, at_start=at_start, keep=100, on_error="raise")
+    for _ in range(2):
+        fit(network(keras.Input((4,))), publishing)
+    assert steps_of(tmp_path) == {True: [0, 16, 0, 16], False: [16, 16], None: [0, 16, 16]}[at_start]
+
+
+def test_a_fit_without_a_step_leaves_what_is_published(tmp_path: Path) -> None:
+    for epochs in (0, 2, 0):
+        fit(network(keras.Input((4,))), Unhurried(tmp_path, every_seconds=3600, on_error="raise"), epochs=epochs)
+    assert steps_of(tmp_path) == [0, 16]
+
+
+def test_weights_restored_by_a_callback_that_comes_later_are_the_start(tmp_path: Path) -> None:
+    class Restore(keras.callbacks.Callback):
+        def on_train_begin(self, logs: Any = None) -> None:
+            self.model.set_weights([np.full(one.shape, 7.0, np.float32) for one in self.model.get_weights()])
+
+    publishing = Unhurried(tmp_path, every_seconds=3600, keep=100, on_error="raise")
+    fit(network(keras.Input((4,))), publishing, callbacks=[publishing, Restore()])
+    first = Store(tmp_path).versions()[0]
+    found = tf.train.load_checkpoint(str(tmp_path / first.prefix))
+    values = {float(one) for name in found.get_variable_to_shape_map() if "VARIABLE_VALUE" in name
+              for one in np.unique(found.get_tensor(name))}  # fmt: skip
+    assert values == {7.0}
+
+
+def test_a_loop_that_runs_again_leaves_what_is_published_until_it_is_due(tmp_path: Path) -> None:
+    for _ in range(2):
+        with Publisher(tmp_path, Counters(), schedule=RARELY, keep=100) as publisher:
+            publisher.publish_if_due(3)
+            assert publisher.flush(60)
+            publisher.finish(9)
+    assert steps_of(tmp_path) == [3, 9, 9]
+
+
+@pytest.mark.parametrize(("steps", "published"), [((), [5]), ((6,), [5, 6])])
+def test_a_loop_that_says_where_it_begins_publishes_what_came_after(
+    tmp_path: Path, steps: tuple[int, ...], published: list[int]
+) -> None:
+    with Publisher(tmp_path, Counters(), schedule=RARELY) as publisher:
+        publisher.begin(5)
+    with Publisher(tmp_path, Counters(), schedule=RARELY) as publisher:
+        assert publisher.begin(5) is None
+        for step in steps:
+            publisher.publish_if_due(step)
+    assert steps_of(tmp_path) == published
+
+
+def test_a_session_that_runs_again_leaves_what_is_published_until_it_has_trained(tmp_path: Path) -> None:
+    for steps in (4, 0, 5):
+        with tf.Graph().as_default():
+            net = Net()
+            hook = PublishHook(tmp_path, inputs=net.x, outputs=net.y, every_steps=100, keep=100, on_error="raise")
+            with v1.train.SingularMonitoredSession(hooks=[hook]) as session:
+                for _ in range(steps):
+                    session.run(net.train)
+    assert [step for step in steps_of(tmp_path) if step] == [4, 5]
+    assert 0 not in steps_of(tmp_path)[1:]
+
+
+def documented(store: Path, backup: Path) -> str:
+    """The script of the documentation, which here publishes every step."""
+    scripts: list[str] = re.findall(
+        r"```python\n(.*?)```", (ROOT / "docs" / "train-with-keras.md").read_text(), re.DOTALL
+    )
+    (script,) = [one for one in scripts if "BackupAndRestore" in one]
+    for text, other in (
+        ("/dev/shm/line", str(store)),
+        ("/var/tmp/line", str(backup)),
+        ("every_seconds=1", 'every_steps=1, keep=1000, on_error="raise"'),
+        ("callbacks=[", "verbose=0, callbacks=["),
+    ):
+        assert script.count(text) == 1
+        script = script.replace(text, other)
+    return script
+
+
+def run_until(step: int, store: Path, backup: Path, log: Path) -> None:
+    """Run the script until it has published that step, and kill it."""
+    with log.open("wb") as output:
+        script = subprocess.Popen(
+            [sys.executable, "-c", documented(store, backup)],
+            cwd=ROOT,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "-1"},
+        )
+
+    def done() -> bool:
+        assert script.poll() is None, log.read_text()
+        newest = Store(store).latest()
+        return newest is not None and newest.step >= step
+
+    try:
+        eventually(done, lambda: f"step {step} in {log.read_text()}")
+    finally:
+        script.send_signal(signal.SIGKILL)
+        script.wait(PATIENCE)
+
+
+@pytest.mark.slow
+def test_a_fit_that_is_killed_and_run_again_goes_on_and_publishes_no_untrained_model(tmp_path: Path) -> None:
+    store, backup = tmp_path / "store", tmp_path / "backup"
+    run_until(30, store, backup, tmp_path / "first.log")
+    before = Store(store).versions()
+    assert before[0].step == 0  # the store was empty: what had learnt nothing was published
+    run_until(before[-1].step + 30, store, backup, tmp_path / "second.log")
+    both = Store(store).versions()
+    after = both[len(before) :]
+    assert both[: len(before)] == before
+    assert all(one.number > before[-1].number for one in after)
+    assert after[0].step > before[-1].step - 8  # where the last whole epoch, of four steps, or the one before had ended
+    assert all(earlier.step < later.step for earlier, later in itertools.pairwise(after))

@@ -1,0 +1,198 @@
+"""Publishing from sessions of TensorFlow 1, read back by a follower and by the script's own Saver."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from paramsync.publishing.schedule import PublishSchedule
+from paramsync.publishing.session_values import SessionValues
+from paramsync.session import SessionPublisher
+from paramsync.store.store import Store
+from paramsync.version import Version
+from tests.support.checkpoints import assert_same
+from tests.support.sessions import Counting, Net, assert_computes, kinds
+from tests.support.training import EVERY_STEP, latest
+from tests.support.written import read
+
+v1 = tf.compat.v1
+
+
+@pytest.mark.slow
+@kinds
+@pytest.mark.parametrize("sparse", [False, True], ids=["dense", "sparse"])
+def test_a_session_at_full_speed_publishes_nothing_but_whole_steps(
+    tmp_path: Path, use_resource: bool, sparse: bool
+) -> None:
+    steps = 2000
+    seen: list[tuple[int, set[float]]] = []
+
+    def look(version: Version) -> None:
+        found = read(Store(tmp_path), version)
+        assert len(found) == 8
+        seen.append((version.step, {float(one) for array in found.values() for one in np.unique(array)}))
+
+    with tf.Graph().as_default():
+        net = Counting(use_resource=use_resource, sparse=sparse)
+        publisher = SessionPublisher(tmp_path, net.x, net.y, schedule=EVERY_STEP)
+        publisher.subscribe(look)
+        with v1.Session() as session, publisher:
+            session.run(v1.global_variables_initializer())
+            train = session.make_callable(net.train)
+            for number in range(1, steps + 1):
+                train()
+                publisher.publish_session_if_due(session, number)
+            publisher.finish(session, steps)
+            status = publisher.status()
+    assert status.last_error is None
+    assert status.publishes + status.skipped == steps
+    assert len(seen) == status.publishes > 20
+    assert seen == [(number, {float(number)}) for number, _ in seen]
+
+
+@kinds
+@pytest.mark.parametrize("parts", [1, 3])
+def test_a_version_is_what_the_session_computes_and_what_a_saver_restores(
+    tmp_path: Path, use_resource: bool, parts: int
+) -> None:
+    with tf.Graph().as_default():
+        net = Net(use_resource=use_resource, partitioner=None if parts == 1 else v1.fixed_size_partitioner(parts))
+        publisher = SessionPublisher(tmp_path, {"x": net.x}, {"y": net.y}, schedule=EVERY_STEP)
+        saver = v1.train.Saver(v1.trainable_variables())
+        with v1.Session() as session, publisher:
+            session.run(v1.global_variables_initializer())
+            for _ in range(3):
+                session.run(net.train)
+            version = publisher.publish_session(session, 3, wait=True)
+            expected, weights = session.run([net.y, v1.trainable_variables()])
+            session.run(net.train)
+            assert set(read(Store(tmp_path), version)) == {"net/kernel", "net/bias"}
+            assert_computes(tmp_path, expected)
+            saver.restore(session, str(tmp_path / version.prefix))
+            for found, wanted in zip(session.run(v1.trainable_variables()), weights, strict=True):
+                assert_same(found, wanted)
+
+
+@kinds
+def test_with_the_scripts_saver_versions_hold_all_that_it_restores(tmp_path: Path, use_resource: bool) -> None:
+    with tf.Graph().as_default():
+        net = Net(use_resource=use_resource, partitioner=v1.fixed_size_partitioner(2))
+        saver = v1.train.Saver()
+        publisher = SessionPublisher(tmp_path, net.x, net.y, schedule=EVERY_STEP, saver=saver)
+        with v1.Session() as session, publisher:
+            session.run(v1.global_variables_initializer())
+            for _ in range(3):
+                session.run(net.train)
+            version = publisher.publish_session(session, 3, wait=True)
+            expected = session.run(v1.global_variables())
+            for _ in range(3):
+                session.run(net.train)
+            saver.restore(session, str(tmp_path / version.prefix))
+            for found, wanted in zip(session.run(v1.global_variables()), expected, strict=True):
+                assert_same(np.asarray(found), np.asarray(wanted))
+            assert_computes(tmp_path, session.run(net.y))
+
+
+def test_a_saver_says_what_parameters_are_called(tmp_path: Path) -> None:
+    with tf.Graph().as_default():
+        net = Net()
+        saver = v1.train.Saver({"w": net.kernel, "b": net.bias})
+        publisher = SessionPublisher(tmp_path, net.x, net.y, schedule=EVERY_STEP, saver=saver)
+        with v1.Session() as session, publisher:
+            session.run(v1.global_variables_initializer())
+            version = publisher.publish_session(session, 0, wait=True)
+            assert set(read(Store(tmp_path), version)) == {"w", "b"}
+            saver.restore(session, str(tmp_path / version.prefix))
+            assert_computes(tmp_path, session.run(net.y))
+
+
+@kinds
+def test_averages_are_published_in_place_of_their_variables(tmp_path: Path, use_resource: bool) -> None:
+    with tf.Graph().as_default():
+        net = Net(use_resource=use_resource)
+        average = tf.train.ExponentialMovingAverage(0.5)
+        with tf.control_dependencies([net.train]):
+            train = average.apply([net.kernel])
+        publisher = SessionPublisher(tmp_path, net.x, net.y, schedule=EVERY_STEP, averages=average.average)
+        with v1.Session() as session, publisher:
+            session.run(v1.variables_initializer([net.kernel]))  # which TensorFlow does not order in an If
+            session.run(v1.global_variables_initializer())
+            for _ in range(3):
+                session.run(train)
+            found = read(Store(tmp_path), publisher.publish_session(session, 3, wait=True))
+            kernel, smooth, bias = session.run([net.kernel, average.average(net.kernel), net.bias])
+    assert_same(found["net/kernel"], smooth)
+    assert_same(found["net/bias"], bias)
+    assert not np.array_equal(kernel, smooth)
+
+
+def test_values_of_any_dtype_and_shape_are_published(tmp_path: Path) -> None:
+    with tf.Graph().as_default():
+        given = [
+            np.array(2.5, np.float64), np.array([True, False]), np.zeros([0, 3], np.int64), np.array([1, 2], np.uint8),
+            np.array([[1.5]], tf.bfloat16.as_numpy_dtype), np.array(b"word", object), np.array([b"a", b"bc"], object),
+        ]  # fmt: skip
+        x = v1.placeholder(tf.float32, [], name="x")
+        variables = [
+            v1.get_variable(f"v{at}", initializer=tf.constant(one), use_resource=True) for at, one in enumerate(given)
+        ]
+        outputs = {f"y{at}": tf.identity(one) for at, one in enumerate(variables)}
+        publisher = SessionPublisher(tmp_path, {"x": x}, outputs | {"x_too": x + 1}, schedule=EVERY_STEP)
+        with v1.Session() as session, publisher:
+            session.run(v1.global_variables_initializer())
+            found = read(Store(tmp_path), publisher.publish_session(session, 0, wait=True))
+    for at, one in enumerate(given):
+        assert_same(found[f"v{at}"], one)
+
+
+def test_what_was_overtaken_is_let_go_of(tmp_path: Path) -> None:
+    """Whatever is pinned and never written is let go of by what is pinned next, or at the end."""
+    with tf.Graph().as_default():
+        net = Counting(use_resource=True)
+        values = SessionValues(net.x, net.y)
+        with v1.Session() as session:
+            session.run(v1.global_variables_initializer())
+            handles = []
+            for _ in range(3):
+                pinned = values.pin(session)
+                handles += next(iter(pinned.values())).pinned._handles
+                session.run(net.train)
+            assert {float(one) for value in pinned.values() for one in np.unique(np.asarray(value))} == {2.0}
+            del pinned
+            values.tidy()
+            holder, reader = v1.placeholder(tf.string, []), None
+            reader = tf.raw_ops.GetSessionTensor(handle=holder, dtype=tf.float32)
+            for handle in handles:
+                with pytest.raises(tf.errors.InvalidArgumentError, match="not in the session store"):
+                    session.run(reader, {holder: handle})
+
+
+@kinds
+def test_a_session_of_another_process_is_published_too(tmp_path: Path, use_resource: bool) -> None:
+    server = v1.train.Server.create_local_server()
+    with tf.Graph().as_default():
+        net = Net(use_resource=use_resource)
+        publisher = SessionPublisher(tmp_path, net.x, net.y, schedule=EVERY_STEP)
+        with v1.Session(server.target) as session, publisher:
+            session.run(v1.global_variables_initializer())
+            session.run(net.train)
+            publisher.publish_session(session, 1, wait=True)
+            assert_computes(tmp_path, session.run(net.y))
+
+
+def test_metrics_and_requests_and_the_last_step_go_as_with_any_publisher(tmp_path: Path) -> None:
+    with tf.Graph().as_default():
+        net = Net()
+        schedule = PublishSchedule(at_start=False)
+        publisher = SessionPublisher(tmp_path, net.x, net.y, schedule=schedule)
+        with v1.Session() as session, publisher:
+            session.run(v1.global_variables_initializer())
+            assert publisher.publish_session_if_due(session, 1) is None
+            wanted = publisher.request()
+            assert publisher.publish_session_if_due(session, 2, {"loss": 0.5}) is not None
+            assert wanted.result(60).metrics == {"loss": 0.5}
+            publisher.publish_session_if_due(session, 3)
+    assert latest(tmp_path).step == 3

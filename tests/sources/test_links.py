@@ -1,0 +1,264 @@
+"""No link within a SavedModel is followed, whichever part of a path it is, and nothing elsewhere is read."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tensorflow as tf
+from tensorflow.core.protobuf import saved_model_pb2
+
+from paramsync.errors import GraphError, UnfinishedError
+from paramsync.following.follower import Follower
+from paramsync.following.replica import Replica
+from paramsync.graphs.capturing import capture
+from paramsync.graphs.graph import Graph
+from paramsync.sources import identity
+from paramsync.sources.saved_models import SavedModelsSource
+from tests.support.followers import serving
+from tests.support.stores import saved_by_v2, saved_with_words
+
+SECRET = "root:x:0:0"
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """SavedModels: `words` has an asset, `weights` has variables."""
+    path = tmp_path_factory.mktemp("written")
+    (path / "list").write_text("a\nb")
+    saved_with_words(path / "words", path / "list")
+    saved_by_v2(path / "weights", 2.0)
+    return path
+
+
+@pytest.fixture
+def outside(tmp_path: Path) -> Path:
+    """A directory with files of the names that are asked for."""
+    directory = tmp_path / "outside"
+    directory.mkdir()
+    (directory / "list").write_text(SECRET)
+    return directory
+
+
+def named(directory: Path, name: str) -> None:
+    """Have a SavedModel say that its asset has this name."""
+    saved = saved_model_pb2.SavedModel.FromString((directory / "saved_model.pb").read_bytes())
+    saved.meta_graphs[0].asset_file_def[0].filename = name
+    (directory / "saved_model.pb").write_bytes(saved.SerializeToString())
+
+
+def words(graph: Graph) -> list[bytes]:
+    found = graph([], {"word": tf.constant(["a", "b", SECRET])}, signature="serving_default")["id"]
+    return [word for word, number in zip([b"a", b"b", SECRET.encode()], found.numpy(), strict=True) if number < 2]
+
+
+def assets_are_a_link(version: Path, outside: Path) -> None:
+    shutil.rmtree(version / "assets")
+    (version / "assets").symlink_to(outside)
+
+
+def assets_are_a_link_with_a_way_back(version: Path, outside: Path) -> None:
+    shutil.rmtree(version / "assets")
+    (version / "assets").symlink_to(os.path.relpath(outside, version))
+
+
+def assets_are_a_link_within_the_version(version: Path, outside: Path) -> None:
+    (version / "assets").rename(version / "other")
+    (version / "assets").symlink_to("other")
+
+
+def the_file_is_a_link(version: Path, outside: Path) -> None:
+    (version / "assets" / "list").unlink()
+    (version / "assets" / "list").symlink_to(outside / "list")
+
+
+def the_file_is_a_link_within_the_assets(version: Path, outside: Path) -> None:
+    (version / "assets" / "list").rename(version / "assets" / "other")
+    (version / "assets" / "list").symlink_to("other")
+
+
+def a_folder_between_is_a_link(version: Path, outside: Path) -> None:
+    (version / "assets" / "between").symlink_to(outside)
+    named(version, "between/list")
+
+
+def the_name_goes_up(version: Path, outside: Path) -> None:
+    named(version, "../../outside/list")
+
+
+def the_name_goes_down_and_up(version: Path, outside: Path) -> None:
+    (version / "assets" / "between").mkdir()
+    named(version, "between/../../../outside/list")
+
+
+def the_name_begins_at_the_root(version: Path, outside: Path) -> None:
+    named(version, str(outside / "list"))
+
+
+ASSETS = [
+    assets_are_a_link,
+    assets_are_a_link_with_a_way_back,
+    assets_are_a_link_within_the_version,
+    the_file_is_a_link,
+    the_file_is_a_link_within_the_assets,
+    a_folder_between_is_a_link,
+    the_name_goes_up,
+    the_name_goes_down_and_up,
+    the_name_begins_at_the_root,
+]
+
+
+@pytest.mark.parametrize("harm", ASSETS)
+def test_an_asset_that_a_link_or_a_name_leads_out_of_is_refused(
+    written: Path, tmp_path: Path, outside: Path, harm: Callable[[Path, Path], None]
+) -> None:
+    shutil.copytree(written / "words", tmp_path / "base" / "1")
+    shutil.copytree(written / "words", tmp_path / "base" / "2")
+    harm(tmp_path / "base" / "2", outside)
+    with pytest.raises(
+        GraphError, match=r"base/2: expected assets in its own folder|base/2/assets.*found a symbolic link"
+    ):
+        capture(tmp_path / "base" / "2")
+    follower = Follower(Replica("m", tmp_path / "base"))
+    follower.run_once()
+    assert (serving(follower), [one.number for one in follower.status().quarantined]) == (1, [2])
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "list/", "/", "a\0b"])
+def test_a_name_that_no_asset_can_have_is_refused(written: Path, tmp_path: Path, name: str) -> None:
+    shutil.copytree(written / "words", tmp_path / "1")
+    named(tmp_path / "1", name)
+    with pytest.raises(GraphError, match="expected assets in its own folder"):
+        capture(tmp_path / "1")
+
+
+def test_an_asset_in_a_folder_of_the_assets_or_a_hard_link_is_read(written: Path, tmp_path: Path) -> None:
+    shutil.copytree(written / "words", tmp_path / "1")
+    (tmp_path / "1" / "assets" / "between").mkdir()
+    (tmp_path / "1" / "assets" / "list").rename(tmp_path / "list")
+    os.link(tmp_path / "list", tmp_path / "1" / "assets" / "between" / "list")
+    named(tmp_path / "1", "between/list")
+    assert words(capture(tmp_path / "1").graph) == [b"a", b"b"]
+
+
+@pytest.mark.parametrize("what", ["assets", "assets/list"])
+def test_a_link_that_takes_the_place_of_what_was_looked_at_is_not_followed(
+    written: Path, tmp_path: Path, outside: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """It comes once all was looked at, before TensorFlow reads."""
+    shutil.copytree(written / "words", tmp_path / "1")
+    imported = tf.graph_util.import_graph_def
+    placed: list[str] = []
+
+    def after(*arguments: Any, **named: Any) -> Any:
+        if not placed:
+            (tmp_path / "1" / what).rename(tmp_path / "aside")
+            (tmp_path / "1" / what).symlink_to(outside if what == "assets" else outside / "list")
+            placed.append(what)
+        return imported(*arguments, **named)
+
+    monkeypatch.setattr(tf.graph_util, "import_graph_def", after)
+    assert (words(capture(tmp_path / "1").graph), placed) == ([b"a", b"b"], [what])
+
+
+def variables_are_a_link(version: Path) -> None:
+    (version / "variables").rename(version.parent / "elsewhere")
+    (version / "variables").symlink_to(version.parent / "elsewhere")
+
+
+def the_index_is_a_link(version: Path) -> None:
+    (version / "variables" / "variables.index").rename(version.parent / "elsewhere")
+    (version / "variables" / "variables.index").symlink_to(version.parent / "elsewhere")
+
+
+def the_data_are_a_link(version: Path) -> None:
+    data = version / "variables" / "variables.data-00000-of-00001"
+    data.rename(version.parent / "elsewhere")
+    data.symlink_to(version.parent / "elsewhere")
+
+
+def the_graph_is_a_link(version: Path) -> None:
+    (version / "saved_model.pb").rename(version.parent / "elsewhere")
+    (version / "saved_model.pb").symlink_to(version.parent / "elsewhere")
+
+
+@pytest.mark.parametrize("harm", [variables_are_a_link, the_index_is_a_link, the_data_are_a_link, the_graph_is_a_link])
+def test_variables_or_a_graph_that_a_link_leads_to_are_not_read(
+    written: Path, tmp_path: Path, harm: Callable[[Path], None]
+) -> None:
+    shutil.copytree(written / "weights", tmp_path / "1")
+    shutil.copytree(written / "weights", tmp_path / "2")
+    harm(tmp_path / "2")
+    follower = Follower(Replica("m", tmp_path))
+    follower.run_once()
+    assert serving(follower) == 1
+    source = SavedModelsSource(tmp_path)
+    latest = source.look().latest
+    assert latest is not None
+    with pytest.raises(UnfinishedError, match="found a symbolic link"):
+        source.restore(latest, lambda progress: None)
+
+
+def test_nothing_is_said_of_what_variables_that_are_a_link_lead_to(written: Path, tmp_path: Path) -> None:
+    shutil.copytree(written / "weights", tmp_path / "1")
+    source = SavedModelsSource(tmp_path)
+    before, seen = source.look().latest, identity.of_saved_model(tmp_path / "1")
+    variables_are_a_link(tmp_path / "1")
+    latest = source.look().latest
+    assert before is not None
+    assert latest is not None
+    assert (before.bytes > 0, latest.bytes) == (True, 0)
+    linked = identity.of_saved_model(tmp_path / "1")
+    (tmp_path / "elsewhere" / "variables.more").write_text("")
+    assert seen != linked == identity.of_saved_model(tmp_path / "1")
+
+
+def test_a_version_that_is_itself_a_link_serves_from_the_directory_it_leads_to(written: Path, tmp_path: Path) -> None:
+    for name in ("words", "weights"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "7").symlink_to(written / name)
+        follower = Follower(Replica("m", tmp_path / name))
+        follower.run_once()
+        assert serving(follower) == 7
+
+
+def test_a_function_that_reads_a_file_to_fill_a_table_is_refused(tmp_path: Path, outside: Path) -> None:
+    """One that a filler waits for: only what fills tables is run, and what it waits for."""
+    v1 = tf.compat.v1
+
+    @tf.function(autograph=False)
+    def lines() -> tf.Tensor:
+        table = tf.raw_ops.HashTableV2(key_dtype=tf.int64, value_dtype=tf.string, shared_name="of_the_function")
+        tf.raw_ops.InitializeTableFromTextFileV2(
+            table_handle=table, filename=str(outside / "list"), key_index=-1, value_index=-2
+        )
+        with tf.control_dependencies([tf.raw_ops.LookupTableSizeV2(table_handle=table)]):
+            return tf.raw_ops.LookupTableFindV2(table_handle=table, keys=tf.zeros([1], tf.int64), default_value="")
+
+    with tf.Graph().as_default(), v1.Session() as session:
+        text = v1.placeholder(tf.int64, (1,), name="x")
+        table = tf.raw_ops.HashTableV2(key_dtype=tf.int64, value_dtype=tf.string, shared_name="t")
+        function = lines.get_concrete_function()  # of a branch the shape is what the graph says
+        (values,) = tf.raw_ops.If(
+            cond=True, input=[], Tout=[tf.string], then_branch=function, else_branch=function, output_shapes=[[1]]
+        )
+        filler = tf.raw_ops.InitializeTableV2(table_handle=table, keys=tf.zeros([1], tf.int64), values=values)
+        y = tf.raw_ops.LookupTableFindV2(table_handle=table, keys=text, default_value="")
+        builder = v1.saved_model.Builder(str(tmp_path / "1"))
+        signature = v1.saved_model.predict_signature_def({"x": text}, {"y": y})
+        builder.add_meta_graph_and_variables(session, ["serve"], {"serving_default": signature}, main_op=filler)
+        builder.save()
+    with pytest.raises(GraphError, match="only files that are part of a SavedModel are read"):
+        capture(tmp_path / "1")
+
+
+def test_what_is_no_folder_in_place_of_the_assets_is_told(written: Path, tmp_path: Path) -> None:
+    shutil.copytree(written / "words", tmp_path / "1")
+    shutil.rmtree(tmp_path / "1" / "assets")
+    (tmp_path / "1" / "assets").write_text("")
+    with pytest.raises(GraphError, match=r"assets/list'?: expected a file"):
+        capture(tmp_path / "1")

@@ -1,0 +1,183 @@
+"""Whoever waits for a restore can see how far it is, and it costs the restore nothing."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable, Sequence
+from pathlib import Path
+from typing import final
+
+import pytest
+
+from paramsync.following.follower import Follower
+from paramsync.following.replica import Replica
+from paramsync.following.report import MOST_UNREAD, Event, EventKind, Subscribers
+from paramsync.following.status import Status
+from paramsync.inference.resident import Resident
+from paramsync.sources import Bell, Look, Source, open_source
+from paramsync.sources.source import Progress, ProgressCallback
+from paramsync.version import Version
+from tests.support.followers import LONG, SILENT, serving
+from tests.support.published import PARAMETERS, Publisher
+
+BYTES = 64 * 32 * 4
+
+
+@final
+class Gated:
+    """A source whose restores go on step by step, when they are told to."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self.path: Path = source.path
+        self.reached = threading.Semaphore(0)
+        self.go_on = threading.Semaphore(0)
+
+    def look(self) -> Look:
+        return self._source.look()
+
+    def identity(self, version: Version) -> Hashable:
+        return self._source.identity(version)
+
+    def restore(self, version: Version, tell: ProgressCallback) -> Resident:
+        def told(progress: Progress) -> None:
+            tell(progress)
+            self.reached.release()
+            assert self.go_on.acquire(timeout=LONG)
+
+        return self._source.restore(version, told)
+
+    def let_pages_go(self, idle: Sequence[Resident]) -> None:
+        self._source.let_pages_go(idle)
+
+    def tend(self, used: Sequence[Resident]) -> None:
+        self._source.tend(used)
+
+    def prepare(self, serving: Resident) -> bool:
+        return self._source.prepare(serving)
+
+    def close(self) -> None:
+        self._source.close()
+
+    def bell(self, ring: Callable[[], None]) -> Bell:
+        return self._source.bell(ring)
+
+
+def test_the_status_says_how_far_a_restore_is(publisher: Publisher) -> None:
+    publisher.publish(1)
+    source = Gated(open_source(publisher.path))
+    follower = Follower(Replica("m", source))
+    assert follower.status().restoring_progress is None
+    follower.start(SILENT)
+    found: list[Progress] = []
+
+    def at_a_gate() -> Status:
+        assert source.reached.acquire(timeout=LONG)
+        status = follower.status()
+        source.go_on.release()
+        return status
+
+    while not found or found[-1].bytes_done < PARAMETERS * BYTES:
+        status = at_a_gate()
+        assert status.restoring == 1
+        assert status.restoring_progress is not None
+        found.append(status.restoring_progress)
+    assert [one.phase for one in found] == ["mapping"] + ["verifying"] * (len(found) - 1)
+    last = found[-1]
+    assert (last.bytes_done, last.bytes_total) == (PARAMETERS * BYTES, PARAMETERS * BYTES)
+    assert (last.variables_done, last.variables_total) == (PARAMETERS, PARAMETERS)
+    follower.sync(timeout=LONG)
+    assert (follower.status().restoring, follower.status().restoring_progress) == (None, None)
+    follower.close()
+
+
+def test_a_rollback_in_the_middle_of_a_long_restore_is_not_held_up_by_it(publisher: Publisher) -> None:
+    source = Gated(open_source(publisher.path))
+    follower = Follower(Replica("m", source))
+    for step in (1, 2):
+        publisher.publish(step)
+        for _ in range(10):
+            source.go_on.release()
+        follower.run_once()
+    while source.go_on.acquire(blocking=False):
+        pass
+    while source.reached.acquire(blocking=False):
+        pass
+    publisher.publish(3)
+    follower.start(SILENT)
+    assert source.reached.acquire(timeout=LONG)
+    rolled_back = threading.Event()
+    answers = []
+
+    def roll_back() -> None:
+        answers.append(follower.rollback(timeout=LONG))
+        rolled_back.set()
+
+    asks = threading.Thread(target=roll_back)
+    asks.start()
+    while not rolled_back.is_set():
+        source.go_on.release()  # at the next step that is told of, the restore gives way
+        rolled_back.wait(0.01)
+    asks.join(LONG)
+    assert (answers[0].pinned, serving(follower), follower.status().restores) == (1, 1, 2)
+    follower.close()
+
+
+def test_a_short_restore_tells_its_progress_once_when_it_is_done(follower: Follower, publisher: Publisher) -> None:
+    publisher.publish(1)
+    follower.run_once()
+    events = follower.subscribe(lambda: None)
+    publisher.publish(2)
+    follower.run_once()
+    found = {one.kind: one for one in events.take()}
+    assert list(found) == [EventKind.FOUND, EventKind.RESTORING, EventKind.RESTORED, EventKind.SWAPPED]
+    assert found[EventKind.RESTORING].progress is None
+    assert found[EventKind.RESTORED].progress == Progress(
+        "verifying",
+        bytes_done=PARAMETERS * BYTES,
+        bytes_total=PARAMETERS * BYTES,
+        variables_done=PARAMETERS,
+        variables_total=PARAMETERS,
+    )
+    assert found[EventKind.RESTORED].restore_seconds > 0.0
+
+
+def test_a_long_restore_tells_its_progress_now_and_then(
+    follower: Follower, publisher: Publisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("paramsync.following.report._BETWEEN", 0.0)
+    events = follower.subscribe(lambda: None)
+    publisher.publish(1)
+    follower.run_once()
+    told = [one.progress for one in events.take() if one.kind is EventKind.RESTORING]
+    assert told[0] is None
+    phases = [one.phase for one in told[1:] if one is not None]
+    assert list(dict.fromkeys(phases)) == ["mapping", "verifying", "warming"]
+    assert told[-1] is not None
+    assert told[-1].bytes_total == PARAMETERS * BYTES  # also while it is warmed
+
+
+def test_progress_is_left_out_before_a_subscriber_falls_behind() -> None:
+    subscribers = Subscribers()
+    member = subscribers.add(lambda: None)
+    version = Version(number=1, step=1, prefix="ckpt-1", step_done_at=0.0, snapshot_at=0.0)
+    for _ in range(MOST_UNREAD * 4):
+        progress = Progress("verifying")
+        subscribers.tell(Event(kind=EventKind.RESTORING, model="m", version=version, at=0.0, progress=progress))
+    subscribers.tell(Event(kind=EventKind.SWAPPED, model="m", version=version, at=0.0))
+    assert not member.fell_behind
+    assert member.take()[-1].kind is EventKind.SWAPPED
+
+
+def test_a_with_block_follows_and_ends_with_its_own_watch(publisher: Publisher) -> None:
+    with Follower(Replica("m", publisher.path), poll_seconds=60.0) as follower:
+        publisher.publish(1)
+        assert follower.sync(1, timeout=LONG).swaps == 1
+        rung = threading.Event()
+        follower.subscribe(rung.set)
+        publisher.publish(2)
+        while serving(follower) != 2:
+            assert rung.wait(LONG)
+            rung.clear()
+    assert follower.status().state.value == "draining"
+    assert follower.replica.take().version.number == 2

@@ -1,0 +1,270 @@
+"""Directories of numbered SavedModels, as TensorFlow Serving follows them: published by stock TensorFlow, followed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from paramsync.errors import UnfinishedError, UnsafeGraphError
+from paramsync.following.follower import Follower
+from paramsync.following.replica import Replica
+from paramsync.inference.resident import Resident
+from paramsync.sources import Source, open_source
+from paramsync.version import Version
+from tests.support.compressed import compress
+from tests.support.stores import (
+    WRITERS,
+    Scaled,
+    X,
+    answer,
+    following,
+    quarantined,
+    saved_by_v1,
+    saved_by_v2,
+    saved_with_words,
+    serves,
+)
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    return tmp_path / "base"
+
+
+@pytest.mark.parametrize("write", WRITERS)
+def test_each_one_that_tensorflow_writes_comes_to_serve(base: Path, write: Callable[[Path, float], None]) -> None:
+    with following(base) as follower:
+        for number in (1, 2, 10):
+            write(base / str(number), number)
+            serves(follower, number)
+            assert np.array_equal(answer(follower), number * X)
+        first, last = follower.replica.residents[-1], follower.replica.serving()
+        assert first.graph is last.graph  # the same model again: nothing has to be prepared for it
+
+
+@pytest.mark.parametrize("write", [saved_by_v1, saved_by_v2])
+def test_one_whose_index_older_tensorflow_compressed_comes_to_serve(
+    base: Path, write: Callable[[Path, float], None]
+) -> None:
+    write(base / "1", 3.0)
+    compress(base / "1" / "variables" / "variables.index")
+    assert tf.train.list_variables(str(base / "1" / "variables" / "variables"))  # TensorFlow reads it too
+    with following(base) as follower:
+        serves(follower, 1)
+        assert np.array_equal(answer(follower), 3 * X)
+
+
+def numbers(base: Path) -> list[int]:
+    return open_source(base).look().numbers or []
+
+
+def test_names_are_numbers_as_they_are_for_tensorflow_serving(base: Path) -> None:
+    saved_by_v1(base / "00042", 1.0)
+    for name in ("tmp123", "-1", "1.0", "0x3", "7 ", "\u0665", "9" * 19, "copying-5", "3-temp"):
+        shutil.copytree(base / "00042", base / name)
+    (base / "8").mkdir()  # nothing in it yet
+    (base / "9").write_text("no directory")
+    assert numbers(base) == [42]
+    shutil.copytree(base / "00042", base / "0")
+    assert numbers(base) == [0, 42]
+
+
+def test_of_two_directories_with_one_number_the_last_by_name_counts(base: Path) -> None:
+    saved_by_v1(base / "007", 1.0)
+    saved_by_v1(base / "7", 2.0)
+    follower = Follower(Replica("m", base))
+    follower.run_once()
+    assert np.array_equal(answer(follower), 2 * X)
+
+
+def test_a_version_says_when_it_was_written_and_how_large_it_is(base: Path) -> None:
+    saved_by_v1(base / "5", 1.0)
+    os.utime(base / "5" / "saved_model.pb", (1000.0, 1000.0))
+    latest = open_source(base).look().latest
+    assert latest is not None
+    assert (latest.number, latest.step, latest.committed_at, latest.graph) == (5, 5, 1000.0, "")
+    assert latest.bytes == 4
+
+
+@pytest.mark.parametrize("write", WRITERS)
+def test_one_that_is_copied_file_by_file_in_any_order_is_waited_for(
+    base: Path, tmp_path: Path, write: Callable[[Path, float], None]
+) -> None:
+    write(tmp_path / "whole", 3.0)
+    source = open_source(base)
+    files = sorted(one.relative_to(tmp_path / "whole") for one in (tmp_path / "whole").rglob("*") if one.is_file())
+    files.sort(key=lambda one: one.name != "saved_model.pb")  # the commit first, which is the worst
+    for last in range(len(files)):
+        for cut in (0, 0.5, 1):
+            copy(tmp_path / "whole", base / "1", files[: last + 1], cut)
+            (found,) = source.look().published or []
+            missing = [one for one in files[last + 1 :] if one.name != "fingerprint.pb"]
+            if (missing or cut < 1) and files[last].name != "fingerprint.pb":
+                with pytest.raises(UnfinishedError):
+                    source.restore(found.version, lambda _: None)
+    assert len(restored(source).parameters) == 1
+
+
+def copy(whole: Path, to: Path, files: list[Path], cut: float) -> None:
+    """These files, of the last of which only a part."""
+    for one in files:
+        (to / one).parent.mkdir(parents=True, exist_ok=True)
+        content = (whole / one).read_bytes()
+        (to / one).write_bytes(content[: int(cut * len(content))] if one == files[-1] else content)
+
+
+@pytest.mark.slow
+def test_one_whose_variables_come_after_its_commit_serves_once_they_are_there(base: Path, tmp_path: Path) -> None:
+    saved_by_v2(tmp_path / "whole", 3.0)
+    with following(base) as follower:
+        shutil.copytree(tmp_path / "whole", base / "1", ignore=shutil.ignore_patterns("variables"))
+        assert "expected" in quarantined(follower, 1)  # nobody is at it any more, or so it seems
+        shutil.copytree(tmp_path / "whole" / "variables", base / "1" / "variables")
+        serves(follower, 1)
+
+
+def test_one_that_is_written_again_in_place_is_served_again(base: Path) -> None:
+    with following(base) as follower:
+        saved_by_v2(base / "1", 1.0)
+        serves(follower, 1)
+        swaps = follower.status().swaps
+        shutil.rmtree(base / "1")
+        saved_by_v2(base / "1", 5.0)
+        follower.sync(timeout=60)
+        while follower.status().swaps == swaps:
+            follower.sync(timeout=60)
+        assert np.array_equal(answer(follower), 5 * X)
+
+
+def test_one_that_is_removed_goes_on_serving(base: Path) -> None:
+    saved_by_v1(base / "1", 1.0)
+    saved_by_v1(base / "2", 2.0)
+    follower = Follower(Replica("m", base))
+    follower.run_once()
+    shutil.rmtree(base / "2")
+    shutil.rmtree(base / "1")
+    assert follower.run_once() is None
+    assert np.array_equal(answer(follower), 2 * X)
+    saved_by_v1(base / "3", 3.0)
+    follower.run_once()
+    assert np.array_equal(answer(follower), 3 * X)
+
+
+def test_links_to_directories_elsewhere_are_followed(base: Path, tmp_path: Path) -> None:
+    base.mkdir()
+    with following(base) as follower:
+        for number in (1, 2):
+            saved_by_v2(tmp_path / "elsewhere" / f"model-{number}", number)
+            (base / str(number)).symlink_to(tmp_path / "elsewhere" / f"model-{number}")
+            serves(follower, number)
+            assert np.array_equal(answer(follower), number * X)
+        (base / "3").symlink_to(tmp_path / "elsewhere" / "model-3")  # which comes later
+        follower.sync(timeout=60)
+        saved_by_v2(tmp_path / "elsewhere" / "model-3", 3.0)
+        serves(follower, 3)
+
+
+def reads_a_file(directory: Path) -> None:
+    class Reading(tf.Module):
+        @tf.function(input_signature=[tf.TensorSpec([], tf.string, name="path")])
+        def __call__(self, path: tf.Tensor) -> dict[str, tf.Tensor]:
+            return {"content": tf.io.read_file(path)}
+
+    module = Reading()
+    tf.saved_model.save(module, str(directory), signatures=module.__call__)
+
+
+def restored(source: Source) -> Resident:
+    """The only version."""
+    (one,) = source.look().published or []
+    return source.restore(one.version, lambda _: None)
+
+
+def test_one_that_does_more_than_compute_is_refused_unless_that_is_allowed(base: Path, tmp_path: Path) -> None:
+    reads_a_file(base / "1")
+    with pytest.raises(UnsafeGraphError, match="ReadFile"):
+        restored(open_source(base))
+    saved_by_v1(base / "0", 3.0)
+    follower = Follower(Replica("m", base))
+    follower.run_once()
+    assert np.array_equal(answer(follower), 3 * X)
+    assert "'ReadFile' (node 'ReadFile')" in follower.status().quarantined[0].reason
+    shutil.rmtree(base / "0")
+    (tmp_path / "secret").write_text("s")
+    found = restored(open_source(base, allowed=["ReadFile"])).predict(
+        {"path": np.array(str(tmp_path / "secret"), object)}
+    )
+    assert found["content"].numpy() == b"s"
+    with pytest.raises(UnsafeGraphError, match="ReadFile"):  # allowed there, and nowhere else
+        restored(open_source(base))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_values_that_are_not_finite_are_not_served_and_the_next_best_is(base: Path, value: float) -> None:
+    saved_by_v1(base / "1", 1.0)
+    saved_by_v1(base / "2", value)
+    follower = Follower(Replica("m", base))
+    follower.run_once()
+    assert follower.status().serving == version_of(base, 1)
+    (one,) = follower.status().quarantined
+    assert "finite values" in one.reason
+
+
+def version_of(base: Path, number: int) -> Version | None:
+    look = open_source(base).look()
+    return next((one.version for one in look.published or [] if one.number == number), None)
+
+
+def test_of_ten_thousand_numbers_the_highest_whole_one_serves_whatever_the_others_are(base: Path) -> None:
+    saved_by_v1(base / "9000", 1.0)
+    for number in range(10_000):
+        (base / str(number)).mkdir(exist_ok=True)
+        if number % 100 == 7:
+            (base / str(number) / "saved_model.pb").write_bytes(b"")
+    threads = threading.active_count()
+    with following(base) as follower:
+        serves(follower, 9000)
+        saved_by_v1(base / "10001", 2.0)
+        serves(follower, 10_001)
+        assert threading.active_count() - threads < 20
+        assert len(follower.status().in_store) == 102
+
+
+def test_one_as_text_is_said_not_to_be_readable(base: Path) -> None:
+    saved_by_v1(base / "1", 1.0)
+    (base / "1" / "saved_model.pb").rename(base / "1" / "saved_model.pbtxt")
+    with following(base) as follower:
+        assert "saved_model.pb" in quarantined(follower, 1)
+
+
+def test_tables_and_their_files_come_with_each_version(base: Path, tmp_path: Path) -> None:
+    for number, words in enumerate((["a", "b"], ["b", "a"]), start=1):
+        (tmp_path / "words").write_text("\n".join(words))
+        saved_with_words(base / str(number), tmp_path / "words")
+    source = open_source(base)
+    found = [source.restore(one.version, lambda _: None) for one in source.look().published or []]
+    asked = {"word": np.array([b"a", b"b"], object)}
+    assert [one.predict(asked)["id"].numpy().tolist() for one in found] == [[0, 1], [1, 0]]
+
+
+def test_a_directory_that_becomes_a_store_of_checkpoints_is_followed_on(base: Path, tmp_path: Path) -> None:
+    saved_by_v2(base / "1", 1.0)
+    source = open_source(base)
+    assert source.look().numbers == [1]
+    shutil.rmtree(base)
+    assert source.look().numbers == []
+    tf.train.CheckpointManager(tf.train.Checkpoint(net=Scaled()), str(base), None).save(7)
+    assert source.look().numbers == [7]
+
+
+def test_what_was_said_about_checkpoints_is_told_to_be_of_no_use(base: Path, tmp_path: Path) -> None:
+    saved_by_v1(base / "1", 1.0)
+    problem = open_source(base, graph=tmp_path / "graph").look().problem
+    assert "expected checkpoints, found numbered SavedModels" in str(problem)

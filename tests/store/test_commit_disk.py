@@ -1,0 +1,141 @@
+"""The disk under a publisher: full, without links, with what cannot be removed, and written to step by step."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from paramsync.checkpoint.file_pool import SPARES
+from paramsync.store.commit import StoreWriter
+from tests.support.disks import run_on_small_disk
+from tests.support.programs import ROOT
+from tests.support.whole import assert_whole
+from tests.support.written import files_of, is_spare, names, tensors, version
+
+# Out of room ----------------------------------------------------------------------------------------------------------
+
+FULL = """
+import os, sys
+from pathlib import Path
+import numpy as np
+from paramsync.errors import StoreError
+from paramsync.store.commit import StoreWriter
+from tests.support.whole import assert_whole
+from tests.support.written import names, tensors, version
+path = Path(sys.argv[1])
+large = {"large": np.ones(9 << 20, np.uint8)}
+with StoreWriter(path, keep=2) as writer:
+    for number in (1, 2, 3):
+        writer.commit(version(number), tensors(number))
+    for number in (4, 5):
+        try:
+            writer.commit(version(number), {**tensors(number), **large})
+        except StoreError as error:
+            assert str(error).endswith(f"version {number} was not published: No space left on device"), error
+        else:
+            raise AssertionError("there was room")
+        assert assert_whole(path) == 3
+        assert not any(f"ckpt-{number}" in name for name in names(path)), names(path)
+    free = os.statvfs(path)
+    (path / "other").write_bytes(bytes(free.f_bavail * free.f_frsize - 200_000))
+    writer.commit(version(6), tensors(6))
+    assert assert_whole(path) == 6
+    rest = (path / "rest").open("wb", buffering=0)
+    try:
+        while rest.write(bytes(4096)):
+            pass
+    except OSError:
+        pass
+    try:
+        writer.commit(version(7), tensors(7))
+    except StoreError as error:
+        assert "version 7 was not published: No space left" in str(error), error
+    else:
+        raise AssertionError("there was room")
+    assert assert_whole(path) == 6
+    rest.truncate(0)
+    writer.commit(version(8), tensors(8))
+    assert assert_whole(path) == 8
+"""
+
+
+@pytest.mark.slow
+def test_a_full_disk_is_an_error_that_leaves_the_version_before_until_there_is_room(tmp_path: Path) -> None:
+    run_on_small_disk(FULL, tmp_path)
+
+
+def test_a_file_system_without_links_gets_everything_written_again(tmp_path: Path) -> None:
+    """What a link cannot do is done by a copy: here the name for the link is taken by what cannot be replaced."""
+    with StoreWriter(tmp_path) as writer:
+        writer.commit(version(1), tensors(1))
+        for file in tmp_path.glob("ckpt-1.data-*"):
+            file.rename(tmp_path / "moved")  # a link to it would not be found
+        committed = writer.commit(version(2), tensors(2), unchanged=["frozen"])
+        assert committed.bytes_written == committed.bytes
+    (tmp_path / "ckpt-1.index").unlink()
+    assert assert_whole(tmp_path) == 2
+
+
+def test_what_cannot_be_removed_keeps_nothing_else(tmp_path: Path) -> None:
+    with StoreWriter(tmp_path, keep=1) as writer:
+        writer.commit(version(1), tensors(1))
+        (tmp_path / "ckpt-1.data-more").mkdir()  # which unlink cannot remove
+        for number in range(2, 10):
+            writer.commit(version(number), tensors(number))
+        left = {name for name in names(tmp_path) if not is_spare(name) and not name.startswith("ckpt-1.data")}
+        assert left == files_of(9) | {".unlisted-ckpt-1"}
+        assert sum(map(is_spare, names(tmp_path))) <= SPARES
+
+
+# Durable --------------------------------------------------------------------------------------------------------------
+
+DURABLE = """
+import os, sys
+from pathlib import Path
+from paramsync.store.commit import StoreWriter
+from tests.support.written import tensors, version
+with StoreWriter(Path(sys.argv[1]), keep=1, durable=sys.argv[2] == "durable") as writer:
+    for number in (1, 2, 3, 4):
+        writer.commit(version(number), tensors(number))
+    Path(sys.argv[1], "now").touch()
+    writer.commit(version(5), tensors(5))
+"""
+
+
+def synced(path: Path, mode: str) -> list[str]:
+    """What a publication had synced to the disk and renamed, in order."""
+    log = path.with_name("log")
+    traced = ["strace", "-f", "-y", "-e", "trace=fsync,fdatasync,rename,openat", "-o", str(log)]
+    command = [*traced, sys.executable, "-c", DURABLE, str(path), mode]
+    subprocess.run(command, check=True, cwd=ROOT, capture_output=True)
+    lines = log.read_text().splitlines()
+    (begin,) = [at for at, line in enumerate(lines) if f"{path}/now" in line and "O_CREAT" in line]
+    found = []
+    for line in lines[begin:]:
+        if "sync(" in line:
+            found.append("sync " + line.split("<")[1].split(">")[0].removeprefix(str(path)).lstrip("/"))
+        elif "rename(" in line:
+            found.append("name " + line.split('"')[3].removeprefix(str(path)).lstrip("/"))
+    return [one for one in found if ".unlisted" not in one and "name .spare" not in one]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace, to see what the kernel is asked for")
+def test_a_durable_version_is_on_the_disk_step_by_step(tmp_path: Path) -> None:
+    assert synced(tmp_path / "store", "durable") == [
+        "sync .spare-ckpt-3.data-00001-of-00002",
+        "name ckpt-5.data-00001-of-00002",
+        "sync .tmp-ckpt-5.index",
+        "name ckpt-5.index",
+        "sync .tmp-ckpt-5.json",
+        "name ckpt-5.json",
+        "sync ",
+        "sync .tmp-checkpoint",
+        "name checkpoint",
+        "sync ",
+    ]
+    assert [one for one in synced(tmp_path / "other", "") if one.startswith("sync")] == []

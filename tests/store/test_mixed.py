@@ -1,0 +1,229 @@
+"""Stores that we and TensorFlow both write to: what is listed, what goes, which number is next, what is served."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from paramsync.errors import CorruptCheckpointError, ParameterError
+from paramsync.store.commit import StoreWriter
+from paramsync.store.store import Store
+from tests.support import published
+from tests.support.published import ask, follower_of, saver_store
+from tests.support.written import tensors, version
+
+v1 = tf.compat.v1
+
+VALUE = "weights/.ATTRIBUTES/VARIABLE_VALUE"
+
+
+def publish(path: Path, *numbers: int, keep: int = 5) -> None:
+    with StoreWriter(path, keep=keep) as writer:
+        for number in numbers:
+            writer.commit(version(number), tensors(number))
+
+
+def listed(path: Path) -> list[str]:
+    """All whole versions; that the latest of them is TensorFlow's latest too."""
+    store = Store(path)
+    latest = store.latest()
+    assert latest is not None
+    assert tf.train.latest_checkpoint(str(path)) == str(store.prefix(latest))
+    for one in store.versions():
+        opened = store.open(one)
+        opened.verify(opened.entries)
+    return [one.prefix for one in store.versions()]
+
+
+def names(path: Path) -> set[str]:
+    found = {file.name for file in path.iterdir()} - {"publisher.lock", "checkpoint"}
+    return {name for name in found if not name.startswith(".spare-")}
+
+
+def checkpoint() -> tf.train.Checkpoint:
+    return tf.train.Checkpoint(weights=tf.Variable([1.0, 2.0]))
+
+
+# One after the other --------------------------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_saved_among_our_versions_is_the_latest_until_we_publish_again(tmp_path: Path) -> None:
+    publish(tmp_path, 10, 20)
+    saved = checkpoint()
+    saved.save(str(tmp_path / "theirs"))
+    assert listed(tmp_path) == ["theirs-1"]  # TensorFlow lists nobody else's
+    publish(tmp_path, 30)
+    assert listed(tmp_path) == ["theirs-1", "ckpt-10", "ckpt-20", "ckpt-30"]
+    saved.save(str(tmp_path / "theirs"))
+    publish(tmp_path, 40, keep=1)
+    # of theirs, the first was listed by nobody but the second; of ours, one is kept
+    assert listed(tmp_path) == ["theirs-2", "ckpt-40"]
+    assert not any(name.startswith(("ckpt-1", "ckpt-2", "ckpt-3")) for name in names(tmp_path))
+
+
+def test_a_manager_and_a_publisher_take_turns_and_neither_takes_the_others_away(tmp_path: Path) -> None:
+    saved = checkpoint()
+    for turn in range(1, 6):
+        manager = tf.train.CheckpointManager(saved, str(tmp_path), max_to_keep=2, checkpoint_name="theirs")
+        manager.save(turn * 10)
+        publish(tmp_path, turn * 10 + 5, keep=2)
+    found = listed(tmp_path)
+    assert [name for name in found if name.startswith("ckpt")] == ["ckpt-45", "ckpt-55"]
+    assert [name for name in found if name.startswith("theirs")][-1] == "theirs-50"
+    assert {name.split(".")[0] for name in names(tmp_path) if name.startswith("ckpt")} == {"ckpt-45", "ckpt-55"}
+
+
+def test_a_v1_saver_goes_on_where_we_published(tmp_path: Path) -> None:
+    publish(tmp_path, 1, 2)
+    saver_store(tmp_path, 3)
+    assert listed(tmp_path) == ["model-1", "model-2", "model-3"]
+    publish(tmp_path, 4)
+    assert listed(tmp_path) == ["model-1", "model-2", "model-3", "ckpt-4"]
+    with StoreWriter(tmp_path) as writer:
+        assert writer.next_number(0) == 5
+
+
+@pytest.mark.parametrize("numbers", [(1000,), (1000, 1001)])
+def test_numbers_rise_above_ours_though_tensorflow_begins_at_one(tmp_path: Path, numbers: tuple[int, ...]) -> None:
+    publish(tmp_path, *numbers)
+    checkpoint().save(str(tmp_path / "ckpt"))
+    with StoreWriter(tmp_path) as writer:
+        assert writer.next_number(5) == numbers[-1] + 1
+        writer.commit(version(2000), tensors(2000))
+    assert listed(tmp_path)[-1] == "ckpt-2000"
+
+
+def test_a_publisher_that_is_open_while_tensorflow_saves_goes_on(tmp_path: Path) -> None:
+    with StoreWriter(tmp_path, keep=2) as writer:
+        for number in (10, 20):
+            writer.commit(version(number), tensors(number))
+        checkpoint().save(str(tmp_path / "theirs"))
+        writer.commit(version(30), tensors(30))
+        assert listed(tmp_path) == ["theirs-1", "ckpt-20", "ckpt-30"]
+    assert not any(name.startswith("ckpt-10") for name in names(tmp_path))
+
+
+# The same name --------------------------------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_of_tensorflow_over_one_of_ours_is_never_served_as_ours_and_never_removed(tmp_path: Path) -> None:
+    publish(tmp_path, 1)
+    checkpoint().save(str(tmp_path / "ckpt"))  # ckpt-1 again
+    store = Store(tmp_path)
+    with pytest.raises(CorruptCheckpointError, match=r"ckpt-1\.json: expected the record of the parameters in ckpt-1"):
+        store.open(store.find(1))
+    publish(tmp_path, 2, 3, 4, keep=1)
+    assert [one.number for one in store.versions()] == [1, 4]
+    reader = tf.train.load_checkpoint(str(tmp_path / "ckpt-1"))
+    assert reader.get_tensor(VALUE).tolist() == [1.0, 2.0]
+
+
+def test_what_tensorflow_wrote_over_ours_and_lists_no_more_stays_as_it_is(tmp_path: Path) -> None:
+    publish(tmp_path, 1)
+    saved = checkpoint()
+    for _ in range(2):
+        saved.save(str(tmp_path / "ckpt"))
+    publish(tmp_path, 3, 4, keep=1)
+    assert [one.number for one in Store(tmp_path).versions()] == [2, 4]
+    assert tf.train.load_checkpoint(str(tmp_path / "ckpt-1")).get_tensor(VALUE).tolist() == [1.0, 2.0]
+
+
+def test_our_next_version_takes_no_name_of_a_checkpoint_that_nobody_lists(tmp_path: Path) -> None:
+    tf.train.Checkpoint(weights=tf.Variable(1.0)).write(str(tmp_path / "ckpt-7"))
+    with StoreWriter(tmp_path) as writer:
+        assert writer.next_number(7) == 8
+
+
+# A state file that was emptied ----------------------------------------------------------------------------------------
+
+
+def test_an_emptied_state_file_costs_no_version_and_no_number(tmp_path: Path) -> None:
+    publish(tmp_path, 5, 6, 7)
+    for content in ("", "all_model_checkpoint_paths: 'ckpt-5'"):
+        (tmp_path / "checkpoint").write_text(content)
+        assert Store(tmp_path).latest() is None
+        with StoreWriter(tmp_path) as writer:
+            number = writer.next_number(0)
+            writer.commit(version(number), tensors(number))
+    assert listed(tmp_path) == ["ckpt-5", "ckpt-6", "ckpt-7", "ckpt-8", "ckpt-9"]
+
+
+def test_versions_that_an_emptied_state_file_forgot_go_when_their_time_comes(tmp_path: Path) -> None:
+    publish(tmp_path, 5, 6, 7)
+    os.truncate(tmp_path / "checkpoint", 0)
+    publish(tmp_path, 8, keep=2)
+    assert listed(tmp_path) == ["ckpt-7", "ckpt-8"]
+    assert {name.split(".")[0] for name in names(tmp_path)} == {"ckpt-7", "ckpt-8"}
+
+
+def test_a_publication_that_fails_takes_no_forgotten_version_away(tmp_path: Path) -> None:
+    publish(tmp_path, 5, 6, 7)
+    os.truncate(tmp_path / "checkpoint", 0)
+    before = names(tmp_path)
+    with StoreWriter(tmp_path, keep=1) as writer:
+        with pytest.raises(ParameterError, match="expected a dtype"):
+            writer.commit(version(8), {"a": np.zeros(1, ">f4")})
+        assert names(tmp_path) == before
+
+
+def test_an_emptied_state_file_is_noticed_by_the_publisher_that_is_open(tmp_path: Path) -> None:
+    with StoreWriter(tmp_path, keep=2) as writer:
+        for number in (5, 6):
+            writer.commit(version(number), tensors(number))
+        os.truncate(tmp_path / "checkpoint", 0)
+        writer.commit(version(7), tensors(7))
+        assert listed(tmp_path) == ["ckpt-6", "ckpt-7"]
+
+
+def test_what_is_left_of_a_version_without_its_index_is_cleared_away(tmp_path: Path) -> None:
+    publish(tmp_path, 5, 6)
+    os.truncate(tmp_path / "checkpoint", 0)
+    (tmp_path / "ckpt-5.index").unlink()
+    StoreWriter(tmp_path).close()
+    assert {name.split(".")[0] for name in names(tmp_path)} == {"ckpt-6"}
+
+
+def test_what_only_looks_like_a_record_is_left_alone(tmp_path: Path) -> None:
+    publish(tmp_path, 5)
+    os.truncate(tmp_path / "checkpoint", 0)
+    strangers = {"ckpt-1.json": b"{}", "ckpt-best.json": (tmp_path / "ckpt-5.json").read_bytes(), "notes.json": b"[]"}
+    for name, content in strangers.items():
+        (tmp_path / name).write_bytes(content)
+    os.mkfifo(tmp_path / "ckpt-2.json")
+    publish(tmp_path, 6, keep=1)
+    assert listed(tmp_path) == ["ckpt-6"]
+    assert {name: (tmp_path / name).read_bytes() for name in strangers} == strangers
+
+
+# A follower -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_follower_goes_on_with_ours_while_tensorflow_saves_what_has_no_graph(tmp_path: Path) -> None:
+    publisher = published.Publisher(tmp_path)
+    follower = follower_of(tmp_path)
+    publisher.publish(10)
+    follower.run_once()
+    held = ask(follower)
+    assert held[1] == 10
+    checkpoint().save(str(tmp_path / "theirs"))
+    follower.run_once()
+    assert ask(follower) == held
+    publisher.publish(20)
+    follower.run_once()
+    assert ask(follower)[1] == 20
+    publisher.close()
+    follower.close()
+
+
+def test_a_follower_of_ours_keeps_what_it_maps_when_tensorflow_writes_over_it(tmp_path: Path) -> None:
+    publish(tmp_path, 1)
+    store = Store(tmp_path)
+    held = store.open(store.find(1))
+    for _ in range(3):
+        tf.train.Checkpoint(weights=tf.Variable(np.ones(5000))).write(str(tmp_path / "ckpt-1"))
+        held.verify(held.entries)
+    assert np.array_equal(held.array("kernel"), tensors(1)["kernel"])

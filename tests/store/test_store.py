@@ -1,0 +1,149 @@
+"""What a store lists is there and whole: what is missing, malformed or leads elsewhere is refused or passed over."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from paramsync.checkpoint import writer
+from paramsync.errors import CorruptCheckpointError, StoreError, UnknownVersionError
+from paramsync.store.store import Store
+from paramsync.version import Version
+from tests.support.whole import assert_serves
+from tests.support.written import changing, publish_changing
+
+
+def test_nothing_is_published_in_an_empty_or_missing_store(tmp_path: Path) -> None:
+    (tmp_path / "checkpoint").touch()
+    for path in (tmp_path, tmp_path / "empty", tmp_path / "missing"):
+        assert Store(path).latest() is None
+        assert Store(path).versions() == []
+        with pytest.raises(UnknownVersionError, match="there are: none"):
+            Store(path).find(3)
+
+
+def test_latest_ignores_a_version_still_being_written(tmp_path: Path) -> None:
+    publish_changing(tmp_path, 1)
+    writer.write(tmp_path / "ckpt-2", changing(2))
+    assert_serves(tmp_path, 1)
+    assert [one.number for one in Store(tmp_path).versions()] == [1]
+
+
+def test_a_version_whose_files_are_gone_is_not_listed(tmp_path: Path) -> None:
+    publish_changing(tmp_path, 1, 2, 3)
+    (tmp_path / "ckpt-2.index").unlink()
+    assert [one.number for one in Store(tmp_path).versions()] == [1, 3]
+    with pytest.raises(UnknownVersionError, match="there are: 1, 3"):
+        Store(tmp_path).find(2)
+
+
+def test_a_latest_version_whose_files_are_gone_is_a_fault(tmp_path: Path) -> None:
+    publish_changing(tmp_path, 1, 2)
+    (tmp_path / "ckpt-2.index").unlink()
+    with pytest.raises(CorruptCheckpointError, match=r"checkpoint: expected the files of ckpt-2, found no such files"):
+        Store(tmp_path).latest()
+    assert [one.number for one in Store(tmp_path).versions()] == [1]
+
+
+def test_a_listed_version_whose_data_is_gone_is_a_fault(tmp_path: Path) -> None:
+    publish_changing(tmp_path, 1)
+    (tmp_path / "ckpt-1.data-00000-of-00001").unlink()
+    store = Store(tmp_path)
+    with pytest.raises(CorruptCheckpointError, match="expected a data file, found No such file"):
+        store.open(store.find(1))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "nonsense",
+        "model_checkpoint_path: 7",
+        'model_checkpoint_path: "../elsewhere/ckpt-1"',
+        'model_checkpoint_path: ".."',
+        'model_checkpoint_path: "/"',
+        'model_checkpoint_path: "/.."',
+        'model_checkpoint_path: "sub/ckpt-1"',
+        'model_checkpoint_path: "ckpt\\0-1"',
+        'model_checkpoint_path: "."',
+        'model_checkpoint_path: "ckpt\\n-1"',
+        f'model_checkpoint_path: "{"a" * 300}-1"',
+        "x {" * 50_000,
+        "x: [" * 50_000,
+        'model_checkpoint_path: "ckpt-1" all_model_checkpoint_paths: "../../ckpt-1"',
+    ],
+)
+def test_a_state_file_that_is_malformed_or_leads_elsewhere_is_refused(tmp_path: Path, text: str) -> None:
+    publish_changing(tmp_path, 1)
+    (tmp_path / "checkpoint").write_text(text)
+    for act in (Store(tmp_path).latest, Store(tmp_path).versions):
+        with pytest.raises(CorruptCheckpointError, match=r"checkpoint: expected .* found .{,300}$"):
+            act()
+
+
+def test_a_state_file_that_is_no_regular_file_is_refused(tmp_path: Path) -> None:
+    publish_changing(tmp_path, 1)
+    file = tmp_path / "checkpoint"
+    file.rename(tmp_path / "other")
+    for make in (
+        file.mkdir,
+        lambda: os.mkfifo(file),
+        lambda: file.symlink_to("other"),
+        lambda: file.write_bytes(b"\xff"),
+    ):
+        make()
+        with pytest.raises(CorruptCheckpointError):
+            Store(tmp_path).latest()
+        file.rmdir() if file.is_dir() else file.unlink()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"prefix": "../ckpt-2"},
+        {"prefix": "ckpt-1"},
+        {"number": 3},
+        {"step": -1},
+        {"step": 1 << 63},
+        {"bytes": -1},
+        {"graph": "../../etc/passwd"},
+        {"graph": "A" * 10},
+        {"graph": "A" * 10_000},
+        {"metrics": {"a": "b" * 10_000}},
+        {"metrics": {"a": 10**400}},
+        {"metrics": {"\ud800": 1}},
+        {"number": None},
+    ],
+)
+def test_a_record_that_is_not_believable_is_refused(tmp_path: Path, change: dict[str, object]) -> None:
+    publish_changing(tmp_path, 1, 2)
+    record = tmp_path / "ckpt-2.json"
+    record.write_text(json.dumps(json.loads(record.read_text()) | change))
+    with pytest.raises(CorruptCheckpointError, match=r"ckpt-2\.json: expected .* found .{,300}$"):
+        Store(tmp_path).latest()
+    assert [one.number for one in Store(tmp_path).versions()] == [1]
+    assert publish_changing(tmp_path, 3, keep=1)[0] == Store(tmp_path).latest()
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff", b"[" * 100_000, b" " * (2 << 20)])
+def test_a_record_that_is_no_record_is_refused(tmp_path: Path, content: bytes) -> None:
+    publish_changing(tmp_path, 2)
+    (tmp_path / "ckpt-2.json").write_bytes(content)
+    with pytest.raises(CorruptCheckpointError, match=r"ckpt-2\.json: expected .* found"):
+        Store(tmp_path).latest()
+
+
+@pytest.mark.parametrize("prefix", ["", ".", "..", "../x", "/etc/passwd", "a/b", "a\0b"])
+def test_no_prefix_leads_out_of_the_store(tmp_path: Path, prefix: str) -> None:
+    hostile = Version(number=1, step=1, prefix=prefix, step_done_at=0, snapshot_at=0)
+    for act in (Store(tmp_path).prefix, Store(tmp_path).open):
+        with pytest.raises(StoreError, match="expected a prefix in this directory"):
+            act(hostile)
+
+
+@pytest.mark.parametrize("digest", ["", "..", "../ab", "AB", "ab.pb", "ab\n", "a" * 129])
+def test_a_digest_is_hexadecimal(tmp_path: Path, digest: str) -> None:
+    with pytest.raises(StoreError, match="expected the hexadecimal digest of a graph"):
+        Store(tmp_path).graph_file(digest)

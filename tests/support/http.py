@@ -1,0 +1,122 @@
+"""A plain HTTP client, and models whose answers show what came and which version answered."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from inferencer.protocols.rest.server import Rest
+from inferencer.serving.metrics import Metrics
+from inferencer.transport.memory_budget import SHARES, Room
+from tests.support.programs import eventually
+from tests.support.published import Publisher, Witness
+from tests.support.running import LONG, Running
+
+MB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Got:
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def error(self) -> str:
+        found = self.json
+        assert list(found) == ["error"], found
+        assert "Traceback" not in found["error"]
+        return str(found["error"])
+
+
+def call(port: int, method: str, path: str, body: Any = None, **headers: str) -> Got:
+    """On a connection of its own. `body` is bytes, or what is to be sent as JSON."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=LONG)
+    content = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+    try:
+        connection.request(method, path, content, {name.replace("_", "-"): value for name, value in headers.items()})
+        answer = connection.getresponse()
+        return Got(answer.status, dict(answer.getheaders()), answer.read())
+    finally:
+        connection.close()
+
+
+class Plain(Witness):
+    """One input and one output: each row times the version."""
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 2], tf.float32, name="x")])
+    def __call__(self, x: tf.Tensor) -> dict[str, tf.Tensor]:
+        return {"y": x * tf.add_n([part[0, 0] for part in self.parts]) / len(self.parts)}
+
+
+class Named(Witness):
+    """Two inputs, and outputs of several dtypes; those that end with `_bytes` are no text."""
+
+    @tf.function(
+        input_signature=[
+            tf.TensorSpec([None], tf.int64, name="count"),
+            tf.TensorSpec([None], tf.string, name="said"),
+        ]
+    )
+    def __call__(self, count: tf.Tensor, said: tf.Tensor) -> dict[str, tf.Tensor]:
+        version = tf.add_n([part[0, 0] for part in self.parts]) / len(self.parts)
+        return {
+            "times": tf.cast(count, tf.float32) * version,
+            "more": count > 2,
+            "said": said,
+            "said_bytes": said,
+        }
+
+
+@dataclass(frozen=True)
+class Web:
+    """An HTTP port of a server that has small limits."""
+
+    rest: Rest
+    rest_port: int
+    loop: asyncio.AbstractEventLoop
+
+    def check_unharmed(self) -> None:
+        """The next good request is answered, and nothing of a bad one is left."""
+        good = call(self.rest_port, "POST", "/v1/models/plain:predict", {"instances": [[1, 2]]})
+        assert good.json["predictions"] == [[4.0, 8.0]]
+        eventually(lambda: self.rest._room.taken == 0, lambda: f"{self.rest._room.taken} bytes to be left")
+
+
+@contextmanager
+def small_limits(folder: Path, *, patience: float = 1.0) -> Iterator[Web]:
+    """Models `plain` in version 4, `named` in 5 and `empty`; bodies up to 4 MB, and clients that may take 1 second."""
+    running = Running(*(folder / name for name in ("plain", "named", "empty")))
+    publishers = [Publisher(folder / name) for name in ("plain", "named")]
+    for publisher, number, kind in zip(publishers, (4, 5), (Plain, Named), strict=True):
+        publisher.publish(number, kind=kind)
+        running.server.models.follower(publisher.path.name).sync(timeout=LONG)
+
+    async def start() -> Web:
+        server = running.server
+        room = Room(SHARES * 4 * MB)
+        rest = Rest(
+            server.models, server._batching, Metrics(server.models), room, message_bytes=4 * MB, patience=patience
+        )
+        return Web(rest, await rest.start("127.0.0.1", 0), asyncio.get_running_loop())
+
+    web = running.call(start)
+    yield web
+    for publisher in publishers:
+        publisher.close()
+    running.call(partial(web.rest.close, grace=LONG, quiet_seconds=0.01))
+    running.drain()
+    running.close()

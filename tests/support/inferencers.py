@@ -1,0 +1,106 @@
+"""A real inferencer as a process of its own: what it logs, and stock clients that call it."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import tensorflow as tf
+from grpc_health.v1 import health_pb2_grpc
+from tensorflow_serving.apis import predict_pb2, prediction_service_pb2_grpc
+
+from paramsync.v1 import sync_pb2_grpc
+from tests.support.published import GATED_OPS
+
+LONG = 60.0
+Predict = Any  # a stock client's method
+
+
+class Process:
+    """A real inferencer, and what it logs."""
+
+    def __init__(self, *arguments: str | Path) -> None:
+        command = [sys.executable, "-m", "inferencer", *map(str, arguments), "--port", "0", "--control-port", "0"]
+        self.lines: list[str] = []
+        self._ready = threading.Event()
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    @classmethod
+    def of(cls, store: Path) -> Process:
+        """Of one model, `m`."""
+        return cls("--model", f"m={store}", *(word for op in GATED_OPS for word in ("--allow-op", op)))
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.lines.append(line)
+            if "inferencer ready" in line:
+                self._ready.set()
+        self._ready.set()
+
+    def connect(self) -> None:
+        assert self._ready.wait(LONG)
+        ready = r"inferencer ready: predictions (\S+), control (\S+), HTTP (\S+)$"
+        ports = re.search(ready, "".join(self.lines), re.MULTILINE)
+        assert ports is not None, "".join(self.lines)
+        self.address = ports[1]
+        self.predictions = grpc.insecure_channel(self.address)
+        self.control = grpc.insecure_channel(ports[2])
+        self.http_address = ports[3]
+        self.sync = sync_pb2_grpc.SyncStub(self.control)
+        self.predict = prediction_service_pb2_grpc.PredictionServiceStub(self.predictions).Predict
+        self.health = health_pb2_grpc.HealthStub(self.predictions)
+
+    def http(self, method: str, path: str, content: Any = None) -> tuple[int, Any, bool]:
+        """Status and body of an answer, and whether the connection stays."""
+        connection = http.client.HTTPConnection(self.http_address, timeout=LONG)
+        connection.request(method, path, None if content is None else json.dumps(content))
+        answer = connection.getresponse()
+        body = json.loads(answer.read())
+        stays = not answer.will_close
+        connection.close()
+        return answer.status, body, stays
+
+    def end(self, *signals: signal.Signals) -> int:
+        for one in signals:
+            self.process.send_signal(one)
+        return self.ended()
+
+    def ended(self) -> int:
+        code = self.process.wait(LONG)
+        self._reader.join(LONG)
+        return code
+
+    def close(self) -> None:
+        self.process.kill()
+        self.ended()
+        assert self.process.stderr is not None
+        self.process.stderr.close()
+        for channel in (getattr(self, "predictions", None), getattr(self, "control", None)):
+            if channel is not None:
+                channel.close()
+
+
+def of_witness() -> predict_pb2.PredictRequest:
+    message = predict_pb2.PredictRequest()
+    message.model_spec.name = "m"
+    message.inputs["x"].CopyFrom(tf.make_tensor_proto(np.ones([1, 2], np.float32)))
+    return message
+
+
+def of_gated(called: Path, gate: Path) -> predict_pb2.PredictRequest:
+    message = of_witness()
+    message.inputs["called"].CopyFrom(tf.make_tensor_proto(str(called)))
+    message.inputs["gate"].CopyFrom(tf.make_tensor_proto(str(gate)))
+    return message

@@ -1,0 +1,84 @@
+"""The real programs as processes: started, waited for by what they say, killed or stopped, never left over."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import TypeVar
+
+ROOT = Path(__file__).parents[2]
+PATIENCE = 120.0  # seconds; TensorFlow may take many to import on a busy machine
+
+T = TypeVar("T")
+
+
+def refused(*arguments: str | Path) -> str:
+    """What a program that is told something impossible says before it ends with exit code 2.
+
+    It runs without root's power over other people's files, so that modes mean something.
+    """
+    drop = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
+    command = [*drop, sys.executable, "-m", *map(str, arguments)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE)
+    assert (done.returncode, done.stdout) == (2, ""), done
+    assert done.stderr.count("\n") == 1, done.stderr
+    return done.stderr
+
+
+class Program:
+    """One process of `python -m trainer` or `python -m inferencer`; its log goes into a file."""
+
+    def __init__(self, *arguments: str | Path, log: Path) -> None:
+        self._log = log
+        with log.open("wb") as file:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", *map(str, arguments)], cwd=ROOT, stdout=file, stderr=subprocess.STDOUT
+            )
+
+    def __enter__(self) -> Program:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.kill()
+
+    def said(self, pattern: str) -> re.Match[str]:
+        """Wait until the log has a match."""
+
+        def look() -> re.Match[str] | None:
+            text = self._log.read_text(errors="replace")
+            assert self._process.poll() is None, f"ended with {self._process.returncode}:\n{text}"
+            return re.search(pattern, text)
+
+        return eventually(look, lambda: f"{pattern!r} in:\n{self._log.read_text(errors='replace')}")
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self._process.kill()
+        self._process.wait()
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
+        """End it as an operator would; returns the exit code."""
+        self._process.send_signal(number)
+        return self._process.wait(PATIENCE)
+
+
+def eventually(look: Callable[[], T | None], what: Callable[[], str]) -> T:
+    """What `look` returns once that is something; fails, saying what was waited for, when it takes too long."""
+    deadline = time.monotonic() + PATIENCE
+    pause = threading.Event()
+    while time.monotonic() < deadline:
+        found = look()
+        if found:
+            return found
+        pause.wait(0.05)
+    raise AssertionError(f"waited {PATIENCE:g} s for {what()}")

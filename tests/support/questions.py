@@ -1,0 +1,119 @@
+"""Questions to versions that are made in memory, and threads that wait until they are told to compute."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from inferencer.batching.threads import Done, Threads
+from inferencer.serving.metrics import Metrics
+from paramsync.graphs.capturing import Capture, capture
+from paramsync.inference import batchable
+from paramsync.inference.questions import Question
+from paramsync.inference.resident import Resident
+from tests.support.written import version
+
+LONG = 30.0
+ROWS, TABLE = "serving_default", "table"
+
+
+class Rows(tf.Module):
+    """Each row of what it gives is of the same row of what it takes, and says the version's number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.number = tf.Variable(0.0)
+        self.words = tf.Variable(tf.zeros([4, 2]))
+
+    @tf.function(input_signature=[tf.TensorSpec([None, None], tf.float32, name="x")])
+    def __call__(self, x: tf.Tensor) -> dict[str, tf.Tensor]:
+        return {"seen": x[:, 0] * 0.0 + self.number, "total": tf.reduce_sum(x, axis=-1) * self.number}
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.int32, name="places")])
+    def table(self, places: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Asked for another place than one of four, its kernel refuses."""
+        return {"found": tf.gather(self.words, places) + self.number}
+
+
+_CAPTURED: list[Capture] = []
+
+
+def resident(number: int) -> Resident:
+    """A version whose parameters are its number."""
+    if not _CAPTURED:
+        module = Rows()
+        _CAPTURED.append(capture(module, signatures={ROWS: module, TABLE: module.table}))
+    graph = _CAPTURED[0].graph
+    parameters = tuple(tf.fill([size or 1 for size in one.shape or ()], float(number)) for one in graph.parameters)
+    made = Resident(version(number), graph, parameters)
+    batchable.examine(made)
+    return made
+
+
+def question(of: Resident, *values: float, columns: int = 1, outputs: tuple[str, ...] = ()) -> Question:
+    """As many rows as values."""
+    x = np.repeat(np.array(values, np.float32)[:, None], columns, axis=1)
+    return Question("m", of, ROWS, {"x": x}, outputs)
+
+
+def lookup(of: Resident, *places: int) -> Question:
+    return Question("m", of, TABLE, {"places": np.array(places, np.int32)})
+
+
+class Held(Threads):
+    """Each piece of work waits for a gate of its own."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(count)
+        self.gates: list[threading.Event] = []
+
+    def start(self, work: Callable[[], Any], done: Done) -> None:
+        gate = threading.Event()
+        self.gates.append(gate)
+
+        def held() -> Any:
+            assert gate.wait(LONG)
+            return work()
+
+        super().start(held, done)
+
+    def release(self) -> None:
+        """All that wait now, and let what comes after them begin."""
+        for gate in self.gates:
+            gate.set()
+
+
+class Told(Metrics):
+    """What was called: the version, how many requests, how many rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[tuple[str, int, int]] = []
+
+    def called(
+        self, *, model: str, signature: str, version: str = "", requests: int, rows: int, seconds: float
+    ) -> None:
+        self.told.append((version, requests, rows))
+
+
+async def turns(count: int = 3) -> None:
+    """Let everything run that can."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def until(look: Callable[[], bool], *release: Held) -> None:
+    """Wait for it, releasing whatever is held meanwhile."""
+
+    async def looking() -> None:
+        while not look():
+            for one in release:
+                one.release()
+            await asyncio.sleep(0.001)
+
+    await asyncio.wait_for(looking(), LONG)

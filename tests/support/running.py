@@ -1,0 +1,100 @@
+"""A real server on ports of its own, in this process, and stock clients that call it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+import tensorflow as tf
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from tensorflow_serving.apis import model_service_pb2_grpc, predict_pb2, prediction_service_pb2_grpc
+
+from inferencer.event_loop.idle import Rests
+from inferencer.event_loop.loop import Loop
+from inferencer.program.server import Ports, Server
+from inferencer.settings.settings import ModelSettings, Settings
+from paramsync.v1 import sync_pb2 as pb
+from paramsync.v1 import sync_pb2_grpc
+from tests.support.published import GATED_OPS
+
+LONG = 30.0
+OPTIONS = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+class Running:
+    """One server whose models are called as the folders of their stores. `settings` are those of Settings."""
+
+    def __init__(self, *stores: Path, **settings: Any) -> None:
+        models = tuple(ModelSettings(name=path.name, store=path, allowed=GATED_OPS) for path in stores)
+        chosen = {"models": models, "port": 0, "rest_port": 0, "control_port": 0, "poll_seconds": 60.0, **settings}
+        self.settings = Settings(**chosen)
+        self._rests = Rests()
+        self._loop = Loop(self._rests)
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        try:
+            self.server, (self.port, self.rest_port, self.control_port) = self.call(self._start)
+        except BaseException:
+            self.close()
+            raise
+        self.predictions = grpc.insecure_channel(f"127.0.0.1:{self.port}", OPTIONS)
+        self.control = grpc.insecure_channel(f"127.0.0.1:{self.control_port}", OPTIONS)
+        self.prediction_service = prediction_service_pb2_grpc.PredictionServiceStub(self.predictions)
+        self.model_service = model_service_pb2_grpc.ModelServiceStub(self.predictions)
+        self.sync = sync_pb2_grpc.SyncStub(self.control)
+
+    async def _start(self) -> tuple[Server, Ports]:
+        server = Server(self.settings, self._rests)
+        return server, await server.start()
+
+    def call(self, function: Callable[[], Any]) -> Any:
+        """What a coroutine of the server's event loop returns."""
+        return asyncio.run_coroutine_threadsafe(function(), self._loop).result(LONG)
+
+    def drain(self, *, quiet_seconds: float = 0.01) -> None:
+        self.call(partial(self.server.drain, quiet_seconds=quiet_seconds))
+
+    def close(self) -> None:
+        for channel in (getattr(self, "predictions", None), getattr(self, "control", None)):
+            if channel is not None:
+                channel.close()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(LONG)
+        self._loop.close()
+
+    def health(self, service: str = "", *, control: bool = False) -> int:
+        stub = health_pb2_grpc.HealthStub(self.control if control else self.predictions)
+        return int(stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=LONG).status)
+
+
+def synced(running: Running, **request: Any) -> list[pb.SyncProgress]:
+    return list(running.sync.Sync(pb.SyncRequest(model="m", **request), timeout=LONG))
+
+
+def request(model: str = "m", *, version: int | None = None, **inputs: Any) -> predict_pb2.PredictRequest:
+    message = predict_pb2.PredictRequest()
+    message.model_spec.name = model
+    if version is not None:
+        message.model_spec.version.value = version
+    for name, value in (inputs or {"x": np.ones([1, 2], np.float32)}).items():
+        message.inputs[name].CopyFrom(tf.make_tensor_proto(value))
+    return message
+
+
+def refused(call: Callable[..., Any], message: Any, timeout: float = LONG) -> tuple[grpc.StatusCode, str]:
+    with pytest.raises(grpc.RpcError) as raised:
+        call(message, timeout=timeout)
+    return raised.value.code(), raised.value.details() or ""
+
+
+def seen(answer: predict_pb2.PredictResponse) -> list[float]:
+    return list(answer.outputs["seen"].float_val)

@@ -1,0 +1,106 @@
+"""Makes a base image from this machine's own Debian mirror, for networks on which public images cannot be pulled.
+
+The mirror, pip's index settings and the trusted certificates are read from the machine and end up in the image alone:
+nothing of them is in the tree, and the Dockerfile knows nothing about them.
+"""
+
+from __future__ import annotations
+
+import configparser
+import os
+import platform
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.system.compose.commands import run
+
+TAG = "paramsync-base:local"
+PACKAGES = ("python3", "python3-venv", "ca-certificates")
+CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
+PIP_FILES = tuple(map(Path, ("~/.config/pip/pip.conf", "~/.pip/pip.conf", "/etc/pip.conf")))  # strongest first
+PIP_SETTINGS = ("index-url", "extra-index-url", "trusted-host")
+
+
+class NoBaseImageError(Exception):
+    """No base image can be made here; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mirror:
+    url: str
+    suite: str
+    components: tuple[str, ...]
+
+
+def this_mirror() -> Mirror:
+    """The mirror and suite this machine installs its own packages from."""
+    suite = platform.freedesktop_os_release().get("VERSION_CODENAME", "")
+    listed = run("apt-get", "indextargets", "--format", "$(RELEASE) $(COMPONENT) $(SITE)", "Identifier: Packages")
+    of_suite = [
+        (site, component) for release, component, site in map(str.split, listed.splitlines()) if release == suite
+    ]
+    if not of_suite:
+        raise NoBaseImageError(f"apt has no source for this machine's own suite {suite!r}")
+    url = of_suite[0][0]
+    return Mirror(url, suite, tuple(dict.fromkeys(component for site, component in of_suite if site == url)))
+
+
+def make(tag: str, *, engine: Mapping[str, str], scratch: Path) -> None:
+    """Imports `tag` into the engine. Needs root and debootstrap; `scratch` is on a filesystem that allows devices."""
+    if os.geteuid() != 0:
+        raise NoBaseImageError("debootstrap needs root")
+    for program in ("debootstrap", "apt-get", "tar"):
+        if shutil.which(program) is None:
+            raise NoBaseImageError(f"{program} is not installed")
+    mirror = this_mirror()
+    root = scratch / "root"
+    run(
+        "debootstrap",
+        "--variant=minbase",
+        f"--include={','.join(PACKAGES)}",
+        f"--components={','.join(mirror.components)}",
+        mirror.suite,
+        str(root),
+        mirror.url,
+        timeout=600,
+    )
+    shutil.copyfile(CERTIFICATES, root / CERTIFICATES.relative_to("/"))
+    (root / "etc/pip.conf").write_text(pip_settings())
+    _import(root, tag, engine=engine)
+
+
+def pip_settings() -> str:
+    """This machine's indexes as pip's configuration file; those that are folders of this machine are left out."""
+    lines = [f"{name} = {' '.join(urls)}" for name in PIP_SETTINGS if (urls := list(dict.fromkeys(_pip_values(name))))]
+    return "\n".join(["[global]", f"cert = {CERTIFICATES}", *lines, ""])
+
+
+def _pip_values(name: str) -> Iterator[str]:
+    said = [os.environ.get(f"PIP_{name.upper().replace('-', '_')}", "")]
+    for path in PIP_FILES:
+        file = configparser.RawConfigParser()
+        file.read(path.expanduser())
+        said.append(file.get("global", name, fallback=""))
+    strongest = next(filter(None, said), "")
+    return (url for url in strongest.split() if not url.startswith(("file:", "/")))
+
+
+def _import(root: Path, tag: str, *, engine: Mapping[str, str]) -> None:
+    packed = [
+        "tar",
+        "--create",
+        "--directory",
+        str(root),
+        "--exclude=./var/cache/apt/*",
+        "--exclude=./var/lib/apt/lists/*",
+        ".",
+    ]
+    with subprocess.Popen(packed, stdout=subprocess.PIPE) as tar:
+        subprocess.run(
+            ["docker", "import", "-", tag], stdin=tar.stdout, env=engine, check=True, capture_output=True, timeout=300
+        )
+    if tar.returncode:
+        raise NoBaseImageError(f"tar ended with exit code {tar.returncode}")

@@ -1,0 +1,93 @@
+"""A Docker engine for the tests: the one that is reachable, or one of our own that leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.system.compose.commands import CommandError, run, wait_for
+from tests.system.compose.log import Log
+from tests.system.compose.scratch import scratch
+
+DEFAULT_BRIDGE = Path("/sys/class/net/docker0")
+
+
+class NoEngineError(Exception):
+    """No engine can be had here; the text says why."""
+
+
+@contextmanager
+def engine(log: Log) -> Iterator[Mapping[str, str]]:
+    """The environment in which `docker` and compose reach an engine. NoEngineError when there is none to be had."""
+    if shutil.which("docker") is None:
+        raise NoEngineError("docker is not installed")
+    environment = dict(os.environ)
+    if version := _answer(environment):
+        log.line(f"engine {version} was running")
+        yield environment
+        return
+    if os.geteuid() != 0:
+        raise NoEngineError("no Docker engine answers, and only root can start one")
+    if shutil.which("dockerd") is None:
+        raise NoEngineError("no Docker engine answers, and dockerd is not installed")
+    with scratch("engine") as home, _own(home, log) as environment:
+        yield environment
+    log.line("engine ended and removed")
+
+
+@contextmanager
+def _own(home: Path, log: Log) -> Iterator[dict[str, str]]:
+    socket = f"unix://{home}/docker.sock"
+    settings: dict[str, object] = {
+        "hosts": [socket],
+        "data-root": f"{home}/data",
+        "exec-root": f"{home}/run",
+        "pidfile": f"{home}/pid",
+        # Nothing of the machine's network is touched: no packet filter, no forwarding, no default bridge. Published
+        # ports go through the engine's own proxy, and builds use the machine's network.
+        "iptables": False,
+        "ip-forward": False,
+        "ip-masq": False,
+    }
+    if not DEFAULT_BRIDGE.exists():  # one that is there belongs to another engine, and "none" would remove it
+        settings["bridge"] = "none"
+    (home / "daemon.json").write_text(json.dumps(settings))
+    environment = {name: value for name, value in os.environ.items() if name != "DOCKER_CONTEXT"}
+    environment["DOCKER_HOST"] = socket
+    with (home / "log").open("w") as output:
+        daemon = subprocess.Popen(
+            # Should the tests be killed, the engine ends its containers and itself.
+            ["setpriv", "--pdeathsig", "TERM", "dockerd", "--config-file", f"{home}/daemon.json"],
+            stdout=output,
+            stderr=output,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is for the tests, which take the stack down first
+        )
+    try:
+        ended_or_ready = wait_for(
+            "engine answers", lambda: _answer(environment) or (daemon.poll() is not None and "ended"), timeout=60
+        )
+        if ended_or_ready == "ended":
+            said = (home / "log").read_text().splitlines() or ["nothing said"]
+            raise NoEngineError(f"dockerd does not run here: {said[-1]}")
+        log.line(f"engine {ended_or_ready} started")
+        yield environment
+    finally:
+        daemon.terminate()
+        try:
+            daemon.wait(timeout=60)
+        except subprocess.TimeoutExpired:
+            daemon.kill()
+            daemon.wait()
+
+
+def _answer(environment: Mapping[str, str]) -> str | None:
+    try:
+        return run("docker", "version", "--format", "{{.Server.Version}}", env=environment, timeout=10)
+    except (CommandError, subprocess.TimeoutExpired):
+        return None

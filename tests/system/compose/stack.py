@@ -1,0 +1,111 @@
+"""The stack of docker-compose.yml under a project name and ports of its own, and what an operator does to it."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import socket
+import subprocess
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.system.compose.commands import CommandError, run
+
+ROOT = Path(__file__).resolve().parents[2]
+IMAGE = "paramsync-test"
+PORTS = tuple(
+    f"PARAMSYNC_{one}" for one in ("PORT", "REST_PORT", "CONTROL_PORT", "TRAINER_PORT", "TRAINER_METRICS_PORT")
+)
+
+
+def compose_command(environment: Mapping[str, str]) -> tuple[str, ...] | None:
+    """How compose is called here: version 2 where it is installed, else version 1, else not at all."""
+    if shutil.which("docker"):
+        with suppress(CommandError):
+            run("docker", "compose", "version", env=environment)
+            return ("docker", "compose")
+    return ("docker-compose",) if shutil.which("docker-compose") else None
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports nobody listens on, all different.
+
+    From below the range that outgoing connections take theirs from: a stopped container must find its port free again.
+    """
+    with ExitStack() as open_sockets:
+        found: list[int] = []
+        for port in random.sample(range(20_000, 32_000), 200):
+            with suppress(OSError):
+                open_sockets.enter_context(socket.socket()).bind(("127.0.0.1", port))
+                found.append(port)
+            if len(found) == count:
+                break
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    command: tuple[str, ...]
+    environment: Mapping[str, str] = field(repr=False)
+    project: str
+
+    @classmethod
+    def plan(cls, command: tuple[str, ...], engine: Mapping[str, str], *, base_image: str) -> Stack:
+        """A stack that exists nowhere yet."""
+        ports = dict(zip(PORTS, map(str, free_ports(len(PORTS))), strict=True))
+        environment = {**engine, **ports, "PARAMSYNC_BASE_IMAGE": base_image}
+        return cls(command, environment, f"paramsync-{uuid.uuid4().hex[:8]}")
+
+    def address(self, port: str) -> str:
+        return f"127.0.0.1:{self.environment[port]}"
+
+    def compose(self, *arguments: str, timeout: float = 120) -> str:
+        files = ("-f", str(ROOT / "docker-compose.yml"), "-f", str(ROOT / "tests/system/compose/override.yml"))
+        return run(*self.command, "-p", self.project, *files, *arguments, env=self.environment, timeout=timeout)
+
+    def docker(self, *arguments: str, timeout: float = 60) -> str:
+        return run("docker", *arguments, env=self.environment, timeout=timeout)
+
+    @contextmanager
+    def up(self) -> Iterator[None]:
+        """The running stack; afterwards nothing of it is left, volumes included."""
+        try:
+            self.compose("up", "-d", timeout=300)
+            yield
+        finally:
+            self.compose("down", "--volumes", "--remove-orphans", timeout=180)
+
+    def inspect(self, service: str) -> dict[str, Any]:
+        """What the engine knows about the service's container, running or not."""
+        found = self.docker("ps", "--all", "--quiet", *self._labelled(f"com.docker.compose.service={service}"))
+        (container,) = json.loads(self.docker("inspect", found))
+        return dict(container)
+
+    def left_over(self) -> str:
+        """Containers, volumes and networks of this project."""
+        kinds = (("ps", "--all"), ("volume", "ls"), ("network", "ls"))
+        return "\n".join(filter(None, (self.docker(*kind, "--quiet", *self._labelled()) for kind in kinds)))
+
+    def kill(self, service: str) -> None:
+        """SIGKILL from outside the container, as the kernel does it when memory runs out.
+
+        `docker kill` would not do: the engine takes it for an operator's wish and does not restart the container.
+        """
+        pid = self.inspect(service)["State"]["Pid"]
+        sender = ("run", "--rm", "--pid", "host", "--network", "none", "--user", "0", "--entrypoint", "sh", IMAGE)
+        self.docker(*sender, "-c", f"kill -9 {pid}")
+
+    def tail(self, service: str) -> str:
+        try:
+            return self.compose("logs", "--no-color", "--tail", "50", service)
+        except (CommandError, subprocess.TimeoutExpired) as error:
+            return str(error)
+
+    def _labelled(self, *labels: str) -> tuple[str, ...]:
+        wanted = (f"com.docker.compose.project={self.project}", *labels)
+        return tuple(part for label in wanted for part in ("--filter", f"label={label}"))

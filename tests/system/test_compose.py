@@ -1,0 +1,278 @@
+"""The composition on a real Docker engine: built, brought up, called, killed, stopped and taken down."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from tests.system.compose import base_image
+from tests.system.compose.commands import CommandError, run, wait_for
+from tests.system.compose.engine import NoEngineError, engine
+from tests.system.compose.log import Log
+from tests.system.compose.scratch import scratch
+from tests.system.compose.stack import ROOT, Stack, compose_command
+
+pytestmark = pytest.mark.docker
+
+NO_COMPOSE = "neither docker compose nor docker-compose is installed"
+SERVICES = ("trainer", "inferencer")
+Predict = Callable[[], "tuple[int, float]"]
+
+
+@pytest.fixture(scope="module")
+def log(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Log:
+    """What the run did, on the screen and in the file that COMPOSE_TEST_LOG names."""
+    screen = request.config.pluginmanager.get_plugin("terminalreporter")
+    assert screen is not None
+    path = Path(os.environ.get("COMPOSE_TEST_LOG") or tmp_path_factory.mktemp("compose") / "compose-test.log")
+    return Log(path, show=screen.write_line)
+
+
+@pytest.fixture(scope="module")
+def planned(log: Log) -> Iterator[Stack]:
+    """A stack whose image is built."""
+    try:
+        with engine(log) as environment:
+            command = compose_command(environment)
+            if command is None:
+                pytest.skip(NO_COMPOSE)
+            stack = Stack.plan(command, environment, base_image=_base_image(environment, log))
+            log.line(f"compose {run(*command, 'version', '--short', env=environment)}, project {stack.project}")
+            with log.timed("image built"):
+                stack.compose("build", timeout=1200)
+            yield stack
+    except (NoEngineError, base_image.NoBaseImageError) as reason:
+        log.line(f"skipped: {reason}")
+        pytest.skip(str(reason))
+
+
+@pytest.fixture(scope="module")
+def stack(planned: Stack, log: Log, request: pytest.FixtureRequest) -> Iterator[Stack]:
+    """The running stack, serving."""
+    with planned.up():
+        log.line("stack is up")
+        try:
+            with log.timed("both are healthy"):
+                wait_for("both are healthy", lambda: _all_healthy(planned), timeout=180)
+            yield planned
+        finally:
+            if request.session.testsfailed or sys.exc_info()[0]:
+                sys.stderr.write("".join(f"{planned.tail(service)}\n" for service in SERVICES))
+            log.line("taking it down")
+    assert planned.left_over() == ""
+    log.line("no container, volume or network is left")
+
+
+@pytest.fixture
+def predict(stack: Stack) -> Iterator[Predict]:
+    """Asks a stock TensorFlow Serving client; answers the version and the accuracy on digits it has not seen."""
+    # Here, not above: it imports TensorFlow, which whoever leaves these tests out should not wait for.
+    import tensorflow as tf
+    from tensorflow_serving.apis import predict_pb2, prediction_service_pb2_grpc
+
+    from trainer.jobs import glyphs
+
+    images, labels = glyphs.draw(500, seed=99)
+    request = predict_pb2.PredictRequest()
+    request.model_spec.name = "digits"
+    request.inputs["image"].CopyFrom(tf.make_tensor_proto(images))
+
+    with grpc.insecure_channel(stack.address("PARAMSYNC_PORT")) as channel:
+        service = prediction_service_pb2_grpc.PredictionServiceStub(channel)
+
+        def ask() -> tuple[int, float]:
+            answer = service.Predict(request, timeout=10)
+            logits = tf.make_ndarray(answer.outputs["logits"])
+            return int(answer.model_spec.version.value), float(np.mean(logits.argmax(axis=1) == labels))
+
+        yield ask
+
+
+def test_a_stock_tensorflow_serving_client_sees_the_version_advance(stack: Stack, predict: Predict, log: Log) -> None:
+    first, accuracy = predict()
+    log.line(f"predicted with version {first}, accuracy {accuracy:.3f}")
+    with log.timed("a later version answers"):
+        later, accuracy = wait_for("a later version", lambda: _newer(predict(), first), timeout=60)
+    log.line(f"predicted with version {later}, accuracy {accuracy:.3f}")
+    assert accuracy > 0.5
+
+
+def test_a_forced_sync_serves_what_was_published_before_it(stack: Stack, predict: Predict, log: Log) -> None:
+    published = _status(stack)["trainer"]["status"]["published"]["number"]
+    synced = _paramsync("sync", "digits", "--inferencer", stack.address("PARAMSYNC_CONTROL_PORT"), "--json")
+    serving = synced["status"]["serving"]["number"]
+    version, _ = predict()
+    log.line(f"published {published}; sync: {serving} serves after {synced['seconds']:.3f} s; predicted with {version}")
+    assert published <= serving <= version
+
+
+def test_http_answers_with_the_version(stack: Stack, log: Log) -> None:
+    with urllib.request.urlopen(
+        f"http://{stack.address('PARAMSYNC_REST_PORT')}/v1/models/digits", timeout=10
+    ) as answer:
+        states = {one["state"] for one in json.load(answer)["model_version_status"]}
+    with urllib.request.urlopen(
+        f"http://{stack.address('PARAMSYNC_TRAINER_METRICS_PORT')}/metrics", timeout=10
+    ) as answer:
+        assert b"paramsync_trainer_published_version" in answer.read()
+    with urllib.request.urlopen(f"http://{stack.address('PARAMSYNC_REST_PORT')}/metrics", timeout=10) as answer:
+        metrics = answer.read().decode()
+    log.line(f"by HTTP: digits is {', '.join(sorted(states))}")
+    assert "AVAILABLE" in states
+    assert re.search(r'paramsync_build_info\{[^}]*version="\d', metrics)
+
+
+def test_a_fresh_sync_has_the_trainer_publish_first(stack: Stack, predict: Predict, log: Log) -> None:
+    probe = "import socket; socket.create_connection(('trainer', 8503), 5)"
+    try:
+        stack.compose("exec", "-T", "inferencer", "python3", "-c", probe)
+    except CommandError as error:
+        if "TimeoutError" not in str(error):
+            raise
+        pytest.skip("this machine's packet filter drops what containers of an engine of our own send each other")
+    before, _ = predict()
+    address = stack.address("PARAMSYNC_CONTROL_PORT")
+    synced = _paramsync("sync", "digits", "--fresh", "--inferencer", address, "--json")
+    log.line(f"a fresh sync: {synced['status']['serving']['number']} serves after {synced['seconds']:.3f} s")
+    assert synced["status"]["serving"]["number"] > before
+
+
+def test_a_pin_survives_a_kill(stack: Stack, predict: Predict, log: Log) -> None:
+    address = f"--inferencer={stack.address('PARAMSYNC_CONTROL_PORT')}"
+    version = _status(stack)["inferencer"]["models"][0]["serving"]["number"]
+    _paramsync("pin", "digits", str(version), address, "--json")
+    before = stack.inspect("inferencer")
+    stack.kill("inferencer")
+    wait_for("inferencer runs again", lambda: _restarted(stack, "inferencer", before["RestartCount"]), timeout=60)
+    wait_for("it answers", lambda: _unless_away(predict), timeout=60)
+    pinned = _status(stack)["inferencer"]["models"][0]["pinned"]
+    log.line(f"pinned to {version}, killed, and pinned to {pinned} still")
+    _paramsync("unpin", "digits", address, "--json")
+    assert pinned == version
+
+
+def test_the_operator_command_is_in_the_image(stack: Stack) -> None:
+    said = stack.compose("exec", "-T", "inferencer", "paramsync", "status", "--json")
+    assert json.loads(said)["inferencer"]["models"][0]["serving"]["number"] > 0
+
+
+def test_nothing_runs_as_root_and_ports_are_on_loopback_only(stack: Stack, log: Log) -> None:
+    for service in SERVICES:
+        uid = stack.compose("exec", "-T", service, "id", "--user")
+        privileges = stack.compose("exec", "-T", service, "grep", "-E", "CapEff|NoNewPrivs", "/proc/1/status").split()
+        log.line(f"{service} runs as uid {uid}, {' '.join(privileges)}")
+        assert uid == "10001"
+        assert privileges == ["CapEff:", "0000000000000000", "NoNewPrivs:", "1"]
+        exposed = stack.inspect(service)["NetworkSettings"]["Ports"].values()
+        published = [one for ports in exposed for one in ports or ()]
+        assert {one["HostIp"] for one in published} == {"127.0.0.1"}
+
+
+def test_the_inferencer_cannot_write_to_the_store(stack: Stack) -> None:
+    with pytest.raises(CommandError, match="Read-only file system"):
+        stack.compose("exec", "-T", "inferencer", "touch", "/store/checkpoint")
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_a_killed_program_comes_back(stack: Stack, predict: Predict, log: Log, service: str) -> None:
+    before = stack.inspect(service)
+    version, _ = predict()
+    stack.kill(service)
+    with log.timed(f"{service} killed with SIGKILL and running again"):
+        wait_for(f"{service} runs again", lambda: _restarted(stack, service, before["RestartCount"]), timeout=60)
+    # Without its trainer the inferencer serves as before; without the inferencer nobody answers for a while.
+    answer = predict if service == "trainer" else partial(_unless_away, predict)
+    with log.timed("a later version answers"):
+        later, accuracy = wait_for("a later version", lambda: _newer(answer(), version), timeout=120)
+    log.line(f"predicted with version {later}, accuracy {accuracy:.3f}; version {version} before the kill")
+    assert stack.inspect(service)["Id"] == before["Id"]
+    with log.timed("both are healthy again"):
+        wait_for("both are healthy again", lambda: _all_healthy(stack), timeout=120)
+
+
+def test_stopping_ends_both_with_exit_code_0_and_starting_resumes(stack: Stack, predict: Predict, log: Log) -> None:
+    version, _ = predict()
+    with log.timed("stopped"):
+        stack.compose("stop")
+    codes = {service: stack.inspect(service)["State"]["ExitCode"] for service in SERVICES}
+    log.line(f"exit codes: {codes}")
+    assert codes == dict.fromkeys(SERVICES, 0)
+    stack.compose("start")
+    with log.timed("started again and serving a later version"):
+        later, _ = wait_for("a later version", lambda: _newer(_unless_away(predict), version), timeout=120)
+    log.line(f"predicted with version {later}; version {version} before the stop")
+
+
+def test_the_gpu_file_gives_a_device_to_the_trainer_alone() -> None:
+    command = compose_command(os.environ)
+    if command is None:
+        pytest.skip(NO_COMPOSE)
+    files = (f"--file={ROOT / name}" for name in ("docker-compose.yml", "docker-compose.gpu.yml"))
+    config = run(*command, *files, "config")
+    with_gpu = [
+        name for name, body in re.findall(r"^  (\w+):\n((?:    .*\n)+)", config, re.MULTILINE) if "- gpu" in body
+    ]
+    assert with_gpu == ["trainer"]
+
+
+def _base_image(environment: Mapping[str, str], log: Log) -> str:
+    """The image the Dockerfile names where it can be had, else one made here."""
+    (public,) = re.findall(r"^ARG BASE_IMAGE=(\S+)", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+    for get, tag in (("inspect", public), ("pull", public), ("inspect", base_image.TAG)):
+        try:
+            run("docker", "image", get, tag, env=environment, timeout=300)
+        except (CommandError, subprocess.TimeoutExpired):
+            continue
+        log.line(f"base image {tag}")
+        return tag
+    made = f"{public} cannot be pulled; {base_image.TAG} made from this machine's Debian mirror"
+    with log.timed(made), scratch("base") as folder:
+        base_image.make(base_image.TAG, engine=environment, scratch=folder)
+    return base_image.TAG
+
+
+def _all_healthy(stack: Stack) -> bool:
+    return all(stack.inspect(service)["State"]["Health"]["Status"] == "healthy" for service in SERVICES)
+
+
+def _restarted(stack: Stack, service: str, count: int) -> bool:
+    now = stack.inspect(service)
+    return bool(now["RestartCount"] > count and now["State"]["Running"])
+
+
+def _newer(answer: tuple[int, float] | None, than: int) -> tuple[int, float] | None:
+    return answer if answer and answer[0] > than else None
+
+
+def _unless_away(predict: Predict) -> tuple[int, float] | None:
+    """The answer, or None while the server is away or has nothing to serve yet."""
+    try:
+        return predict()
+    except grpc.RpcError as error:
+        if error.code() is not grpc.StatusCode.UNAVAILABLE:
+            raise
+        return None
+
+
+def _status(stack: Stack) -> dict[str, Any]:
+    addresses = [
+        f"--inferencer={stack.address('PARAMSYNC_CONTROL_PORT')}",
+        f"--trainer={stack.address('PARAMSYNC_TRAINER_PORT')}",
+    ]
+    return _paramsync("status", "--json", *addresses)
+
+
+def _paramsync(*arguments: str) -> dict[str, Any]:
+    return dict(json.loads(run(sys.executable, "-m", "paramsync.cli", *arguments)))

@@ -1,0 +1,199 @@
+"""The table codec on its own: what is written is read, and nothing else is believed."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from paramsync.errors import CorruptCheckpointError
+from paramsync.tensorbundle import sstable
+from paramsync.tensorbundle.checksums import crc32c, mask
+from tests.support.compressed import assembled as assembled_compressed
+from tests.support.compressed import compressed, of_snappy
+
+WHERE = Path("a.index")
+
+
+def records(count: int) -> list[tuple[bytes, bytes]]:
+    return [(b"layer/%06d/kernel" % number, b"value %d" % number) for number in range(count)]
+
+
+def read(content: bytes) -> list[tuple[bytes, bytes]]:
+    return list(sstable.read(content, path=WHERE))
+
+
+@pytest.mark.parametrize("count", [0, 1, 15, 16, 17, 33, 40_000])
+def test_what_is_written_is_read(count: int) -> None:
+    assert read(sstable.write(records(count))) == records(count)
+
+
+def test_a_large_table_has_several_blocks() -> None:
+    content = sstable.write(records(40_000))
+    sizes = [size for _, size in sstable._Reader(content, WHERE).handles()]
+    assert len(sizes) >= 3
+    assert all(256 * 1024 <= size < 270 * 1024 for size in sizes[:-1])
+
+
+def test_empty_keys_and_values_are_records() -> None:
+    pairs = [(b"", b""), (b"\0", b""), (b"a", b"x" * 300_000), (b"b", b"")]
+    assert read(sstable.write(pairs)) == pairs
+
+
+@pytest.mark.parametrize("keys", [(b"b", b"a"), (b"a", b"a")])
+def test_keys_are_written_in_ascending_order_only(keys: tuple[bytes, bytes]) -> None:
+    with pytest.raises(ValueError, match="expected one after"):
+        sstable.write((key, b"") for key in keys)
+
+
+def test_a_table_cut_anywhere_is_refused() -> None:
+    content = sstable.write(records(40))
+    for length in range(len(content)):
+        with pytest.raises(CorruptCheckpointError):
+            read(content[:length])
+
+
+def test_every_flipped_bit_is_found_or_does_not_matter() -> None:
+    content = sstable.write(records(20))
+    unread = 0
+    for bit in range(len(content) * 8):
+        changed = bytearray(content)
+        changed[bit // 8] ^= 1 << bit % 8
+        try:
+            found = read(bytes(changed))
+        except CorruptCheckpointError:
+            continue
+        assert found == records(20), f"bit {bit}"
+        unread += 1
+    assert unread < 64 * 8  # the metaindex, its handle and the padding of the footer
+
+
+def test_random_bytes_with_the_right_end_are_refused() -> None:
+    chance = random.Random(0)
+    end = sstable.write([])[-8:]
+    for _ in range(2000):
+        with pytest.raises(CorruptCheckpointError):
+            read(chance.randbytes(chance.randrange(200)) + end)
+
+
+def block(content: bytes, restarts: int = 0) -> bytes:
+    """A table of one block of records with these bytes, its checksums right."""
+    return assembled([content + restarts.to_bytes(4, "little")])
+
+
+def assembled(blocks: list[bytes], *, repeat: int = 1, kind: int = 0) -> bytes:
+    content = bytearray()
+    handles = []
+    for one in blocks:
+        handles.append(sstable.varint(len(content)) + sstable.varint(len(one)))
+        content += trailed(one, kind)
+    index = sstable._BlockWriter(1)
+    for number, handle in enumerate(handles * repeat):
+        index.add(b"%09d" % number, handle)
+    at = len(content)
+    last = index.finish()
+    content += trailed(last, 0)
+    footer = sstable.varint(0) + sstable.varint(0) + sstable.varint(at) + sstable.varint(len(last))
+    return bytes(content) + footer.ljust(40, b"\0") + sstable.write([])[-8:]
+
+
+def trailed(content: bytes, kind: int) -> bytes:
+    behind = bytes([kind])
+    return content + behind + mask(crc32c(content + behind)).to_bytes(4, "little")
+
+
+EXPANDING = [sstable.varint(50_000 + number) + b"\1\0k" for number in range(1000)]
+
+
+def test_the_hostile_tables_below_are_well_formed_but_for_one_thing() -> None:
+    assert read(block(b"\0\1\1ab" + b"\1\1\1cd")) == [(b"a", b"b"), (b"ac", b"d")]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        pytest.param(block(b"\1\1\1ab"), "shares at most 0 bytes", id="shares with nothing"),
+        pytest.param(block(b"\0\1\2ab"), "ends by 5", id="ends outside the block"),
+        pytest.param(block(b"\0" + b"\xff" * 9 + b"\1\0a"), "a record that shares", id="length of 64 bits"),
+        pytest.param(block(b"\0" + b"\xff" * 10 + b"\1\0a"), "expected a record", id="length above 64 bits"),
+        pytest.param(block(b"\0\1"), "expected a record", id="ends within a length"),
+        pytest.param(block(b"\0\1\0a\0\1\0a"), "a key after b'a'", id="the same key twice"),
+        pytest.param(block(b"\0\1\0b\0\1\0a"), "a key after b'b'", id="keys descend"),
+        pytest.param(block(b"\0\1\0a", restarts=1 << 30), "1073741824 restarts", id="restarts outside the block"),
+        pytest.param(assembled([b"ab"]), "its count of restarts", id="no count of restarts"),
+        pytest.param(assembled([b"\0\1\0a\0\0\0\0"], repeat=2), "a block behind 8", id="the same block twice"),
+        pytest.param(
+            assembled([b"\0\1\0a\0\0\0\0"], kind=2), "type 0 or 1 .snappy., found .* 2", id="compressed by zlib"
+        ),
+        pytest.param(
+            block(b"\0\xd0\x86\x03\0" + b"k" * 50_000 + b"".join(EXPANDING)),
+            "together",
+            id="keys that expand",
+        ),
+    ],
+)
+def test_hostile_tables_are_refused(content: bytes, message: str) -> None:
+    with pytest.raises(CorruptCheckpointError, match=message):
+        read(content)
+
+
+# Compressed -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [0, 1, 33, 40_000])
+def test_blocks_compressed_by_snappy_are_read(count: int) -> None:
+    content = sstable.write(records(count))
+    smaller = compressed(content)
+    assert read(smaller) == records(count)
+    assert len(smaller) < max(len(content), 200)
+
+
+def test_a_compressed_table_cut_anywhere_is_refused() -> None:
+    content = compressed(sstable.write(records(40)))
+    for length in range(len(content)):
+        with pytest.raises(CorruptCheckpointError):
+            read(content[:length])
+
+
+def test_every_bit_that_flips_in_a_compressed_block_is_found_though_its_checksum_is_right() -> None:
+    """Or says the same: whoever computes a checksum may compress as he likes."""
+    whole = sstable.write(records(4))
+    for bit in range(8, 60 * 8):
+
+        def flip(block: bytes, bit: int = bit) -> bytes:
+            changed = bytearray(of_snappy(block))
+            changed[bit // 8 % len(changed)] ^= 1 << bit % 8
+            return bytes(changed)
+
+        try:
+            found = read(compressed(whole, flip))
+        except CorruptCheckpointError:
+            continue
+        assert len(found) <= 4
+
+
+SMALL = b"\0\1\0a\0\0\0\0"
+
+
+@pytest.mark.parametrize(
+    ("block", "message"),
+    [
+        pytest.param(b"", "compressed by snappy at 0, found a malformed one", id="nothing"),
+        pytest.param(b"\xff" * 20, "compressed by snappy at 0, found a malformed one", id="no size"),
+        pytest.param(sstable.varint(8), "compressed by snappy at 0, found", id="a size alone"),
+        pytest.param(sstable.varint(1 << 40) + b"a" * 20, "at most", id="a terabyte"),
+        pytest.param(sstable.varint(60 << 20) + b"a" * 20, "at most", id="more than so few bytes can become"),
+        pytest.param(sstable.varint(7) + of_snappy(SMALL)[1:], "malformed", id="a smaller size than it has"),
+        pytest.param(sstable.varint(9) + of_snappy(SMALL)[1:], "malformed", id="a larger size than it has"),
+        pytest.param(of_snappy(SMALL) + b"\0", "malformed", id="more behind its end"),
+    ],
+)
+def test_what_snappy_would_not_write_is_refused(block: bytes, message: str) -> None:
+    with pytest.raises(CorruptCheckpointError, match=message):
+        read(assembled_compressed([block]))
+
+
+def test_a_checksum_is_masked_as_the_format_says() -> None:
+    assert mask(0) == 0xA282EAD8
+    assert mask(0xFFFFFFFF) == 0xA282EAD7

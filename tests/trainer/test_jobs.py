@@ -1,0 +1,297 @@
+"""The training program with a job of somebody's own, as real processes: what it shows, writes, saves and resumes."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from paramsync.rpc.client import Trainer
+from paramsync.store.commit import StoreWriter
+from paramsync.store.store import Store
+from paramsync.v1 import sync_pb2
+from tests.support import jobs
+from tests.support.programs import eventually
+from tests.trainer.test_trainer import ROOT, TIMEOUT, control_of, refusal, trainer, versions
+from trainer import settings
+
+DOCUMENTATION = ROOT / "docs" / "training-program.md"
+SMALL = ("--job", "small_job:small")
+
+
+def status(stub: Any) -> sync_pb2.PublisherStatus:
+    found: sync_pb2.PublisherStatus = stub.GetStatus(sync_pb2.GetPublisherStatusRequest(), timeout=TIMEOUT)
+    return found
+
+
+def scalars(directory: Path) -> dict[str, dict[int, float]]:
+    """Every point by name and step, as TensorFlow's own reader of event files finds them."""
+    found: dict[str, dict[int, float]] = {}
+    for file in sorted(map(str, directory.glob("events.out.tfevents.*"))):
+        for record in tf.data.TFRecordDataset(file):
+            event = tf.compat.v1.Event.FromString(record.numpy())
+            for value in event.summary.value:
+                assert value.metadata.plugin_data.plugin_name == "scalars"
+                found.setdefault(value.tag, {})[event.step] = float(tf.make_ndarray(value.tensor))
+    return found
+
+
+def values(directory: Path) -> list[Any]:
+    """Every array of the newest checkpoint there."""
+    reader = tf.train.load_checkpoint(str(directory))
+    found = [reader.get_tensor(name) for name in reader.get_variable_to_shape_map()]
+    return [value for value in found if isinstance(value, np.ndarray)]
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("nosuch:small", "expected a module nosuch in {here} or among what is installed"),
+        ("wrong:nosuch", "expected a function 'nosuch' in {here}/wrong.py, found no such name"),
+    ],
+)
+def test_a_job_that_is_not_there_is_refused_before_anything_is_locked(
+    tmp_path: Path, source: str, message: str
+) -> None:
+    jobs.put(tmp_path, "def nothing(settings): ...", name="wrong")
+    with StoreWriter(tmp_path / "store"):  # whoever wants the lock first says that
+        text = refusal(tmp_path / "store", "--job", source, folder=tmp_path)
+    assert f"trainer: --job {source}: {message.replace('{here}', str(tmp_path))}" in text
+
+
+@pytest.mark.slow
+def test_a_function_that_returns_no_job_is_refused(tmp_path: Path) -> None:
+    jobs.put(tmp_path, "def nothing(settings): ...", name="wrong")
+    text = refusal(tmp_path / "store", "--job", "wrong:nothing", folder=tmp_path)
+    assert "trainer: --job wrong:nothing: expected it to return a paramsync.Job, found NoneType" in text
+
+
+@pytest.mark.slow
+def test_a_job_that_does_not_count_its_steps_is_refused_at_the_first(tmp_path: Path) -> None:
+    jobs.put(tmp_path, jobs.SMALL.replace("FIRST_STEP = 1", "FIRST_STEP = 2"))
+    with trainer(tmp_path / "store", *SMALL, folder=tmp_path) as process:
+        assert process.end() == 2
+    assert "trainer: Job.step: expected train_step to add 1, so that it is 1, found 2" in process.text
+
+
+@pytest.mark.slow
+def test_a_job_of_ones_own_is_trained_published_and_drawn_to_its_last_step(tmp_path: Path) -> None:
+    jobs.put(tmp_path)
+    (tmp_path / "wanted").write_text("3.5")
+    store, board = tmp_path / "store", tmp_path / "board"
+    arguments = ("--data", "wanted", "--steps", "3000", "--every-steps", "500", "--durable", "--tensorboard", "board")
+    with trainer(store, *SMALL, *arguments, folder=tmp_path) as process:
+        assert process.end() == 0, process.text
+    latest = Store(store).latest()
+    assert latest is not None
+    assert latest.step == 3000
+    assert latest.metrics["loss"] < 1e-3
+    assert sorted(value.shape for value in values(store)) == [(1,), (3,), (3, 1), (4, 3)]
+    drawn = scalars(board)
+    assert set(drawn) == {"loss", "steps_per_second", "published_version", "stall_ms"}
+    assert drawn["loss"][3000] == pytest.approx(latest.metrics["loss"])
+    assert 0 < drawn["stall_ms"][3000] < 1000
+    assert drawn["published_version"][3000] >= 500
+    last = re.findall(r"(\S+)=(\S+)", [line for line in process.lines if " step=3000 " in line][-1])
+    assert [name for name, _ in last] == ["step", "loss", "steps_per_second", "version", "stall_ms"]
+    assert all(float(value) >= 0 for _, value in last)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("allowed", [False, True])
+def test_a_training_that_diverged_is_published_only_where_that_is_allowed(tmp_path: Path, allowed: bool) -> None:
+    jobs.put(tmp_path)
+    (tmp_path / "wanted").write_text("nan")
+    store = tmp_path / "store"
+    arguments = ("--data", "wanted", "--steps", "20", "--every-steps", "10", *(["--allow-nan"] if allowed else []))
+    with trainer(store, *SMALL, *arguments, folder=tmp_path) as process:
+        assert process.end() == 0, process.text
+    latest = Store(store).latest()
+    assert latest is not None
+    assert latest.step == (20 if allowed else 0)
+    assert all(np.isnan(value).all() == allowed for value in values(store))
+    assert ("a publication failed, training goes on" in process.text) is not allowed
+    assert f"version {latest.number} is the last published" in process.text
+
+
+@pytest.mark.slow
+def test_the_job_in_the_documentation_trains_and_tensorflow_restores_its_state(tmp_path: Path) -> None:
+    module, restoring = re.findall(r"```python\n(.*?)```", DOCUMENTATION.read_text(), re.DOTALL)
+    jobs.put(tmp_path, module, name="my_jobs")
+    store = tmp_path / "store"
+    with trainer(store, "--job", "my_jobs:small", "--steps", "300", folder=tmp_path) as process:
+        assert process.end() == 0, process.text
+    script = f"import tensorflow as tf\nfrom my_jobs import JobSettings, small\n{restoring}\nprint(int(job.step))"
+    script = script.replace("/dev/shm/mine", str(store))
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=TIMEOUT
+    )
+    assert (done.returncode, done.stdout) == (0, "300\n"), done.stderr
+
+
+@pytest.mark.slow
+def test_the_session_in_the_documentation_publishes_what_its_saver_restores(tmp_path: Path) -> None:
+    (script,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "train-with-tf1.md").read_text(), re.DOTALL)
+    again = """
+with tf.Session() as session:
+    saver.restore(session, tf.train.latest_checkpoint(sys.argv[1]))
+    print(session.run(y, {x: [[1.0, 2.0, 3.0, 4.0]]})[0, 0])
+"""
+    store = tmp_path / "store"
+    command = [sys.executable, "-c", f"import sys\n{script.replace('/dev/shm/net', str(store))}{again}", str(store)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=TIMEOUT)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) == pytest.approx(10, abs=0.1)
+    latest = Store(store).latest()
+    assert latest is not None
+    assert latest.step == 1000
+
+
+def test_the_documentation_names_every_option_of_the_program(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        settings.parse(["--help"])
+    options = set(re.findall(r"^  (?:-h, )?(--[a-z-]+)", capsys.readouterr().out, re.MULTILINE)) - {"--help"}
+    section = (ROOT / "docs" / "reference.md").read_text().partition("## Flags of `paramsync train`")[2]
+    rows = [line for line in section.partition("\n## ")[0].splitlines() if line.startswith("| `--")]
+    assert {option for row in rows for option in re.findall(r"--[a-z-]+", row.split("|")[1])} == options
+
+
+@pytest.mark.slow
+def test_status_has_everything_about_training_and_publishing(tmp_path: Path) -> None:
+    jobs.put(tmp_path)
+    with trainer(
+        tmp_path / "store", *SMALL, "--every-seconds", "0.2", "--state-seconds", "0.1", folder=tmp_path
+    ) as one:
+        stub = control_of(one)
+        versions(stub, 2)
+        eventually(lambda: status(stub).saved_step and status(stub).steps_per_second, lambda: "a saved state")
+        found = status(stub)
+        assert (found.state, found.device, found.store) == (2, "CPU", str(tmp_path / "store"))
+        assert found.step >= found.published.step > 0
+        assert found.step >= found.saved_step > 0
+        assert found.loss >= 0
+        assert found.steps_per_second > 0
+        assert found.publishes >= 2
+        assert (found.skipped, found.refused, found.last_error, found.state_error) == (0, 0, "", "")
+        assert 0 < found.stall_seconds < 1
+        assert 0 < found.publish_seconds < 10
+        assert found.published.committed_at > found.published.snapshot_at >= found.published.step_done_at > 0
+        assert not found.HasField("total_steps")
+        one.send(signal.SIGTERM)
+        assert one.end() == 0, one.text
+
+
+@pytest.mark.slow
+def test_a_killed_trainer_resumes_model_and_optimizer_from_the_state_that_was_saved_behind_it(tmp_path: Path) -> None:
+    jobs.put(tmp_path)
+    store, arguments = tmp_path / "store", (*SMALL, "--every-steps", "20", "--state-seconds", "0.05")
+    with trainer(store, *arguments, folder=tmp_path) as process:
+        stub = control_of(process)
+        seen = versions(stub, 10)
+        eventually(lambda: status(stub).saved_step > 20, lambda: "a saved state")
+        process.send(signal.SIGKILL)
+        assert process.end() == -signal.SIGKILL
+    reader = tf.train.load_checkpoint(str(store / "training"))
+    saved = int(reader.get_tensor("step/.ATTRIBUTES/VARIABLE_VALUE"))
+    assert saved > 20
+    assert reader.get_tensor("optimizer/_iterations/.ATTRIBUTES/VARIABLE_VALUE") == saved
+    last = Store(store).latest()
+    assert last is not None
+    with trainer(store, *arguments, folder=tmp_path) as process:
+        stub = control_of(process)
+        assert f"resumed at step {saved} from {store}/training/ckpt-" in process.text
+        after = versions(stub, 3)
+        process.send(signal.SIGTERM)
+        assert process.end() == 0, process.text
+    assert [*seen, last.number, *after] == sorted([*seen, last.number, *after])
+    assert min(after) > last.number
+    latest = Store(store).latest()
+    assert latest is not None
+    reader = tf.train.load_checkpoint(str(store / "training"))
+    assert latest.step == reader.get_tensor("step/.ATTRIBUTES/VARIABLE_VALUE") > saved
+    saved_values = [value.tobytes() for value in values(store / "training")]
+    assert all(value.tobytes() in saved_values for value in values(store)), "the last step is published and saved"
+
+
+@pytest.mark.slow
+def test_a_state_that_cannot_be_saved_is_in_the_status_and_training_goes_on(tmp_path: Path) -> None:
+    jobs.put(tmp_path)
+    state = tmp_path / "state"
+    arguments = (*SMALL, "--state", str(state), "--state-seconds", "0.1", "--every-seconds", "0.2")
+    with trainer(tmp_path / "store", *arguments, folder=tmp_path) as process:
+        stub = control_of(process)
+        eventually(lambda: status(stub).saved_step, lambda: "a saved state")
+        state.rename(tmp_path / "aside")
+        state.touch()
+        found = eventually(lambda: status(stub).state_error, lambda: "an error")
+        assert str(state) in found
+        versions(stub, 2)
+        state.unlink()
+        eventually(lambda: not status(stub).state_error, lambda: "a state saved again")
+        process.send(signal.SIGTERM)
+        assert process.end() == 0, process.text
+    assert "training state was not saved, training goes on" in process.text
+    assert tf.train.latest_checkpoint(str(state))
+
+
+@pytest.mark.slow
+def test_on_a_terminal_a_bar_shows_how_training_goes(tmp_path: Path) -> None:
+    jobs.put(tmp_path)
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    command = [sys.executable, "-m", "trainer", "--store", "store", "--control-port", "0", "--steps", "20000", *SMALL]
+    environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
+    with subprocess.Popen(
+        command, cwd=tmp_path, stderr=theirs, env={**environment, "TERM": "xterm"}, start_new_session=True
+    ) as process:
+        os.close(theirs)
+        killer = threading.Timer(TIMEOUT, process.kill)
+        killer.start()
+        text, stopped = "", False
+        while True:
+            try:
+                text += os.read(ours, 65536).decode(errors="replace")
+            except OSError:  # the other end is closed
+                break
+            if not stopped and re.search(r"version [1-9]", text):
+                process.send_signal(signal.SIGTERM)
+                stopped = True
+        killer.cancel()
+        assert process.wait() == 0, text
+    os.close(ours)
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
+    shown = re.findall(r"step ([\d,]+) +\S+ +loss ([\d.]+) +(\d+) steps/s +version (\d+) +stall ([\d.]+) ms", plain)
+    assert shown, plain
+    assert int(shown[-1][0].replace(",", "")) > 0
+    assert max(map(len, re.split(r"[\r\n]+", plain))) <= 80
+    assert "training stopped at step" in re.sub(r"\s+", " ", plain)
+    assert "Traceback" not in plain
+
+
+@pytest.mark.slow
+def test_what_an_operator_asks_for_is_answered_when_it_is_committed(tmp_path: Path) -> None:
+    jobs.put(tmp_path)
+    with trainer(tmp_path / "store", *SMALL, "--every-seconds", "3600", folder=tmp_path) as process:
+        control_of(process)
+        address = re.search(r"control (\S+),", process.lines[-1])
+        assert address is not None
+        with Trainer(address[1]) as control:
+            version = control.publish()
+            latest = Store(tmp_path / "store").latest()
+            assert latest is not None
+            assert (latest.number, latest.step) == (version.number, version.step)
+        process.send(signal.SIGTERM)
+        assert process.end() == 0, process.text

@@ -1,0 +1,128 @@
+"""/metrics of the training program, read by Prometheus' own parser, and what its port bears."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import signal
+import socket
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import tensorflow as tf
+
+from paramsync.errors import SettingsError
+from paramsync.publishing.control_port import Training
+from paramsync.publishing.meter import Meter
+from paramsync.publishing.publisher import Publisher
+from tests.inferencer.serving.test_metrics import Samples, parsed
+from tests.support import jobs
+from tests.support.programs import ROOT, Program
+from tests.support.training import ON_REQUEST, Counters, latest
+from trainer import settings
+from trainer.metrics import MetricsPort, TrainerMetrics
+
+SECONDS = 30
+
+
+def scraped(address: str) -> Samples:
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=SECONDS) as answer:
+        assert answer.headers["Content-Type"].startswith("text/plain; version=")
+        return parsed(answer.read())
+
+
+def only(found: Samples, name: str) -> float:
+    ((_, value),) = found[f"paramsync_trainer_{name}"].items()
+    return value
+
+
+@pytest.fixture
+def port() -> Iterator[MetricsPort]:
+    with closing(MetricsPort("127.0.0.1", 0, lambda: b"x 1\n")) as port:
+        yield port
+
+
+def test_metrics_say_how_training_and_publishing_go(tmp_path: Path) -> None:
+    model = Counters()
+    with Publisher(tmp_path, model, schedule=ON_REQUEST) as publisher:
+        meter = Meter(0, time.monotonic())
+        training = Training(publisher=publisher, meter=meter, device="CPU", total_steps=None, steps_per_epoch=None)
+        begun: list[Training] = []
+        exposition = TrainerMetrics(lambda: begun[0] if begun else None, clock=lambda: (version.committed_at or 0) + 60)
+        assert not any(name.startswith("paramsync") for name in parsed(exposition.text()))
+        begun.append(training)
+        version = publisher.publish(7, wait=True)
+        meter.advance(9, tf.constant(0.5), time.monotonic())
+        found = parsed(exposition.text())
+        model.many[0].assign(tf.fill(model.many[0].shape, float("nan")))
+        with pytest.raises(Exception, match="NaN"):
+            publisher.publish(10, wait=True)
+        failed = parsed(exposition.text())
+    expected = {"step": 9, "loss": 0.5, "published_version": 7, "published_step": 7, "since_publication_seconds": 60}
+    assert {name: only(found, name) for name in expected} == pytest.approx(expected)
+    assert (only(found, "publications_total"), only(found, "publishing_fails")) == (1, 0)
+    assert (only(failed, "refused_total"), only(failed, "publishing_fails")) == (1, 1)
+    assert "process_resident_memory_bytes" in found
+    named = set(re.findall(r"\bparamsync_trainer_[a-z_]+", (ROOT / "deploy" / "alerts.yml").read_text()))
+    assert named
+    assert named <= found.keys()
+    documented = set(re.findall(r"`(paramsync_trainer_[a-z_]+)`", (ROOT / "docs" / "reference.md").read_text()))
+    told = {name for name in found if name.startswith("paramsync_trainer") and not name.endswith("_created")}
+    assert told | {"paramsync_trainer_stall_seconds", "paramsync_trainer_saved_step"} == documented
+
+
+def test_only_metrics_are_answered(port: MetricsPort) -> None:
+    for path, code in (("/metrics?x=1", 200), ("/", 404), ("/metrics/", 404)):
+        try:
+            with urllib.request.urlopen(f"http://{port.address}{path}", timeout=SECONDS) as answer:
+                found = answer.status
+        except urllib.error.HTTPError as error:
+            found = error.code
+            error.close()
+        assert found == code, path
+
+
+@pytest.mark.parametrize("said", [b"\r\n\r\n", b"POST /metrics HTTP/1.1\r\n\r\n", b"\xff\xfe\n\n", b"x" * 20_000])
+def test_what_is_no_request_is_refused_and_harms_nobody(port: MetricsPort, said: bytes) -> None:
+    host, _, number = port.address.rpartition(":")
+    with socket.create_connection((host, int(number)), SECONDS) as caller:
+        caller.sendall(said)
+        with contextlib.suppress(ConnectionResetError):  # it was told before all that it said was read
+            assert caller.recv(100).startswith(b"HTTP/1.1 40")
+    assert scraped(port.address)["x"]
+
+
+def test_callers_that_say_nothing_keep_nobody_away_for_long(port: MetricsPort) -> None:
+    host, _, number = port.address.rpartition(":")
+    silent = [socket.create_connection((host, int(number)), SECONDS) for _ in range(20)]
+    for one in silent:
+        assert not one.recv(100).startswith(b"HTTP/1.1 2")  # hung up on, at once or after a while
+        one.close()
+    assert scraped(port.address)["x"]
+
+
+def test_a_port_that_is_taken_is_refused(port: MetricsPort) -> None:
+    host, _, number = port.address.rpartition(":")
+    with pytest.raises(SettingsError, match=f"port {number} of 127.0.0.1 is taken; choose another with --metrics-port"):
+        MetricsPort(host, int(number), lambda: b"")
+    assert settings.parse(["--store", "here"]).metrics_port is None
+
+
+@pytest.mark.slow
+def test_the_training_program_has_metrics_where_it_is_told_to(tmp_path: Path) -> None:
+    jobs.put(tmp_path)
+    store = tmp_path / "store"
+    arguments = ["--control-port", "0", "--metrics-port", "0", "--every-seconds", "0.2"]
+    with Program("trainer", "--store", store, *arguments, log=tmp_path / "log") as program:
+        address = program.said(r"metrics by HTTP: (\S+)\n")[1]
+        program.said("step=[1-9].* version=[1-9]")
+        found = scraped(address)
+        assert only(found, "step") > 0
+        assert only(found, "publications_total") > 0
+        assert program.stop(signal.SIGTERM) == 0
+    assert latest(store).step >= only(found, "published_step")

@@ -1,0 +1,277 @@
+"""The training program, from its arguments to its last breath, as real processes where that matters."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from paramsync.errors import SettingsError
+from paramsync.store.commit import StoreWriter
+from paramsync.store.store import Store
+from paramsync.v1 import sync_pb2, sync_pb2_grpc
+from tests.support.programs import refused
+from trainer import settings
+
+ROOT = Path(__file__).parents[2]
+TIMEOUT = 120  # TensorFlow takes its time to be imported on a busy machine
+
+
+def test_settings_say_what_the_command_line_says() -> None:
+    found = settings.parse(["--store", "here", "--every-steps", "10", "--steps", "100", "--control-port", "0"])
+    assert (found.store, found.state, found.steps, found.control_port) == (Path("here"), Path("here/training"), 100, 0)
+    assert (found.schedule.every_steps, found.schedule.every_seconds) == (10, None)
+    assert (found.data, found.held_out, found.seed, found.keep, found.host) == (None, None, 0, 5, "127.0.0.1")
+    assert (found.job, found.durable, found.state_seconds) == ("trainer.jobs.digits:job", False, 10)
+    assert (found.tensorboard, found.allow_nan) == (None, False)
+    assert settings.parse(["--store", "here", "--allow-nan"]).allow_nan
+
+
+def test_without_a_schedule_every_second_is_published() -> None:
+    assert settings.parse(["--store", "here"]).schedule.every_seconds == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "required: --store"),
+        (["--every-steps", "0"], "--every-steps: expected a whole number of at least 1, found '0'"),
+        (["--every-steps", "1.5"], "--every-steps: expected a whole number of at least 1, found '1.5'"),
+        (["--every-seconds", "-1"], "--every-seconds: expected seconds above 0, found '-1'"),
+        (["--every-seconds", "nan"], "--every-seconds: expected seconds above 0, found 'nan'"),
+        (["--every-seconds", "inf"], "--every-seconds: expected seconds above 0, found 'inf'"),
+        (["--steps", "many"], "--steps: expected a whole number of at least 1, found 'many'"),
+        (["--keep", "0"], "--keep: expected a whole number of at least 1, found '0'"),
+        (["--seed", "-1"], "--seed: expected a whole number of at least 0, found '-1'"),
+        (["--seed", "4294967296"], "--seed: expected a whole number of at most 4294967295, found '4294967296'"),
+        (["--steps", "9" * 19], "--steps: expected a whole number of at most 999999999999999999, found '9999"),
+        (["--held-out", "\udcff"], r"expected arguments in UTF-8, found '\udcff'"),
+        (["--control-port", "65536"], "--control-port: expected a port from 0 to 65535, found '65536'"),
+        (["--control-port", "-1"], "--control-port: expected a port from 0 to 65535, found '-1'"),
+        (["--state", "here"], "--state here: expected another directory than the store, found the same"),
+        (["--state", "here/../here/"], "expected another directory than the store"),
+        (["--job", "x"], "--job: expected MODULE:FUNCTION, found 'x'"),
+        (["--job", "x:"], "--job: expected MODULE:FUNCTION, found 'x:'"),
+        (["--job", "./x.py:build"], "--job: expected MODULE:FUNCTION, found './x.py:build'"),
+        (["--job", "x:y.z"], "--job: expected MODULE:FUNCTION, found 'x:y.z'"),
+        (["--state-seconds", "0"], "--state-seconds: expected seconds above 0, found '0'"),
+        (["--durable", "yes"], "unrecognized arguments: yes"),
+    ],
+)
+def test_arguments_that_cannot_be_used_are_refused_by_name(arguments: list[str], message: str) -> None:
+    with pytest.raises(SettingsError, match=re.escape(message)):
+        settings.parse([*(["--store", "here"] if arguments else []), *arguments])
+
+
+def test_the_program_reads_its_settings_without_tensorflow() -> None:
+    code = "import sys, trainer.program, trainer.settings; assert not {'tensorflow', 'keras'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=TIMEOUT)
+
+
+class Process:
+    """`python -m trainer` and what it has logged so far."""
+
+    def __init__(self, store: Path, *arguments: str, folder: Path = ROOT) -> None:
+        self.lines: list[str] = []
+        self._popen = subprocess.Popen(
+            [sys.executable, "-m", "trainer", "--store", str(store), "--control-port", "0", *arguments],
+            cwd=folder,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self._killer = threading.Timer(TIMEOUT, self._popen.kill)
+        self._killer.start()
+
+    def until(self, text: str) -> str:
+        """The first line with this text, when it is there."""
+        assert self._popen.stderr is not None
+        for line in self._popen.stderr:
+            self.lines.append(line)
+            if text in line:
+                return line
+        pytest.fail(f"no {text!r} in what the trainer said:\n{''.join(self.lines)}")
+
+    def send(self, number: signal.Signals) -> None:
+        self._popen.send_signal(number)
+
+    def end(self) -> int:
+        """The exit code, when it has ended."""
+        assert self._popen.stderr is not None
+        self.lines += self._popen.stderr
+        return self._popen.wait()
+
+    def release(self) -> None:
+        self._killer.cancel()
+        self._popen.kill()
+        self._popen.communicate()
+
+    @property
+    def text(self) -> str:
+        return "".join(self.lines)
+
+
+@contextlib.contextmanager
+def trainer(store: Path, *arguments: str, folder: Path = ROOT) -> Iterator[Process]:
+    process = Process(store, *arguments, folder=folder)
+    try:
+        yield process
+    finally:
+        process.release()
+
+
+def control_of(process: Process) -> Any:
+    ready = process.until("trainer ready: ")
+    found = re.search(r"trainer ready: control (\S+), device (.+), store (\S+)", ready)
+    assert found is not None
+    return sync_pb2_grpc.PublisherStub(grpc.insecure_channel(found[1]))
+
+
+def versions(stub: Any, count: int) -> list[int]:
+    """The next ones to be published."""
+    call = stub.Watch(sync_pb2.WatchPublisherRequest(), timeout=TIMEOUT)
+    numbers = [next(call).number for _ in range(count)]
+    call.cancel()
+    return numbers
+
+
+def refusal(store: Path, *arguments: str, folder: Path = ROOT) -> str:
+    """The one line that a trainer says before it ends with exit code 2."""
+    with trainer(store, *arguments, folder=folder) as process:
+        assert process.end() == 2
+    assert len(process.lines) == 1, process.text
+    assert process.text.startswith("trainer: ")
+    return process.text
+
+
+def test_a_store_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "store").touch()
+    assert f"{tmp_path}/store is a file; expected a directory" in refusal(tmp_path / "store")
+
+
+def test_a_store_below_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert f"{tmp_path}/file/store cannot be made" in refusal(tmp_path / "file" / "store")
+
+
+def test_a_store_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    assert f"trainer: {tmp_path}/store cannot be made" in refused("trainer", "--store", tmp_path / "store")
+    assert f"trainer: {tmp_path} cannot be read and written" in refused("trainer", "--store", tmp_path)
+
+
+def test_a_store_that_has_a_publisher_is_refused(tmp_path: Path) -> None:
+    with StoreWriter(tmp_path):
+        assert "already has a publisher" in refusal(tmp_path)
+
+
+def test_a_state_that_is_in_use_is_refused(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    with StoreWriter(state):
+        assert f"store {state}: already has a publisher" in refusal(tmp_path / "store", "--state", str(state))
+
+
+def test_a_folder_for_tensorboard_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    text = refusal(tmp_path / "store", "--tensorboard", str(tmp_path / "file"))
+    assert f"{tmp_path}/file is a file; expected a directory" in text
+
+
+def test_a_control_port_that_is_taken_is_refused(tmp_path: Path) -> None:
+    server = grpc.server(ThreadPoolExecutor(1))
+    port = server.add_insecure_port("127.0.0.1:0")
+    assert f"port {port} of 127.0.0.1 is taken; choose another with --control-port" in refusal(
+        tmp_path, "--control-port", str(port)
+    )
+    server.stop(None)
+
+
+def test_bad_arguments_and_bad_data_are_one_line_each(tmp_path: Path) -> None:
+    assert "argument --steps: expected a whole number" in refusal(tmp_path, "--steps", "0")
+    assert "cannot be read as an .npz file" in refusal(tmp_path, "--data", str(tmp_path / "none.npz"))
+    (tmp_path / "file").touch()
+    assert "held-out examples cannot be written" in refusal(tmp_path, "--held-out", str(tmp_path / "file" / "x.npz"))
+
+
+@pytest.mark.slow
+def test_the_last_step_is_published_and_the_examples_held_out_are_there(tmp_path: Path) -> None:
+    store, held_out = tmp_path / "store", tmp_path / "held-out.npz"
+    arguments = ["--steps", "700", "--every-steps", "100", "--keep", "100", "--held-out", str(held_out)]
+    with trainer(store, *arguments) as process:
+        assert process.end() == 0, process.text
+    assert "trainer ready: control 127.0.0.1:" in process.text
+    assert "training stopped at step 700, version 700 is the last published" in process.text
+    steps = [version.step for version in Store(store).versions()]
+    assert steps[-1] == 700
+    assert set(steps) <= set(range(0, 701, 100))
+    latest = Store(store).latest()
+    assert latest is not None
+    assert latest.metrics["loss"] > 0
+    reader = tf.train.load_checkpoint(str(store))
+    assert reader.get_variable_to_shape_map()
+    with np.load(held_out) as file:
+        assert file["x"].shape == (2000, 784)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_publishes_the_current_step_saves_it_and_ends_well(tmp_path: Path, number: signal.Signals) -> None:
+    with trainer(tmp_path, "--every-seconds", "3600") as process:
+        stub = control_of(process)
+        asked = stub.Publish(sync_pb2.PublishRequest(), timeout=TIMEOUT)
+        status = stub.GetStatus(sync_pb2.GetPublisherStatusRequest(), timeout=TIMEOUT)
+        assert status.state == sync_pb2.PublisherStatus.TRAINING
+        assert status.published.number == asked.number
+        process.send(number)
+        process.send(number)
+        assert process.end() == 0, process.text
+    assert "Traceback" not in process.text
+    latest = Store(tmp_path).latest()
+    assert latest is not None
+    assert latest.step > asked.step
+    assert f"training stopped at step {latest.step}" in process.text
+    saved = tf.train.load_checkpoint(str(tmp_path / "training"))
+    assert saved.get_tensor("step/.ATTRIBUTES/VARIABLE_VALUE") == latest.step
+
+
+@pytest.mark.slow
+def test_a_signal_during_tensorflows_import_ends_well(tmp_path: Path) -> None:
+    with trainer(tmp_path) as process:
+        process.until("importing TensorFlow")
+        process.send(signal.SIGINT)
+        process.send(signal.SIGINT)
+        assert process.end() == 0, process.text
+    assert "Traceback" not in process.text
+    assert "trainer ready" not in process.text
+
+
+@pytest.mark.slow
+def test_after_kill_9_training_resumes_and_versions_keep_rising(tmp_path: Path) -> None:
+    with trainer(tmp_path, "--steps", "300") as process:
+        assert process.end() == 0, process.text
+    with trainer(tmp_path, "--every-steps", "50") as process:
+        seen = versions(control_of(process), 5)
+        process.send(signal.SIGKILL)
+        assert process.end() == -signal.SIGKILL
+    latest = Store(tmp_path).latest()
+    assert latest is not None
+    assert latest.number >= seen[-1] > 300
+    with trainer(tmp_path, "--every-steps", "50") as process:
+        stub = control_of(process)
+        assert "resumed at step 300" in process.text
+        after = versions(stub, 3)
+        process.send(signal.SIGTERM)
+        assert process.end() == 0, process.text
+    assert [*seen, *after] == sorted({*seen, *after})
+    assert min(after) > latest.number
