@@ -1,4 +1,4 @@
-"""Callers in a process of their own, each with one large request: `python -m tests.support.late_callers PORT MESSAGE N`.
+"""Callers in a process of its own, a large request each: `python -m tests.support.late_callers PORT MESSAGE N`.
 
 What became of each is a line: how many bytes its answer has, or why it has none.
 """

@@ -1,6 +1,6 @@
 """Graph files that somebody tampered with: each is refused, or loaded and called; nothing may end the process.
 
-`python -m tests.hostile.fuzz.graph_files FIRST COUNT` tries so many, each made from its number alone. It prints a number
+`python -m tests.hostile.fuzz.graph_files FIRST COUNT` tries so many, each made from its number alone. Prints a number
 before it tries it, so that the last line names the file that ended the process.
 """
 
