@@ -22,7 +22,7 @@ from bench.ours import Publications
 from bench.progress import Progress
 from bench.settings import NOT_ASKED_FOR, Settings
 from bench.timing import Contestant, Timings, measure
-from paramsync.graphs.tensors import alias
+from paramsync.graphs.parameters import alias
 from paramsync.store.store import Store
 
 THREADS = (1, 4)

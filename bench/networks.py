@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from paramsync.graphs.capturing import Capture, capture
-from paramsync.graphs.tensors import alias
+from paramsync.graphs.parameters import alias
 
 Call = Callable[[], Any]
 

@@ -18,7 +18,7 @@ from bench.publish import pinned
 from bench.settings import Settings
 from bench.timing import Contestant, measure
 from paramsync.graphs.capturing import capture
-from paramsync.graphs.tensors import alias
+from paramsync.graphs.parameters import alias
 from paramsync.publishing.live_variables import LiveVariables
 from paramsync.sources import open_source
 from paramsync.sources.source import ignore_progress

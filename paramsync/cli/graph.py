@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import math
 import platform
+import struct
 import sys
 import time
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from paramsync import dtypes
-from paramsync.cli import events, outline, sources
+from paramsync.cli import outline, sources
 from paramsync.cli.wording import NOTHING, console, size, to_json
 from paramsync.errors import GraphError
 from paramsync.graphdef.allowed_ops import STOCHASTIC
 from paramsync.host import files
+from paramsync.tensorbundle.checksums import crc32c, mask
+from paramsync.v1 import graph_def_pb2 as pb
 
 _NAME_LIMIT = 200  # characters of a name in a table
 _ENDS = 20  # of a graph without signatures that are listed
@@ -41,7 +44,7 @@ def run(arguments: Namespace) -> bool:
 
 def _write(source: sources.Source, directory: Path, *, as_json: bool) -> None:
     try:
-        file = events.write_graph(directory, bytes(source.graph_def), now=time.time(), host=platform.node())
+        file = write_graph(directory, bytes(source.graph_def), now=time.time(), host=platform.node())
     except OSError as error:
         raise GraphError(f"{directory}: cannot be written: {error.strerror}") from error
     if as_json:
@@ -206,3 +209,27 @@ def _shape(shape: Sequence[int | None] | None) -> str:
 def _plain(name: str) -> str:
     """A name as it is, or what can be shown of it."""
     return name if name.isprintable() and len(name) <= _NAME_LIMIT else files.shown(name)
+
+
+_VERSION = "brain.Event:2"
+
+
+def write_graph(directory: Path, graph_def: bytes, *, now: float, host: str) -> Path:
+    """Makes an event file with that graph, and the directory where it is not there. Raises OSError.
+
+    The file has its name once it is complete.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / f"events.out.tfevents.{now:.6f}.{host}.graph"
+    with files.aside(path) as file:
+        _record(file, pb.EventRecord(wall_time=now, file_version=_VERSION))
+        _record(file, pb.EventRecord(wall_time=now, graph_def=graph_def))
+    return path
+
+
+def _record(file: BinaryIO, event: pb.EventRecord) -> None:
+    content = event.SerializeToString()
+    length = struct.pack("<Q", len(content))
+    for part in (length, content):
+        file.write(part)
+        file.write(struct.pack("<I", mask(crc32c(part))))

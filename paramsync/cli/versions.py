@@ -7,14 +7,14 @@ import os
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rich.table import Table
 from rich.text import Text
 
-from paramsync.cli import holders
 from paramsync.cli.wording import NOTHING, console, duration, size, to_json
 from paramsync.errors import CorruptCheckpointError, StoreError, UnknownVersionError, UnreadableError
 from paramsync.host import files
@@ -107,7 +107,7 @@ def _is_whole(path: Path, version: Version) -> bool:
 def _row(path: Path, version: Version, *, latest: bool) -> Row:
     data = list(_data_files(path, version.prefix))
     recorded = layout.record_file(path, version.prefix).exists()
-    locks = holders.shared_locks()
+    locks = shared_locks()
     return Row(
         number=version.number,
         step=version.step,
@@ -118,7 +118,7 @@ def _row(path: Path, version: Version, *, latest: bool) -> Row:
         finite=version.finite if recorded else None,
         file_bytes=sum(one.st_size for one in data),
         shared_bytes=sum(one.st_size for one in data if one.st_nlink > 1),
-        held_by=None if locks is None else holders.of(data, locks),
+        held_by=None if locks is None else holders_of(data, locks),
     )
 
 
@@ -161,3 +161,29 @@ def _table(rows: Sequence[Row], now: float) -> Table:
             Text("latest", "bold green") if row.latest else "",
         )
     return table
+
+
+_File = tuple[int, int, int]  # major and minor number of the device, inode
+
+LOCKS = Path("/proc/locks")
+
+
+def shared_locks(locks: Path = LOCKS) -> Mapping[_File, frozenset[int]] | None:
+    """Process ids by the file that each has a shared lock on, as far as this process can see; None where it cannot."""
+    try:
+        lines = locks.read_text().splitlines()
+    except OSError:
+        return None
+    found: defaultdict[_File, set[int]] = defaultdict(set)
+    for line in lines:
+        words = line.split()
+        if words[1:4] == ["FLOCK", "ADVISORY", "READ"]:  # one that waits for its lock has `->` before these
+            major, minor, inode = words[5].split(":")
+            found[int(major, 16), int(minor, 16), int(inode)].add(int(words[4]))
+    return {file: frozenset(processes) for file, processes in found.items()}
+
+
+def holders_of(files: Iterable[os.stat_result], locks: Mapping[_File, frozenset[int]]) -> list[int]:
+    """The processes that hold any of the files, ascending."""
+    identities = [(os.major(one.st_dev), os.minor(one.st_dev), one.st_ino) for one in files]
+    return sorted(frozenset().union(*(locks.get(identity, ()) for identity in identities)))

@@ -14,7 +14,7 @@ from paramsync.errors import ParameterError
 from paramsync.following.follower import Follower
 from paramsync.following.operator_requests import Action
 from paramsync.following.replica import Replica, Verification
-from paramsync.graphs.tensors import alias
+from paramsync.graphs.parameters import alias
 from paramsync.inference.resident import Resident
 from paramsync.sources.source import Progress
 from tests.support.checkpoints import resident, write

@@ -18,7 +18,7 @@ from rich.console import Console
 
 from paramsync.cli import display
 from paramsync.cli.__main__ import main
-from paramsync.cli.drawing import chart, picture
+from paramsync.cli.display import chart, picture
 from paramsync.cli.folders import fast_place, remove_left_behind, run_folder
 from paramsync.cli.ledger import Example, Ledger
 from paramsync.cli.prober import HeldOut, Prober

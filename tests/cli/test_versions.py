@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from paramsync.cli import holders
+from paramsync.cli import versions
 from paramsync.cli.__main__ import main
 from paramsync.store.commit import StoreWriter
 from paramsync.store.store import Store
@@ -83,7 +83,7 @@ sys.stdin.read()
 
 
 def test_versions_leaves_holders_out_where_the_kernel_does_not_say(tmp_path: Path) -> None:
-    assert holders.shared_locks(tmp_path / "locks") is None
+    assert versions.shared_locks(tmp_path / "locks") is None
 
 
 def test_only_shared_locks_that_were_got_count_as_holding(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_only_shared_locks_that_were_got_count_as_holding(tmp_path: Path) -> Non
         "4: FLOCK  ADVISORY  READ 11 00:1b:11203 0 EOF\n"
         "5: OFDLCK ADVISORY  READ -1 00:1b:11203 0 EOF\n"
     )
-    assert holders.shared_locks(tmp_path / "locks") == {(0, 0x1B, 11203): frozenset({11, 12})}
+    assert versions.shared_locks(tmp_path / "locks") == {(0, 0x1B, 11203): frozenset({11, 12})}
 
 
 @pytest.mark.parametrize("command", ["versions", "verify"])

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from paramsync import dtypes
 from paramsync.checkpoint.placement import ALIGNMENT
-from paramsync.graphs.tensors import alias
+from paramsync.graphs.parameters import alias
 
 
 def aligned(count: int, dtype: npt.DTypeLike, offset: int = 0) -> npt.NDArray[Any]:

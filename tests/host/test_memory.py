@@ -22,7 +22,7 @@ from pathlib import Path
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 import tensorflow as tf
 from paramsync.checkpoint.reader import Bundle
-from paramsync.graphs.tensors import alias
+from paramsync.graphs.parameters import alias
 
 def restore(prefix):
     bundle = Bundle.open(Path(prefix))

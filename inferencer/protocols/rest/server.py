@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from types import MappingProxyType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import grpc
 from aiohttp import web
+from google.protobuf.json_format import MessageToDict
+from tensorflow_serving.apis import get_model_metadata_pb2, get_model_status_pb2
 
 from paramsync.errors import BusyError, NotServingError
 from paramsync.inference.resident import Resident
@@ -22,12 +26,13 @@ from ...serving.registry import Models
 from ...transport.errors import status_of
 from ...transport.memory_budget import Room, Share, weight
 from ...transport.trailers import trailers
+from ..tfs.metadata import FIELD, metadata
+from ..tfs.model_service import states
 from .answers import is_small
 from .bodies import parsed_bytes
 from .connections import FULL, Connections, response
 from .encodings import KNOWN, EncodingError
 from .intake import Intake, SlowError, TooLargeError
-from .lookups import metadata_body, status_body
 from .predictions import Asked, Predictions, write
 from .replies import STATUS, Reply, failed
 from .routes import Route, route
@@ -243,3 +248,25 @@ def _refusal(error: Exception, headers: Mapping[str, str] = MappingProxyType({})
         headers = {**headers, "Accept-Encoding": KNOWN}
     status = next((_EARLY[kind] for kind in _EARLY if isinstance(error, kind)), STATUS[code])
     return failed(status, text, headers=headers, last=last)
+
+
+_told = partial(MessageToDict, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
+
+
+def status_body(models: Models, route: Route) -> bytes:
+    """Raises RequestError, NotServingError."""
+    request = get_model_status_pb2.GetModelStatusRequest(model_spec=route.spec())
+    return _text(_told(states(models, request)))
+
+
+def metadata_body(models: Models, route: Route) -> bytes:
+    """Raises RequestError, NotServingError."""
+    request = get_model_metadata_pb2.GetModelMetadataRequest(model_spec=route.spec(), metadata_field=[FIELD])
+    response = metadata(models, request)
+    signatures = get_model_metadata_pb2.SignatureDefMap()
+    response.metadata[FIELD].Unpack(signatures)
+    return _text({"model_spec": _told(response.model_spec), "metadata": {FIELD: _told(signatures)}})
+
+
+def _text(value: Any) -> bytes:
+    return json.dumps(value, indent=1).encode() + b"\n"

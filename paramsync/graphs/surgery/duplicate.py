@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -19,9 +19,8 @@ from paramsync.graphs.surgery.arguments import (
 )
 from paramsync.graphs.surgery.aside import free_scope, make_aside
 from paramsync.graphs.surgery.derived import bring
-from paramsync.graphs.surgery.membership import join
 from paramsync.graphs.surgery.names import Names
-from paramsync.graphs.surgery.naming import element, flat, graph_of, like
+from paramsync.graphs.surgery.naming import element, flat, graph_of, like, operation_of
 from paramsync.graphs.surgery.replacing import Replacements
 from paramsync.graphs.surgery.selection import Selection
 from paramsync.graphs.surgery.variables import for_saver, saved, saved_as, value_of
@@ -149,3 +148,41 @@ def _select(source: tf.Graph, target: tf.Graph, replacements: Replacements, ends
         selection.add_beside()
         selection.add_what_initialises()
     return selection
+
+
+_KEYS = tf.compat.v1.GraphKeys
+# Hold one thing a graph: a second one would hide the first.
+_SINGLE = frozenset(
+    {
+        _KEYS.GLOBAL_STEP,
+        _KEYS.INIT_OP,
+        _KEYS.LOCAL_INIT_OP,
+        _KEYS.READY_OP,
+        _KEYS.READY_FOR_LOCAL_INIT_OP,
+        _KEYS.SUMMARY_OP,
+    }
+)
+
+
+def join(
+    source: tf.Graph,
+    target: tf.Graph,
+    *,
+    variables: Mapping[str, tf.Variable],
+    operations: Collection[str],
+    name_in_copy: Callable[[str], str],
+) -> None:
+    """Add to the collections of `target` the copies of `variables`, by original, and of `operations` of `source`."""
+    for key in source.get_all_collection_keys():
+        if key in _SINGLE and target.get_collection(key):
+            continue
+        for one in source.get_collection(key):
+            operation = operation_of(one)
+            if operation is None:
+                continue
+            copy: Any = variables.get(operation.name) if isinstance(one, tf.Variable) else None
+            if copy is None and operation.name in operations:
+                name = one.name if isinstance(one, tf.Tensor) else operation.name
+                copy = target.as_graph_element(name_in_copy(name))
+            if copy is not None:
+                target.add_to_collection(key, copy)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from inferencer.protocols.tfs.tensors import encode
+from inferencer.protocols.tfs.predict import encode
 from paramsync.rpc import tensor_proto
 
 Code = grpc.StatusCode
