@@ -16,8 +16,8 @@ from paramsync.inference.questions import Answer, Question
 
 from ..event_loop.idle import Rests
 from ..serving.metrics import Metrics
-from .flush import Gathering
-from .latency import Pace
+from .flush import Flush
+from .latency import Latency
 from .queue import Asked, Lane, Timed, size_of, timed
 from .threads import Threads
 
@@ -59,7 +59,7 @@ class Batching:
         self._rows = rows
         self._most = most
         self._together = together
-        self._gathering = Gathering(self._compute, rests)
+        self._gathering = Flush(self._compute, rests)
         self.metrics = metrics
         metrics.waiting = lambda: self.held - self._computing
         self.held = 0
@@ -67,7 +67,7 @@ class Batching:
         self._computing = 0
         self._large = 0
         self._lanes: dict[Hashable, Lane] = {}  # with something that waits or runs; whose turn it is first
-        self._paces: WeakKeyDictionary[Graph, dict[tuple[str, str, bool], Pace]] = WeakKeyDictionary()
+        self._paces: WeakKeyDictionary[Graph, dict[tuple[str, str, bool], Latency]] = WeakKeyDictionary()
 
     def check(self) -> None:
         """Raise BusyError where no question more is taken now."""
@@ -127,7 +127,7 @@ class Batching:
 
     # What waits -------------------------------------------------------------------------------------------------------
 
-    def _pace(self, question: Question) -> Pace:
+    def _pace(self, question: Question) -> Latency:
         graph = question.resident.graph
         paces = self._paces.get(graph)
         if paces is None:
@@ -137,10 +137,10 @@ class Batching:
         if pace is None:
             found = batchable.of(graph, question.signature) if question.fits else batchable.UNKNOWN
             together = found.together and self._rows > 1 and self._together(question.model)
-            pace = paces[key] = Pace(together, found.prompt)
+            pace = paces[key] = Latency(together, found.prompt)
         return pace
 
-    def _asked(self, question: Question, pace: Pace, size: int, deadline: float | None) -> Asked:
+    def _asked(self, question: Question, pace: Latency, size: int, deadline: float | None) -> Asked:
         rows = execute.rows_of(question)
         joined = pace.together and rows is not None and 0 < rows <= self._rows
         large = rows is not None and rows > self._rows
@@ -187,7 +187,7 @@ class Batching:
 
     # On the event loop ------------------------------------------------------------------------------------------------
 
-    def _at_once(self, question: Question, pace: Pace, size: int) -> Answer:
+    def _at_once(self, question: Question, pace: Latency, size: int) -> Answer:
         began = perf_counter()
         try:
             return execute.answer(question)
@@ -266,7 +266,7 @@ class Batching:
                 one.future.set_result(answer)
         self._count(lane.pace, taken[0].question, len(taken), rows, size, seconds)
 
-    def _count(self, pace: Pace, first: Question, requests: int, rows: int, size: int, seconds: float) -> None:
+    def _count(self, pace: Latency, first: Question, requests: int, rows: int, size: int, seconds: float) -> None:
         pace.took(size, seconds)
         # told once the answers are on their way
         asyncio.get_running_loop().call_soon(self._tell, first, requests, rows, seconds)

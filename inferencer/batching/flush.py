@@ -1,4 +1,4 @@
-"""Gathering: prompt questions wait for those that come with them, until the event loop would rest."""
+"""Flush: prompt questions wait for those that come with them, until the event loop would rest."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SECONDS_FOR_ANNOUNCED = 0.001  # after which questions that were seen coming ar
 _SECONDS_WITHOUT_REST = 0.001  # more, after which a busy event loop computes what was gathered
 
 
-class Gathering:
+class Flush:
     """The lanes of one event loop that wait for more. `compute` is called for each that waits no longer."""
 
     def __init__(self, compute: Callable[[Lane], None], rests: Rests | None) -> None:

@@ -12,7 +12,7 @@ _DOUBTS = 3  # calls one after the other that took longer: fewer can be the mach
 
 
 @dataclass(slots=True)
-class Pace:
+class Latency:
     """Numbers of one signature. `together` and `prompt` are its traits, see there. For one thread."""
 
     together: bool

@@ -10,7 +10,7 @@ from time import perf_counter
 from paramsync.inference import execute
 from paramsync.inference.questions import Answer, Question
 
-from .latency import Pace
+from .latency import Latency
 
 Timed = tuple[list[Answer | Exception], float]
 """To each question its answer, or why there is none, and how many seconds it took."""
@@ -33,7 +33,7 @@ class Lane:
     """Questions that may go in one call: of one version, signature and set of outputs, with rows of one shape."""
 
     key: Hashable
-    pace: Pace
+    pace: Latency
     large: bool
     joined: bool
     waiting: dict[Asked, None] = field(default_factory=dict)  # in the order they came

@@ -29,18 +29,18 @@ from ..protocols.tfs.predict import PredictionService
 from ..protocols.tfs.reload import Configuring
 from ..serving.allowed import Allowed
 from ..serving.metrics import Metrics
-from ..serving.registry import Models
+from ..serving.registry import Registry
 from ..serving.served import Maker
 from ..settings.settings import Settings, TfServing
 from ..transport import accepting
-from ..transport.dispatch import Calls
-from ..transport.drain import QUIET_SECONDS, Door
+from ..transport.dispatch import Dispatch
+from ..transport.drain import QUIET_SECONDS, Drain
 from ..transport.health import Health
-from ..transport.memory_budget import SHARES, Room
+from ..transport.memory_budget import SHARES, MemoryBudget
 from ..transport.predictions import Predictions
-from ..transport.read_timeout import Arrivals
+from ..transport.read_timeout import ReadTimeouts
 from ..transport.reflection import add_reflection
-from ..transport.streams import Places
+from ..transport.streams import Slots
 from .tf_serving.config_file import ConfigFile
 
 _log = logging.getLogger("paramsync.inferencer")
@@ -66,7 +66,7 @@ class Server:
         self._tf_serving = theirs = settings.tf_serving or TfServing()
         self._options = (*options(settings.message_bytes), *theirs.channel_arguments)
         maker = Maker(poll_seconds=settings.poll_seconds, state=settings.state, rests=rests)
-        self.models = models = Models(settings.models, maker)
+        self.models = models = Registry(settings.models, maker)
         self._metrics = metrics = Metrics(models, as_tf_serving=theirs.metrics_path is not None)
         allowed = Allowed(settings.reload_roots, host=settings.host)
         self._configuring = Configuring(models)
@@ -78,10 +78,10 @@ class Server:
             together=models.batched,
             rests=rests,
         )
-        self._room = Room(SHARES * settings.message_bytes)
+        self._room = MemoryBudget(SHARES * settings.message_bytes)
         self._answering = Predictions(self._batching, self._room, message_bytes=settings.message_bytes)
         self._draining = asyncio.Event()
-        self._arrivals: list[Arrivals] = []
+        self._arrivals: list[ReadTimeouts] = []
         self._following_file: asyncio.Future[None] | None = None
         self._room.coming = lambda: sum([one.coming.total for one in self._arrivals])
         of_predictions = {
@@ -95,9 +95,9 @@ class Server:
         }
         of_control = {sync_pb2.DESCRIPTOR.services_by_name["Sync"]: SyncService(models, self._draining)}
         self._health = Health(models, [one.full_name for one in (*of_predictions, *of_control)])
-        self._door = Door()
+        self._door = Drain()
         self._predictions = self._part(of_predictions, self._door, rests)
-        self._control = self._part(of_control, Door())
+        self._control = self._part(of_control, Drain())
 
     async def start(self) -> Ports:
         """Listen, and follow the stores. Raises SettingsError where a port is taken."""
@@ -172,13 +172,15 @@ class Server:
         self._batching.close()
         self._answering.close()
 
-    def _part(self, servicers: dict[ServiceDescriptor, Any], door: Door, rests: Rests | None = None) -> grpc.aio.Server:
+    def _part(
+        self, servicers: dict[ServiceDescriptor, Any], door: Drain, rests: Rests | None = None
+    ) -> grpc.aio.Server:
         part = accepting.server([door], options=self._options, most=_MOST_CALLS, rests=rests)
-        streams, arrivals = Places(_MOST_STREAMS, "streams"), Arrivals(_MOST_SILENT, self._room)
+        streams, arrivals = Slots(_MOST_STREAMS, "streams"), ReadTimeouts(_MOST_SILENT, self._room)
         self._arrivals.append(arrivals)
         servicers = {**servicers, health_pb2.DESCRIPTOR.services_by_name["Health"]: self._health}
         for service, servicer in servicers.items():
-            part.add_generic_rpc_handlers((Calls(servicer, service, self._answering, streams, arrivals, door),))
+            part.add_generic_rpc_handlers((Dispatch(servicer, service, self._answering, streams, arrivals, door),))
         add_reflection([one.full_name for one in servicers], part, self._draining, streams, arrivals)
         return part
 

@@ -21,7 +21,7 @@ _SECONDS = 50.0  # for a first look and what is restored then
 _SECONDS_TO_CHOOSE = 10.0  # what is in memory; a follower that takes longer is in a look that does not end
 
 
-class Models:
+class Registry:
     """Iterates over what is served. Lives on one event loop, but for `find`, which any thread may call.
 
     The table is replaced as a whole: whoever has found something keeps what he has found.

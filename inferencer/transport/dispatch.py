@@ -13,18 +13,18 @@ from google.protobuf.message import Message
 
 from paramsync.errors import BusyError, TooLargeError
 
-from .drain import Door
+from .drain import Drain
 from .errors import abort
 from .partial_parsing import read
 from .predictions import Prediction, Predictions
-from .read_timeout import Arrivals
-from .streams import Places, each
+from .read_timeout import ReadTimeouts
+from .streams import Slots, each
 
 _MOST = 1 << 18  # bytes of a request that does not predict: it is read on the event loop
 _MOST_WAITING = 256  # of each method that does not predict: some of them wait for a version to serve
 
 
-class Calls(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # it takes none when it runs
+class Dispatch(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # it takes none when it runs
     """Every call of a service, answered by the servicer's attribute of that name.
 
     A coroutine, or an asynchronous generator where responses are a stream, lives on the event loop and gets the request
@@ -39,9 +39,9 @@ class Calls(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # it takes none 
         servicer: Any,
         service: ServiceDescriptor,
         predictions: Predictions,
-        streams: Places,
-        arrivals: Arrivals,
-        door: Door,
+        streams: Slots,
+        arrivals: ReadTimeouts,
+        door: Drain,
     ) -> None:
         self._predictions = predictions
         self._streams = streams
@@ -85,7 +85,7 @@ class Calls(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # it takes none 
     def _answered(self, method: Callable[..., Awaitable[Message]], described: MethodDescriptor) -> Any:
         message, taken_up = self._arrivals.message, self._door.taken_up
         parsed = _parser(described, most=_MOST)
-        waiting = Places(_MOST_WAITING, f"calls of {described.name}")
+        waiting = Slots(_MOST_WAITING, f"calls of {described.name}")
 
         async def call(_: Any, context: Any) -> bytes:
             taken_up()

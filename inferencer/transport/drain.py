@@ -17,7 +17,7 @@ _STEPS = 10
 _STOPPING = "the server is stopping; call another one, or try again later"
 
 
-class Door(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # it takes none when it runs
+class Drain(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # it takes none when it runs
     """Asked first for a handler for each call, which it leaves to others until the end. Lives on one event loop."""
 
     def __init__(self) -> None:

@@ -13,7 +13,7 @@ from paramsync.following.report import EventKind
 from paramsync.following.status import State
 
 from ..serving.feed import Feed
-from ..serving.registry import Models
+from ..serving.registry import Registry
 
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -29,7 +29,7 @@ class Health:
     The servicer that comes with grpcio loses watchers when one of several leaves, and waits for those that do not read.
     """
 
-    def __init__(self, models: Models, services: Iterable[str]) -> None:
+    def __init__(self, models: Registry, services: Iterable[str]) -> None:
         self._models = models
         self._overall = ("", *services)
         self._draining = False

@@ -33,7 +33,7 @@ _INFO = getattr(socket, "TCP_INFO", 0)
 _COUNTED = bool(_INFO) and _DESCRIPTORS.is_dir()
 
 
-class Coming:
+class IncomingBytes:
     """The connections that have or had calls, by gRPC's name of the peer, and how much of messages came on each.
 
     The event loop says what it was handed over, from the first call on, and for whose messages it waits; a thread

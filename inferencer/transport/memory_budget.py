@@ -18,7 +18,7 @@ LARGE = 1 << 20  # bytes of a share that leaves a gap in the heap; small ones fi
 BRIEF = 4096  # bytes, below which what a request takes is bounded by how many requests there may be
 
 
-class Room:
+class MemoryBudget:
     """Lives on one event loop. Every request that is more than brief has a share of it."""
 
     def __init__(self, most: int) -> None:
@@ -29,8 +29,8 @@ class Room:
         self.coming: Callable[[], int] = lambda: 0
         """What messages take that have not come whole: whoever waits for them says so here."""
 
-    def share(self) -> Share:
-        return Share(self)
+    def share(self) -> MemoryShare:
+        return MemoryShare(self)
 
     def left(self, size: int) -> None:
         """So much was freed: after much of it, what lies between other memory is given back too."""
@@ -48,12 +48,12 @@ class Room:
         return self.taken + self.coming() > self.most
 
 
-class Share:
+class MemoryShare:
     """What one request takes now. It is left when the request is over, and its answer was read."""
 
     __slots__ = ("_room", "size")
 
-    def __init__(self, room: Room) -> None:
+    def __init__(self, room: MemoryBudget) -> None:
         self._room = room
         self.size = 0
 

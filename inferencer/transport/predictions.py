@@ -18,7 +18,7 @@ from paramsync.inference.questions import Answer, Question
 from ..batching.batcher import Batching
 from ..batching.threads import Threads
 from .errors import abort, status_of
-from .memory_budget import BRIEF, Room, Share, weight
+from .memory_budget import BRIEF, MemoryBudget, MemoryShare, weight
 from .partial_parsing import beginning, read
 from .trailers import Trailers, trailers
 from .unfolding import unfolded
@@ -49,7 +49,7 @@ class Prediction(Protocol):
 class Predictions:
     """Answers requests by any protocol. Lives on one event loop."""
 
-    def __init__(self, batching: Batching, room: Room, *, message_bytes: int = 64 << 20) -> None:
+    def __init__(self, batching: Batching, room: MemoryBudget, *, message_bytes: int = 64 << 20) -> None:
         self._batching = batching
         self._aside = Threads(2, "messages")
         self._room = room
@@ -76,7 +76,7 @@ class Predictions:
         return answer
 
     async def _answered(
-        self, method: Prediction, kind: type[Message], content: bytes, share: Share
+        self, method: Prediction, kind: type[Message], content: bytes, share: MemoryShare
     ) -> tuple[bytes, Trailers]:
         began = perf_counter()
         size = len(content)

@@ -11,8 +11,8 @@ import grpc
 
 from paramsync.errors import BusyError
 
-from .incoming_bytes import Coming
-from .memory_budget import LARGE, Room
+from .incoming_bytes import IncomingBytes
+from .memory_budget import LARGE, MemoryBudget
 
 _PATIENCE = 60.0
 _PATIENCE_AT_THE_END = 4.0
@@ -21,7 +21,7 @@ _OFTEN = 0.05  # seconds from one look at what has come to the next
 _QUIET = 20  # looks after the last call, until nobody looks any more
 
 
-class Arrivals:
+class ReadTimeouts:
     """The calls of one port whose callers owe one message. Lives on one event loop.
 
     Whoever opens calls and says nothing takes no room from others: where there are too many of that kind, the one that
@@ -29,11 +29,11 @@ class Arrivals:
     finds no room, the calls of the connection that most has come by are ended.
     """
 
-    def __init__(self, most: int, room: Room, *, patience: float = _PATIENCE) -> None:
+    def __init__(self, most: int, room: MemoryBudget, *, patience: float = _PATIENCE) -> None:
         """`patience` is how many seconds a message may take to come."""
         self._most = most
         self._room = room
-        self.coming = Coming(room.most // 2)
+        self.coming = IncomingBytes(room.most // 2)
         self._open: dict[Any, asyncio.Event] = {}  # contexts of streams, by which any number of messages may come
         self._peers: dict[Any, str] = {}
         """Of these and of those that are silent."""

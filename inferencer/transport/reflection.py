@@ -12,12 +12,12 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 from paramsync.errors import BusyError
 
 from .errors import abort
-from .read_timeout import Arrivals
-from .streams import Places, until
+from .read_timeout import ReadTimeouts
+from .streams import Slots, until
 
 
 def add_reflection(
-    services: Iterable[str], server: grpc.aio.Server, draining: asyncio.Event, streams: Places, arrivals: Arrivals
+    services: Iterable[str], server: grpc.aio.Server, draining: asyncio.Event, streams: Slots, arrivals: ReadTimeouts
 ) -> None:
     """Tell which services there are, itself among them."""
     servicer = _Reflection([*services, reflection.SERVICE_NAME], draining, streams, arrivals)
@@ -25,7 +25,9 @@ def add_reflection(
 
 
 class _Reflection(reflection.aio.ReflectionServicer):  # type: ignore[name-defined]  # its stubs lack it
-    def __init__(self, services: Iterable[str], draining: asyncio.Event, streams: Places, arrivals: Arrivals) -> None:
+    def __init__(
+        self, services: Iterable[str], draining: asyncio.Event, streams: Slots, arrivals: ReadTimeouts
+    ) -> None:
         super().__init__(services)
         self._draining = draining
         self._streams = streams

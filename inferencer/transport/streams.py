@@ -13,12 +13,12 @@ import grpc
 
 from paramsync.errors import BusyError
 
-from .read_timeout import Arrivals
+from .read_timeout import ReadTimeouts
 
 T = TypeVar("T")
 
 
-class Places:
+class Slots:
     """For what callers hold for as long as they please, so that whoever holds many takes no room from other calls.
 
     Where all are taken, the address that holds most gives one up for another address that holds fewer, and where it is
@@ -110,7 +110,7 @@ class PredictionStream(Protocol):
 
 
 def each(
-    method: PredictionStream, answer: Callable[[bytes, Any], Awaitable[bytes]], arrivals: Arrivals
+    method: PredictionStream, answer: Callable[[bytes, Any], Awaitable[bytes]], arrivals: ReadTimeouts
 ) -> Callable[[Any, str], AsyncGenerator[bytes, None]]:
     """All requests of a stream, of which `answer` answers one."""
 

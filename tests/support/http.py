@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from inferencer.protocols.rest.server import Rest
 from inferencer.serving.metrics import Metrics
-from inferencer.transport.memory_budget import SHARES, Room
+from inferencer.transport.memory_budget import SHARES, MemoryBudget
 from tests.support.programs import eventually
 from tests.support.published import Publisher, Witness
 from tests.support.running import LONG, Running
@@ -107,7 +107,7 @@ def small_limits(folder: Path, *, patience: float = 1.0) -> Iterator[Web]:
 
     async def start() -> Web:
         server = running.server
-        room = Room(SHARES * 4 * MB)
+        room = MemoryBudget(SHARES * 4 * MB)
         rest = Rest(
             server.models, server._batching, Metrics(server.models), room, message_bytes=4 * MB, patience=patience
         )

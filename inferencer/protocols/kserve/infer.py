@@ -15,7 +15,7 @@ from paramsync.inference.questions import Answer, Question
 from paramsync.inference.resident import Resident
 from paramsync.kserve import open_inference_pb2 as pb
 
-from ...serving.registry import Models
+from ...serving.registry import Registry
 from ...serving.specs import check_count
 from ...transport.partial_parsing import beginning
 from . import tensors
@@ -34,7 +34,7 @@ class ModelInfer:
 
     protocol = "kserve"
 
-    def __init__(self, models: Models) -> None:
+    def __init__(self, models: Registry) -> None:
         self._models = models
 
     def asked(self, request: pb.ModelInferRequest) -> tuple[str, str]:
@@ -67,7 +67,7 @@ class ModelInfer:
         return response
 
 
-def taken(models: Models, model: str, version: str) -> Resident:
+def taken(models: Registry, model: str, version: str) -> Resident:
     """The version of a model that a request names: by its number, by a label, or not at all.
 
     Raises InputError, UnknownModelError, UnknownVersionError, UnknownLabelError, NotServingError.

@@ -16,7 +16,7 @@ from paramsync.program.process import release
 
 from ...serving.allowed import Allowed
 from ...serving.metrics import Metrics, Statistics
-from ...serving.registry import Models
+from ...serving.registry import Registry
 from ..sync.service import wait
 from . import tensors
 from .infer import ModelInfer, ModelStreamInfer, taken
@@ -43,7 +43,7 @@ def _not_offered(why: str) -> Callable[[Any, Any, Any], Any]:
 class KServe:
     """Lives on one event loop; ModelInfer is called from threads too."""
 
-    def __init__(self, models: Models, metrics: Metrics, draining: asyncio.Event, allowed: Allowed) -> None:
+    def __init__(self, models: Registry, metrics: Metrics, draining: asyncio.Event, allowed: Allowed) -> None:
         self._models = models
         self._allowed = allowed
         self._metrics = metrics

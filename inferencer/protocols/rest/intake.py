@@ -11,7 +11,7 @@ from aiohttp import web
 from paramsync import errors
 from paramsync.errors import ParamsyncError, RequestError
 
-from ...transport.memory_budget import Share
+from ...transport.memory_budget import MemoryShare
 from .encodings import FREE, MOST_TIMES, known, unpacked
 
 _SMALL = 1 << 18  # bytes that are copied on the event loop
@@ -44,7 +44,7 @@ class Intake:
         self._limit = limit
         self._patience = patience
 
-    async def take(self, request: web.BaseRequest, share: Share) -> bytes:
+    async def take(self, request: web.BaseRequest, share: MemoryShare) -> bytes:
         """The whole body, unpacked; the share has as much.
 
         Raises RequestError, EncodingError, TooLargeError, SlowError, BusyError.
@@ -62,7 +62,7 @@ class Intake:
             share.keep(len(content))
         return content
 
-    async def _come(self, request: web.BaseRequest, share: Share) -> bytes:
+    async def _come(self, request: web.BaseRequest, share: MemoryShare) -> bytes:
         parts: list[bytes] = []
         try:
             await asyncio.wait_for(self._collect(request, parts, share), self._patience)
@@ -78,13 +78,13 @@ class Intake:
             raise
         return await self._joined(parts, share)
 
-    async def _collect(self, request: web.BaseRequest, parts: list[bytes], share: Share) -> None:
+    async def _collect(self, request: web.BaseRequest, parts: list[bytes], share: MemoryShare) -> None:
         size = 0
         async for part in request.content.iter_any():
             size += len(part)
             self._hold(part, size, parts, share)
 
-    async def _unpacked(self, content: bytes, encoding: str, share: Share) -> bytes:
+    async def _unpacked(self, content: bytes, encoding: str, share: MemoryShare) -> bytes:
         parts: list[bytes] = []
         size, found = 0, unpacked(content, encoding)
         while part := await self._aside(partial(next, found, b"")):
@@ -93,7 +93,7 @@ class Intake:
             _check_times(size, len(content))
         return await self._joined(parts, share)
 
-    async def _joined(self, parts: list[bytes], share: Share) -> bytes:
+    async def _joined(self, parts: list[bytes], share: MemoryShare) -> bytes:
         """To copy a large body takes tens of milliseconds, for which there are two of it. Raises BusyError."""
         size = sum(map(len, parts))
         if size <= _SMALL:
@@ -104,7 +104,7 @@ class Intake:
         share.keep(share.size - size)
         return content
 
-    def _hold(self, part: bytes, size: int, parts: list[bytes], share: Share) -> None:
+    def _hold(self, part: bytes, size: int, parts: list[bytes], share: MemoryShare) -> None:
         parts.append(part)
         if size > self._limit:
             raise TooLargeError(f"{self._limit} bytes", f"{size} or more")

@@ -14,7 +14,7 @@ from paramsync.graphs.graph import DEFAULT_SIGNATURE, TensorSpec
 from paramsync.inference.questions import Answer, Question
 from paramsync.inference.resident import Resident
 
-from ...serving.registry import Models
+from ...serving.registry import Registry
 from ...serving.specs import answered
 from ..tfs.classify import (
     CLASSIFY,
@@ -46,7 +46,7 @@ class Asked:
 class Predictions:
     """Translates the three calls that predict."""
 
-    def __init__(self, models: Models) -> None:
+    def __init__(self, models: Registry) -> None:
         self._models = models
 
     def take(self, route: Route) -> Resident:

@@ -22,9 +22,9 @@ from paramsync.inference.resident import Resident
 
 from ...batching.batcher import Batching
 from ...serving.metrics import Metrics
-from ...serving.registry import Models
+from ...serving.registry import Registry
 from ...transport.errors import status_of
-from ...transport.memory_budget import Room, Share, weight
+from ...transport.memory_budget import MemoryBudget, MemoryShare, weight
 from ...transport.trailers import trailers
 from ..tfs.metadata import FIELD, metadata
 from ..tfs.model_service import states
@@ -63,10 +63,10 @@ class Rest:
 
     def __init__(
         self,
-        models: Models,
+        models: Registry,
         batching: Batching,
         metrics: Metrics,
-        room: Room,
+        room: MemoryBudget,
         *,
         message_bytes: int,
         metrics_path: str | None = None,
@@ -147,13 +147,13 @@ class Rest:
             share.leave()
             self._connections.answered(request.protocol)
 
-    async def _replied(self, request: web.BaseRequest, share: Share) -> Reply:
+    async def _replied(self, request: web.BaseRequest, share: MemoryShare) -> Reply:
         try:
             return await self._answered(request, share)
         except Exception as error:  # noqa: BLE001, the edge
             return _refusal(error)
 
-    async def _answered(self, request: web.BaseRequest, share: Share) -> Reply:
+    async def _answered(self, request: web.BaseRequest, share: MemoryShare) -> Reply:
         method = "GET" if request.method == "HEAD" else request.method
         path = request.rel_url.raw_path
         if path == _HEALTH and method == "GET":
@@ -181,7 +181,7 @@ class Rest:
             return failed(503, f"not serving yet: {', '.join(told)}")
         return Reply(200, b'{"status": "serving"}\n')
 
-    async def _predicted(self, asked: Route, request: web.BaseRequest, share: Share) -> Reply:
+    async def _predicted(self, asked: Route, request: web.BaseRequest, share: MemoryShare) -> Reply:
         began = asyncio.get_running_loop().time()
         code, one, signature = grpc.StatusCode.CANCELLED, None, ""
         try:
@@ -212,7 +212,7 @@ class Rest:
         if self._refusing:
             raise NotServingError(model, _STOPPING)
 
-    async def _read(self, asked: Route, one: Resident, content: bytes, share: Share) -> Asked:
+    async def _read(self, asked: Route, one: Resident, content: bytes, share: MemoryShare) -> Asked:
         share.need(len(content) + parsed_bytes(content))
         if len(content) <= _SMALL:
             return self._predictions.read(asked, one, content)
@@ -220,7 +220,7 @@ class Rest:
         share.keep(_BESIDE * weight(found.question.inputs))
         return found
 
-    async def _written(self, asked: Asked, deadline: float, request: web.BaseRequest, share: Share) -> bytes:
+    async def _written(self, asked: Asked, deadline: float, request: web.BaseRequest, share: MemoryShare) -> bytes:
         share.need(max(share.size, _BESIDE * weight(asked.question.inputs)))
         answer = await self._batching.answer(asked.question, deadline=deadline)
         named = request.query.get(_NAMED, "false").lower() not in ("false", "0")
@@ -253,13 +253,13 @@ def _refusal(error: Exception, headers: Mapping[str, str] = MappingProxyType({})
 _told = partial(MessageToDict, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
 
 
-def status_body(models: Models, route: Route) -> bytes:
+def status_body(models: Registry, route: Route) -> bytes:
     """Raises RequestError, NotServingError."""
     request = get_model_status_pb2.GetModelStatusRequest(model_spec=route.spec())
     return _text(_told(states(models, request)))
 
 
-def metadata_body(models: Models, route: Route) -> bytes:
+def metadata_body(models: Registry, route: Route) -> bytes:
     """Raises RequestError, NotServingError."""
     request = get_model_metadata_pb2.GetModelMetadataRequest(model_spec=route.spec(), metadata_field=[FIELD])
     response = metadata(models, request)

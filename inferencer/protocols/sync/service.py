@@ -15,7 +15,7 @@ from paramsync.following.status import Status
 from paramsync.v1 import sync_pb2 as pb
 
 from ...serving.feed import Feed
-from ...serving.registry import Models
+from ...serving.registry import Registry
 from .messages import of_event, of_progress, of_status
 from .trainer_client import publish
 
@@ -25,7 +25,7 @@ _MARGIN = 0.1  # seconds before the caller's deadline in which to say why it wil
 class SyncService:
     """Lives on one event loop, and never blocks it: followers answer through futures."""
 
-    def __init__(self, models: Models, draining: asyncio.Event) -> None:
+    def __init__(self, models: Registry, draining: asyncio.Event) -> None:
         self._models = models
         self._draining = draining
 

@@ -16,7 +16,7 @@ from paramsync.inference.questions import Answer, Question
 from paramsync.inference.resident import Resident
 from paramsync.rpc.tensor_proto import MAX_BYTES
 
-from ...serving.registry import Models
+from ...serving.registry import Registry
 from ...serving.specs import answered, check_count, named, taken
 
 INPUTS, CLASSES, SCORES, OUTPUTS = "inputs", "classes", "scores", "outputs"
@@ -28,7 +28,7 @@ class Classify:
 
     protocol = "tfs"
 
-    def __init__(self, models: Models) -> None:
+    def __init__(self, models: Registry) -> None:
         self._models = models
 
     def asked(self, request: classification_pb2.ClassificationRequest) -> tuple[str, str]:
@@ -55,7 +55,7 @@ class Regress:
 
     protocol = "tfs"
 
-    def __init__(self, models: Models) -> None:
+    def __init__(self, models: Registry) -> None:
         self._models = models
 
     def asked(self, request: regression_pb2.RegressionRequest) -> tuple[str, str]:
@@ -77,7 +77,7 @@ class MultiInference:
 
     protocol = "tfs"
 
-    def __init__(self, models: Models) -> None:
+    def __init__(self, models: Registry) -> None:
         self._models = models
 
     def asked(self, request: inference_pb2.MultiInferenceRequest) -> tuple[str, str]:

@@ -11,7 +11,7 @@ from paramsync.errors import NotServingError, UnknownLabelError, UnknownVersionE
 from paramsync.following.status import Course, Stage, Status
 
 from ...serving.allowed import Allowed
-from ...serving.registry import Models
+from ...serving.registry import Registry
 from ...serving.specs import named
 from .reload import Configuring
 
@@ -28,7 +28,7 @@ _STATES = {
 class ModelService:
     """Lives on one event loop."""
 
-    def __init__(self, models: Models, configuring: Configuring, allowed: Allowed) -> None:
+    def __init__(self, models: Registry, configuring: Configuring, allowed: Allowed) -> None:
         self._models = models
         self._configuring = configuring
         self._allowed = allowed
@@ -48,7 +48,7 @@ class ModelService:
 
 
 def states(
-    models: Models, request: get_model_status_pb2.GetModelStatusRequest
+    models: Registry, request: get_model_status_pb2.GetModelStatusRequest
 ) -> get_model_status_pb2.GetModelStatusResponse:
     """Raises what `courses` raises, and UnknownModelError."""
     status = models.find(named(request.model_spec)).status()

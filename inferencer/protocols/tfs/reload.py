@@ -20,7 +20,7 @@ from paramsync.host.files import shown
 
 from ...serving.allowed import Allowed
 from ...serving.call_with_timeout import aside
-from ...serving.registry import Models
+from ...serving.registry import Registry
 from ...settings import readers
 from ...settings.settings import AnySettings, ConnectionSettings, ModelSettings
 
@@ -51,7 +51,7 @@ class Wanted:
 class Configuring:
     """One configuration at a time. Lives on one event loop."""
 
-    def __init__(self, models: Models) -> None:
+    def __init__(self, models: Registry) -> None:
         self._models = models
         self._lock = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()

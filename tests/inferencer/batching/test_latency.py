@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from inferencer.batching.latency import PROMPT_SECONDS, Pace
+from inferencer.batching.latency import PROMPT_SECONDS, Latency
 
 FAST, BRISK, SLOW = PROMPT_SECONDS / 10, PROMPT_SECONDS * 0.9, 1.0
 
 
-def seen(*calls: tuple[int, float], prompt: bool = True) -> Pace:
-    pace = Pace(together=True, prompt=prompt)
+def seen(*calls: tuple[int, float], prompt: bool = True) -> Latency:
+    pace = Latency(together=True, prompt=prompt)
     for size, seconds in calls:
         pace.took(size, seconds)
     return pace

@@ -12,7 +12,7 @@ import pytest
 from google.protobuf.message import Message
 from tensorflow_serving.apis import classification_pb2, inference_pb2, predict_pb2, regression_pb2
 
-from inferencer.transport.memory_budget import Room
+from inferencer.transport.memory_budget import MemoryBudget
 from paramsync.kserve import open_inference_pb2 as kserve_pb2
 from tests.support.http import call
 from tests.support.programs import eventually
@@ -104,8 +104,8 @@ def test_a_large_message_that_finds_no_room(served: Running, last: bool) -> None
     check_counted(served, "m", "tfs", "RESOURCE_EXHAUSTED")
 
 
-def _full() -> Room:
-    room = Room(0)
+def _full() -> MemoryBudget:
+    room = MemoryBudget(0)
     room.taken = 1
     return room
 

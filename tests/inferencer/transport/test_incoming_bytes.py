@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from inferencer.transport.incoming_bytes import Coming
+from inferencer.transport.incoming_bytes import IncomingBytes
 
 MB = 1 << 20
 Send = Callable[[int], None]
@@ -31,19 +31,19 @@ def ends() -> Iterator[tuple[Send, str]]:
 
 
 @pytest.fixture
-def coming() -> Coming:
+def coming() -> IncomingBytes:
     """It looks when it is told to, not by itself."""
-    return Coming(MB)
+    return IncomingBytes(MB)
 
 
-def rounds(coming: Coming, *waited: str) -> None:
+def rounds(coming: IncomingBytes, *waited: str) -> None:
     """The event loop goes round, and what came is counted each time."""
     for _ in range(10):
         coming.waited(waited)
         coming.look()
 
 
-def test_all_counts_that_came_since_the_connection_began(ends: tuple[Send, str], coming: Coming) -> None:
+def test_all_counts_that_came_since_the_connection_began(ends: tuple[Send, str], coming: IncomingBytes) -> None:
     send, peer = ends
     send(30_000)
     coming.know(peer)
@@ -54,7 +54,7 @@ def test_all_counts_that_came_since_the_connection_began(ends: tuple[Send, str],
     assert coming.total == 40_000
 
 
-def test_what_was_handed_over_counts_no_more(ends: tuple[Send, str], coming: Coming) -> None:
+def test_what_was_handed_over_counts_no_more(ends: tuple[Send, str], coming: IncomingBytes) -> None:
     send, peer = ends
     send(40_000)
     coming.know(peer)
@@ -64,7 +64,7 @@ def test_what_was_handed_over_counts_no_more(ends: tuple[Send, str], coming: Com
 
 
 def test_of_a_connection_that_had_calls_all_counts_however_late_the_first_look_is(
-    ends: tuple[Send, str], coming: Coming
+    ends: tuple[Send, str], coming: IncomingBytes
 ) -> None:
     send, peer = ends
     coming.know(peer)
@@ -75,7 +75,7 @@ def test_of_a_connection_that_had_calls_all_counts_however_late_the_first_look_i
     assert 29_000 < coming.total <= 30_000
 
 
-def test_headers_of_many_calls_do_not_add_up(ends: tuple[Send, str], coming: Coming) -> None:
+def test_headers_of_many_calls_do_not_add_up(ends: tuple[Send, str], coming: IncomingBytes) -> None:
     send, peer = ends
     coming.know(peer)
     for _ in range(20):
@@ -88,7 +88,9 @@ def test_headers_of_many_calls_do_not_add_up(ends: tuple[Send, str], coming: Com
     assert coming.total > 29_000  # nor is what they had not a credit
 
 
-def test_what_was_given_up_is_forgotten_once_no_message_is_waited_for(ends: tuple[Send, str], coming: Coming) -> None:
+def test_what_was_given_up_is_forgotten_once_no_message_is_waited_for(
+    ends: tuple[Send, str], coming: IncomingBytes
+) -> None:
     send, peer = ends
     coming.know(peer)
     send(30_000)
@@ -99,7 +101,7 @@ def test_what_was_given_up_is_forgotten_once_no_message_is_waited_for(ends: tupl
 
 
 def test_what_came_is_not_forgotten_while_the_event_loop_does_not_go_round(
-    ends: tuple[Send, str], coming: Coming
+    ends: tuple[Send, str], coming: IncomingBytes
 ) -> None:
     send, peer = ends
     coming.know(peer)
@@ -112,7 +114,7 @@ def test_what_came_is_not_forgotten_while_the_event_loop_does_not_go_round(
     assert coming.total == 30_000
 
 
-def test_a_message_that_was_compressed_is_no_credit(ends: tuple[Send, str], coming: Coming) -> None:
+def test_a_message_that_was_compressed_is_no_credit(ends: tuple[Send, str], coming: IncomingBytes) -> None:
     send, peer = ends
     coming.know(peer)
     send(100)
@@ -123,7 +125,7 @@ def test_a_message_that_was_compressed_is_no_credit(ends: tuple[Send, str], comi
     assert coming.total == 30_000
 
 
-def test_a_connection_that_is_closed_is_forgotten(ends: tuple[Send, str], coming: Coming) -> None:
+def test_a_connection_that_is_closed_is_forgotten(ends: tuple[Send, str], coming: IncomingBytes) -> None:
     send, peer = ends
     coming.know(peer)
     coming.know(gone := "ipv4:127.0.0.1:1")

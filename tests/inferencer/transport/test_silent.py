@@ -16,7 +16,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2
 
-from inferencer.transport.streams import Places
+from inferencer.transport.streams import Slots
 from paramsync.errors import BusyError
 from tests.support.frames import PREDICT, connected, headers, message
 from tests.support.programs import eventually
@@ -158,7 +158,7 @@ def test_silent_calls_do_not_hold_up_the_end(served: Running, monkeypatch: pytes
 
 def test_each_method_has_room_of_its_own_for_calls_that_wait() -> None:
     async def waiting() -> None:
-        places, others = Places(2, "calls of Pin"), Places(2, "calls of Unpin")
+        places, others = Slots(2, "calls of Pin"), Slots(2, "calls of Unpin")
         with places.one("a"), places.one("a"):
             with pytest.raises(BusyError, match="2 calls of Pin are open already"), places.one("a"):
                 raise AssertionError
