@@ -81,7 +81,7 @@ def set_environment() -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = Parser(prog="trainer", description="Train something and publish it while it is being trained.")
+    parser = Parser(prog="paramsync train", description="Train something and publish it while it is being trained.")
     add = parser.add_argument
     add(
         "--job",

@@ -30,12 +30,12 @@ read_rows = whole(1, 1_000_000)
 _MEGABYTES = whole(1, 2047)  # gRPC counts bytes in 32 bits
 _EXAMPLES = """\
 examples:
-  python -m inferencer --model digits=/dev/shm/digits
-  python -m inferencer --model digits=/dev/shm/digits --trainer 127.0.0.1:8503
-  python -m inferencer --model a=/stores/a --model b=/stores/b --resident 3
-  python -m inferencer --model a=/a --model b=/b --trainer b=other-host:8503
-  python -m inferencer --model mlp=/checkpoints --inputs x:0 --outputs y:0
-  python -m inferencer --config models.toml --port 9000
+  paramsync serve --model digits=/dev/shm/digits
+  paramsync serve --model digits=/dev/shm/digits --trainer 127.0.0.1:8503
+  paramsync serve --model a=/stores/a --model b=/stores/b --resident 3
+  paramsync serve --model a=/a --model b=/b --trainer b=other-host:8503
+  paramsync serve --model mlp=/checkpoints --inputs x:0 --outputs y:0
+  paramsync serve --config models.toml --port 9000
 """
 
 
@@ -46,7 +46,7 @@ def read_message(text: str) -> int:
 
 def parser() -> argparse.ArgumentParser:
     parser = Parser(
-        prog="python -m inferencer",
+        prog="paramsync serve",
         description="Serves predictions from the newest published version.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,

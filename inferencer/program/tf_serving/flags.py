@@ -173,7 +173,7 @@ def _message_bytes(arguments: Sequence[tuple[str, int | str]]) -> dict[str, Any]
 
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
-        prog="python -m inferencer.program.tf_serving",
+        prog="paramsync serve --tf-serving",
         description="Serves predictions as tensorflow_model_server does, with its flags. See docs/tf-serving.md.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         argument_default=argparse.SUPPRESS,

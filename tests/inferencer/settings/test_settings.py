@@ -151,8 +151,8 @@ def test_help_fits_a_screen_of_80_columns_and_shows_how_to_begin() -> None:
     command = [sys.executable, "-m", "inferencer", "--help"]
     said = subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
     assert max(map(len, said.splitlines())) <= 80
-    assert "python -m inferencer --model digits=/dev/shm/digits\n" in said
-    assert "python -m inferencer --config models.toml" in said
+    assert "paramsync serve --model digits=/dev/shm/digits\n" in said
+    assert "paramsync serve --config models.toml" in said
 
 
 def test_a_store_that_is_a_file_is_refused(tmp_path: Path) -> None:
