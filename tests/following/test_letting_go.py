@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -101,10 +101,10 @@ def uncollected() -> Iterator[None]:
     gc.enable()
 
 
-def removed(models: dict[str, Served]) -> None:
-    """As a server removes them; returns once that is done."""
+def removed(models: dict[str, Served], others: Collection[threading.Thread]) -> None:
+    """As a server removes them; returns once that is done. The other threads are not theirs."""
     Maker(poll_seconds=60.0, state=None).end(models.values(), kept=())
-    for thread in threading.enumerate():
+    for thread in {*threading.enumerate()}.difference(others):
         if thread.name.startswith(("end ", "follower ")):
             thread.join(LONG)
             assert not thread.is_alive()
@@ -122,6 +122,7 @@ def test_models_that_are_removed_leave_nothing_open(memory: Path, tmp_path: Path
     stores = [memory / "ours", tmp_path / "ours", memory / "theirs", tmp_path / "theirs", memory]
 
     def come_and_go() -> None:
+        others = threading.enumerate()
         settings = [ModelSettings(name=f"m{at}", store=store) for at, store in enumerate(stores)]
         models = Maker(poll_seconds=60.0, state=None).make(settings, {})
         followers = followers_of(models.values())
@@ -130,7 +131,7 @@ def test_models_that_are_removed_leave_nothing_open(memory: Path, tmp_path: Path
         eventually(
             lambda: all(serving(one) for one in followers[:-1]), lambda: str([one.status() for one in followers])
         )
-        removed(models)
+        removed(models, others)
 
     come_and_go()  # what is shared by all, such as the reader of inotify, is there from now on
     before = descriptors()

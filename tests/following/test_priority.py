@@ -21,10 +21,10 @@ def niceness() -> dict[int, int]:
 @pytest.mark.skipif(sys.platform != "linux", reason="threads have a priority of their own on Linux only")
 def test_only_the_follower_gives_way(follower: Follower, publisher: Publisher) -> None:
     publisher.publish(1)
-    before = niceness()
+    before, others = niceness(), {*threading.enumerate()}
     follower.start(SILENT)
     follower.sync(timeout=LONG)
-    (worker,) = (one for one in threading.enumerate() if one.name == "follower m")
+    (worker,) = (one for one in {*threading.enumerate()} - others if one.name == "follower m")
     after = niceness()
     mine = before[threading.main_thread().native_id or 0]
     lower = {one for one, nice in after.items() if nice > mine} - before.keys()

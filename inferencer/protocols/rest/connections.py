@@ -23,6 +23,7 @@ _MOST_TOLD = 1024  # at once, that they are too many; those beyond them are told
 _WAITING = 4096  # whom the kernel keeps until they are accepted
 _AT_ONCE = 64  # are accepted, before others have their turn
 _LINGERING = 1.0  # for what a client goes on sending of what was refused, so that it comes to read why
+_TOLD_SECONDS = 5.0  # the same of a connection too many, whose request may not have come yet
 _BRIEFLY = 30  # so many times shorter than the patience is what a new connection may say nothing, where all are taken
 _SHOWN = 200  # characters of what is wrong with it
 FULL = failed(503, "there are as many connections as there may be; try again in a moment", last=True)
@@ -172,7 +173,7 @@ class _Refused(asyncio.Protocol):
         transport.write(_FULL)
         if self._connections.tells(1):
             transport.write_eof()
-            asyncio.get_running_loop().call_later(_LINGERING, transport.abort)
+            asyncio.get_running_loop().call_later(_TOLD_SECONDS, transport.abort)
         else:
             transport.close()
 
