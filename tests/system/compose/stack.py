@@ -16,7 +16,7 @@ from typing import Any
 
 from tests.system.compose.commands import CommandError, run
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 IMAGE = "paramsync-test"
 PORTS = tuple(
     f"PARAMSYNC_{one}" for one in ("PORT", "REST_PORT", "CONTROL_PORT", "TRAINER_PORT", "TRAINER_METRICS_PORT")
