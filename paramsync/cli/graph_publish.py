@@ -18,7 +18,7 @@ _WRONG_ARGUMENTS = 2
 
 def run(arguments: Namespace) -> bool:
     done = subprocess.run(
-        [sys.executable, "-m", f"{programs.module('trainer')}.graph_publish", "--", arguments.target, arguments.store],
+        [sys.executable, "-m", programs.module(_PROGRAM), "--", arguments.target, arguments.store],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

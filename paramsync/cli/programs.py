@@ -14,9 +14,9 @@ _TF_SERVING = "--tf-serving"
 
 
 def module(program: str) -> str:
-    """What `python -m` starts, of "trainer" or "inferencer"."""
-    packed = f"paramsync.{program}"
-    return program if find_spec(packed) is None else packed
+    """What `python -m` starts: "trainer", "inferencer", or a module within one."""
+    packed = find_spec(f"paramsync.{program.partition('.')[0]}") is not None
+    return f"paramsync.{program}" if packed else program
 
 
 def run(arguments: Namespace) -> NoReturn:
