@@ -17,9 +17,8 @@ from paramsync.following.replica import Replica
 from paramsync.graphs.graph import Graph
 from paramsync.store.commit import StoreWriter
 from paramsync.store.store import Store
+from tests.support.programs import ROOT
 from trainer import graph_publish
-
-ROOT = Path(__file__).parents[2]
 
 MODELS = """
 print("said while it is imported")

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from paramsync.checkpoint.file_pool import SPARES
-
-ROOT = Path(__file__).parents[2]
+from tests.support.programs import ROOT
 
 INTERRUPTED = """
 import json, os, random, signal, sys, time

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 
 from paramsync.store.store import Store
+from tests.support.programs import ROOT
 from tests.support.whole import assert_whole
 from tests.support.written import names
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[2]
 NOBODY = 65534
 
 BEGIN = """

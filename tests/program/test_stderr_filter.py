@@ -6,13 +6,12 @@ import shlex
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from paramsync.program import stderr_filter
+from tests.support.programs import ROOT
 
-ROOT = Path(__file__).parents[2]
 AT = "0000 00:00:1795222514.769616   15028 "
 NOISE = [
     "WARNING: All log messages before absl::InitializeLog() is called are written to STDERR",

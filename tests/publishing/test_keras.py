@@ -17,8 +17,8 @@ from paramsync.errors import SettingsError, StoreLockedError
 from paramsync.following.replica import Replica
 from paramsync.keras import PublishCallback
 from paramsync.store.store import Store
+from tests.support.programs import ROOT
 
-ROOT = Path(__file__).parents[2]
 X = np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)
 Y = X.sum(axis=1, keepdims=True)
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.host.test_mounts import ROOT, alone
+from tests.host.test_mounts import alone
+from tests.support.programs import ROOT
 
 pytestmark = pytest.mark.slow
 

@@ -17,9 +17,9 @@ from paramsync.publishing.publisher import Publisher
 from paramsync.publishing.schedule import PublishSchedule
 from paramsync.store.commit import StoreWriter
 from paramsync.store.store import Store
+from tests.support.programs import ROOT
 from trainer import settings
 
-ROOT = Path(__file__).parents[2]
 ON_REQUEST = PublishSchedule(at_start=False, at_end=False)
 
 

@@ -17,12 +17,13 @@ import grpc
 import numpy as np
 import pytest
 
+from tests.support.programs import ROOT
 from tests.system.compose import base_image
 from tests.system.compose.commands import CommandError, run, wait_for
 from tests.system.compose.engine import NoEngineError, engine
 from tests.system.compose.log import Log
 from tests.system.compose.scratch import scratch
-from tests.system.compose.stack import ROOT, Stack, compose_command
+from tests.system.compose.stack import Stack, compose_command
 
 pytestmark = pytest.mark.docker
 

@@ -24,8 +24,8 @@ from paramsync.store.commit import StoreWriter
 from paramsync.store.store import Store
 from paramsync.v1 import sync_pb2
 from tests.support import jobs
-from tests.support.programs import eventually
-from tests.trainer.test_trainer import ROOT, TIMEOUT, control_of, refusal, trainer, versions
+from tests.support.programs import ROOT, eventually
+from tests.trainer.test_trainer import TIMEOUT, control_of, refusal, trainer, versions
 from trainer import settings
 
 DOCUMENTATION = ROOT / "docs" / "training-program.md"

@@ -22,10 +22,9 @@ from paramsync.errors import SettingsError
 from paramsync.store.commit import StoreWriter
 from paramsync.store.store import Store
 from paramsync.v1 import sync_pb2, sync_pb2_grpc
-from tests.support.programs import refused
+from tests.support.programs import ROOT, refused
 from trainer import settings
 
-ROOT = Path(__file__).parents[2]
 TIMEOUT = 120  # TensorFlow takes its time to be imported on a busy machine
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[3]
+from tests.support.programs import ROOT
 
 
 def checked(checkout: Path) -> Path:

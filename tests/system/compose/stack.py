@@ -11,12 +11,11 @@ import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
+from tests.support.programs import ROOT
 from tests.system.compose.commands import CommandError, run
 
-ROOT = Path(__file__).resolve().parents[3]
 IMAGE = "paramsync-test"
 PORTS = tuple(
     f"PARAMSYNC_{one}" for one in ("PORT", "REST_PORT", "CONTROL_PORT", "TRAINER_PORT", "TRAINER_METRICS_PORT")
