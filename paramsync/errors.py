@@ -4,10 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 
 class ParamsyncError(Exception):
     """The base of all errors of this project. Its text is one line for a person."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """One process tells another of it, whatever its constructor takes."""
+        return _again, (type(self), self.args, self.__dict__)
+
+
+def _again(kind: type[ParamsyncError], arguments: tuple[Any, ...], held: dict[str, Any]) -> ParamsyncError:
+    error = kind.__new__(kind, *arguments)
+    error.__dict__.update(held)
+    return error
 
 
 def _quoted(names: Iterable[str]) -> str:

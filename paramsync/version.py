@@ -20,7 +20,7 @@ class Version:
     bytes_written  of the tensors in files that the version shares with none before
     checksum       the digest of the checksums of all tensors: equal for versions with the same parameters
     finite         whether the publisher found no NaN and no infinity in the values with these checksums
-    seal           of its data files at that time, see `paramsync.checkpoint.seal`; "" where they are not in memory
+    seal           of its data files at that time, see `paramsync.checkpoint.data_file`; "" where they are not in memory
     """
 
     number: int

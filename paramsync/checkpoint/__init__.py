@@ -1,1 +1,1 @@
-"""One checkpoint: placement, the writer and its pool of files, held data files, the reader, the seal."""
+"""One checkpoint: the writer and its pool of files, held data files, the reader, work on the bytes of tensors."""

@@ -12,11 +12,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from paramsync.checkpoint import seal
-from paramsync.checkpoint.examine import Finding, Test
+from paramsync.checkpoint.data_file import FileStamp, stamp_now
 from paramsync.dtypes import Array
 from paramsync.host import files, memory
 
@@ -27,18 +27,6 @@ NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
 
 _WASTE = 1.25  # how many times as large as needed a spare may be
 _PASSES = 4  # how often a spare may be found to be of the wrong size before it is removed
-
-
-@dataclass(slots=True, eq=False)
-class KnownPiece:
-    """A large piece of a file: its finding, and, once somebody has asked for it, the digest of its bytes."""
-
-    finding: Finding
-    digest: bytes = b""
-
-
-KnownPieces = dict[tuple[int, int, Test | None], KnownPiece]
-"""Pieces by start, size and the test that looked at the values."""
 
 
 class PooledFile:
@@ -52,10 +40,10 @@ class PooledFile:
         self.inode = found.st_ino
         self.size = found.st_size
         self.content: Array = np.empty(0, np.uint8)
-        self.stamp = seal.FileStamp.of(found)
+        self.stamp = FileStamp.of(found)
         """The stamp of this very file, whatever its name leads to, when it was last written as a whole."""
-        self.known: KnownPieces = {}
-        """The pieces in the file, right as long as nobody else writes into it."""
+        self.known: dict[Any, Any] = {}
+        """What its writer knows of pieces of the content, right as long as nobody else writes into it."""
         self._in_memory = in_memory
         self._allocated = 0
         self._mapping = mmap.mmap(self.descriptor, self.size) if self.size else None
@@ -87,10 +75,10 @@ class PooledFile:
         while start < stop:
             start += os.pwrite(self.descriptor, source[start - stop :].data, start)
 
-    def take_known(self) -> KnownPieces:
+    def take_known(self) -> dict[Any, Any]:
         """The known pieces, before the file is written again: none where it changed, or lies on a disk."""
         found, self.known = self.known, {}
-        return found if self._in_memory and seal.FileStamp.of(os.fstat(self.descriptor)) == self.stamp else {}
+        return found if self._in_memory and FileStamp.of(os.fstat(self.descriptor)) == self.stamp else {}
 
     def note_written(self, size: int) -> None:
         """All bytes up to this size are written."""
@@ -138,8 +126,8 @@ class FilePool:
     The race is with a follower that opened the file by a name of a version, and has yet to lock it. It locks, and then
     looks whether the name still leads to the file that it locked. If it locked before 2, then 2 fails. If it locked
     later, then it was after 1, and the name that it came by is gone for good, since no number of a version comes twice:
-    it lets go of what it has not read. A follower that has a spare mapped without the lock (`paramsync.store.prefetch`)
-    reads nothing of it before it has found the name of a version and the lock. No file that ever had a name is cut
+    it lets go of what it has not read. A server may have a spare mapped without the lock, and reads
+    nothing of it before a version has the file, and it has the lock. No file that ever had a name is cut
     short.
     """
 
@@ -169,7 +157,7 @@ class FilePool:
         try:
             yield file
             file.note_written(size)
-            file.stamp = seal.stamp_now(file.descriptor)
+            file.stamp = stamp_now(file.descriptor)
             if self._durable:
                 os.fsync(file.descriptor)
             fcntl.flock(file.descriptor, fcntl.LOCK_UN)

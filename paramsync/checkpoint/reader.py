@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+import os
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
+from crc32c import crc32c
 
 from paramsync import dtypes
-from paramsync.checkpoint import seal
-from paramsync.checkpoint.data_file import DataFile, FileRanges, FindMapped, MappedFile, hold
-from paramsync.checkpoint.examine import Finding, Region, examine
-from paramsync.checkpoint.seal import FileId, FileStamp
+from paramsync.checkpoint.data_file import DataFile, FileId, FileStamp, FindMapped, hold, seal_of
+from paramsync.checkpoint.tensor_bytes import Finding, Region, examine
 from paramsync.dtypes import Array
 from paramsync.errors import CorruptCheckpointError, ParameterError, UnreadableError
 from paramsync.host import files
 from paramsync.host.parallel import THREADS, each
-from paramsync.tensorbundle import index, slices, strings
-from paramsync.tensorbundle.checksums import crc32c, mask
+from paramsync.tensorbundle import index, strings
 from paramsync.tensorbundle.index import Entry, data_file, index_file
+from paramsync.tensorbundle.sstable import mask
 
 _CHUNK = 4 << 20  # bytes that are read at once where nothing is kept
 _OBJECTS = 1 << 30  # bytes of strings in one tensor that are worth looking at: their lengths have to be known together
@@ -30,12 +30,24 @@ _GAP = 1 << 12  # bytes: fewer lie between two tensors side by side, which begin
 _Place = tuple[int, int, int, int]  # shard, offset, size, dtype
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Loan:
+    """Tensors for another process: files, each locked on its own, and where the tensors lie in them."""
+
+    descriptors: tuple[int, ...]
+    """The caller's to close. The lock lasts for as long as anybody has the file open by it, or mapped."""
+    sizes: tuple[int, ...]
+    places: Sequence[tuple[int, int, int, tuple[int, ...]] | Array]
+    """The number of a file, an offset, a dtype and a shape; or the values, of what does not lie in one piece."""
+    ranges: tuple[tuple[int, int, int], ...]
+
+
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Bundle:
     """A checkpoint whose index was read and checked and whose data files are held. Safe to use from any thread.
 
-    No publisher of ours overwrites these files as long as the bundle, or any array or tensor of it that was not copied,
-    is alive. The files may lose their names.
+    No publisher of ours overwrites these files as long as the bundle, or any array of it that was not copied, is alive.
+    The files may lose their names.
     """
 
     prefix: Path
@@ -44,7 +56,9 @@ class Bundle:
     _mapped: bool
 
     @classmethod
-    def open(cls, prefix: Path, *, mapped: bool = True, find: FindMapped | None = None) -> Bundle:
+    def open(
+        cls, prefix: Path, *, mapped: bool = True, find: FindMapped | None = None, folder: int | None = None
+    ) -> Bundle:
         """Hold a checkpoint's files, and make sure that they are those of the index. No tensor is read.
 
         1. Read the index.
@@ -57,43 +71,39 @@ class Bundle:
         took it away later, the shared lock was there before it asked, and it leaves the file alone. The name cannot
         have come back with other content either, for then the index of that name has changed.
 
-        `mapped=False` copies each tensor when it is first asked for, so that nobody can change it, or take it away by
-        truncating the file, once it was checked: for checkpoints of writers that know nothing of these locks.
-
-        `find` gives a file that was mapped before: prefetched under another name, in which case the lock is taken on
-        that very open file; or for another checkpoint that has the same file, and has locked it.
+        `mapped=False` copies each tensor when it is first asked for, so that nobody can change it, or truncate it away,
+        once it was checked: for writers that know nothing of these locks. `find` gives a file that was mapped before,
+        for another checkpoint. `folder` is as in `files.regular`.
 
         Raises CorruptCheckpointError where the files are not a whole checkpoint, or go on changing, UnreadableError
         where they cannot be read now.
         """
         for _ in range(_LOOKS):
-            if (bundle := cls._look(prefix, mapped=mapped, find=find)) is not None:
+            if (bundle := cls._look(prefix, mapped=mapped, find=find, folder=folder)) is not None:
                 return bundle
-        raise CorruptCheckpointError(
-            index_file(prefix),
-            expected="a checkpoint at rest",
-            found=f"one that changed {_LOOKS} times while it was read",
-        )
+        found = f"one that changed {_LOOKS} times while it was read"
+        raise CorruptCheckpointError(index_file(prefix), expected="a checkpoint at rest", found=found)
 
     @classmethod
-    def _look(cls, prefix: Path, *, mapped: bool, find: FindMapped | None) -> Bundle | None:
+    def _look(cls, prefix: Path, *, mapped: bool, find: FindMapped | None, folder: int | None) -> Bundle | None:
         """Open the checkpoint as it is now; None where its files changed meanwhile."""
         listing = index_file(prefix)
-        content = index.content(listing)
+        content = index.content(listing, folder=folder)
         found = index.decode(content, path=listing)
         shards: dict[int, DataFile] = {}
         try:
             for shard in {piece.shard for entry in found.entries.values() for piece in entry.pieces}:
-                file = hold(data_file(prefix, shard, found.shards), mapped=mapped, find=find)
+                file = hold(data_file(prefix, shard, found.shards), mapped=mapped, find=find, folder=folder)
                 if file is None:
                     return None
                 shards[shard] = file
             _check_bounds(found.entries, shards)
         except CorruptCheckpointError:
-            if index.content(listing) == content:
+            if index.content(listing, folder=folder) == content:
                 raise
             return None
-        if not all(file.has_its_name() for file in shards.values()) or index.content(listing) != content:
+        named = all(file.has_its_name(folder=folder) for file in shards.values())
+        if not named or index.content(listing, folder=folder) != content:
             return None
         return cls(prefix, MappingProxyType(dict(found.entries)), shards, mapped)
 
@@ -108,7 +118,7 @@ class Bundle:
         dtype = self._numpy_dtype(name, entry)
         if entry.parts:
             parts = ((part.start, self._values(name, part.entry, dtype)) for part in entry.parts)
-            return slices.assemble(entry.shape, dtype, parts)
+            return index.assemble(entry.shape, dtype, parts)
         return self._values(name, entry, dtype)
 
     def verify(self, names: Iterable[str], *, finite: bool = False, threads: int = THREADS) -> None:
@@ -154,8 +164,8 @@ class Bundle:
 
     @property
     def seal(self) -> str:
-        """The seal of its data files as they were when they were opened, see `paramsync.checkpoint.seal`."""
-        return seal.seal([self._shards[number].stamp for number in sorted(self._shards)], self.prefix.parent)
+        """The seal of its data files as they were when they were opened."""
+        return seal_of([self._shards[number].stamp for number in sorted(self._shards)], self.prefix.parent)
 
     def prefault(self, names: Iterable[str]) -> None:
         """Bring the tensors into the page table, so that no request waits for them later.
@@ -168,22 +178,41 @@ class Bundle:
         for shard, start, stop in _ranges(pieces):
             self._shards[shard].prefault(start, stop - start)
 
-    def file_ranges(self, names: Iterable[str]) -> list[FileRanges]:
-        """The ranges of each data file that these tensors take."""
-        found = {shard: FileRanges(file.stamp.file_id, file.size) for shard, file in self._shards.items()}
-        for shard, start, stop in _ranges(self._pieces(names)):
-            found[shard].ranges.append((start, stop))
-        return list(found.values())
-
     @property
     def file_ids(self) -> set[FileId]:
         """The identities of its data files."""
         return {file.stamp.file_id for file in self._shards.values()}
 
     @property
-    def mapped_files(self) -> dict[FileStamp, MappedFile]:
+    def mapped_files(self) -> dict[FileStamp, DataFile]:
         """Its mapped data files, by their stamps."""
-        return {file.stamp: file for file in self._shards.values() if isinstance(file, MappedFile)}
+        return {file.stamp: file for file in self._shards.values() if file.is_mapped}
+
+    def lend(self, names: Sequence[str], needed: Iterable[str]) -> Loan:
+        """What another process maps to have these tensors. `needed` are to be in its page table at once.
+
+        Raises CorruptCheckpointError where a file has lost its name, UnreadableError.
+        """
+        numbers = {shard: at for at, shard in enumerate(self._shards)}
+        places: list[tuple[int, int, int, tuple[int, ...]] | Array] = []
+        for name in names:
+            entry = self.entries[name]
+            if entry.parts or entry.dtype in (dtypes.STRING, dtypes.VARIANT):
+                places.append(self.array(name))
+            else:
+                places.append((numbers[entry.shard], entry.offset, entry.dtype, tuple(entry.shape)))
+        pieces = self._pieces([name for name in needed if not self.entries[name].parts])
+        descriptors: list[int] = []
+        try:
+            for file in self._shards.values():
+                descriptors.append(file.lend())
+        except BaseException:
+            for one in descriptors:
+                os.close(one)
+            raise
+        sizes = tuple(file.size for file in self._shards.values())
+        ranges = tuple((numbers[shard], start, stop) for shard, start, stop in _ranges(pieces))
+        return Loan(tuple(descriptors), sizes, places, ranges)
 
     def marks(self, name: str) -> list[tuple[object, ...]]:
         """Tells the bytes of a tensor from others: stamp of the file, place in it, checksum, dtype and shape."""
@@ -231,13 +260,9 @@ class Bundle:
         return found | dict(zip(dense, examine(regions, threads=threads), strict=True))
 
     def _region(self, piece: Entry, *, finite: bool) -> Region:
-        shard = self._shards[piece.shard]
-
-        def check(start: int, size: int) -> None:
-            shard.check(piece.offset + start, size)
-
-        looked_at = finite or piece.dtype == dtypes.BOOL
-        return Region(self._memory(piece), dtypes.to_numpy(piece.dtype) if looked_at else None, check)
+        check = self._shards[piece.shard].check
+        dtype = dtypes.to_numpy(piece.dtype) if finite or piece.dtype == dtypes.BOOL else None
+        return Region(self._memory(piece), dtype, lambda start, size: check(piece.offset + start, size))
 
     def _checksum(self, name: str, piece: Entry, advance: Callable[[int], None]) -> int:
         """The checksum of the bytes in the file, not masked. They are read in chunks, of which none is kept."""
@@ -295,24 +320,21 @@ def _place(piece: Entry) -> _Place:
     return piece.shard, piece.offset, piece.size, piece.dtype
 
 
-def _ranges(pieces: Iterable[Entry]) -> Iterator[tuple[int, int, int]]:
+def _ranges(pieces: Iterable[Entry]) -> list[tuple[int, int, int]]:
     """Shard, start and stop of the ranges that these pieces take, ascending; pieces side by side share a range."""
-    current: tuple[int, int, int] | None = None
+    ranges: list[tuple[int, int, int]] = []
     for shard, offset, size, _ in sorted({_place(piece) for piece in pieces}):
-        if current is not None and shard == current[0] and offset < current[2] + _GAP:
-            current = shard, current[1], max(current[2], offset + size)
-            continue
-        if current is not None:
-            yield current
-        current = shard, offset, offset + size
-    if current is not None:
-        yield current
+        start, stop = offset, offset + size
+        if ranges and shard == ranges[-1][0] and offset < ranges[-1][2] + _GAP:
+            _, start, before = ranges.pop()
+            stop = max(stop, before)
+        ranges.append((shard, start, stop))
+    return ranges
 
 
 def _check_bounds(entries: Mapping[str, Entry], shards: Mapping[int, DataFile]) -> None:
-    for name, entry in entries.items():
-        for piece in entry.pieces:
-            shard = shards[piece.shard]
-            if piece.offset + piece.size > shard.size:
-                expected = f"{piece.size} bytes at {piece.offset} for {files.shown(name)}"
-                raise CorruptCheckpointError(shard.path, expected=expected, found=f"a file of {shard.size} bytes")
+    for name, piece in ((name, piece) for name, entry in entries.items() for piece in entry.pieces):
+        shard = shards[piece.shard]
+        if piece.offset + piece.size > shard.size:
+            expected = f"{piece.size} bytes at {piece.offset} for {files.shown(name)}"
+            raise CorruptCheckpointError(shard.path, expected=expected, found=f"a file of {shard.size} bytes")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
@@ -14,17 +15,23 @@ import numpy as np
 import numpy.typing as npt
 
 from paramsync import dtypes
-from paramsync.checkpoint import data_writer, placement
-from paramsync.checkpoint import seal as seals
+from paramsync.checkpoint import tensor_bytes
+from paramsync.checkpoint.data_file import ALIGNMENT, FileStamp, seal_of
 from paramsync.checkpoint.file_pool import FilePool, PooledFile
-from paramsync.checkpoint.seal import FileStamp
+from paramsync.checkpoint.tensor_bytes import Layout, portions
 from paramsync.dtypes import Array
 from paramsync.errors import NotFiniteError, ParameterError
 from paramsync.host import files
 from paramsync.tensorbundle import index, strings
-from paramsync.tensorbundle.checksums import mask
 from paramsync.tensorbundle.index import Entry, Index, data_file, index_file
+from paramsync.tensorbundle.sstable import mask
 
+LINKED = 8  # data files that a checkpoint shares with the one before
+
+_PAGE = 4096
+_STALE = 0.5  # the share of a file's bytes that may belong to no tensor any more
+_WORTH = 1 << 20  # bytes that are worth a data file of their own, whatever their share,
+_SHARE = 1 / 64  # and the share that is, however few bytes it is
 _NO_LINK = {errno.EPERM, errno.EMLINK, errno.ENOENT, errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS}
 
 
@@ -58,18 +65,35 @@ class Written:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shard:
-    """A data file of a checkpoint: the bytes of its tensors when it was written, and its stamp since then."""
+    """A data file of a checkpoint: the bytes of its tensors when it was written, and its stamp since then.
+
+    `names` are the tensors that the checkpoint has in it.
+    """
 
     path: Path
     file: PooledFile
     bytes: int
     stamp: FileStamp
+    names: tuple[str, ...]
 
     def is_sound(self) -> bool:
         """Whether the file is there, and nobody has cut it or written into it by a system call."""
         with suppress(OSError):
             return FileStamp.of(self.path.lstat()) == self.stamp
         return False
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The fate of each tensor. `linked` are shards that stay as they are, with the names that stay in each.
+
+    `moved` tensors did not change but cannot stay: they get a shard of their own, which the next checkpoint links.
+    `changed` tensors get another.
+    """
+
+    linked: Mapping[int, tuple[str, ...]]
+    moved: tuple[str, ...]
+    changed: tuple[str, ...]
 
 
 class _NoLinkError(Exception):
@@ -106,16 +130,26 @@ class CheckpointWriter:
         """
         sources = {name: _Source(name, tensors[name]) for name in sorted(tensors, key=_key)}
         sizes = {name: source.size for name, source in sources.items()}
-        sound = [shard.is_sound() for shard in self._last.shards]
-        if finite and not self._last.finite:  # values that nobody has looked at are not taken over
-            sound = [False] * len(sound)
+        # A shard that a stranger removed or changed is not taken over, nor are values that nobody has looked at.
+        sound = [shard.is_sound() and (self._last.finite or not finite) for shard in self._last.shards]
         same = self._same(sources, frozenset(unchanged), sound)
-        plan = placement.decide(sizes, same, self._candidates(sound))
+
+        def let_go(name: str) -> None:
+            if name in same:  # the caller may hold on to it, so that it is known to be unchanged the next time
+                return
+            sources[name].let_go()
+            if copied is not None:
+                copied(name)
+
+        shards = [
+            (shard.bytes, shard.names if is_sound else ())
+            for shard, is_sound in zip(self._last.shards, sound, strict=True)
+        ]
         try:
-            return self._write(prefix, sources, same, plan, finite=finite, copied=copied)
+            written = self._write(prefix, sources, decide(sizes, same, shards), finite=finite, copied=let_go)
         except _NoLinkError:
-            unlinked = placement.decide(sizes, same, ())
-            return self._write(prefix, sources, same, unlinked, finite=finite, copied=copied)
+            written = self._write(prefix, sources, decide(sizes, same, ()), finite=finite, copied=let_go)
+        return replace(written, unchanged=frozenset(same))
 
     def remember(self, written: Written) -> None:
         """Compare the next checkpoint with this one."""
@@ -125,11 +159,10 @@ class CheckpointWriter:
         self,
         prefix: Path,
         sources: Mapping[str, _Source],
-        same: Collection[str],
-        plan: placement.Plan,
+        plan: Plan,
         *,
         finite: bool,
-        copied: Callable[[str], object] | None,
+        copied: Callable[[str], object],
     ) -> Written:
         fresh = [names for names in (plan.moved, plan.changed) if names]
         if not sources:
@@ -138,21 +171,17 @@ class CheckpointWriter:
         paths = [data_file(prefix, at, count) for at in range(count)]
         shards: list[Shard] = []
         entries: dict[str, Entry] = {}
-
-        def let_go(name: str) -> None:
-            if name in same:  # the caller may hold on to it, so that it is known to be unchanged the next time
-                return
-            sources[name].let_go()
-            if copied is not None:
-                copied(name)
-
         try:
-            for at, names in plan.linked.items():
-                entries.update(_moved(self._last.entries, names, len(shards)))
-                shards.append(self._link(self._last.shards[at], paths[len(shards)]))
-            for names in fresh:
-                path = paths[len(shards)]
-                shards.append(self._fill(path, len(shards), names, sources, entries, finite=finite, copied=let_go))
+            for number, (at, names) in enumerate(plan.linked.items()):
+                shards.append(self._link(self._last.shards[at], paths[number], names))
+                for name in names:
+                    entry = self._last.entries[name]
+                    entries[name] = entry if entry.shard == number else replace(entry, shard=number)
+            for number, names in enumerate(fresh, len(shards)):
+                these = {name: sources[name] for name in names}
+                shard, filled = self._fill(paths[number], number, these, finite=finite, copied=copied)
+                shards.append(shard)
+                entries |= filled
             entries = {name: entries[name] for name in sources}
             with files.aside(index_file(prefix), durable=self._durable) as listing:
                 listing.write(index.encode(Index(count, entries)))
@@ -161,12 +190,16 @@ class CheckpointWriter:
                 with suppress(OSError):
                     self._pool.retire(path)
             raise
-        bytes_written = sum(entries[name].size for names in fresh for name in names)
-        total = sum(entry.size for entry in entries.values())
-        seal = seals.seal([shard.stamp for shard in shards], prefix.parent) if self._pool.in_memory else ""
-        return Written(entries, total, bytes_written, frozenset(same), tuple(shards), finite, seal)
+        return Written(
+            entries,
+            bytes=sum(entry.size for entry in entries.values()),
+            bytes_written=sum(entries[name].size for names in fresh for name in names),
+            shards=tuple(shards),
+            finite=finite,
+            seal=seal_of([shard.stamp for shard in shards], prefix.parent) if self._pool.in_memory else "",
+        )
 
-    def _link(self, shard: Shard, path: Path) -> Shard:
+    def _link(self, shard: Shard, path: Path, names: tuple[str, ...]) -> Shard:
         """Raises _NoLinkError where this file system, or this file, has no more names to give."""
         try:
             try:
@@ -179,52 +212,43 @@ class CheckpointWriter:
                 raise _NoLinkError from error
             raise
         self._pool.use(shard.file)
-        return replace(shard, path=path)
+        return replace(shard, path=path, names=names)
 
     def _fill(
         self,
         path: Path,
-        shard: int,
-        names: Sequence[str],
+        number: int,
         sources: Mapping[str, _Source],
-        entries: dict[str, Entry],
         *,
         finite: bool,
         copied: Callable[[str], object],
-    ) -> Shard:
-        """Write a data file, and add the entries of its tensors."""
-        written = [sources[name] for name in names]
-        layout = placement.arrange(tuple([source.size for source in written]))
-        looked_at = [source.numbers if finite else None for source in written]
+    ) -> tuple[Shard, dict[str, Entry]]:
+        """Write a data file with these tensors."""
+        names = tuple(sources)
+        layout = arrange(tuple([source.size for source in sources.values()]))
+        looked_at = [source.numbers if finite else None for source in sources.values()]
         with self._pool.writing(path, layout.end) as file:
-            contents = [source.content() for source in written]
-            found = data_writer.write(file, layout, contents, looked_at, lambda at: copied(names[at]))
+            contents = [source.content() for source in sources.values()]
+            found = tensor_bytes.write(file, layout, contents, looked_at, lambda at: copied(names[at]))
             if wrong := [name for name, finding in zip(names, found, strict=True) if not finding.sound]:
                 raise NotFiniteError(wrong)
-        for name, offset, finding in zip(names, layout.offsets, found, strict=True):
-            entries[name] = sources[name].entry(shard, offset, finding.checksum)
-        return Shard(path, file, sum(source.size for source in written), file.stamp)
+        entries = {
+            name: source.entry(number, offset, finding.checksum)
+            for (name, source), offset, finding in zip(sources.items(), layout.offsets, found, strict=True)
+        }
+        return Shard(path, file, sum(source.size for source in sources.values()), file.stamp, names), entries
 
     def _same(self, sources: Mapping[str, _Source], told: Collection[str], sound: Sequence[bool]) -> set[str]:
         """The names whose values are those of the last checkpoint, of whose data files some are sound."""
         last = self._last.entries
         known = [name for name, source in sources.items() if source.is_like(last.get(name)) and sound[last[name].shard]]
-        found = {name for name in known if name in told}
-        others = {
-            name: memory for name in known if name not in told and (memory := self._content(last[name])) is not None
+        pairs = {
+            name: (sources[name].content(), content)
+            for name in known
+            if name not in told and (content := self._content(last[name])) is not None
         }
-        pairs = [(sources[name].content(), memory) for name, memory in others.items()]
-        return found.union(name for name, same in zip(others, data_writer.same(pairs), strict=True) if same)
-
-    def _candidates(self, sound: Sequence[bool]) -> list[placement.Shard]:
-        """The shards of the last checkpoint; one that a stranger removed or changed has nothing to offer."""
-        names: list[list[str]] = [[] for _ in self._last.shards]
-        for name, entry in self._last.entries.items():
-            names[entry.shard].append(name)
-        return [
-            placement.Shard(shard.bytes, tuple(listed) if is_sound else ())
-            for shard, listed, is_sound in zip(self._last.shards, names, sound, strict=True)
-        ]
+        same = {name for name, is_same in zip(pairs, tensor_bytes.same([*pairs.values()]), strict=True) if is_same}
+        return same.union(name for name in known if name in told)
 
     def _content(self, entry: Entry) -> Array | None:
         """The bytes of a tensor of the last checkpoint; None where its file is not mapped any more."""
@@ -244,7 +268,7 @@ class _Source:
         self._array = array
         self._shape = array.shape
         self._dtype = dtype
-        self._checksum: int | None = None
+        self._checksum: int | None = None  # where it is not that of the bytes
         if dtype == dtypes.STRING:
             encoded, self._checksum = strings.encode(array, name)
             self._array = np.frombuffer(encoded, np.uint8)
@@ -294,17 +318,44 @@ def _array(tensor: Any, name: str) -> Array:
         raise ParameterError(files.shown(name), expected="an array", found=found) from error
 
 
-def _moved(entries: Mapping[str, Entry], names: Iterable[str], shard: int) -> dict[str, Entry]:
-    """These entries when their data file has that number, which it mostly had before."""
-    found = {name: entries[name] for name in names}
-    return {name: entry if entry.shard == shard else replace(entry, shard=shard) for name, entry in found.items()}
+def decide(sizes: Mapping[str, int], unchanged: Collection[str], shards: Sequence[tuple[int, Sequence[str]]]) -> Plan:
+    """Plan a checkpoint of tensors of these sizes; the `unchanged` ones are in `shards` of the one before.
+
+    Each of these is given as the bytes of its tensors when it was written, and the names still in it.
+    A shard is linked while at least half of its bytes are still of use: tensors that changed leave stale bytes behind.
+    Of too many shards the smallest are put together. Tensors that are not worth a file are written with the changed.
+    """
+    total = sum(sizes.values())
+    staying = [tuple([name for name in names if name in unchanged]) for _, names in shards]
+    left = [sum(sizes[name] for name in names) for names in staying]
+    linked = [
+        at
+        for at, (written, _) in enumerate(shards)
+        if _is_worth_a_file(left[at], total) and left[at] >= written * (1 - _STALE)
+    ]
+    if len(linked) > LINKED:
+        linked = sorted(sorted(linked, key=lambda at: left[at])[-LINKED // 2 :])
+    stay = {name for at in linked for name in staying[at]}
+    moved = tuple([name for name in sizes if name in unchanged and name not in stay])
+    if not _is_worth_a_file(sum(sizes[name] for name in moved), total):
+        moved = ()
+    stay.update(moved)
+    return Plan({at: staying[at] for at in linked}, moved, tuple([name for name in sizes if name not in stay]))
 
 
-def write(prefix: Path, tensors: Mapping[str, Tensor]) -> Written:
-    """Write one checkpoint, whatever was there before. Raises as `CheckpointWriter.write` does."""
-    pool = FilePool(prefix.parent)
-    try:
-        return CheckpointWriter(pool).write(prefix, tensors)
-    finally:
-        pool.trim(keep=0)
-        pool.close()
+@lru_cache(maxsize=8)
+def arrange(sizes: tuple[int, ...]) -> Layout:
+    """Lay tensors of these sizes out in one shard: one of a page or more begins on a page, others on 64 bytes."""
+    offsets = []
+    end = 0
+    for size in sizes:
+        if size:  # a place behind the end of the file would be out of bounds
+            alignment = _PAGE if size >= _PAGE else ALIGNMENT
+            end = -(-end // alignment) * alignment
+        offsets.append(end)
+        end += size
+    return Layout(tuple(offsets), end, tuple(portions(sizes)))
+
+
+def _is_worth_a_file(size: int, total: int) -> bool:
+    return size > 0 and (size >= _WORTH or size >= total * _SHARE)

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from crc32c import crc32c
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -22,7 +23,7 @@ from paramsync.cli.wording import NOTHING, console, size, to_json
 from paramsync.errors import GraphError
 from paramsync.graphdef.allowed_ops import STOCHASTIC
 from paramsync.host import files
-from paramsync.tensorbundle.checksums import crc32c, mask
+from paramsync.tensorbundle.sstable import mask
 from paramsync.v1 import graph_def_pb2 as pb
 
 _NAME_LIMIT = 200  # characters of a name in a table

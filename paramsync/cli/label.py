@@ -6,7 +6,7 @@ import sys
 from argparse import Namespace
 
 from paramsync.cli.wording import plain, to_json
-from paramsync.host.terminal import line
+from paramsync.host.files import line
 from paramsync.rpc.client import Inferencer
 
 

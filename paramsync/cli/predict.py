@@ -14,7 +14,7 @@ from rich.table import Table
 from paramsync.cli.values import Value, read
 from paramsync.cli.wording import console, duration, to_json
 from paramsync.errors import RequestError, SettingsError
-from paramsync.host.terminal import harmless
+from paramsync.host.files import harmless
 from paramsync.rpc.client import Prediction, Predictor
 
 _ROWS = 12  # how many rows of an answer a terminal shows

@@ -17,7 +17,7 @@ from rich.text import Text
 from paramsync.cli.streams import complain
 from paramsync.cli.wording import NOTHING, ago, console, duration, plain, to_json
 from paramsync.errors import CallError
-from paramsync.host.terminal import harmless, line
+from paramsync.host.files import harmless, line
 from paramsync.rpc.client import Inferencer, Trainer
 from paramsync.v1 import sync_pb2 as pb
 

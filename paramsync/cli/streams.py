@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TextIO
 
-from paramsync.host.terminal import line
+from paramsync.host.files import line
 
 
 def open_closed() -> None:

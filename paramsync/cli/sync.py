@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
 from paramsync.cli.wording import console, duration, plain, redraws, to_json
-from paramsync.host.terminal import line
+from paramsync.host.files import line
 from paramsync.rpc.client import Inferencer
 from paramsync.v1 import sync_pb2 as pb
 

@@ -4,50 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import re
 import threading
-import weakref
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from paramsync.errors import NotServingError, ParamsyncError
 from paramsync.following.faults import told
 from paramsync.following.replica import Replica
 from paramsync.following.status import State, Status
-from paramsync.graphs.graph import Graph
-from paramsync.graphs.joining import join
-from paramsync.inference import batchable
-from paramsync.inference.resident import Resident, warm
+from paramsync.inference.joined import Joined, Joiner, Pair
+from paramsync.inference.resident import Resident
 
 _log = logging.getLogger("paramsync.connection")
-_KEPT = 4  # joined graphs: of the pair that serves, of those before it, and of what is being joined
-
-Pair = tuple[Resident, Resident]
-
-
-@dataclass(frozen=True, eq=False)
-class Joined(Resident):
-    """One version of each part as one. It shares their parameters, and keeps them in memory as long as it is held."""
-
-    pair: Pair = field(kw_only=True)
-
-
-@dataclass(frozen=True, eq=False)
-class _Plan:
-    """Two graphs joined: each parameter is the number of the part and its place there."""
-
-    graph: Graph
-    places: tuple[tuple[int, int], ...]
-
-    def join(self, pair: Pair, names: tuple[str, str]) -> Joined:
-        """Copies nothing."""
-        return Joined(
-            version=pair[1].version,
-            graph=self.graph,
-            parameters=tuple([pair[part].parameters[at] for part, at in self.places]),
-            parts=((names[0], pair[0].version), (names[1], pair[1].version)),
-            pair=pair,
-        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,13 +46,9 @@ class Connection:
         """
         self.model = model
         self.parts = (first, second)
-        self._inputs = dict(inputs)
-        self._outputs = tuple(outputs)
         self._names = (first.model, second.model)
-        self._prefixes = _prefixes(*self._names)
+        self._joiner = Joiner(self._names, inputs, outputs)
         self._lock = threading.Lock()  # of what follows; held to look and to change, not while a graph is built
-        self._plans: dict[tuple[Graph, Graph], _Plan] = {}  # by the graphs of the parts
-        self._held: weakref.WeakValueDictionary[tuple[int, int], Joined] = weakref.WeakValueDictionary()
         self._view = _View()
         self._swaps = 0
         self._leaves: tuple[Callable[[], None], ...] = (
@@ -108,7 +72,7 @@ class Connection:
         if serving is None:
             return ()
         first, last = serving.pair
-        others = [self._joined((first, one)) for one in self.parts[1].residents if one is not last]
+        others = [self._joiner.joined((first, one)) for one in self.parts[1].residents if one is not last]
         return (serving, *(one for one in others if one is not None))
 
     @property
@@ -128,7 +92,7 @@ class Connection:
             return view.serving
         first, serving = view.serving.pair
         last = self.parts[1].take(version, label)
-        joined = view.serving if last is serving else self._joined((first, last))
+        joined = view.serving if last is serving else self._joiner.joined((first, last))
         if joined is None:
             raise NotServingError(self.model, f"version {last.version.number} of {self._names[1]!r} is not joined here")
         return joined
@@ -162,7 +126,7 @@ class Connection:
         if other:
             pair = (resident, other[0]) if part == 0 else (other[0], resident)
             with contextlib.suppress(ParamsyncError):  # told once the part serves, by what follows then
-                self._build(pair)
+                self._joiner.build(pair)
         return self._follow
 
     def _follow(self) -> None:
@@ -173,7 +137,7 @@ class Connection:
                 return
             problem = None
             try:
-                self._build(pair)
+                self._joiner.build(pair)
             except ParamsyncError as error:
                 problem = told(error)
             with self._lock:
@@ -192,52 +156,14 @@ class Connection:
             if problem != before.problem:
                 _log.warning("%s: %s", self.model, problem)
         elif serving is None or serving.pair != pair:
-            serving = self._joined(pair)
+            serving = self._joiner.joined(pair)
             if serving is None:
                 return False
             self._swaps += 1
         self._view = _View(serving, problem)
         return True
 
-    def _build(self, pair: Pair) -> None:
-        """Have the graph of a pair, built and called once. Raises GraphError, UnknownSignatureError."""
-        graphs = (pair[0].graph, pair[1].graph)
-        plan = self._plans.get(graphs)
-        if plan is None:
-            graph = join(*graphs, self._inputs, prefixes=self._prefixes, outputs=self._outputs)
-            plan = _Plan(graph, _places(graph, graphs, self._prefixes))
-            joined = plan.join(pair, self._names)
-            warm(joined)
-            batchable.examine(joined)
-        with self._lock:
-            plans = {key: one for key, one in self._plans.items() if key != graphs}
-            self._plans = dict([*plans.items(), (graphs, plan)][-_KEPT:])
-
-    def _joined(self, pair: Pair) -> Joined | None:
-        """A pair of versions as one, the same one for all who hold it; None where their graphs were never joined."""
-        one = self._held.get((id(pair[0]), id(pair[1])))  # which it keeps alive
-        if one is None:
-            plan = self._plans.get((pair[0].graph, pair[1].graph))
-            if plan is not None:
-                one = self._held[id(pair[0]), id(pair[1])] = plan.join(pair, self._names)
-        return one
-
 
 def _absent(part: Replica) -> str:
     obstacle = f", {part.obstacle}" if part.obstacle else ""
     return f"part {part.model!r} has no version yet (store {part.source.path}{obstacle})"
-
-
-def _prefixes(first: str, second: str) -> tuple[str, str]:
-    """The parts' own names where they can be prefixes."""
-    sound = first != second and all(re.fullmatch(r"[A-Za-z0-9][\w.-]*", one, re.ASCII) for one in (first, second))
-    return (first, second) if sound else ("first", "second")
-
-
-def _places(graph: Graph, graphs: tuple[Graph, Graph], prefixes: tuple[str, str]) -> tuple[tuple[int, int], ...]:
-    known = {
-        f"{prefix}/{spec.name}": (part, at)
-        for part, (one, prefix) in enumerate(zip(graphs, prefixes, strict=True))
-        for at, spec in enumerate(one.parameters)
-    }
-    return tuple(known[spec.name] for spec in graph.parameters)

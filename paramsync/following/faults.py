@@ -6,8 +6,6 @@ import traceback
 from collections.abc import Iterator
 from enum import Enum
 
-import tensorflow as tf
-
 from paramsync.errors import (
     CorruptCheckpointError,
     GraphError,
@@ -18,7 +16,7 @@ from paramsync.errors import (
     UnreadableError,
 )
 from paramsync.host import files
-from paramsync.host.terminal import line
+from paramsync.host.files import line
 
 
 class Fault(Enum):
@@ -37,14 +35,9 @@ _FAULTS: dict[type[BaseException], Fault] = {
     StoreError: Fault.NOT_ITS_OWN,
     OSError: Fault.NOT_ITS_OWN,
 }
-_THE_MACHINES = (
-    UnreadableError,
-    MemoryError,
-    tf.errors.ResourceExhaustedError,  # memory, descriptors
-    tf.errors.UnavailableError,
-    tf.errors.DeadlineExceededError,
-    tf.errors.PermissionDeniedError,
-)
+_THE_MACHINES = (UnreadableError, MemoryError)
+_CODES_OF_THE_MACHINE = frozenset((4, 7, 8, 14))
+"""Of TensorFlow's errors: a deadline, permission denied, memory or descriptors used up, unavailable."""
 
 
 def fault_of(error: BaseException) -> Fault:
@@ -55,7 +48,9 @@ def fault_of(error: BaseException) -> Fault:
 
 
 def _is_the_machines(error: BaseException) -> bool:
-    return isinstance(error, OSError) and not files.is_of_the_file(error)
+    if isinstance(error, OSError):
+        return not files.is_of_the_file(error)
+    return getattr(error, "error_code", None) in _CODES_OF_THE_MACHINE
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import concurrent.futures
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol
-
-import tensorflow as tf
+from typing import TYPE_CHECKING, Any, Generic
 
 from paramsync.errors import NotServingError
 from paramsync.following.faults import told
@@ -23,32 +19,22 @@ from paramsync.following.operator_request import Change, waiting_for
 from paramsync.following.operator_requests import Action, OperatorRequests
 from paramsync.following.pins_file import PinsFile
 from paramsync.following.reconciler import Reconciler
-from paramsync.following.replica import Replica
 from paramsync.following.report import EVERY_KIND, EventKind, Report, Subscription
+from paramsync.following.residents import Residents
 from paramsync.following.status import State, Status
-from paramsync.sources import Bell
+from paramsync.sources.source import Bell
 from paramsync.version import Version
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing_extensions import Self, TypeVar
 
-NICENESS = 1  # of 19: no more, for a thread that is put off while it has the GIL holds up what serves
+    from paramsync.following.replica import Replica
 
+    V = TypeVar("V", bound=Residents[Any], default=Replica)
+else:
+    from typing import TypeVar
 
-def lower_priority(by: int = NICENESS) -> None:
-    """Have this thread, and threads that it starts, give way to all others. Linux; elsewhere nothing happens."""
-    try:
-        thread = threading.get_native_id()
-        os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + by)
-    except (AttributeError, OSError):
-        return
-
-
-def start_tensorflow() -> None:
-    """Have TensorFlow start its threads, before this one's priority is lowered, which they would inherit."""
-    with tf.device("CPU:0"):
-        tf.add(tf.zeros([]), 1.0)
-
+    V = TypeVar("V")
 
 _log = logging.getLogger("paramsync.follower")
 _JOIN_SECONDS = 10.0
@@ -57,13 +43,7 @@ _LONG_SECONDS = 0.5  # a round after which one more is made, for what came where
 _TEND_SECONDS = 0.05  # between two looks whether a request still holds what is to be freed
 
 
-class Rests(Protocol):
-    """An event loop that a round gives way to."""
-
-    def first(self) -> AbstractContextManager[None]: ...
-
-
-class Follower:
+class Follower(Generic[V]):
     """Keeps a replica at the right version.
 
     `run_once` is all it does; `start`, or a `with` block, runs it on a worker thread after each ring and each
@@ -73,7 +53,7 @@ class Follower:
 
     def __init__(
         self,
-        replica: Replica,
+        replica: V,
         *,
         poll_seconds: float = 5.0,
         clock: Callable[[], float] = time.time,
@@ -81,19 +61,17 @@ class Follower:
         labels: Mapping[str, int] | None = None,
         latest: int | None = None,
         change: Change | None = None,
-        rests: Rests | None = None,
     ) -> None:
         """In the directory `keep` pins and labels survive a restart; `labels` given before are as its file says.
 
         `latest` is how many of the newest versions stay in memory, in place of those that served last. A `change`
-        counts from the start, and is kept once it is asked for. Each round gives way to an event loop that has `rests`.
+        counts from the start, and is kept once it is asked for.
         """
         kept = PinsFile(keep, replica.model, replica.source.path, given=labels)
         choices = kept.read() if change is None else change.of(kept.read())
         self.replica = replica
         self.model = replica.model
         self._poll_seconds = poll_seconds
-        self._rests = rests
         self._requests = OperatorRequests(choices, kept.write, latest=latest)
         self._report = Report(self.model, replica.source.path, pinned=choices.pinned, clock=clock)
         self._rung = threading.Event()
@@ -211,7 +189,6 @@ class Follower:
     def start(self, bell: Bell | None = None) -> None:
         """Start the worker. It arms and closes the bell, which should call `notify`; without one, the source's own."""
         bell = bell or self.replica.source.bell(self.notify)
-        start_tensorflow()
         self._worker = threading.Thread(target=self._run, args=(bell,), name=f"follower {self.model}", daemon=True)
         self._worker.start()
 
@@ -230,8 +207,6 @@ class Follower:
 
     def release(self) -> None:
         """After `close`: keep nothing in memory. Returns once no request holds a version, and all of it is freed."""
-        if self._worker is None:  # which closes it itself
-            self.replica.source.close()
         self.replica.release()
         while self.replica.leaving:
             self.replica.tend()
@@ -249,7 +224,6 @@ class Follower:
         self.close()
 
     def _run(self, bell: Bell) -> None:
-        lower_priority()
         while not self._draining.is_set():
             self._rung.clear()
             try:
@@ -262,7 +236,6 @@ class Follower:
             look_again = self._reconciler.look_again
             pause = self._poll_seconds if self.replica.residents else min(self._poll_seconds, _WAITING_SECONDS)
             self._rest(pause if look_again is None else min(pause, look_again))
-        self.replica.source.close()  # not when this is collected, which may be hours later
         bell.close()
 
     def _follow(self) -> None:
@@ -275,23 +248,13 @@ class Follower:
                 return
 
     def _rest(self, seconds: float) -> None:
-        """Wait for a ring, or so long; meanwhile prefetch for the next version, and free what requests held."""
+        """Wait for a ring, or so long; meanwhile free what requests held."""
         end = time.monotonic() + seconds
-        while not self._rung.is_set() and self._prepare() and time.monotonic() < end:
-            if self.replica.leaving:
-                self._reconciler.tend()
         while self.replica.leaving and time.monotonic() < end:
             if self._rung.wait(_TEND_SECONDS):
                 return
             self._reconciler.tend()
         self._rung.wait(max(0.0, end - time.monotonic()))
-
-    def _prepare(self) -> bool:
-        try:
-            return self.replica.prepare()
-        except Exception:  # noqa: BLE001, as in `_run`
-            _log.exception("%s: the follower goes on without preparing for the next version", self._report.called)
-            return False
 
     def _has_looked(self) -> None:
         if not self.looked.done():
@@ -303,5 +266,4 @@ class Follower:
         A version that cannot be used is quarantined, and the next best one is taken in the same round.
         """
         self._rung.clear()
-        with nullcontext() if self._rests is None else self._rests.first():
-            return self._reconciler.run_once()
+        return self._reconciler.run_once()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from paramsync.following.operator_requests import OperatorRequests
 from paramsync.following.policy import newest
 from paramsync.following.quarantine import Quarantine
-from paramsync.following.replica import Replica
-from paramsync.inference.resident import Resident
+from paramsync.following.residents import Residents
+from paramsync.inference.view import InMemory
 from paramsync.version import Candidate, Version
 
 Published = Candidate[Version]
@@ -23,21 +24,21 @@ class PrefetchedVersions:
 
     def __init__(
         self,
-        replica: Replica,
+        replica: Residents[Any],
         requests: OperatorRequests,
         quarantine: Quarantine,
         *,
-        in_memory: Callable[[Published], Resident | None],
-        restored: Callable[[Published], Resident | None],
+        in_memory: Callable[[Published], InMemory | None],
+        restored: Callable[[Published], InMemory | None],
     ) -> None:
         self._replica = replica
         self._requests = requests
         self._quarantine = quarantine
         self._in_memory = in_memory
         self._restored = restored
-        self._newest: list[Resident] = []
+        self._newest: list[InMemory] = []
 
-    def bring(self, held: Sequence[Resident], published: Sequence[Published] | None) -> None:
+    def bring(self, held: Sequence[InMemory], published: Sequence[Published] | None) -> None:
         """Hold these, and the newest published versions, which are restored one by one, the newest first.
 
         Versions that nobody wants any more leave before the first restore, but for as many as shall stay. Where nobody
@@ -61,7 +62,7 @@ class PrefetchedVersions:
             elif missing.number not in self._quarantine.files():
                 return  # it is tried at the next look
 
-    def _hold(self, held: Sequence[Resident]) -> None:
+    def _hold(self, held: Sequence[InMemory]) -> None:
         count, newest_ones = self._requests.latest, self._newest
         most = self._replica.resident if count is None else count
         serving = self._replica.residents[:1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Hashable, Iterable
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from paramsync.following.faults import Fault, fault_of, let_go, told
@@ -13,12 +14,11 @@ from paramsync.following.operator_requests import Known, OperatorRequests
 from paramsync.following.policy import next_restore, served_before
 from paramsync.following.prefetch_versions import PrefetchedVersions
 from paramsync.following.quarantine import Backoff, MachineFailures, Quarantine, UnfinishedVersions
-from paramsync.following.replica import Replica
 from paramsync.following.report import Report
-from paramsync.host import yielding
-from paramsync.inference.resident import Resident
-from paramsync.sources import Look, diagnosis
-from paramsync.sources.source import Progress
+from paramsync.following.residents import Residents
+from paramsync.inference.view import InMemory
+from paramsync.sources import diagnosis
+from paramsync.sources.source import Look, Progress
 from paramsync.version import Candidate, Version
 
 _log = logging.getLogger("paramsync.follower")
@@ -34,7 +34,7 @@ class Reconciler:
 
     def __init__(
         self,
-        replica: Replica,
+        replica: Residents[Any],
         requests: OperatorRequests,
         report: Report,
         *,
@@ -53,7 +53,7 @@ class Reconciler:
         self._asked = asked
         self._serving: Candidate[Version] | None = None
         self._before: tuple[int, ...] = ()  # what served before that, the last one first
-        self._files: WeakKeyDictionary[Resident, Hashable] = WeakKeyDictionary()
+        self._files: WeakKeyDictionary[InMemory, Hashable] = WeakKeyDictionary()
         self._quarantine = Quarantine()
         self._unfinished = UnfinishedVersions()
         self._machine_failures = MachineFailures()
@@ -87,7 +87,6 @@ class Reconciler:
 
     def tend(self) -> None:
         """Let go of what nobody needs any more."""
-        yielding.give()
         self._replica.tend()
         self._report.memory(self._replica)
         self._replica.obstacle = self._report.now().obstacle
@@ -128,7 +127,6 @@ class Reconciler:
 
     def _round(self, fresh: Iterable[OperatorRequest], looked: Look | None) -> Version | None:
         """Without a look, only versions in memory count."""
-        yielding.give()
         found, whole = looked or Look(), looked is not None
         latest = found.latest.number if found.latest is not None and found.problem is None else None
         known = Known(published=found.numbers, latest=latest, before=self._before)
@@ -191,20 +189,19 @@ class Reconciler:
         resident = self._by_number(number)
         return [] if resident is None else [Candidate(resident.version, self._files.get(resident))]
 
-    def _resident(self, one: Candidate[Version]) -> Resident | None:
+    def _resident(self, one: Candidate[Version]) -> InMemory | None:
         """That version with these files, where it is in memory."""
         known = ((have, Candidate(have.version, self._files.get(have))) for have in self._replica.residents)
         return next((have for have, candidate in known if one.same_as(candidate)), None)
 
-    def _restored_beside(self, one: Candidate[Version]) -> Resident | None:
+    def _restored_beside(self, one: Candidate[Version]) -> InMemory | None:
         """Restore a prefetched version: news ends it, unless somebody waits for it."""
         return self._restored(one, until=lambda: self._asked() and not self._requests.preparing)
 
-    def _restored(self, one: Candidate[Version], *, until: Callable[[], bool] = lambda: False) -> Resident | None:
+    def _restored(self, one: Candidate[Version], *, until: Callable[[], bool] = lambda: False) -> InMemory | None:
         """That version, brought in aside; None where that cannot be done, or not yet again. Raises _OvertakenError."""
 
         def tell(progress: Progress) -> None:
-            yielding.give()
             self._report.progress(one.version, progress)
             if self._ended() or until() or self._requests.overtaking(self._report.now().resident, self._before):
                 raise _OvertakenError
@@ -213,11 +210,10 @@ class Reconciler:
         if left := self._machine_failures.left(one, time.monotonic()):
             self._soon(left)
             return None
-        yielding.give()
         self._report.restoring(one.version)
         began = time.monotonic()
         try:
-            resident = self._replica.restore(one.version, tell)
+            resident: InMemory = self._replica.restore(one.version, tell)
         except _OvertakenError:
             raise
         except Exception as error:  # noqa: BLE001, no content of a store may end the follower
@@ -232,8 +228,7 @@ class Reconciler:
         self._report.restored(one.version, time.monotonic() - began)
         return resident
 
-    def _swap(self, one: Candidate[Version], resident: Resident, seconds: float) -> None:
-        yielding.give()
+    def _swap(self, one: Candidate[Version], resident: InMemory, seconds: float) -> None:
         self._replica.swap(resident)
         left = None if self._serving is None else self._serving.number
         self._before = served_before(self._before, left=left, now=one.number, back=self._requests.going_back)
@@ -243,7 +238,6 @@ class Reconciler:
 
     def _label(self) -> None:
         """Have every label lead to the version it should lead to, where that is in memory."""
-        yielding.give()
         wanted, labelling = self._requests.labels, self._requests.labelling
         given = self._replica.labels
         for label in given.keys() - wanted.keys():
@@ -264,15 +258,15 @@ class Reconciler:
                     self._replica.label(label, resident)
         self._report.memory(self._replica)
 
-    def _held(self, published: list[Candidate[Version]]) -> list[Resident]:
+    def _held(self, published: list[Candidate[Version]]) -> list[InMemory]:
         """What a change is about to need, or said is to stay, where that can be in memory. Raises _OvertakenError."""
         there = (self._by_number(number) or self._labelled(number, published) for number in self._requests.held)
         return [resident for resident in there if resident is not None]
 
-    def _by_number(self, number: int | None) -> Resident | None:
+    def _by_number(self, number: int | None) -> InMemory | None:
         return next((one for one in self._replica.residents if one.version.number == number), None)
 
-    def _labelled(self, number: int, published: list[Candidate[Version]]) -> Resident | None:
+    def _labelled(self, number: int, published: list[Candidate[Version]]) -> InMemory | None:
         """Restore a version for its label alone. A rewritten one keeps the label it has: this is for new labels."""
         passed_over = self._quarantine.files()
         for one in published:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from paramsync.following.quarantine import Quarantine
-from paramsync.following.replica import Replica
+from paramsync.following.residents import Residents
 from paramsync.following.status import State, Status
 from paramsync.sources.source import Progress
 from paramsync.version import Version
@@ -225,7 +225,7 @@ class Report:
         """The quarantine has changed."""
         self._set(quarantined=quarantine.told())
 
-    def memory(self, replica: Replica) -> None:
+    def memory(self, replica: Residents[Any]) -> None:
         """Versions came into memory, or left it."""
         before = self._status
         resident = tuple(dict.fromkeys(one.version.number for one in replica.residents))

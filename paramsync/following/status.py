@@ -110,6 +110,12 @@ class Status:
         newest = self.quarantined[-1]
         return f"version {newest.number} is quarantined: {_short(newest.reason)}"
 
+    @property
+    def absence(self) -> str:
+        """Why nothing serves, as callers are told."""
+        why = f"no version from store {self.store} serves yet"
+        return f"{why}: {self.obstacle}" if self.obstacle else why
+
     def quarantine_of(self, number: int) -> Quarantined | None:
         return next((one for one in self.quarantined if one.number == number), None)
 

@@ -14,13 +14,14 @@ import tensorflow as tf
 
 from paramsync.errors import GraphError
 from paramsync.graphs.draft import finish
-from paramsync.graphs.graph import DEFAULT_SIGNATURE, Graph
+from paramsync.graphs.graph import Graph
 from paramsync.graphs.sources import functions, keras_models, own_calls
 from paramsync.graphs.sources.meta_graphs import draft_of_meta, read_meta
 from paramsync.graphs.sources.objects import object_graph, parts, variable_keys, variable_names
 from paramsync.graphs.sources.saved_models import SavedModel
 from paramsync.graphs.sources.traces import Trace, draft_of_traces, only
 from paramsync.graphs.sources.v1_tensors import draft_of_tensors
+from paramsync.graphs.specs import DEFAULT_SIGNATURE
 
 _ACCEPTED = (
     "a Keras model, a tf.Module, a tf.function or ConcreteFunction, what tf.saved_model.load gives, the path of a"

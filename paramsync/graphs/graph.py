@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -20,52 +19,15 @@ from paramsync.graphs.digest import digest
 from paramsync.graphs.embeddings import embeddings
 from paramsync.graphs.safety import checks as safety
 from paramsync.graphs.safety.weight import GRAPH_FILE, check_weight
+from paramsync.graphs.specs import DEFAULT_SIGNATURE, Signature, described, spec_of
 from paramsync.graphs.tables import MAX_BYTES as TABLE_BYTES
 from paramsync.graphs.tables import Contents, fill
 from paramsync.host import files
 from paramsync.store.layout import sealed
-from paramsync.v1 import bundle_pb2, graph_pb2
-
-DEFAULT_SIGNATURE = "serving_default"
+from paramsync.v1 import graph_pb2
 
 _Array = Any
 """A tensor, an array, or what has the dtype and shape of one."""
-
-Shape = tuple[int | None, ...] | None
-"""None for a dimension of any size; None instead of the tuple for any rank."""
-
-
-@dataclass(frozen=True, slots=True)
-class TensorSpec:
-    """What a tensor is called, and what it may be."""
-
-    name: str
-    dtype: str
-    shape: Shape
-    tensor: str = field(default="", compare=False)
-    """What the graph that it was captured from calls it, such as x:0; of a parameter empty."""
-
-    def accepts(self, dtype: str, shape: Sequence[int]) -> bool:
-        return dtype == self.dtype and (
-            self.shape is None
-            or (
-                len(shape) == len(self.shape)
-                and all(mine in (None, theirs) for mine, theirs in zip(self.shape, shape, strict=True))
-            )
-        )
-
-    def __str__(self) -> str:
-        return described(self.dtype, self.shape)
-
-
-@dataclass(frozen=True, slots=True)
-class Signature:
-    """What one function of a graph takes and gives, by the names callers use."""
-
-    inputs: Mapping[str, TensorSpec]
-    outputs: Mapping[str, TensorSpec]
-    method_name: str = ""
-    """What a SavedModel said it is for; it changes nothing of what is computed, and is no part of the digest."""
 
 
 class Graph:
@@ -80,11 +42,11 @@ class Graph:
         self.refused = refused
         graph_def = _parsed(tf.compat.v1.GraphDef, message.graph_def, "graph_def")
         self._message = _placeless(message, graph_def)
-        self.parameters = tuple(_spec(one) for one in message.parameters)
+        self.parameters = tuple(spec_of(one) for one in message.parameters)
         self.signatures: Mapping[str, Signature] = {
             name: Signature(
-                inputs={one.name: _spec(one) for one in signature.inputs},
-                outputs={one.name: _spec(one) for one in signature.outputs},
+                inputs={one.name: spec_of(one) for one in signature.inputs},
+                outputs={one.name: spec_of(one) for one in signature.outputs},
                 method_name=signature.method_name,
             )
             for name, signature in sorted(message.signatures.items())
@@ -228,12 +190,6 @@ class Graph:
         raise AssertionError("all fit")
 
 
-def described(dtype: str, shape: Shape | Sequence[int]) -> str:
-    """How a dtype and shape are written for people: float32 [?, 784]."""
-    dimensions = "?" if shape is None else ", ".join("?" if size is None else str(size) for size in shape)
-    return f"{dtype} [{dimensions}]" if shape is not None else f"{dtype} of any shape"
-
-
 def _dtype_name(value: _Array) -> str:
     if isinstance(value, tf.Tensor):
         return str(value.dtype.name)
@@ -243,15 +199,6 @@ def _dtype_name(value: _Array) -> str:
 
 def _listed(names: Collection[str]) -> str:
     return ", ".join(map(repr, sorted(names))) or "none"
-
-
-def _spec(one: graph_pb2.Parameter | graph_pb2.Endpoint) -> TensorSpec:
-    tensor = (one.source or one.tensor) if isinstance(one, graph_pb2.Endpoint) else ""
-    return TensorSpec(one.name, dtypes.name(one.dtype), from_proto(one.shape), tensor)
-
-
-def from_proto(shape: bundle_pb2.TensorShape) -> Shape:
-    return None if shape.unknown_rank else tuple(None if dim.size < 0 else dim.size for dim in shape.dim)
 
 
 def _check_names(wanted: Signature, inputs: Collection[str], outputs: Collection[str]) -> None:
@@ -286,16 +233,16 @@ def _placeless(message: graph_pb2.Graph, graph_def: Any) -> graph_pb2.Graph:
 
 
 def _digest(graph_def: Any, message: graph_pb2.Graph, tables: Sequence[Contents]) -> str:
-    named = {one.node: f"parameter {one.name} {_spec(one)}" for one in message.parameters}
+    named = {one.node: f"parameter {one.name} {spec_of(one)}" for one in message.parameters}
     named |= {one.node: f"table {held.digest()}" for one, held in zip(message.tables, tables, strict=True)}
     results, ends = [], list(named.values())
     for name, signature in sorted(message.signatures.items()):
         for one in signature.inputs:  # signatures may share a placeholder
-            node, meaning = one.tensor.removesuffix(":0"), f"{name} input {one.name} {_spec(one)}"
+            node, meaning = one.tensor.removesuffix(":0"), f"{name} input {one.name} {spec_of(one)}"
             named[node] = f"{named.get(node, '')} {meaning}"
             ends.append(meaning)
         results += [(f"{name} {one.name}", one.tensor) for one in signature.outputs]
-        ends += [f"{name} output {one.name} {_spec(one)}" for one in signature.outputs]
+        ends += [f"{name} output {one.name} {spec_of(one)}" for one in signature.outputs]
     return digest(graph_def, named, results, ends)
 
 

@@ -10,8 +10,9 @@ import tensorflow as tf
 
 from paramsync.errors import GraphError
 from paramsync.graphdef.reading import node_of, rename_calls
-from paramsync.graphs.graph import DEFAULT_SIGNATURE, Graph, TensorSpec
+from paramsync.graphs.graph import Graph
 from paramsync.graphs.lifting.cut import cut
+from paramsync.graphs.specs import DEFAULT_SIGNATURE, TensorSpec
 from paramsync.host.files import shown
 from paramsync.v1 import graph_pb2
 

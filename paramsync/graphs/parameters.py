@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +11,12 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from paramsync import dtypes
-from paramsync.checkpoint.placement import ALIGNMENT
+from paramsync.checkpoint.data_file import ALIGNMENT
 from paramsync.checkpoint.reader import Bundle
-from paramsync.errors import ParameterError
-from paramsync.graphs.graph import Graph, Shape, described
+from paramsync.graphs.graph import Graph
+from paramsync.graphs.locating import check
+from paramsync.graphs.locating import located as _located
 from paramsync.graphs.object_paths import keys_of
-from paramsync.host.files import shown
-from paramsync.tensorbundle.index import Entry
-
-_SHOWN = 8  # names in a message
 
 
 def arrange(graph: Graph, values: Mapping[str, Any], *, where: str = "the graph") -> tuple[tf.Tensor, ...]:
@@ -32,7 +28,7 @@ def arrange(graph: Graph, values: Mapping[str, Any], *, where: str = "the graph"
     wanted = {spec.name for spec in graph.parameters}
     extra = [name for name in values if name not in wanted]
     tensors = {name: _tensor(value) for name, value in values.items() if name in wanted}
-    _check(graph, tensors, lambda one: (one.dtype.name, tuple(one.shape)), where=where, extra=extra)
+    check(graph, tensors, lambda one: (one.dtype.name, tuple(one.shape)), where=where, extra=extra)
     return tuple(tensors[spec.name] for spec in graph.parameters)
 
 
@@ -50,65 +46,13 @@ def read(graph: Graph, checkpoint: Path | Bundle, *, where: str | None = None) -
 
 
 def located(graph: Graph, bundle: Bundle, *, where: str | None = None) -> tuple[str, ...]:
-    """The key of each parameter, in the order of `graph.parameters`, in a checkpoint that has all of them.
-
-    Raises ParameterError for what is not there, does not fit or could be one of several; no data is read before.
-    """
-    names = [spec.name for spec in graph.parameters]
-    keys = {name: name for name in names}
-    if not all(name in bundle.entries for name in names):
-        keys = keys_of(bundle, names, graph.called)
-    found = {**bundle.entries, **{name: bundle.entries[key] for name, key in keys.items() if key in bundle.entries}}
-    check_entries(graph, found, where=where or str(bundle.prefix))
-    return tuple(keys[name] for name in names)
+    """As `paramsync.graphs.locating` has it, where names may also be paths through TensorFlow's objects."""
+    return _located(graph, bundle, where=where, keys_of=keys_of)
 
 
 def shared(bundle: Bundle, keys: Iterable[str]) -> tuple[tf.Tensor, ...]:
     """The values as they lie in a bundle whose entries were checked. Raises as `Bundle.array` does."""
     return tuple(alias(bundle.array(key)) for key in keys)
-
-
-def check_entries(graph: Graph, entries: Mapping[str, Entry], *, where: str) -> None:
-    """Raise ParameterError where a checkpoint lacks what the graph needs, before any of its data is read."""
-    _check(graph, entries, lambda one: (dtypes.name(one.dtype), one.shape), where=where)
-
-
-def _check(
-    graph: Graph,
-    found: Mapping[str, Any],
-    kind: Callable[[Any], tuple[str, Shape]],
-    *,
-    where: str,
-    extra: Iterable[str] = (),
-) -> None:
-    missing = [spec.name for spec in graph.parameters if spec.name not in found]
-    if missing:
-        there = _some([*found, *extra])
-        raise ParameterError(where, expected=f"{_some(missing)} ({len(missing)} missing)", found=there)
-    if extra := list(extra):
-        expected = _some(spec.name for spec in graph.parameters)
-        raise ParameterError(where, expected=expected, found=f"{_some(extra)} too ({len(extra)} not needed)")
-    wrong = []
-    for spec in graph.parameters:
-        dtype, shape = kind(found[spec.name])
-        if shape is None or not spec.accepts(dtype, [-1 if size is None else size for size in shape]):
-            wrong.append((f"{_readable(spec.name)} {spec}", described(dtype, shape)))
-    if wrong:
-        more = f" ({len(wrong)} differ)" if len(wrong) > 1 else ""
-        raise ParameterError(
-            where,
-            expected=", ".join(one for one, _ in wrong[:_SHOWN]) + more,
-            found=", ".join(one for _, one in wrong[:_SHOWN]),
-        )
-
-
-def _readable(name: str) -> str:
-    return name if name.isprintable() else shown(name)
-
-
-def _some(names: Iterable[str]) -> str:
-    listed = sorted(names)
-    return f"{', '.join(map(_readable, listed[:_SHOWN])) or 'nothing'}{' and more' if len(listed) > _SHOWN else ''}"
 
 
 def _tensor(value: Any) -> tf.Tensor:

@@ -1,40 +1,29 @@
-"""Writes files that are complete or not there, and reads files of strangers without trusting them."""
+"""Writes files that are complete or not there; reads files of strangers, and shows text of theirs, without trust."""
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import shutil
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
 from paramsync.errors import CorruptCheckpointError, UnreadableError
-from paramsync.host import kernel, yielding
-from paramsync.host.kernel import Kernel
-from paramsync.host.terminal import line
 
 TEMPORARY = ".tmp-"
 MAX_MESSAGE = (1 << 31) - 1  # bytes; no message of protobuf is larger
 
 _SHOWN = 200  # characters
+_TO_LIST = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_TO_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a FIFO that nobody writes would be waited for
 # Errors of which the file itself, or its name, is the cause. All others are for this machine, or an operator, to mend:
 # no descriptor or memory is left, a disk fails, a server is away, permission was not given.
-_OF_THE_FILE = frozenset(
-    {
-        errno.ENOENT,
-        errno.ENOTDIR,
-        errno.EISDIR,
-        errno.ELOOP,
-        errno.ENXIO,
-        errno.ENAMETOOLONG,
-        errno.EINVAL,
-        errno.EFBIG,
-        errno.EOVERFLOW,
-    }
-)
+_OF_THE_FILE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO}
+_OF_THE_FILE |= {errno.ENAMETOOLONG, errno.EINVAL, errno.EFBIG, errno.EOVERFLOW}
 _IRREGULAR = {errno.ELOOP: "a symbolic link", errno.ENXIO: "a socket or a device"}
 
 
@@ -46,7 +35,8 @@ def aside(path: Path, *, durable: bool = False) -> Iterator[BinaryIO]:
     """
     temporary = path.with_name(TEMPORARY + path.name)
     try:
-        with _fresh(temporary) as file:
+        temporary.unlink(missing_ok=True)  # of a writer that was killed
+        with temporary.open("xb") as file:  # which follows no link, and takes an interrupt without losing a descriptor
             yield file
             if durable:
                 file.flush()
@@ -71,24 +61,24 @@ def keep_aside(path: Path, aside: Path) -> None:
         path.rename(aside)
 
 
-def _fresh(path: Path) -> BinaryIO:
-    """A new file, in place of whatever a killed writer left under this name."""
-    try:
-        return path.open("xb")  # which follows no link, and takes an interrupt without losing a descriptor
-    except FileExistsError:
-        path.unlink()
-        return path.open("xb")
-
-
 def names(directory: Path) -> list[str]:
     """The names in a directory."""
-    yielding.give()
-    return kernel.of_directory(directory).names(directory)
+    with os.scandir(directory) as found:
+        return [entry.name for entry in found]
+
+
+def lock_shared(descriptor: int) -> bool:
+    """Take a shared lock on an open file; False where somebody has it exclusively."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def sync_directory(path: Path) -> None:
     """Write the names in a directory to the disk."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    descriptor = os.open(path, _TO_LIST)
     try:
         os.fsync(descriptor)
     finally:
@@ -96,24 +86,77 @@ def sync_directory(path: Path) -> None:
 
 
 @contextmanager
-def regular(path: Path) -> Iterator[int]:
+def regular(path: Path, *, folder: int | None = None) -> Iterator[int]:
     """The descriptor of a regular file to read: a link could lead elsewhere, a FIFO could block.
 
-    Raises OSError where it cannot be opened, CorruptCheckpointError where it is anything but a regular file.
+    `folder` is the descriptor of its folder, where no link on the way to that may be followed (see `beneath`). Raises
+    OSError where the file cannot be opened, CorruptCheckpointError where it is anything but a regular file.
     """
-    with _regular(path) as (_, descriptor, _):
+    try:
+        descriptor = os.open(path, _TO_READ) if folder is None else os.open(path.name, _TO_READ, dir_fd=folder)
+    except OSError as error:
+        if error.errno in _IRREGULAR:
+            raise CorruptCheckpointError(path, expected="a regular file", found=_IRREGULAR[error.errno]) from error
+        raise
+    try:
+        mode = os.fstat(descriptor).st_mode
+        if not stat.S_ISREG(mode):
+            found = f"one of mode {stat.filemode(mode)}"
+            raise CorruptCheckpointError(path, expected="a regular file", found=found)
         yield descriptor
+    finally:
+        os.close(descriptor)
 
 
-def content(path: Path, *, limit: int) -> bytes:
+def content(path: Path, *, limit: int, folder: int | None = None) -> bytes:
     """The content of a regular file of at most `limit` bytes. Raises as `regular` does."""
-    with _regular(path) as (calls, descriptor, size):
+    with regular(path, folder=folder) as descriptor:
+        size = os.fstat(descriptor).st_size
         if size > limit:
             raise CorruptCheckpointError(path, expected=f"at most {limit} bytes", found=size)
         read = b""
-        while len(read) < size and (more := calls.read(descriptor, size - len(read))):
+        while len(read) < size and (more := os.read(descriptor, size - len(read))):
             read += more
         return read  # a file that grows meanwhile is no concern of this reader
+
+
+@contextmanager
+def beneath(directory: Path, *parts: str) -> Iterator[int]:
+    """The descriptor of a folder beneath a directory, which itself may be a link: nothing that lies elsewhere is read.
+
+    Each part of the path is opened in the folder that was opened before it, so that there is no moment between a look
+    and a use at which a link could replace a folder. Raises OSError where it cannot be opened, CorruptCheckpointError
+    where a part of the path is a link.
+    """
+    path = directory
+    descriptor = os.open(directory, _TO_LIST)
+    try:
+        for part in parts:
+            path /= part
+            try:
+                within = os.open(part, _TO_LIST | os.O_NOFOLLOW, dir_fd=descriptor)
+            except OSError as error:
+                with suppress(OSError):
+                    os.readlink(part, dir_fd=descriptor)
+                    raise CorruptCheckpointError(path, expected="a folder", found="a symbolic link") from error
+                raise OSError(error.errno, error.strerror, str(path)) from error
+            os.close(descriptor)
+            descriptor = within
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def content_beneath(directory: Path, name: str, *, limit: int) -> bytes:
+    """The content of a regular file of this name, "folder/file", beneath a directory. Raises as `beneath` does.
+
+    Raises ValueError for a name that leads elsewhere, whether anything is there or not.
+    """
+    *parts, last = name.split("/")
+    if any(part in ("", ".", "..") or "\0" in part for part in (*parts, last)):
+        raise ValueError(name)
+    with beneath(directory, *parts) as descriptor:
+        return content(directory.joinpath(*parts, last), limit=limit, folder=descriptor)
 
 
 def is_of_the_file(error: OSError) -> bool:
@@ -143,22 +186,13 @@ def shown(found: object) -> str:
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
-@contextmanager
-def _regular(path: Path) -> Iterator[tuple[Kernel, int, int]]:
-    """The calls to read a regular file with, its descriptor and its size."""
-    yielding.give()
-    calls = kernel.of(path)
-    try:
-        descriptor = calls.open(path)
-    except OSError as error:
-        if error.errno in _IRREGULAR:
-            raise CorruptCheckpointError(path, expected="a regular file", found=_IRREGULAR[error.errno]) from error
-        raise
-    try:
-        found = calls.of_descriptor(descriptor)
-        if not stat.S_ISREG(found.st_mode):
-            mode = f"one of mode {stat.filemode(found.st_mode)}"
-            raise CorruptCheckpointError(path, expected="a regular file", found=mode)
-        yield calls, descriptor, found.st_size
-    finally:
-        calls.close(descriptor)
+def line(text: str) -> str:
+    """The text on one line, fit for a terminal."""
+    return harmless(" ".join(text.split()))
+
+
+def harmless(text: str) -> str:
+    """The text with characters that cannot be printed escaped, as \\x1b."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)

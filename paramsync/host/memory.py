@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 _POPULATE_READ, _POPULATE_WRITE = 22, 23  # MADV_POPULATE_..., in Linux since 5.14
 _REMOVE = 9  # MADV_REMOVE of Linux
 _DROPPED = 256 << 20  # bytes whose pages one call drops: other threads that allocate memory wait for it
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # from malloc.h
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # from malloc.h
+_HEAPS = 8
 _KEPT = 16 << 20  # bytes that each heap keeps at its end
 _LARGE = 4 << 20  # bytes of a block that is never kept
 _MOUNTS = Path("/proc/self/mountinfo")
@@ -85,29 +86,26 @@ def address(array: Array) -> int:
 def is_memory(found: os.stat_result) -> bool:
     """Whether this file or directory is in memory, on tmpfs; False where this machine does not say."""
     device = b"%d:%d" % (os.major(found.st_dev), os.minor(found.st_dev))
-    try:
-        mounts = _MOUNTS.read_bytes()
-    except OSError:
-        return False
-    # Fields by place, then optional ones up to "-", then the type. In names the kernel escapes these two characters.
-    mounted = [line.split(b" ") for line in mounts.split(b"\n")]
-    return any(
-        fields[2:3] == [device] and fields[fields.index(b"-", 6) + 1] == b"tmpfs"
-        for fields in mounted
-        if b"-" in fields[6:-1]
-    )
+    with suppress(OSError):
+        # Fields by place, then optional ones up to "-", then the type. In names the kernel escapes these characters.
+        mounted = [line.split(b" ") for line in _MOUNTS.read_bytes().split(b"\n")]
+        tmpfs = [fields for fields in mounted if b"tmpfs" in fields[7:] and b"-" in fields[6:-1]]
+        return any(fields[2] == device and fields[fields.index(b"-", 6) + 1] == b"tmpfs" for fields in tmpfs)
+    return False
 
 
 def limit_heap() -> None:
     """Have the C library keep little of what is freed; without these settings it behaves as before.
 
     glibc begins by giving back all but 128 kB, whose pages the next message then waits for, and learns from each larger
-    block that is freed to keep more, up to 64 MB a heap, of which there may be eight for each processor.
+    block that is freed to keep more, up to 64 MB a heap, of which there may be eight for each processor: here eight in
+    all, for there is a worker for each processor.
     """
     with suppress(AttributeError):
         set_option = _libc.mallopt
         set_option(_M_MMAP_THRESHOLD, _LARGE)
         set_option(_M_TRIM_THRESHOLD, _KEPT)
+        set_option(_M_ARENA_MAX, _HEAPS)
 
 
 def trim_heap() -> None:

@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from paramsync.graphs.graph import Graph, Shape, Signature, TensorSpec
+from paramsync.graphs.graph import Graph
+from paramsync.graphs.specs import Shape, Signature, TensorSpec
 from paramsync.inference.execute import Arrays, called
 from paramsync.inference.questions import Answer
 from paramsync.inference.resident import Resident

@@ -12,7 +12,8 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from paramsync.errors import InputError, RequestError
-from paramsync.graphs.graph import DEFAULT_SIGNATURE, Graph, Signature, TensorSpec
+from paramsync.graphs.graph import Graph
+from paramsync.graphs.specs import DEFAULT_SIGNATURE, Signature, TensorSpec
 from paramsync.version import Version
 
 _NUMBERS = "biufcV"  # kinds of dtypes; bfloat16 and its like are of kind V

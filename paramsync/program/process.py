@@ -47,7 +47,7 @@ def raise_descriptor_limit() -> None:
 def connection_limit() -> int:
     """The number of connections that leave this process enough descriptors for files."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return _MOST_DESCRIPTORS if soft == resource.RLIM_INFINITY else max(16, soft - _FOR_FILES)
+    return _MOST_DESCRIPTORS if soft == resource.RLIM_INFINITY else max(soft // 2, soft - _FOR_FILES)
 
 
 def release(distribution: str = "paramsync") -> str:

@@ -18,11 +18,12 @@ from grpc_reflection.v1alpha import reflection
 
 from paramsync.errors import BusyError, SettingsError
 from paramsync.publishing import read_timeout
-from paramsync.publishing.meter import Meter
+from paramsync.publishing.metrics import Meter
 from paramsync.publishing.read_timeout import ReadTimeouts
 from paramsync.rpc import addresses
+from paramsync.rpc.connection_limit import ConnectionLimit
 from paramsync.rpc.server import UNFORESEEN, code_of, of_version, one_line, options
-from paramsync.store import lock
+from paramsync.store import layout
 from paramsync.v1 import sync_pb2, sync_pb2_grpc
 from paramsync.version import Version
 
@@ -137,7 +138,8 @@ class ControlPort:
         self._service = _Service(store)
         self._health = health.HealthServicer()
         self._set_healthy(False)
-        self._arrivals = ReadTimeouts()
+        self._connections = ConnectionLimit()
+        self._arrivals = ReadTimeouts(self._connections)
         self._server = grpc.server(
             ThreadPoolExecutor(_THREADS, thread_name_prefix="control"),
             interceptors=[self._arrivals],
@@ -153,6 +155,7 @@ class ControlPort:
             raise addresses.refused(host, port, option) from error
         self.address = addresses.address(host, bound)
         self._server.start()
+        self._connections.start(bound)
 
     @property
     def training(self) -> Training | None:
@@ -181,6 +184,7 @@ class ControlPort:
         self._service.watchers.close()
         self._health.enter_graceful_shutdown()
         self._server.stop(_GRACE).wait()
+        self._connections.close()
 
     def _set_healthy(self, healthy: bool) -> None:
         status = health_pb2.HealthCheckResponse
@@ -203,7 +207,7 @@ class _Service(sync_pb2_grpc.PublisherServicer):
         states = sync_pb2.PublisherStatus
         if training is None:
             return sync_pb2.PublisherStatus(
-                state=states.STARTING, store=str(self._store), publisher=lock.owner(self._store)
+                state=states.STARTING, store=str(self._store), publisher=layout.lock_owner(self._store)
             )
         publishing, state = training.publisher.status(), training.state
         version = publishing.published
@@ -226,7 +230,7 @@ class _Service(sync_pb2_grpc.PublisherServicer):
             saved_step=None if state is None else state.saved,
             state_error=(state and state.error) or "",
             held_back=publishing.held_back or "",
-            publisher=lock.owner(self._store),
+            publisher=layout.lock_owner(self._store),
         )
 
     def Publish(self, request: sync_pb2.PublishRequest, context: grpc.ServicerContext) -> sync_pb2.Version:

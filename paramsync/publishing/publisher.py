@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 from paramsync.errors import ParamsyncError, PublishError, SettingsError, StoppedError, StructureError
 from paramsync.publishing.device import device_name
 from paramsync.publishing.external_values import ExternalValues, Values
-from paramsync.publishing.meter import Meter, step_number
-from paramsync.publishing.metrics import Gate, Metrics, PublishIf
+from paramsync.publishing.metrics import Gate, Meter, Metrics, PublishIf, step_number
 from paramsync.publishing.schedule import Moment, PublishSchedule
 from paramsync.publishing.snapshot import Snapshot, SnapshotWriter, Source
 from paramsync.publishing.write_behind import PublisherStatus, WriteBehind

@@ -8,17 +8,15 @@ from concurrent.futures import CancelledError
 import grpc
 
 from paramsync import errors
-from paramsync.program.process import connection_limit
+from paramsync.rpc.connection_limit import most_connections
 from paramsync.v1 import sync_pb2 as pb
 from paramsync.version import Version
 
-MOST_CONNECTIONS = 4096  # for each port, where descriptors allow
 SILENT_SECONDS = 10  # until a new connection has to speak HTTP/2
 IDLE_SECONDS = 60  # until a connection without a call is closed; callers connect again unnoticed, as with HTTP
 ALIVE_SECONDS = 30  # after which a silent connection with calls is asked whether there is anybody
-_PORTS = 3  # of one process
 _MOST_CALLS_OF_ONE = 1 << 10  # on one connection, whose caller waits with more
-_MOST_PENDING = 1 << 14  # that have come and were not looked at, for each port
+_MOST_PENDING = 1 << 12  # that have come and were not looked at, for each port
 
 _MOST_BYTES = 1000  # of a status text: it is sent in a header, where a byte may take three, and headers have a limit
 
@@ -67,7 +65,7 @@ def options(message_bytes: int) -> tuple[tuple[str, int], ...]:
         ("grpc.so_reuseport", 0),  # else a second server could take the same port, and each would get some of the calls
         ("grpc.max_receive_message_length", message_bytes),
         ("grpc.max_send_message_length", message_bytes),
-        ("grpc.max_allowed_incoming_connections", min(MOST_CONNECTIONS, connection_limit() // _PORTS)),
+        ("grpc.max_allowed_incoming_connections", most_connections()),
         ("grpc.server_handshake_timeout_ms", 1000 * SILENT_SECONDS),
         ("grpc.max_connection_idle_ms", 1000 * IDLE_SECONDS),
         ("grpc.keepalive_time_ms", 1000 * ALIVE_SECONDS),

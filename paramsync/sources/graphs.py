@@ -8,13 +8,23 @@ import threading
 from collections.abc import Callable, Collection, Hashable, Sequence
 from pathlib import Path
 
-from paramsync.errors import GraphError, UnfinishedMetaError
+from google.protobuf.message import DecodeError
+from tensorflow.core.protobuf import saved_model_pb2
+
+from paramsync.checkpoint.reader import Bundle
+from paramsync.errors import GraphError, UnfinishedError, UnfinishedMetaError, UnsafeGraphError
 from paramsync.graphs.capturing import capture
 from paramsync.graphs.graph import Graph
+from paramsync.graphs.parameters import located, shared
 from paramsync.graphs.sources.meta_graphs import capture_meta
+from paramsync.graphs.sources.v1_saved_models import variables
 from paramsync.host import files
-from paramsync.host.terminal import line
+from paramsync.host.files import line
+from paramsync.inference.resident import Resident
 from paramsync.sources import identity
+from paramsync.sources.saved_models import AS_TEXT, COMMIT
+from paramsync.sources.source import Progress, ProgressCallback
+from paramsync.sources.verification import verify
 from paramsync.store.store import Store
 from paramsync.version import Version
 
@@ -72,7 +82,7 @@ OF_A_SOURCE = 4  # graphs: those of a version and its predecessor, and of some t
 
 
 class CheckpointGraphs:
-    """Gives each checkpoint its graph: the recorded one, the given one, or the one that a Saver wrote beside it."""
+    """See Build. A checkpoint's graph is the recorded one, the given one, or the one that a Saver wrote beside it."""
 
     def __init__(
         self,
@@ -91,7 +101,13 @@ class CheckpointGraphs:
         self._allowed = frozenset(allowed)
         self._graphs = GraphCache(OF_A_SOURCE)
 
-    def of(self, version: Version) -> Graph:
+    def keys(self, version: Version, graph: Graph, bundle: Bundle) -> tuple[str, ...]:
+        return located(graph, bundle, where=f"version {version.number}")
+
+    def build(self, version: Version, graph: Graph, bundle: Bundle, keys: Sequence[str]) -> Resident:
+        return Resident(version, graph, shared(bundle, keys))
+
+    def graph(self, version: Version) -> Graph:
         """Raises GraphError, UnfinishedMetaError, UnsafeGraphError, CorruptCheckpointError, OSError."""
         if version.graph:
             return self._graphs.built(version.graph, lambda: self._published(version))
@@ -139,6 +155,48 @@ class CheckpointGraphs:
         return captured(path, self._allowed) if path.is_dir() else _of_file(path, self._allowed)
 
 
+class SavedModelGraphs:
+    """Brings SavedModels into memory, whose graphs it keeps."""
+
+    def __init__(self, allowed: Collection[str] = ()) -> None:
+        self._allowed = frozenset(allowed)
+        self._graphs = GraphCache(OF_A_SOURCE)
+
+    def restored(self, version: Version, directory: Path, tell: ProgressCallback) -> Resident:
+        """Raises as Source.restore does."""
+        tell(Progress("mapping"))
+        graph = self._graph_of(directory)
+        if not graph.parameters:
+            return Resident(version, graph, ())
+        bundle = variables(directory)
+        keys = located(graph, bundle, where=f"version {version.number}")
+        verify(bundle, keys, tell)
+        return Resident(version, graph, shared(bundle, keys))
+
+    def _graph_of(self, directory: Path) -> Graph:
+        """The same SavedModel with other weights has the same graph, unless it has tables, which are in files too."""
+        if not (directory / COMMIT).exists() and (directory / AS_TEXT).exists():
+            raise GraphError(f"{directory}: expected {COMMIT}, found {AS_TEXT}: save it without as_text")
+        content = files.content(directory / COMMIT, limit=files.MAX_MESSAGE)
+        key = ("SavedModel", hashlib.sha256(content).digest(), self._allowed)
+        if (known := self._graphs.find(key)) is not None:
+            return known
+        if (known := RECENT.find(key)) is not None:
+            return self._graphs.keep(key, self._graphs.same_as(known))
+        try:
+            graph = captured(directory, self._allowed)
+        except GraphError as error:
+            if not isinstance(error, UnsafeGraphError) and _is_cut(content):
+                raise UnfinishedError(str(error)) from error
+            raise
+        if files.content(directory / COMMIT, limit=files.MAX_MESSAGE) != content:
+            raise UnfinishedError(f"{directory}: expected {COMMIT} at rest, found one that changed while it was read")
+        known = self._graphs.same_as(graph)
+        if graph.message().tables:
+            return self._graphs.keep(graph.digest, known)
+        return RECENT.keep(key, self._graphs.keep(key, known))
+
+
 def captured(directory: Path, allowed: frozenset[str]) -> Graph:
     """The graph of a SavedModel. Logs which of its signatures cannot be served. Raises GraphError where none can."""
     graph = capture(directory, allowed=allowed).graph
@@ -162,3 +220,11 @@ def _of_file(path: Path, allowed: frozenset[str]) -> Graph:
 
 def _needs(version: Version, path: Path) -> str:
     return f"version {version.number} needs the graph file {path}, which is not there"
+
+
+def _is_cut(content: bytes) -> bool:
+    """Whether the file ends too early for a SavedModel, as while it is being written."""
+    try:
+        return not saved_model_pb2.SavedModel.FromString(content).meta_graphs
+    except DecodeError:
+        return True

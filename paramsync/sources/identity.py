@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from paramsync.errors import CorruptCheckpointError, UnreadableError
-from paramsync.host import beneath, files, kernel
-from paramsync.host.kernel import Facts
+from paramsync.host import files
 from paramsync.store.store import Store
 from paramsync.version import Version
 
@@ -26,10 +25,9 @@ class StoreListing:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._calls = kernel.of_directory(directory)
         self._names: set[str] = set()
         self._of_checkpoints: defaultdict[str, list[str]] = defaultdict(list)
-        self._facts: dict[str, Facts | int] = {}  # of files that were asked for, or the number of the error
+        self._facts: dict[str, os.stat_result | int] = {}  # of files that were asked for, or the number of the error
         for name in _names(directory):
             self._names.add(name)
             if match := _OF_A_CHECKPOINT.fullmatch(name):
@@ -54,11 +52,11 @@ class StoreListing:
         found = self._found(name)
         return 0 if isinstance(found, int) else found.st_ctime_ns
 
-    def _found(self, name: str) -> Facts | int:
+    def _found(self, name: str) -> os.stat_result | int:
         """Facts of a link, not of its target."""
         if name not in self._facts:
             try:
-                self._facts[name] = self._calls.of_name(self._directory, name)
+                self._facts[name] = os.lstat(self._directory / name)
             except OSError as error:
                 self._facts[name] = error.errno or errno.EIO
         return self._facts[name]
@@ -80,9 +78,9 @@ def of_graph(path: Path) -> Hashable:
 
 def _files(directory: Path, folder: str) -> list[Hashable]:
     try:
-        with beneath.folder(directory, *([folder] if folder else [])) as descriptor, os.scandir(descriptor) as entries:
-            files = [one for one in entries if one.name not in _UNREAD and not one.is_dir(follow_symlinks=False)]
-            return [(folder, _of_entry(one)) for one in files]
+        with files.beneath(directory, *([folder] if folder else [])) as descriptor, os.scandir(descriptor) as entries:
+            found = [one for one in entries if one.name not in _UNREAD and not one.is_dir(follow_symlinks=False)]
+            return [(folder, _of_entry(one)) for one in found]
     except (FileNotFoundError, NotADirectoryError):
         return []
     except CorruptCheckpointError:  # it is a link, which is not followed
@@ -105,7 +103,7 @@ def _names(directory: Path) -> list[str]:
         return []
 
 
-def _identity(found: Facts) -> tuple[int, int, int]:
+def _identity(found: os.stat_result) -> tuple[int, int, int]:
     return found.st_ino, found.st_size, found.st_mtime_ns
 
 

@@ -3,35 +3,27 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import re
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
+from typing import Generic
 
-from google.protobuf.message import DecodeError
-from tensorflow.core.protobuf import saved_model_pb2
-
-from paramsync.errors import CorruptCheckpointError, GraphError, StoreError, UnfinishedError, UnsafeGraphError
-from paramsync.graphs.graph import Graph
-from paramsync.graphs.parameters import located, shared
-from paramsync.graphs.sources.v1_saved_models import variables
-from paramsync.host import beneath, files
-from paramsync.inference.resident import Resident
+from paramsync.errors import CorruptCheckpointError, StoreError, UnfinishedError
+from paramsync.host import files
+from paramsync.inference.view import InMemory, R
 from paramsync.sources import identity
-from paramsync.sources.graphs import OF_A_SOURCE, RECENT, GraphCache, captured
-from paramsync.sources.source import Bell, Look, Progress, ProgressCallback
-from paramsync.sources.verification import verify
+from paramsync.sources.source import Bell, Look, ProgressCallback
 from paramsync.sources.watch import Place, Watch, numbered_places
 from paramsync.version import Candidate, Version
 
 _NUMBER = re.compile(r"[0-9]{1,18}")
-_COMMIT = "saved_model.pb"
-_AS_TEXT = "saved_model.pbtxt"  # makes a version as well, which cannot be used
+COMMIT = "saved_model.pb"
+AS_TEXT = "saved_model.pbtxt"  # makes a version as well, which cannot be used
 _WATCHED = 2  # directories, of the highest numbers: a watch takes threads, and polling finds the rest
 
 
-class SavedModelsSource:
+class SavedModelsSource(Generic[R]):
     """See Source. `path` is the directory with the numbered directories.
 
     A version exists once its `saved_model.pb` does. It is served once that can be read and its variables are whole,
@@ -39,10 +31,10 @@ class SavedModelsSource:
     safe, or `allowed`, are run; parameters are copied, and checked in full.
     """
 
-    def __init__(self, path: Path, *, allowed: Collection[str] = ()) -> None:
+    def __init__(self, path: Path, build: Callable[[Version, Path, ProgressCallback], R]) -> None:
+        """`build` brings the version in a directory into memory; it raises as `restore` does."""
         self.path = path
-        self._allowed = frozenset(allowed)
-        self._graphs = GraphCache(OF_A_SOURCE)
+        self._build = build
 
     def look(self) -> Look:
         closed: list[OSError] = []  # of each directory that cannot be looked into
@@ -79,62 +71,22 @@ class SavedModelsSource:
     def identity(self, version: Version) -> Hashable:
         return identity.of_saved_model(self.path / version.prefix)
 
-    def restore(self, version: Version, tell: ProgressCallback) -> Resident:
+    def restore(self, version: Version, tell: ProgressCallback) -> R:
         directory = self.path / version.prefix
         before = self.identity(version)
         try:
-            resident = self._restored(version, directory, tell)
+            resident = self._build(version, directory, tell)
         except (CorruptCheckpointError, FileNotFoundError) as error:  # its writer may not be done
             raise UnfinishedError(str(error)) from error
         if self.identity(version) != before:
             raise UnfinishedError(f"{directory}: expected files at rest, found some that changed while they were read")
         return resident
 
-    def _restored(self, version: Version, directory: Path, tell: ProgressCallback) -> Resident:
-        tell(Progress("mapping"))
-        graph = self._graph_of(directory)
-        if not graph.parameters:
-            return Resident(version, graph, ())
-        bundle = variables(directory)
-        keys = located(graph, bundle, where=f"version {version.number}")
-        verify(bundle, keys, tell)
-        return Resident(version, graph, shared(bundle, keys))
-
-    def _graph_of(self, directory: Path) -> Graph:
-        """The same SavedModel with other weights has the same graph, unless it has tables, which are in files too."""
-        if not (directory / _COMMIT).exists() and (directory / _AS_TEXT).exists():
-            raise GraphError(f"{directory}: expected {_COMMIT}, found {_AS_TEXT}: save it without as_text")
-        content = files.content(directory / _COMMIT, limit=files.MAX_MESSAGE)
-        key = ("SavedModel", hashlib.sha256(content).digest(), self._allowed)
-        if (known := self._graphs.find(key)) is not None:
-            return known
-        if (known := RECENT.find(key)) is not None:
-            return self._graphs.keep(key, self._graphs.same_as(known))
-        try:
-            graph = captured(directory, self._allowed)
-        except GraphError as error:
-            if not isinstance(error, UnsafeGraphError) and _is_cut(content):
-                raise UnfinishedError(str(error)) from error
-            raise
-        if files.content(directory / _COMMIT, limit=files.MAX_MESSAGE) != content:
-            raise UnfinishedError(f"{directory}: expected {_COMMIT} at rest, found one that changed while it was read")
-        known = self._graphs.same_as(graph)
-        if graph.message().tables:
-            return self._graphs.keep(graph.digest, known)
-        return RECENT.keep(key, self._graphs.keep(key, known))
-
-    def let_pages_go(self, idle: Sequence[Resident]) -> None:
+    def let_pages_go(self, idle: Sequence[InMemory]) -> None:
         """Nothing can be evicted: all was copied."""
 
-    def tend(self, used: Sequence[Resident]) -> None:
+    def tend(self, used: Sequence[InMemory]) -> None:
         """Nothing is left to do: all was copied and looked at."""
-
-    def prepare(self, serving: Resident) -> bool:
-        """Nothing can be prefetched: all of the next version will be copied."""
-        return False
-
-    def close(self) -> None:
-        """Nothing is open."""
 
     def bell(self, ring: Callable[[], None]) -> Bell:
         return Watch(self.places, ring)
@@ -164,7 +116,7 @@ def highest(path: Path) -> list[Path]:
 
 def committed(directory: Path) -> float | None:
     """When the SavedModel in a directory was written; None where there is none yet. Raises OSError."""
-    found = next((one for one in _entries(directory) if one.name in (_COMMIT, _AS_TEXT)), None)
+    found = next((one for one in _entries(directory) if one.name in (COMMIT, AS_TEXT)), None)
     try:
         return None if found is None else found.stat(follow_symlinks=False).st_mtime
     except FileNotFoundError:
@@ -183,7 +135,7 @@ def _is_directory(entry: os.DirEntry[str]) -> bool:
 def _size(directory: Path) -> int:
     """Bytes of its variables, as far as they can be seen."""
     try:
-        with beneath.folder(directory, "variables") as descriptor, os.scandir(descriptor) as entries:
+        with files.beneath(directory, "variables") as descriptor, os.scandir(descriptor) as entries:
             return sum(one.stat(follow_symlinks=False).st_size for one in entries if ".data-" in one.name)
     except (OSError, CorruptCheckpointError):
         return 0
@@ -195,11 +147,3 @@ def _entries(directory: Path) -> list[os.DirEntry[str]]:
             return list(found)
     except FileNotFoundError:
         return []
-
-
-def _is_cut(content: bytes) -> bool:
-    """Whether the file ends too early for a SavedModel, as while it is being written."""
-    try:
-        return not saved_model_pb2.SavedModel.FromString(content).meta_graphs
-    except DecodeError:
-        return True

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
-from paramsync.inference.resident import Resident
+from paramsync.checkpoint.reader import Bundle
+from paramsync.graphs.locating import Wanting
+from paramsync.inference.view import InMemory, R_co
 from paramsync.version import Candidate, Version
 
 
@@ -59,7 +61,28 @@ class Bell(Protocol):
     def close(self) -> None: ...
 
 
-class Source(Protocol):
+class GraphSpec(Wanting, Protocol):
+    """What has to be known of a graph to check a checkpoint for it."""
+
+    @property
+    def embeddings(self) -> Collection[str]:
+        """Names of parameters of which it only looks up rows."""
+
+
+class Build(Protocol[R_co]):
+    """What a checkpoint becomes. `graph` is always one that its own `graph` gave."""
+
+    def graph(self, version: Version) -> GraphSpec:
+        """Raises GraphError, UnfinishedMetaError, UnsafeGraphError, CorruptCheckpointError, OSError."""
+
+    def keys(self, version: Version, graph: Any, bundle: Bundle) -> tuple[str, ...]:
+        """Where its parameters are. Raises ParameterError."""
+
+    def build(self, version: Version, graph: Any, bundle: Bundle, keys: Sequence[str]) -> R_co:
+        """The version in memory; the bundle was checked."""
+
+
+class Source(Protocol[R_co]):
     """Where the versions of a model come from. One thread uses it, the follower's; `path` is for everybody."""
 
     @property
@@ -71,24 +94,18 @@ class Source(Protocol):
     def identity(self, version: Version) -> Hashable:
         """A value that identifies the files of a version, as a look gives it: another one once they were rewritten."""
 
-    def restore(self, version: Version, tell: ProgressCallback) -> Resident:
+    def restore(self, version: Version, tell: ProgressCallback) -> R_co:
         """Brings a version into memory and checks it; what serves does not change.
 
         Raises UnfinishedError where its writer may not be done, CorruptCheckpointError, ParameterError,
         UnsafeGraphError, GraphError, UnknownVersionError, StoreError, OSError.
         """
 
-    def let_pages_go(self, idle: Sequence[Resident]) -> None:
+    def let_pages_go(self, idle: Sequence[InMemory]) -> None:
         """Evict the pages of these versions while another one is restored. They stay whole, and go on answering."""
 
-    def tend(self, used: Sequence[Resident]) -> None:
+    def tend(self, used: Sequence[InMemory]) -> None:
         """Do after a swap what need not be done before it. `used` are the versions that serve or have a label now."""
-
-    def prepare(self, serving: Resident) -> bool:
-        """Prefetch a portion, of milliseconds, for the next version; False when nothing is left to do."""
-
-    def close(self) -> None:
-        """Keep nothing open between two looks. Versions in memory stay whole; a later look opens what it needs."""
 
     def bell(self, ring: Callable[[], None]) -> Bell:
         """A bell for what is published here. It calls `ring` from any thread."""

@@ -6,9 +6,8 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 
 from paramsync import dtypes
 from paramsync.checkpoint.reader import Bundle
-from paramsync.graphs.graph import Graph
 from paramsync.host import parallel
-from paramsync.sources.source import Progress, ProgressCallback
+from paramsync.sources.source import GraphSpec, Progress, ProgressCallback
 from paramsync.version import Version
 
 _NOT_NUMBERS = {dtypes.BOOL, dtypes.STRING, dtypes.VARIANT}
@@ -23,7 +22,7 @@ def is_untouched(version: Version, bundle: Bundle) -> bool:
     return bool(version.checksum and version.finite and version.seal) and version.seal == bundle.seal
 
 
-def without_embeddings(graph: Graph, bundle: Bundle, keys: Sequence[str]) -> tuple[str, ...]:
+def without_embeddings(graph: GraphSpec, bundle: Bundle, keys: Sequence[str]) -> tuple[str, ...]:
     """The tensors that requests read whole. Large embeddings in memory come as requests read rows of them."""
     large = {
         key

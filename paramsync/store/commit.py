@@ -6,19 +6,18 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 
+from paramsync.checkpoint.data_file import FileStamp
 from paramsync.checkpoint.file_pool import NO_ROOM, FilePool
-from paramsync.checkpoint.seal import FileStamp
 from paramsync.checkpoint.writer import CheckpointWriter, Tensor
 from paramsync.errors import CorruptCheckpointError, SettingsError, StoreError, UnreadableError
 from paramsync.host import files
-from paramsync.store import layout, lock
-from paramsync.store.state_file import StateFile
+from paramsync.store import layout
 from paramsync.store.store import Store
+from paramsync.tensorbundle import index
 from paramsync.tensorbundle.index import index_file
 from paramsync.version import Version
 
@@ -75,14 +74,13 @@ class StoreWriter:
         path = self._store.graph_file(digest)
         self._fresh_graphs.add(digest)
         with self._faults(f"graph {digest} was not written"):
-            found = None
             with suppress(FileNotFoundError):
                 found = FileStamp.of(path.lstat())
-            if found is not None and found == self._sound.get(path):
-                return
-            if found is not None and files.has(path, content):
-                self._sound[path] = found
-                return
+                if found == self._sound.get(path):
+                    return
+                if files.has(path, content):
+                    self._sound[path] = found
+                    return
             if path.is_dir() and not path.is_symlink():  # no file can be renamed over a folder
                 files.keep_aside(path, path.with_name(f"{path.name}.damaged"))
             with files.aside(path, durable=self._durable) as file:
@@ -164,7 +162,10 @@ class StoreWriter:
             self._unchanged = written.unchanged
             self._checkpoints.remember(written)
         finally:
-            self._prune(published)
+            try:
+                self._sweep(self._state.names() if published is None else published)
+            except (OSError, StoreError, CorruptCheckpointError) as error:  # what stays is marked until the next time
+                _log.warning("%s: old versions were not removed: %s", self._path, error)
         return version
 
     def close(self) -> None:
@@ -177,24 +178,21 @@ class StoreWriter:
             self._pool.close()
             self._pool = None
         if self._lock is not None:
-            lock.release(self._lock)
+            layout.release_lock(self._lock)
             self._lock = None
 
     def __enter__(self) -> StoreWriter:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _take(self) -> None:
-        """Make and lock the directory, and clear away what a killed publisher left."""
         with self._faults("cannot be made a store"):
             if self._path.is_file():
                 raise StoreError(self._path, "expected a directory, found a file")
             self._path.mkdir(parents=True, exist_ok=True)
-            self._lock = lock.take(self._path)
+            self._lock = layout.take_lock(self._path)
         try:
             self._state = StateFile(self._path, durable=self._durable, faults=self._faults)
             with self._numbers:
@@ -220,7 +218,7 @@ class StoreWriter:
         if self._closed:
             raise StoreError(self._path, "is closed; expected an open StoreWriter")
         with self._faults("cannot be looked at"):
-            is_held = self._lock is not None and lock.holds(self._lock, self._path)
+            is_held = self._lock is not None and layout.holds_lock(self._lock, self._path)
         if not is_held:
             self._let_go()
             self._take()
@@ -237,47 +235,35 @@ class StoreWriter:
         if version.graph and not self._store.graph_file(version.graph).exists():
             raise StoreError(self._path, f"expected graph {version.graph} to be added before version {version.number}")
 
-    def _prune(self, listed: Sequence[str] | None) -> None:
-        """Step 4, which never fails a publication: what cannot be removed stays marked until the next time."""
-        try:
-            self._sweep(self._state.names() if listed is None else listed)
-        except (OSError, StoreError, CorruptCheckpointError) as error:
-            _log.warning("%s: old versions were not removed: %s", self._path, error)
-
     def _sweep(self, listed: Sequence[str]) -> None:
+        """Step 4."""
         found = files.names(self._path)
         problems = []
-        for name in [name for name in found if layout.is_mark(name) or name.startswith(files.TEMPORARY)]:
-            file = self._path / name
+        for file in found:
             try:
-                if layout.is_mark(name):
-                    self._clear(file, listed, found)
-                else:
-                    file.unlink(missing_ok=True)
+                if (name := layout.marked(file)) is not None:
+                    self._clear(name, listed, found)
+                elif file.startswith(files.TEMPORARY):
+                    (self._path / file).unlink(missing_ok=True)
             except (OSError, UnreadableError) as error:  # the others can go all the same
                 problems.append(error)
-        self._state.forget(but=listed)
         if self._pool is not None:
             self._pool.trim()
         if problems:
             raise problems[0]
 
-    def _clear(self, mark: Path, listed: Sequence[str], found: Sequence[str]) -> None:
-        name = layout.marked(mark)
+    def _clear(self, name: str, listed: Sequence[str], found: Sequence[str]) -> None:
+        mark = layout.mark(self._path, name)
         if layout.is_name(name) and name not in listed:
-            self._remove(name, found)
-            if (graph := self._state.known_graph(name)) is None:
-                graph = mark.read_text(errors="replace")
+            index_file(self._path / name).unlink(missing_ok=True)
+            layout.record_file(self._path, name).unlink(missing_ok=True)
+            for data in found:
+                if data.startswith(f"{name}.data-") and self._pool is not None:
+                    self._pool.retire(self._path / data)
+            graph = mark.read_text(errors="replace")
             if layout.is_digest(graph) and graph not in self._fresh_graphs | set(map(self._state.graph, listed)):
                 self._store.graph_file(graph).unlink(missing_ok=True)
         mark.unlink()
-
-    def _remove(self, name: str, found: Sequence[str]) -> None:
-        index_file(self._path / name).unlink(missing_ok=True)
-        layout.record_file(self._path, name).unlink(missing_ok=True)
-        for data in found:
-            if data.startswith(f"{name}.data-") and self._pool is not None:
-                self._pool.retire(self._path / data)
 
     def _mark(self, name: str, graph: str) -> None:
         layout.write_text(layout.mark(self._path, name), graph, durable=self._durable)
@@ -295,3 +281,142 @@ class StoreWriter:
                 with suppress(OSError):
                     self._pool.trim(keep=0)  # makes room for the next try
             raise StoreError(self._path, f"{problem}: {error.strerror}") from error
+
+
+class StateFile:
+    """The state file of a store, which lists its versions, oldest first. The publisher's thread owns it.
+
+    Versions without a record, or with a record of other parameters, are TensorFlow's: they stay listed while they are
+    there. Our versions that somebody took out of `checkpoint` are listed again. A damaged `checkpoint` is set aside,
+    and written anew with what this publisher listed, or else with all our whole versions.
+    """
+
+    def __init__(
+        self, directory: Path, *, durable: bool, faults: Callable[[str], AbstractContextManager[object]]
+    ) -> None:
+        """`faults` turns an OSError in its block into a StoreError that begins with the given problem."""
+        self._directory = directory
+        self._durable = durable
+        self._faults = faults
+        self._text: str | None = None  # of `checkpoint`
+        self._names: tuple[str, ...] | None = None  # that the text lists; None before the first look
+        self._graphs: dict[str, str | None] = {}  # by version; None where there is no record
+
+    def names(self) -> tuple[str, ...]:
+        """The listed names, and our unlisted ones. Raises StoreError."""
+        try:
+            text = layout.read_text(layout.state_file(self._directory))
+            if self._names is not None and text == self._text:
+                return self._names
+            state = layout.read_state(self._directory)  # a stranger's, or of an earlier publisher
+        except CorruptCheckpointError as error:
+            return self._heal(error)
+        self._text, self._names, self._graphs = text, self._with_unlisted(state.names if state else ()), {}
+        return self._names
+
+    def publish(self, version: Version, names: tuple[str, ...]) -> None:
+        """Replace `checkpoint` by one that lists these names, with the version as the latest. Raises OSError."""
+        text = layout.state_text(layout.State(version.prefix, names))
+        layout.write_text(layout.state_file(self._directory), text, durable=self._durable)
+        self._text, self._names = text, names
+        self._graphs = {name: self._graphs[name] for name in names if name in self._graphs}
+        self._graphs[version.prefix] = version.graph
+
+    def kept(self, names: Collection[str], keep: int) -> list[str]:
+        """The names that stay listed beside one more version, where `keep` of ours are kept."""
+        ours = []
+        for name in names:
+            with suppress(UnreadableError):  # nobody can tell now whose it is: it stays
+                if self.graph(name) is not None:
+                    ours.append(name)
+        dropped = {*ours[: max(0, len(ours) + 1 - keep)], *self.gone(set(names) - set(ours))}
+        return [name for name in names if name not in dropped]
+
+    def gone(self, names: Collection[str]) -> set[str]:
+        """The names of which no file is there any more."""
+        if not names:
+            return set()
+        there = files.names(self._directory)
+        begun = {file[:at] for file in there for at, letter in enumerate(file) if letter == "."}
+        return set(names) - begun - set(there)
+
+    def remains(self) -> list[Version]:
+        """The records of versions whose index was removed, as by a CheckpointManager that took them for its own."""
+        found = self._unlisted(self.names())
+        return [version for name, version in found if not index_file(self._directory / name).exists()]
+
+    def highest(self) -> int:
+        """The highest number that a listed name or a file of a version has, whatever became of the version, or -1."""
+        found = [file.partition(".")[0] for file in files.names(self._directory) if file.startswith("ckpt-")]
+        return max(map(layout.number_of, [*found, *self.names()]), default=-1)
+
+    def graph(self, name: str) -> str | None:
+        """The graph's digest in a record, "" where the record is broken, None without one. Raises UnreadableError."""
+        if name not in self._graphs:
+            try:
+                record = self._record(name)
+                self._graphs[name] = record.graph if record else None
+            except CorruptCheckpointError:
+                self._graphs[name] = ""
+        return self._graphs[name]
+
+    def _heal(self, error: CorruptCheckpointError) -> tuple[str, ...]:
+        """Set a damaged `checkpoint` aside, and write it anew. Returns the names that it lists now."""
+        known = self._names or ()
+        gone = self.gone(known)
+        names = self._with_unlisted([name for name in known if name not in gone])
+        path = layout.state_file(self._directory)
+        damaged = path.with_name(f"{path.name}.damaged")
+        text: str | None = None
+        with self._faults(f"{error}; it cannot be set aside"):
+            files.keep_aside(path, damaged)
+            if names:
+                text = layout.state_text(layout.State(names[-1], names))
+                layout.write_text(path, text, durable=self._durable)
+            else:
+                path.unlink(missing_ok=True)
+            if self._durable:
+                files.sync_directory(self._directory)
+        said = f"written anew with {names[-1]} as the latest" if names else "no version of ours is there"
+        _log.warning("%s: set aside as %s, %s", error, damaged.name, said)
+        self._text, self._names, self._graphs = text, names, {}
+        return names
+
+    def _with_unlisted(self, listed: Collection[str]) -> tuple[str, ...]:
+        """Our versions that are whole, neither listed nor marked as rubbish, and the listed ones."""
+        whole = []
+        for name, version in self._unlisted(listed):
+            with suppress(UnreadableError):  # it stays as it is, whatever it is
+                if self._record(name) == version and index_file(self._directory / name).is_file():
+                    whole.append(name)
+        return (*sorted(whole, key=layout.number_of), *listed)
+
+    def _unlisted(self, listed: Collection[str]) -> Iterator[tuple[str, Version]]:
+        """The versions with a record that are neither listed nor marked as rubbish."""
+        found = files.names(self._directory)
+        known = {*listed, *map(layout.marked, found)}
+        for file in found:
+            name = file.removesuffix(".json")
+            if name == file or name in known or not file.startswith("ckpt-"):
+                continue
+            try:
+                version = layout.read_record(self._directory, name)
+            except (CorruptCheckpointError, StoreError):
+                continue
+            if version is not None:
+                yield name, version
+
+    def _record(self, name: str) -> Version | None:
+        """The record of a version; None without one, or where somebody else wrote a checkpoint of that name over ours.
+
+        Raises as `layout.read_record` does, and UnreadableError where nobody can tell now.
+        """
+        found = layout.read_record(self._directory, name)
+        if found is not None and found.checksum:
+            try:
+                entries = index.read(index_file(self._directory / name)).entries
+            except CorruptCheckpointError:
+                return found  # broken, but nobody else's
+            if index.digest(entries) != found.checksum:
+                return None
+        return found

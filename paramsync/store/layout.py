@@ -1,11 +1,11 @@
-"""Names the files of a store's directory, reads and writes its state file and records, and seals its graphs.
+"""The files of a store's directory: their names, the state file and the records, the lock, the seal of graphs.
 
 checkpoint              TensorFlow's CheckpointState as text; replaced by rename, which publishes a version
 checkpoint.damaged      the last `checkpoint` that could not be read
 ckpt-420.index  .data-* the parameters, complete before that rename
 ckpt-420.json           the Version record
 graph-<digest>.pb       a graph; with .damaged, a folder that was in its place
-publisher.lock          locked while there is a publisher; says which, or which was the last
+publisher.lock          locked while there is a publisher, whose death ends the lock; says which, or which was the last
 .tmp-*                  files being written
 .spare-*                data files of versions that are gone, waiting to be overwritten with those of another
 .unlisted-ckpt-420      marks the files of this name as rubbish unless `checkpoint` lists it: the version is being
@@ -14,15 +14,20 @@ publisher.lock          locked while there is a publisher; says which, or which 
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
+import json
+import os
 import re
+import socket
+import uuid
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
 
 from google.protobuf import text_format
 
-from paramsync.errors import CorruptCheckpointError, StoreError
+from paramsync.errors import CorruptCheckpointError, StoreError, StoreLockedError
 from paramsync.host import files
 from paramsync.v1 import bundle_pb2
 from paramsync.version import Version
@@ -31,8 +36,8 @@ NUMBERS = 10**18  # versions are below, so that every number of this many digits
 
 LOCK = "publisher.lock"
 
+_LOCK_LIMIT = 1024  # bytes
 _STATE = "checkpoint"
-_DAMAGED = "checkpoint.damaged"
 _MARK = ".unlisted-"
 _TEXT_LIMIT = 1 << 20  # bytes of a state file or a record
 _NAME_LIMIT = 200  # bytes of 255, so that `.data-00000-of-00001` fits behind and `.tmp-` in front
@@ -58,10 +63,6 @@ def state_file(directory: Path, name: str = _STATE) -> Path:
     return directory / name
 
 
-def damaged_state_file(directory: Path) -> Path:
-    return directory / _DAMAGED
-
-
 def record_file(directory: Path, name: str) -> Path:
     return directory / f"{name}.json"
 
@@ -75,13 +76,9 @@ def mark(directory: Path, name: str) -> Path:
     return directory / f"{_MARK}{name}"
 
 
-def is_mark(file: str) -> bool:
-    return file.startswith(_MARK)
-
-
-def marked(file: Path) -> str:
-    """The name that a mark is about."""
-    return file.name.removeprefix(_MARK)
+def marked(file: str) -> str | None:
+    """The name of the version that a file marks; None for a file that is no mark."""
+    return file.removeprefix(_MARK) if file.startswith(_MARK) else None
 
 
 def is_name(text: str) -> bool:
@@ -218,3 +215,63 @@ def _name(state: Path, listed: str) -> str:
     if not is_name(name):
         raise CorruptCheckpointError(state, expected="paths in its directory", found=files.shown(listed))
     return name
+
+
+def take_lock(store: Path) -> int:
+    """Take the lock; returns the descriptor that holds it. Raises StoreLockedError, which names the holder, OSError."""
+    descriptor = os.open(store / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.ftruncate(descriptor, 0)
+        owner = {"pid": os.getpid(), "host": socket.gethostname(), "id": uuid.uuid4().hex}
+        os.pwrite(descriptor, json.dumps(owner).encode() + b"\n", 0)
+    except BlockingIOError as error:
+        holder = _lock_content(descriptor)
+        os.close(descriptor)
+        who = f"process {holder['pid']} on {holder['host']}" if holder else "which did not say who it is"
+        raise StoreLockedError(store, who) from error
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def holds_lock(descriptor: int, store: Path) -> bool:
+    """Whether the lock is still that of the store at this path, whose directory may have been removed and made again.
+
+    Raises OSError where nobody can tell now: that is no reason to give the lock back.
+    """
+    try:
+        return os.path.samestat(os.fstat(descriptor), (store / LOCK).lstat())
+    except OSError as error:
+        if files.is_of_the_file(error):
+            return False
+        raise
+
+
+def release_lock(descriptor: int) -> None:
+    """Give the lock back, even where a forked child has the descriptor too; such a child only closes its own."""
+    holder = _lock_content(descriptor)
+    if holder and (holder["pid"], holder["host"]) == (os.getpid(), socket.gethostname()):
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+    os.close(descriptor)
+
+
+def lock_owner(store: Path) -> str:
+    """The text that the last publisher wrote into the lock, which no two of them share; "" where there was none.
+
+    It tells whether two paths, perhaps on different machines, lead to one store, or a copy of it.
+    """
+    try:
+        return files.content(store / LOCK, limit=_LOCK_LIMIT).decode(errors="replace").strip()
+    except (OSError, CorruptCheckpointError):
+        return ""
+
+
+def _lock_content(descriptor: int) -> dict[str, object] | None:
+    """What the holder wrote into the lock; None where a stranger wrote there."""
+    try:
+        values = json.loads(os.pread(descriptor, _LOCK_LIMIT, 0))
+        return {"pid": values["pid"], "host": values["host"]}
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 from paramsync.checkpoint import data_file
 from paramsync.checkpoint.reader import Bundle
 from paramsync.errors import CorruptCheckpointError, StoreError, UnknownVersionError
-from paramsync.host import files, kernel
+from paramsync.host import files
 from paramsync.store import layout
 from paramsync.tensorbundle import index
 from paramsync.tensorbundle.index import index_file
@@ -136,7 +137,7 @@ class Store:
         listing = index_file(self.path / name)
         try:
             with files.regular(listing) as descriptor:
-                written = 0.0 if record else kernel.of(listing).of_descriptor(descriptor).st_mtime
+                written = 0.0 if record else os.fstat(descriptor).st_mtime
         except FileNotFoundError:
             return None
         except OSError as error:

@@ -1,24 +1,33 @@
 """Reads and writes the index of a TensorBundle checkpoint: place, dtype, shape and checksum of each tensor.
 
 Reading trusts nothing: checksums, order, bounds, shapes and sizes are checked before anybody maps the data.
+
+A partitioned variable has an entry of its own, with the shape of the whole and the place of each part in it. Each part
+has another entry, whose key is made of the variable's name and that place, so that all keys sort:
+
+    00 | name, 00 as 00 FF and FF as FF 00 | 00 01 | rank | for each dimension: start, length
+
+The rank is a count of bytes, in a byte, and these bytes. Start and length have as many bytes as leading ones.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 
+import numpy as np
 from google.protobuf.message import DecodeError
 
 from paramsync import dtypes
+from paramsync.dtypes import Array
 from paramsync.errors import CorruptCheckpointError, ParameterError
 from paramsync.host import files
-from paramsync.tensorbundle import slices, sstable, strings
+from paramsync.tensorbundle import sstable, strings
 from paramsync.tensorbundle.sstable import varint
 from paramsync.v1 import bundle_pb2
 
@@ -33,6 +42,11 @@ _SHARDS = 1 << 12  # each may cost a reader an open file
 _ENTRY_LIMIT = 1 << 20  # bytes: thousands of slices
 _RANK_LIMIT = 64  # numpy's
 _INT64 = 1 << 63
+
+Extent = tuple[int, int]
+"""The start and the length of a part in one dimension; a length of -1 is all of the dimension."""
+
+WHOLE: Extent = (0, -1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +92,7 @@ def index_file(prefix: Path) -> Path:
 
 
 def data_file(prefix: Path, shard: int, shards: int) -> Path:
-    """One of the data shards of the checkpoint with this prefix."""
+    """A data shard of the checkpoint with this prefix."""
     return prefix.with_name(f"{prefix.name}.data-{shard:05d}-of-{shards:05d}")
 
 
@@ -87,21 +101,20 @@ def read(path: Path) -> Index:
     return decode(content(path), path=path)
 
 
-def content(path: Path) -> bytes:
-    """The bytes of an index file, for `decode`.
+def content(path: Path, *, folder: int | None = None) -> bytes:
+    """The bytes of an index file, for `decode`. `folder` is as in `files.regular`.
 
     Raises CorruptCheckpointError for what cannot be an index, UnreadableError where nobody can tell now.
     """
     try:
-        return files.content(path, limit=_LIMIT)
+        return files.content(path, limit=_LIMIT, folder=folder)
     except OSError as error:
         raise files.unread(path, "an index file", error) from error
 
 
 def decode(content: bytes, *, path: Path) -> Index:
     """The index in these bytes, which came from `path`. Raises as `read` does."""
-    records = sstable.read(content, path=path)
-    return _Reader(path, _read_header(path, next(records, None))).read(records)
+    return _Reader(path).read(sstable.read(content, path=path))
 
 
 def encode(index: Index) -> bytes:
@@ -116,16 +129,15 @@ def encode(index: Index) -> bytes:
         if entry.parts:
             raise ValueError(f"{files.shown(name)}: expected a tensor in one piece, found {len(entry.parts)} parts")
         records.append((name.encode(), _encoded(entry)))
-    _check_limit(f"at most {_TENSORS} tensors", len(index.entries), _TENSORS)
-    _check_limit(f"names of at most {_NAMES} bytes together", sum(len(key) for key, _ in records), _NAMES)
     encoded = sstable.write(records)
-    _check_limit(f"an index of at most {_LIMIT} bytes", len(encoded), _LIMIT)
+    for expected, found, limit in (
+        (f"at most {_TENSORS} tensors", len(index.entries), _TENSORS),
+        (f"names of at most {_NAMES} bytes together", sum(len(key) for key, _ in records), _NAMES),
+        (f"an index of at most {_LIMIT} bytes", len(encoded), _LIMIT),
+    ):
+        if found > limit:
+            raise ParameterError("a checkpoint", expected=expected, found=found)
     return encoded
-
-
-def _check_limit(expected: str, found: int, limit: int) -> None:
-    if found > limit:
-        raise ParameterError("a checkpoint", expected=expected, found=found)
 
 
 def digest(entries: Mapping[str, Entry]) -> str:
@@ -154,44 +166,74 @@ def _shape(shape: tuple[int, ...]) -> bytes:
     return b"\x12" + varint(len(encoded)) + encoded
 
 
-def _read_header(path: Path, record: tuple[bytes, bytes] | None) -> int:
-    """The number of shards, from the record that every index begins with."""
-    if record is None or record[0]:
-        raise CorruptCheckpointError(
-            path, expected="a header", found=f"key {files.shown(record[0])}" if record else "nothing"
-        )
-    try:
-        header = bundle_pb2.BundleHeader.FromString(record[1])
-    except DecodeError as error:
-        raise CorruptCheckpointError(path, expected="a header", found="a malformed one") from error
-    if header.endianness != bundle_pb2.BundleHeader.LITTLE:
-        raise CorruptCheckpointError(path, expected="little-endian tensors", found="big-endian ones")
-    if header.version.min_consumer > _PRODUCER:
-        found = f"one for readers of version {header.version.min_consumer} on"
-        raise CorruptCheckpointError(path, expected=f"a checkpoint of version {_PRODUCER}", found=found)
-    if not 1 <= header.num_shards <= _SHARDS:
-        raise CorruptCheckpointError(path, expected=f"1 to {_SHARDS} shards", found=header.num_shards)
-    return header.num_shards
+def part_key(name: str, extents: Sequence[Extent]) -> bytes:
+    """The key of a part of a partitioned variable."""
+    escaped = name.encode().replace(b"\0", b"\0\xff")  # FF would be escaped too, and UTF-8 has none
+    rank = len(extents)
+    counted = bytes([1, rank]) if rank else b"\0"
+    return b"\0" + escaped + b"\0\1" + counted + b"".join(_signed(one) for extent in extents for one in extent)
+
+
+def _signed(value: int) -> bytes:
+    if value < 0:
+        return b"\x7f"  # -1, the only one there is
+    size = value.bit_length() // 7 + 1
+    return ((1 << size) - 1 << 7 * size | value).to_bytes(size, "big")
+
+
+def parts_problem(shape: Sequence[int], parts: Sequence[Sequence[Extent]]) -> str | None:
+    """What is wrong with these parts of a shape, which partitioners cut along a grid; None where they make it up."""
+    cuts: list[set[Extent]] = [set() for _ in shape]
+    for part in parts:
+        if len(part) != len(shape):
+            return f"{len(part)} extents for {len(shape)} dimensions"
+        for (start, length), size, cut in zip(part, shape, cuts, strict=True):
+            if (start, length) != WHOLE and not 0 <= start < start + length <= size:
+                return f"extent {start}, {length} in a dimension of {size}"
+            cut.add((start, size if length == -1 else length))
+    for size, cut in zip(shape, cuts, strict=True):
+        end = 0
+        for start, length in sorted(cut):
+            if start != end:
+                return f"parts that meet neither at {start} nor at {end}"
+            end += length
+        if end != size:
+            return f"parts of {end} of {size}"
+    expected = math.prod(len(cut) for cut in cuts)
+    if len(parts) != expected or len({tuple(part) for part in parts}) != expected:
+        return f"{len(parts)} of {expected} different parts"
+    return None
+
+
+def assemble(
+    shape: tuple[int, ...], dtype: np.dtype[np.generic], parts: Iterable[tuple[Sequence[int], Array]]
+) -> Array:
+    """Join parts, each given with its start, to one array of this shape, which they make up."""
+    whole = np.empty(shape, dtype)
+    for starts, part in parts:
+        whole[tuple(slice(start, start + size) for start, size in zip(starts, part.shape, strict=True))] = part
+    return whole
 
 
 class _Reader:
     """Puts the entries of one index together, and checks all that can be checked without the data."""
 
-    def __init__(self, path: Path, shards: int) -> None:
+    def __init__(self, path: Path) -> None:
         self._path = path
-        self._shards = shards
+        self._shards = 0
         self._parts: dict[bytes, Entry] = {}  # of partitioned variables, by key, until their variable takes them
 
-    def read(self, records: Iterable[tuple[bytes, bytes]]) -> Index:
+    def read(self, records: Iterator[tuple[bytes, bytes]]) -> Index:
+        self._shards = self._read_header(*next(records, (None, b"")))
         listed = list(islice(records, _TENSORS + 1))
         if len(listed) > _TENSORS:
             raise self._fault(f"at most {_TENSORS} tensors", "more")
         entries = {}
         for key, value in listed:
-            if key[0] == 0:
-                self._parts[key] = self._checked(key, self._message(key, value))
-                continue
             message = self._message(key, value)
+            if key[0] == 0:
+                self._parts[key] = self._checked(key, message)
+                continue
             try:
                 name = key.decode()
             except UnicodeDecodeError as error:
@@ -201,6 +243,23 @@ class _Reader:
             raise self._fault("the variable that has the part", files.shown(next(iter(self._parts))))
         self._check_places(entries)
         return Index(self._shards, entries)
+
+    def _read_header(self, key: bytes | None, value: bytes) -> int:
+        """The number of shards, from the record that every index begins with."""
+        if key != b"":
+            raise self._fault("a header", "nothing" if key is None else f"key {files.shown(key)}")
+        try:
+            header = bundle_pb2.BundleHeader.FromString(value)
+        except DecodeError as error:
+            raise self._fault("a header", "a malformed one") from error
+        if header.endianness != bundle_pb2.BundleHeader.LITTLE:
+            raise self._fault("little-endian tensors", "big-endian ones")
+        if header.version.min_consumer > _PRODUCER:
+            found = f"one for readers of version {header.version.min_consumer} on"
+            raise self._fault(f"a checkpoint of version {_PRODUCER}", found)
+        if not 1 <= header.num_shards <= _SHARDS:
+            raise self._fault(f"1 to {_SHARDS} shards", header.num_shards)
+        return header.num_shards
 
     def _message(self, key: bytes, value: bytes) -> bundle_pb2.BundleEntry:
         if len(value) > _ENTRY_LIMIT:
@@ -214,9 +273,8 @@ class _Reader:
         """The entry of a tensor, or of a part."""
         if message.slices:
             raise self._fault(f"{files.shown(key)} to be a tensor in one piece", f"{len(message.slices)} parts")
-        shape = self._shape(key, message)
-        entry = Entry(message.dtype, shape, message.shard_id, message.offset, message.size, message.crc32c)
-        return self._sound(key, entry)
+        place = message.shard_id, message.offset, message.size
+        return self._sound(key, Entry(message.dtype, self._shape(key, message), *place, message.crc32c))
 
     def _sound(self, key: str | bytes, entry: Entry) -> Entry:
         if wrong := _problem(entry, self._shards):
@@ -237,19 +295,17 @@ class _Reader:
             [(extent.start, extent.length if extent.HasField("length") else -1) for extent in part.extent]
             for part in message.slices
         ]
-        if wrong := slices.problem(shape, extents):
+        if wrong := parts_problem(shape, extents):
             raise self._fault(f"parts of {files.shown(name)} that make up {list(shape)}", wrong)
         parts = tuple(self._part(name, message.dtype, shape, part) for part in extents)
         size = sum(part.entry.size for part in parts)
         return self._sound(name, Entry(message.dtype, shape, parts[0].entry.shard, 0, size, 0, parts))
 
-    def _part(self, name: str, dtype: int, shape: tuple[int, ...], extents: list[slices.Extent]) -> Part:
-        entry = self._parts.pop(slices.key(name, extents), None)
+    def _part(self, name: str, dtype: int, shape: tuple[int, ...], extents: list[Extent]) -> Part:
+        entry = self._parts.pop(part_key(name, extents), None)
         if entry is None:
             raise self._fault(f"an entry for the part {extents} of {files.shown(name)}", "none")
-        sizes = tuple(
-            size if extent == slices.WHOLE else extent[1] for extent, size in zip(extents, shape, strict=True)
-        )
+        sizes = tuple(size if extent == WHOLE else extent[1] for extent, size in zip(extents, shape, strict=True))
         if (entry.dtype, entry.shape) != (dtype, sizes):
             expected = f"a part of {files.shown(name)} that is {dtypes.name(dtype)} {list(sizes)}"
             raise self._fault(expected, f"{dtypes.name(entry.dtype)} {list(entry.shape)}")
@@ -258,10 +314,9 @@ class _Reader:
     def _check_places(self, entries: Mapping[str, Entry]) -> None:
         """Several names may share all bytes. If tensors could overlap otherwise, few bytes would pass for many."""
         places = {(entry.shard, entry.offset, entry.size) for entry in entries.values() if not entry.parts}
-        pieces = [part.entry for entry in entries.values() for part in entry.parts]
-        parts = [(piece.shard, piece.offset, piece.size) for piece in pieces]
+        parts = [part.entry for entry in entries.values() for part in entry.parts]
         end = (0, 0)
-        for shard, offset, size in sorted([*places, *parts]):
+        for shard, offset, size in sorted([*places, *((part.shard, part.offset, part.size) for part in parts)]):
             if size:
                 if (shard, offset) < end:
                     raise self._fault(f"tensors that do not overlap at {end[1]} of shard {shard}", f"one at {offset}")
@@ -279,10 +334,6 @@ def _problem(entry: Entry, shards: int) -> tuple[str, object] | None:
         return f"a shard below {shards}", entry.shard
     if entry.offset < 0 or entry.size < 0 or entry.offset + entry.size >= _INT64:
         return "an offset and a size of 63 bits", (entry.offset, entry.size)
-    return _size_problem(entry)
-
-
-def _size_problem(entry: Entry) -> tuple[str, object] | None:
     dtype = dtypes.to_numpy(entry.dtype)
     if dtype is None and entry.dtype != dtypes.VARIANT:
         return None  # listed, bounded, and refused when somebody asks for its values
@@ -293,6 +344,7 @@ def _size_problem(entry: Entry) -> tuple[str, object] | None:
         return "a shape that can be addressed", entry.shape
     if entry.dtype in (dtypes.STRING, dtypes.VARIANT):
         return strings.size_problem(count, entry.size, variants=entry.dtype == dtypes.VARIANT)
-    found = f"{entry.size} bytes"
-    size = count * item
-    return None if entry.size == size else (f"{size} bytes for {dtypes.name(entry.dtype)} {list(entry.shape)}", found)
+    if entry.size != count * item:
+        expected = f"{count * item} bytes for {dtypes.name(entry.dtype)} {list(entry.shape)}"
+        return expected, f"{entry.size} bytes"
+    return None

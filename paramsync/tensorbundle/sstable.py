@@ -15,10 +15,10 @@ from functools import lru_cache
 from pathlib import Path
 
 from cramjam import DecompressionError, snappy
+from crc32c import crc32c
 
 from paramsync.errors import CorruptCheckpointError
 from paramsync.host import files
-from paramsync.tensorbundle.checksums import crc32c, mask
 
 _MAGIC = 0xDB4775248B80FB57
 _FOOTER = 48  # bytes: two block handles, padded with zeros to 40, and the magic number
@@ -35,6 +35,11 @@ _EXPANSION = 16
 KEYS = 64 << 20  # bytes of all keys together, however large the file
 CONTENT = 64 << 20  # bytes of all compressed blocks together, once they are not
 _RATIO = 22  # snappy's shortest copies take 3 bytes for 64
+
+
+def mask(crc: int) -> int:
+    """The stored form of a checksum: a checksum over bytes that contain their own checksum would be weak."""
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 def write(records: Iterable[tuple[bytes, bytes]]) -> bytes:
@@ -77,8 +82,6 @@ def read(content: bytes, *, path: Path) -> Iterator[tuple[bytes, bytes]]:
 @lru_cache(maxsize=1 << 12)
 def varint(value: int) -> bytes:
     """Encodes seven bits a byte, the lowest first; the high bit says that another byte follows."""
-    if value < _CONTINUED:
-        return value.to_bytes(1, "little")
     encoded = bytearray()
     while value >= _CONTINUED:
         encoded.append(value & 0x7F | _CONTINUED)
@@ -102,7 +105,7 @@ def read_varint(content: bytes | memoryview, position: int) -> tuple[int, int]:
 
 
 def read_varints(content: bytes | memoryview, position: int, count: int) -> tuple[list[int], int]:
-    """So many numbers from a position on, and the position behind them. Raises as `read_varint` does."""
+    """`count` numbers from a position on, and the position behind them. Raises as `read_varint` does."""
     numbers = []
     for _ in range(count):
         number, position = read_varint(content, position)
@@ -171,10 +174,10 @@ class _Reader:
         (magic,) = _UINT64.unpack(footer[-8:])
         if magic != _MAGIC:
             raise self.fault(f"a table, which ends with {_MAGIC:#x}", f"{magic:#x}")
-        _, position = self._handle(footer, 0)  # the metaindex, which is always empty
-        (offset, size), _ = self._handle(footer, position)
-        for _, value in self.records(self.block(offset, size)):
-            yield self._handle(value, 0)[0]
+        (_, _, *handle), _ = self._varints(footer, 0, 4, "two block handles")  # behind that of the empty metaindex
+        for _, value in self.records(self.block(*handle)):
+            (offset, size), _ = self._varints(value, 0, 2, "a block handle")
+            yield offset, size
 
     def block(self, offset: int, size: int) -> bytes:
         """The content of a block, verified by its checksum and decompressed."""
@@ -217,7 +220,7 @@ class _Reader:
             if shared | unshared | length < 0x80:  # a byte each, as nearly always
                 position += 3
             else:
-                shared, unshared, length, position = self._lengths(block, position)
+                (shared, unshared, length), position = self._varints(block, position, 3, "a record")
             start, position = position, position + unshared + length
             if shared > len(key) or position > end:
                 found = f"one of {shared} + {unshared} and {length} bytes"
@@ -228,25 +231,15 @@ class _Reader:
             key = key[:shared] + block[start : start + unshared]
             yield key, block[start + unshared : position]
 
-    def _lengths(self, block: bytes, position: int) -> tuple[int, int, int, int]:
-        try:
-            (shared, unshared, length), position = read_varints(block, position, 3)
-        except (IndexError, ValueError) as error:
-            raise self.fault("a record", f"a malformed one at {position}") from error
-        return shared, unshared, length, position
-
     def _end_of_records(self, block: bytes) -> int:
-        if len(block) < _UINT32:
-            raise self.fault("a block with its count of restarts", f"{len(block)} bytes")
         restarts = int.from_bytes(block[-_UINT32:], "little")
         end = len(block) - _UINT32 * (restarts + 1)
         if end < 0:
-            raise self.fault(f"a block with {restarts} restarts", f"{len(block)} bytes")
+            raise self.fault(f"a block with its count of restarts, and {restarts} restarts", f"{len(block)} bytes")
         return end
 
-    def _handle(self, encoded: bytes, position: int) -> tuple[tuple[int, int], int]:
+    def _varints(self, content: bytes, position: int, count: int, expected: str) -> tuple[list[int], int]:
         try:
-            (offset, size), position = read_varints(encoded, position, 2)
+            return read_varints(content, position, count)
         except (IndexError, ValueError) as error:
-            raise self.fault("a block handle", encoded[:20].hex()) from error
-        return (offset, size), position
+            raise self.fault(expected, f"a malformed one at {position}, {content[position:][:20].hex()}") from error

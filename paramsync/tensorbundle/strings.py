@@ -10,12 +10,13 @@ import math
 from pathlib import Path
 
 import numpy as np
+from crc32c import crc32c
 
 from paramsync.dtypes import Array
 from paramsync.errors import CorruptCheckpointError, ParameterError
 from paramsync.host import files
 from paramsync.tensorbundle import sstable
-from paramsync.tensorbundle.checksums import crc32c, mask
+from paramsync.tensorbundle.sstable import mask
 
 _CHECKSUM = 4  # bytes
 _LIMIT = 1 << 24  # strings: each takes tens of bytes of memory, and one byte of a file that may be sparse
@@ -28,7 +29,7 @@ def encode(array: Array, name: str) -> tuple[bytes, int]:
     values = [_encoded(value, name) for value in array.reshape(-1).tolist()]
     lengths = [len(value) for value in values]
     checksum = _checksum_of_lengths(lengths)
-    stored = mask(checksum).to_bytes(_CHECKSUM, "little")
+    stored = _stored(checksum)
     body = b"".join(values)
     return b"".join(map(sstable.varint, lengths)) + stored + body, crc32c(body, crc32c(stored, checksum))
 
@@ -43,15 +44,12 @@ def decode(content: memoryview, shape: tuple[int, ...], *, path: Path, name: str
     checksum = _checksum_of_lengths(lengths)
     start = position + _CHECKSUM
     stored = bytes(content[position:start])
-    if stored != mask(checksum).to_bytes(_CHECKSUM, "little"):
-        raise CorruptCheckpointError(
-            path, expected=f"lengths of {files.shown(name)} that fit their checksum", found="others"
-        )
+    if stored != _stored(checksum):
+        expected = f"lengths of {files.shown(name)} that fit their checksum"
+        raise CorruptCheckpointError(path, expected=expected, found="others")
     if start + sum(lengths) != len(content):
-        found = f"{len(content) - start}"
-        raise CorruptCheckpointError(
-            path, expected=f"{sum(lengths)} bytes of strings in {files.shown(name)}", found=found
-        )
+        expected = f"{sum(lengths)} bytes of strings in {files.shown(name)}"
+        raise CorruptCheckpointError(path, expected=expected, found=len(content) - start)
     array = np.empty(count, object)
     checksum = crc32c(content[start:], crc32c(stored, checksum))
     for at, length in enumerate(lengths):
@@ -72,7 +70,7 @@ def checksum_of_variants(content: memoryview, shape: tuple[int, ...], *, path: P
         position = start + length + _CHECKSUM
         checksum = crc32c(content[start : start + length], crc32c(length.to_bytes(8, "little"), checksum))
         stored = bytes(content[start + length : position])
-        if stored != mask(checksum).to_bytes(_CHECKSUM, "little"):
+        if stored != _stored(checksum):
             expected = f"variants of {files.shown(name)} that fit their checksums"
             raise CorruptCheckpointError(path, expected=expected, found="others")
         checksum = crc32c(stored, checksum)
@@ -90,6 +88,10 @@ def size_problem(count: int, size: int, *, variants: bool = False) -> tuple[str,
     return None if size >= least else (f"at least {least} bytes for {count} strings", size)
 
 
+def _stored(checksum: int) -> bytes:
+    return mask(checksum).to_bytes(_CHECKSUM, "little")
+
+
 def _encoded(value: object, name: str) -> bytes:
     if isinstance(value, bytes):
         return value
@@ -98,9 +100,8 @@ def _encoded(value: object, name: str) -> bytes:
     try:
         return value.encode()
     except UnicodeEncodeError as error:
-        raise ParameterError(
-            files.shown(name), expected="text that UTF-8 can hold", found=files.shown(value)
-        ) from error
+        found = files.shown(value)
+        raise ParameterError(files.shown(name), expected="text that UTF-8 can hold", found=found) from error
 
 
 def _read_lengths(content: memoryview, count: int, *, path: Path, name: str) -> tuple[list[int], int]:

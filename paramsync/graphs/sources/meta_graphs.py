@@ -15,11 +15,12 @@ from tensorflow.core.protobuf import meta_graph_pb2
 from paramsync.errors import GraphError, UnfinishedMetaError
 from paramsync.graphdef.reading import full, node_of
 from paramsync.graphs.draft import Draft, finish
-from paramsync.graphs.graph import DEFAULT_SIGNATURE, Graph
+from paramsync.graphs.graph import Graph
 from paramsync.graphs.safety.weight import META_GRAPH, check_weight
 from paramsync.graphs.sources.traces import endpoint
 from paramsync.graphs.sources.v1_graphs import V1Graph, variable_defs
 from paramsync.graphs.sources.v1_tables import Foreign
+from paramsync.graphs.specs import DEFAULT_SIGNATURE
 from paramsync.host import files
 from paramsync.v1 import graph_pb2
 

@@ -14,9 +14,10 @@ import numpy as np
 import tensorflow as tf
 
 from paramsync.errors import GraphError
-from paramsync.graphs.graph import Graph, described
+from paramsync.graphs.graph import Graph
 from paramsync.graphs.sources.functions import reason
 from paramsync.graphs.sources.traces import Trace
+from paramsync.graphs.specs import described
 
 _log = logging.getLogger("paramsync.graphs")
 

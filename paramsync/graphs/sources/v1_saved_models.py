@@ -18,7 +18,7 @@ from paramsync.graphs.sources.meta_graphs import v1_graph
 from paramsync.graphs.sources.structures import components
 from paramsync.graphs.sources.traces import endpoint
 from paramsync.graphs.sources.v1_tables import Asset, Foreign
-from paramsync.host import beneath, files
+from paramsync.host import files
 from paramsync.v1 import graph_pb2
 
 _INTERNAL = "__saved_model_"  # begins the names of signatures that are for whoever restores, not for callers
@@ -43,8 +43,8 @@ def variables(directory: Path) -> Bundle:
     """The checkpoint of the SavedModel in this directory. Raises CorruptCheckpointError, OSError."""
     folder = directory / "variables"
     try:
-        with beneath.reading(directory, folder.name):
-            return Bundle.open(folder / "variables", mapped=False)
+        with files.beneath(directory, folder.name) as descriptor:
+            return Bundle.open(folder / "variables", mapped=False, folder=descriptor)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise CorruptCheckpointError(folder, expected="the folder of a checkpoint", found=error.strerror) from error
 

@@ -19,7 +19,7 @@ from paramsync.graphs.safety import checks as safety
 from paramsync.graphs.safety.guards import guard
 from paramsync.graphs.sources.live_tables import dense
 from paramsync.graphs.tables import MAX_BYTES
-from paramsync.host import beneath
+from paramsync.host import files
 from paramsync.host.files import shown
 
 TABLES = frozenset({"HashTableV2", "MutableHashTableV2", "MutableHashTableOfTensorsV2", "MutableDenseHashTableV2"})
@@ -44,7 +44,7 @@ class Asset:
         """What it holds. Raises GraphError."""
         path = self.directory / "assets" / self.name
         try:
-            return beneath.content(self.directory, f"assets/{self.name}", limit=MAX_BYTES)
+            return files.content_beneath(self.directory, f"assets/{self.name}", limit=MAX_BYTES)
         except (FileNotFoundError, NotADirectoryError) as error:  # whoever copies it may be at it still
             raise UnfinishedMetaError(f"{shown(path)}: expected a file to fill a table from, found none") from error
         except OSError as error:

@@ -9,10 +9,10 @@ import tensorflow as tf
 
 from paramsync.errors import GraphError
 from paramsync.graphs.draft import Draft
-from paramsync.graphs.graph import DEFAULT_SIGNATURE
 from paramsync.graphs.sources.structures import components
 from paramsync.graphs.sources.traces import endpoint
 from paramsync.graphs.sources.v1_graphs import V1Graph, variable_defs
+from paramsync.graphs.specs import DEFAULT_SIGNATURE
 from paramsync.v1 import graph_pb2
 
 

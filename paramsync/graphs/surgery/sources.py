@@ -11,9 +11,10 @@ from typing import Any
 import tensorflow as tf
 
 from paramsync.errors import GraphError
-from paramsync.graphs.graph import DEFAULT_SIGNATURE, Graph, Shape, from_proto
+from paramsync.graphs.graph import Graph
 from paramsync.graphs.sources.meta_graphs import read_meta
 from paramsync.graphs.sources.saver_names import VARIABLES, parameters
+from paramsync.graphs.specs import DEFAULT_SIGNATURE, Shape, from_proto
 from paramsync.graphs.surgery.custom_gradients import refuse
 from paramsync.graphs.surgery.variables import saved_as
 from paramsync.graphs.tables import Contents

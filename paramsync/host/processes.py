@@ -1,0 +1,38 @@
+"""Processes: how much of the machine there is for them, and how much one may take. Linux."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import signal
+from contextlib import suppress
+from pathlib import Path
+
+_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of a container
+_SET_PDEATHSIG = 1  # from prctl.h
+_FIRST = "1000"  # of -1000 to 1000: the kernel ends such a process before all others
+
+
+def limit_memory(share: float) -> None:
+    """Let this process take a share of the machine's memory at most, and be the first to end where all is used."""
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(_FIRST)
+    with suppress(ValueError, OSError):
+        most = int(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * share)
+        resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+
+
+def processors() -> int:
+    """How many this process may use: fewer than the machine has where it is bound to some, or has a quota."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with suppress(OSError, ValueError):  # "max 100000" is none
+        quota, period = map(int, _QUOTA.read_text().split())
+        count = min(count, -(-quota // period))
+    return max(1, count)
+
+
+def end_with_parent() -> None:
+    """Have the kernel end this process when its parent ends, whatever it is at then, such as a loop without an end."""
+    with suppress(AttributeError):
+        ctypes.CDLL(None).prctl(_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)

@@ -1,0 +1,95 @@
+"""Two versions joined into one: outputs of the first into inputs of the second. It shares their parameters."""
+
+from __future__ import annotations
+
+import re
+import threading
+import weakref
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from paramsync.graphs.graph import Graph
+from paramsync.graphs.joining import join
+from paramsync.inference import batchable
+from paramsync.inference.resident import Resident, warm
+
+_KEPT = 4  # joined graphs: of the pair that serves, of those before it, and of what is being joined
+
+Pair = tuple[Resident, Resident]
+
+
+@dataclass(frozen=True, eq=False)
+class Joined(Resident):
+    """One version of each part as one. It shares their parameters, and keeps them in memory as long as it is held."""
+
+    pair: Pair = field(kw_only=True)
+
+
+@dataclass(frozen=True, eq=False)
+class _Plan:
+    """Two graphs joined: each parameter is the number of the part and its place there."""
+
+    graph: Graph
+    places: tuple[tuple[int, int], ...]
+
+    def join(self, pair: Pair, names: tuple[str, str]) -> Joined:
+        """Copies nothing."""
+        return Joined(
+            version=pair[1].version,
+            graph=self.graph,
+            parameters=tuple([pair[part].parameters[at] for part, at in self.places]),
+            parts=((names[0], pair[0].version), (names[1], pair[1].version)),
+            pair=pair,
+        )
+
+
+class Joiner:
+    """Joins versions of two models. Any thread."""
+
+    def __init__(self, names: tuple[str, str], inputs: Mapping[str, str], outputs: Collection[str] = ()) -> None:
+        """`inputs` maps inputs of the second to outputs of the first, of which `outputs` are outputs of both."""
+        self._names = names
+        self._inputs = dict(inputs)
+        self._outputs = tuple(outputs)
+        self._prefixes = _prefixes(*names)
+        self._lock = threading.Lock()
+        self._plans: dict[tuple[Graph, Graph], _Plan] = {}  # by the graphs of the parts
+        self._held: weakref.WeakValueDictionary[tuple[int, int], Joined] = weakref.WeakValueDictionary()
+
+    def build(self, pair: Pair) -> None:
+        """Have the graph of a pair, built and called once. Raises GraphError, UnknownSignatureError."""
+        graphs = (pair[0].graph, pair[1].graph)
+        plan = self._plans.get(graphs)
+        if plan is None:
+            graph = join(*graphs, self._inputs, prefixes=self._prefixes, outputs=self._outputs)
+            plan = _Plan(graph, _places(graph, graphs, self._prefixes))
+            joined = plan.join(pair, self._names)
+            warm(joined)
+            batchable.examine(joined)
+        with self._lock:
+            plans = {key: one for key, one in self._plans.items() if key != graphs}
+            self._plans = dict([*plans.items(), (graphs, plan)][-_KEPT:])
+
+    def joined(self, pair: Pair) -> Joined | None:
+        """A pair of versions as one, the same one for all who hold it; None where their graphs were never joined."""
+        one = self._held.get((id(pair[0]), id(pair[1])))  # which it keeps alive
+        if one is None:
+            plan = self._plans.get((pair[0].graph, pair[1].graph))
+            if plan is not None:
+                one = self._held[id(pair[0]), id(pair[1])] = plan.join(pair, self._names)
+        return one
+
+
+def _prefixes(first: str, second: str) -> tuple[str, str]:
+    """The parts' own names where they can be prefixes."""
+    sound = first != second and all(re.fullmatch(r"[A-Za-z0-9][\w.-]*", one, re.ASCII) for one in (first, second))
+    return (first, second) if sound else ("first", "second")
+
+
+def _places(graph: Graph, graphs: tuple[Graph, Graph], prefixes: tuple[str, str]) -> tuple[tuple[int, int], ...]:
+    known = {
+        f"{prefix}/{spec.name}": (part, at)
+        for part, (one, prefix) in enumerate(zip(graphs, prefixes, strict=True))
+        for at, spec in enumerate(one.parameters)
+    }
+    return tuple(known[spec.name] for spec in graph.parameters)
