@@ -11,7 +11,7 @@ from functools import partial
 
 from paramsync.publishing.control_port import ControlPort, Training
 from paramsync.publishing.job import Job
-from paramsync.publishing.meter import Meter
+from paramsync.publishing.metrics import Meter
 from paramsync.publishing.publisher import Publisher
 from paramsync.store.commit import StoreWriter
 from paramsync.version import Version

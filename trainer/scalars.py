@@ -8,7 +8,7 @@ from pathlib import Path
 import tensorflow as tf
 from tensorflow.core.framework import summary_pb2
 
-from paramsync.publishing.meter import Meter
+from paramsync.publishing.metrics import Meter
 from paramsync.version import Version
 
 EVERY = 1.0  # seconds between two points

@@ -9,7 +9,7 @@ from rich.logging import RichHandler
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from paramsync.program.process import start_logging
-from paramsync.publishing.meter import Meter
+from paramsync.publishing.metrics import Meter
 from paramsync.version import Version
 
 _log = logging.getLogger("paramsync.trainer")

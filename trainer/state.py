@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from paramsync.checkpoint.examine import soundness
 from paramsync.checkpoint.reader import Bundle
+from paramsync.checkpoint.tensor_bytes import soundness
 from paramsync.errors import CorruptCheckpointError, NotFiniteError, SettingsError
 from paramsync.graphs.sources.objects import object_graph, variable_keys
 from paramsync.publishing.job import Job

@@ -14,7 +14,7 @@ from paramsync.graphs.graph import Graph
 from paramsync.inference import batchable, execute
 from paramsync.inference.questions import Answer, Question
 
-from ..event_loop.idle import Rests
+from ..event_loop.loop import IdleSelector
 from ..serving.metrics import Metrics
 from .flush import Flush
 from .latency import Latency
@@ -49,17 +49,17 @@ class Batching:
         rows: int = ROWS,
         most: int = 1024,
         together: Callable[[str], bool] = lambda model: True,
-        rests: Rests | None = None,
+        selector: IdleSelector | None = None,
     ) -> None:
         """`most` is how many questions may wait or be computed; `together` says which models are batched at all.
 
-        `rests` are the event loop's.
+        `selector` is the event loop's.
         """
         self._threads = threads
         self._rows = rows
         self._most = most
         self._together = together
-        self._gathering = Flush(self._compute, rests)
+        self._gathering = Flush(self._compute, selector)
         self.metrics = metrics
         metrics.waiting = lambda: self.held - self._computing
         self.held = 0

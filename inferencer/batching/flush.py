@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from ..event_loop.idle import Rests
+from ..event_loop.loop import IdleSelector
 from .queue import Lane
 
 _SECONDS_FOR_ANNOUNCED = 0.001  # after which questions that were seen coming are waited for no more
@@ -15,10 +15,10 @@ _SECONDS_WITHOUT_REST = 0.001  # more, after which a busy event loop computes wh
 class Flush:
     """The lanes of one event loop that wait for more. `compute` is called for each that waits no longer."""
 
-    def __init__(self, compute: Callable[[Lane], None], rests: Rests | None) -> None:
-        """`rests` are the event loop's. Of one that has none only those are waited for that are seen coming."""
+    def __init__(self, compute: Callable[[Lane], None], selector: IdleSelector | None) -> None:
+        """`selector` is the event loop's. Of one that has none only those are waited for that are seen coming."""
         self._compute = compute
-        self._rests = rests
+        self._selector = selector
         self._lanes: dict[Lane, None] = {}
         self.coming = 0
         """How many questions are seen coming."""
@@ -28,8 +28,8 @@ class Flush:
         if lane.gathering is None:
             lane.gathering = _later(_SECONDS_FOR_ANNOUNCED, self._waited, lane)
             self._lanes[lane] = None
-        if self._rests is not None:
-            self._rests.before = self._is_due
+        if self._selector is not None:
+            self._selector.before = self._is_due
         elif not self.coming:
             self._compute_all()
 
@@ -45,7 +45,7 @@ class Flush:
 
     def _waited(self, lane: Lane) -> None:
         self.coming = 0  # what was announced and is not here may have been given up
-        if self._rests is None:
+        if self._selector is None:
             self._compute(lane)
         else:
             lane.gathering = _later(_SECONDS_WITHOUT_REST, self._compute, lane)
@@ -54,8 +54,8 @@ class Flush:
         """The event loop would rest: whether it computes instead."""
         if self._lanes and self.coming:
             return False
-        if self._rests is not None:
-            self._rests.before = None
+        if self._selector is not None:
+            self._selector.before = None
         if self._lanes:
             asyncio.get_running_loop().call_soon(self._compute_all)
         return bool(self._lanes)

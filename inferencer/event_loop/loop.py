@@ -7,24 +7,48 @@ import logging
 import socket
 from collections.abc import Callable
 from functools import partial
+from selectors import DefaultSelector, SelectorKey
 from typing import Any
-
-from .idle import Rests
 
 _log = logging.getLogger("paramsync.loop")
 _BYTES = 4096  # more events than ever come before they are looked at
 _AGAIN = 10.0  # seconds until the same error is worth another line
 
 
+class IdleSelector(DefaultSelector):
+    """The selector of an event loop, which says when the loop has nothing to do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before: Callable[[], bool] | None = None
+        """Asked on its own thread when it would rest: whether there is something to do at once by now."""
+        self.last: Callable[[], bool] | None = None
+        """Asked as `before` is, where that has nothing to do."""
+        self.count = 0
+        """How often nothing was due at once."""
+
+    def select(self, timeout: float | None = None) -> list[tuple[SelectorKey, int]]:
+        """As asyncio asks for: 0 where there is something to do already."""
+        if timeout is not None and timeout <= 0:
+            return super().select(timeout)
+        if (self.before or self.last) and ((found := super().select(0)) or self._is_due()):
+            return found
+        self.count += 1
+        return super().select(timeout)
+
+    def _is_due(self) -> bool:
+        return (self.before is not None and self.before()) or (self.last is not None and self.last())
+
+
 class Policy(asyncio.DefaultEventLoopPolicy):
     """Python 3.10 has no other way to say what `asyncio.run` is to run on."""
 
-    def __init__(self, rests: Rests) -> None:
+    def __init__(self, selector: IdleSelector) -> None:
         super().__init__()
-        self._rests = rests
+        self._selector = selector
 
     def new_event_loop(self) -> asyncio.AbstractEventLoop:
-        return Loop(self._rests)
+        return Loop(self._selector)
 
 
 class Loop(asyncio.SelectorEventLoop):
@@ -33,8 +57,8 @@ class Loop(asyncio.SelectorEventLoop):
     The bytes that are left wake the loop again and again: several turns for each call, and no rest between them.
     """
 
-    def __init__(self, rests: Rests) -> None:
-        super().__init__(rests)
+    def __init__(self, selector: IdleSelector) -> None:
+        super().__init__(selector)
         self.set_exception_handler(_Seldom())
 
     def add_reader(self, fd: Any, callback: Callable[..., Any], *args: Any) -> None:  # type: ignore[override]

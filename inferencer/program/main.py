@@ -20,7 +20,7 @@ def main(arguments: Sequence[str] | None = None, *, parsing: str = _SETTINGS) ->
     import importlib
 
     from paramsync.errors import ParamsyncError
-    from paramsync.host.terminal import line
+    from paramsync.host.files import line
 
     from . import start
 

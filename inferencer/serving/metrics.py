@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from paramsync.errors import ParamsyncError, UnknownModelError
 
@@ -17,7 +17,7 @@ from .prometheus import CONTENT_TYPE, Exposition
 if TYPE_CHECKING:
     from paramsync.following.follower import Follower
 
-    from .served import Served
+    from .served import Models
 
 OK = "OK"
 OLDER = "older"
@@ -28,14 +28,6 @@ APART = 8
 
 _Called = tuple[str, str, str]  # model, signature, version
 _Answered = tuple[str, str, str, str, str]  # the same, protocol, code
-
-
-class Models(Protocol):
-    """What a server answers for now."""
-
-    def __iter__(self) -> Iterator[Served]: ...
-    def find(self, model: str) -> Served: ...
-    def followers(self) -> Iterable[Follower]: ...
 
 
 @dataclass(slots=True)

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from paramsync.errors import NotServingError, RequestError, SyncError, UnknownModelError
 from paramsync.following.follower import Follower
@@ -15,7 +16,7 @@ from paramsync.following.status import State
 
 from ..settings.settings import AnySettings, ModelSettings, check_models
 from .call_with_timeout import aside
-from .served import Maker, Served, followers_of
+from .served import FollowedModel, Maker, followers_of
 
 _SECONDS = 50.0  # for a first look and what is restored then
 _SECONDS_TO_CHOOSE = 10.0  # what is in memory; a follower that takes longer is in a look that does not end
@@ -30,7 +31,7 @@ class Registry:
     def __init__(self, models: Sequence[AnySettings], maker: Maker) -> None:
         """Raises ParamsyncError where one of them cannot be made."""
         self._maker = maker
-        self._served: Mapping[str, Served] = maker.make(models, {})
+        self._served: Mapping[str, FollowedModel] = maker.make(models, {})
         self._awaited = [*self._served.values()]
         self._changes: set[asyncio.Task[None]] = set()
         self._changing = asyncio.Lock()
@@ -38,10 +39,10 @@ class Registry:
         self.changed = asyncio.Event()
         """Set once there are other models; the next change sets another event."""
 
-    def __iter__(self) -> Iterator[Served]:
+    def __iter__(self) -> Iterator[FollowedModel]:
         return iter(self._served.values())
 
-    def find(self, model: str) -> Served:
+    def find(self, model: str) -> FollowedModel:
         """Raises UnknownModelError."""
         served = self._served
         if model not in served:
@@ -53,7 +54,7 @@ class Registry:
         served = self._served.get(model)
         return served is None or served.batched
 
-    def some(self, model: str) -> list[Served]:
+    def some(self, model: str) -> list[FollowedModel]:
         """The one of that name; all where none is named. Raises UnknownModelError."""
         return [self.find(model)] if model else list(self)
 
@@ -61,7 +62,7 @@ class Registry:
         """Those of one model, or of all, each once. Raises UnknownModelError."""
         return followers_of(self.some(model))
 
-    def follower(self, model: str) -> Follower:
+    def follower(self, model: str) -> Follower[Any]:
         """The one to be told what to do; a server of one model need not be told its name.
 
         Raises UnknownModelError, and RequestError for a model that is joined from others.
@@ -73,6 +74,10 @@ class Registry:
             parts = " and ".join(one.model for one in followers)
             raise RequestError(f"model {model!r}: expected one with a store, found one joined from {parts}: name these")
         return followers[0]
+
+    def is_awaited(self, one: FollowedModel) -> bool:
+        """Whether it was there from the start: the server counts as ready only once it serves."""
+        return one in self._awaited
 
     def missing(self) -> dict[str, str]:
         """Of the models that were there from the start those that do not serve, or not yet, and why, if that is known.
@@ -113,6 +118,7 @@ class Registry:
             steps = _steps(served, before, changes)
             try:
                 await _prepared(steps)
+                await asyncio.to_thread(self._maker.join, served)
                 self._check(served)
             except BaseException:
                 self._maker.end(served.values(), kept=before.values())
@@ -128,7 +134,7 @@ class Registry:
             self._maker.end(before.values(), kept=served.values())
             await _chosen(steps)
 
-    def _check(self, served: Mapping[str, Served]) -> None:
+    def _check(self, served: Mapping[str, FollowedModel]) -> None:
         """Raise NotServingError once draining, SyncError for a model that serves and would not any more."""
         if self._draining:
             raise NotServingError(", ".join(served), "the server is stopping")
@@ -136,10 +142,7 @@ class Registry:
             known = self._served.get(name)
             if known is None or known is one or known.status().serving is None or one.status().serving is not None:
                 continue
-            try:
-                one.take()
-            except NotServingError as error:
-                raise SyncError(f"{error}; what was served goes on") from error
+            raise SyncError(f"{NotServingError(name, one.status().absence)}; what was served goes on")
 
     def start(self) -> None:
         """Follow every store."""
@@ -170,7 +173,7 @@ class _Step:
     is_new: bool
 
 
-def _said_anew(models: Sequence[AnySettings], before: Mapping[str, Served]) -> dict[str, Change]:
+def _said_anew(models: Sequence[AnySettings], before: Mapping[str, FollowedModel]) -> dict[str, Change]:
     """What the settings of models say otherwise than before: labels, and how much is in memory.
 
     Those of a new model are wanted from its start, whether their versions are there yet or not.
@@ -191,7 +194,9 @@ async def _first_looks(followers: Sequence[Follower]) -> None:
         await asyncio.wait(looks, timeout=_SECONDS)
 
 
-def _steps(served: Mapping[str, Served], before: Mapping[str, Served], changes: Mapping[str, Change]) -> list[_Step]:
+def _steps(
+    served: Mapping[str, FollowedModel], before: Mapping[str, FollowedModel], changes: Mapping[str, Change]
+) -> list[_Step]:
     """For who follows already, none where all is so."""
     known = followers_of(before.values())
     steps = []
@@ -254,5 +259,5 @@ def _let_go(follower: Follower, _: object) -> None:
     follower.hold(None)
 
 
-def _is_there(one: Served, served: Mapping[str, Served]) -> bool:
+def _is_there(one: FollowedModel, served: Mapping[str, FollowedModel]) -> bool:
     return one.name in served and served[one.name].followers == one.followers

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from paramsync.following.composite import Connection
 from paramsync.following.follower import Follower
 from paramsync.following.operator_request import Change
-from paramsync.following.replica import Replica
 from paramsync.following.status import State, Status
-from paramsync.inference.resident import Resident
 
-from ..event_loop.idle import Rests
 from ..settings.settings import AnySettings, ConnectionSettings, ModelSettings
+
+if TYPE_CHECKING:
+    from paramsync.inference.resident import Resident
 
 _GONE = "it is not served any more, or from another store"
 
@@ -35,10 +36,6 @@ class Served(Protocol):
     def batched(self) -> bool:
         """Whether requests that wait together may go in one call."""
 
-    @property
-    def followers(self) -> tuple[Follower, ...]:
-        """Who keeps it at the right version: one for each store."""
-
     def take(self, version: int | None = None, label: str = "") -> Resident:
         """The version that serves, or the one asked for.
 
@@ -48,10 +45,38 @@ class Served(Protocol):
     def status(self) -> Status: ...
 
 
-class ServedModel:
-    """A model with a store."""
+class Models(Protocol):
+    """What a server answers for now. `changed` is set, and another one in its place, once these are other ones."""
 
-    def __init__(self, settings: ModelSettings, follower: Follower) -> None:
+    changed: asyncio.Event
+
+    def __iter__(self) -> Iterator[Served]: ...
+
+    def find(self, model: str) -> Served:
+        """Raises UnknownModelError."""
+
+    def some(self, model: str) -> Sequence[Served]:
+        """The one of that name; all where none is named. Raises UnknownModelError."""
+
+    def batched(self, model: str) -> bool:
+        """Whether requests of this model that wait together may go in one call."""
+
+    def followers(self, model: str = "") -> Sequence[Any]:
+        """Those of one model, or of all, each once. Raises UnknownModelError."""
+
+    def missing(self) -> Mapping[str, str]:
+        """Of the models that were there from the start those that do not serve, or not yet, and why."""
+
+
+def followers_of(served: Iterable[FollowedModel]) -> list[Follower[Any]]:
+    """Each once."""
+    return list(dict.fromkeys(follower for one in served for follower in one.followers))
+
+
+class ServedModel:
+    """A model with a store. `followers` keep a model at the right version: one for each store."""
+
+    def __init__(self, settings: ModelSettings, follower: Follower[Any]) -> None:
         self.name = settings.name
         self.settings = settings
         self.batched = settings.batching
@@ -60,44 +85,55 @@ class ServedModel:
         self.status = follower.status
 
 
-class ServedConnection:
+class ServedJoined(ABC):
     """Two models of the same server, joined."""
 
-    def __init__(self, settings: ConnectionSettings, first: Served, second: Served) -> None:
+    batched: bool
+    followers: tuple[Follower[Any], ...]
+
+    def __init__(self, settings: ConnectionSettings, first: FollowedModel, second: FollowedModel) -> None:
         self.name = settings.name
         self.settings = settings
         self.batched = first.batched and second.batched
         self.followers = (*first.followers, *second.followers)
-        replicas = [one.replica for one in self.followers]
-        self.connection = Connection(settings.name, replicas[0], replicas[1], settings.inputs, settings.outputs)
-        self.take = self.connection.take
+
+    def take(self, version: int | None = None, label: str = "") -> Resident:
+        raise NotImplementedError("other processes answer")
+
+    @abstractmethod
+    def joined(self) -> Status:
+        """State, version and problem of what is joined."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Join nothing more."""
 
     def status(self) -> Status:
         """What is joined, in the words of a model. What is published is what the second one's store has."""
-        status, last = self.connection.status(), self.followers[1].status()
+        status, last = self.joined(), self.followers[1].status()
         state = State.DRAINING if last.state is State.DRAINING else status.state
         return replace(status, state=state, published=last.published).at(time.time())
 
 
-def followers_of(served: Iterable[Served]) -> list[Follower]:
-    """Each once."""
-    return list(dict.fromkeys(follower for one in served for follower in one.followers))
+FollowedModel: TypeAlias = "ServedModel | ServedJoined"
 
 
-class Maker:
+class Maker(ABC):
     """Makes what settings name, and brings it to its end. Any thread, one at a time."""
 
-    def __init__(self, *, poll_seconds: float, state: Path | None, rests: Rests | None = None) -> None:
-        self._poll_seconds = poll_seconds
-        self._state = state
-        self._rests = rests
+    def __init__(self, *, poll_seconds: float, state: Path | None) -> None:
+        self.poll_seconds = poll_seconds
+        self.state = state
 
     def make(
-        self, models: Sequence[AnySettings], before: Mapping[str, Served], changes: Mapping[str, Change] | None = None
-    ) -> dict[str, Served]:
+        self,
+        models: Sequence[AnySettings],
+        before: Mapping[str, FollowedModel],
+        changes: Mapping[str, Change] | None = None,
+    ) -> dict[str, FollowedModel]:
         """By name. What was there before with the same settings is there again, and so is who follows a store that is
         read as before. For who is new, what is said of changes counts from the start. Raises ParamsyncError."""
-        made: dict[str, Served] = {}
+        made: dict[str, FollowedModel] = {}
         try:
             for one in models:
                 if isinstance(one, ModelSettings):
@@ -110,7 +146,9 @@ class Maker:
             raise
         return {one.name: made[one.name] for one in models}
 
-    def _connection(self, settings: ConnectionSettings, made: Mapping[str, Served], before: Served | None) -> Served:
+    def _connection(
+        self, settings: ConnectionSettings, made: Mapping[str, FollowedModel], before: FollowedModel | None
+    ) -> FollowedModel:
         first, second = made[settings.first], made[settings.second]
         if (
             before is not None
@@ -118,9 +156,9 @@ class Maker:
             and before.followers == first.followers + second.followers
         ):
             return before
-        return ServedConnection(settings, first, second)
+        return self._joined(settings, first, second)
 
-    def _model(self, settings: ModelSettings, before: Served | None, change: Change | None) -> Served:
+    def _model(self, settings: ModelSettings, before: FollowedModel | None, change: Change | None) -> FollowedModel:
         if before is not None and before.settings == settings:
             return before
         if before is None or not _followed_alike(before.settings, settings):
@@ -128,39 +166,28 @@ class Maker:
         [follower] = before.followers
         return ServedModel(settings, follower)
 
-    def _follower(self, settings: ModelSettings, change: Change | None) -> Follower:
-        replica = Replica(
-            settings.name,
-            settings.store,
-            resident=settings.resident,
-            inputs=settings.inputs,
-            outputs=settings.outputs,
-            graph=settings.graph,
-            verification=settings.verify,
-            allowed=settings.allowed,
-        )
-        return Follower(
-            replica,
-            poll_seconds=self._poll_seconds,
-            keep=self._state,
-            labels=settings.labels,
-            latest=settings.latest,
-            change=change,
-            rests=self._rests,
-        )
+    @abstractmethod
+    def _follower(self, settings: ModelSettings, change: Change | None) -> Follower[Any]: ...
 
-    def end(self, gone: Iterable[Served], *, kept: Collection[Served]) -> None:
+    @abstractmethod
+    def _joined(self, settings: ConnectionSettings, first: FollowedModel, second: FollowedModel) -> ServedJoined: ...
+
+    @abstractmethod
+    def join(self, served: Mapping[str, FollowedModel]) -> None:
+        """Have models that are joined ready to answer, as far as they can be."""
+
+    def end(self, gone: Iterable[FollowedModel], *, kept: Collection[FollowedModel]) -> None:
         """What is gone and not kept is followed no more, and freed once no request holds it. Returns at once."""
         for one in gone:
-            if isinstance(one, ServedConnection) and one not in kept:
-                one.connection.close()
+            if isinstance(one, ServedJoined) and one not in kept:
+                one.close()
         for follower in followers_of(gone):
             if follower not in followers_of(kept):
                 follower.drain(_GONE)
                 threading.Thread(target=_end, args=(follower,), name=f"end {follower.model}", daemon=True).start()
 
 
-def _end(follower: Follower) -> None:
+def _end(follower: Follower[Any]) -> None:
     follower.close()
     follower.release()
 

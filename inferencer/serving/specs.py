@@ -9,7 +9,7 @@ from tensorflow_serving.apis import model_pb2
 from paramsync.errors import InputError, NotServingError, UnknownModelError, UnknownVersionError
 from paramsync.inference.resident import Resident
 
-from .registry import Registry
+from .served import Models
 
 _MOST_NAMES = 4096
 _NO_SERVABLE = "Servable not found"  # TensorFlow Serving's clients look for its word to see that a server is up
@@ -28,7 +28,7 @@ def named(spec: model_pb2.ModelSpec) -> str:
     return str(spec.name)
 
 
-def taken(models: Registry, spec: model_pb2.ModelSpec) -> Resident:
+def taken(models: Models, spec: model_pb2.ModelSpec) -> Resident:
     """The version that answers: by number, by label, or the one that serves.
 
     0 is the one that serves too, where there is no version 0: some clients say so when they mean any.

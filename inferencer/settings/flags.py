@@ -24,6 +24,8 @@ OF_MODELS = {
 VERIFICATIONS = ("auto", "checksums", "sizes")
 read_resident = whole(1, 1000)
 read_poll = seconds(below=86400)
+MOST_WORKERS = 64
+read_workers = whole(1, MOST_WORKERS)
 read_queue = whole(1, 1_000_000)
 read_rows = whole(1, 1_000_000)
 
@@ -140,10 +142,16 @@ def _add_server(parser: argparse.ArgumentParser) -> None:
         " this folder; may be repeated (default: any folder where --host is a loopback address, else refused)",
     )
     add(
+        "--workers",
+        type=read_workers,
+        metavar="N",
+        help="processes that answer, beside the one that follows the stores (default: the processors it may use)",
+    )
+    add(
         "--queue",
         type=read_queue,
         metavar="N",
-        help="predictions that may wait or be computed; more are refused at once (default: 1024)",
+        help="predictions that may wait or be computed in each worker; more are refused at once (default: 1024)",
     )
     add(
         "--batch-rows",

@@ -119,6 +119,7 @@ def _server(base: Path) -> dict[str, tuple[str, Read]]:
         "poll_seconds": ("poll_seconds", _number(flags.read_poll)),
         "state": ("state", _path(base)),
         "reload_roots": ("reload_roots", _texts(_path(base))),
+        "workers": ("workers", _whole(flags.read_workers)),
         "queue": ("queue", _whole(flags.read_queue)),
         "batch_rows": ("batch_rows", _whole(flags.read_rows)),
         "max_message_mb": ("message_bytes", _whole(flags.read_message)),

@@ -8,9 +8,10 @@ import stat
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from paramsync.errors import SettingsError, StoreError
+from paramsync.host.processes import processors
 from paramsync.program.flags import check_text
 from paramsync.rpc.addresses import CONTROL_PORT, HOST, PREDICTIONS_PORT, REST_PORT, check_different
 
@@ -77,6 +78,11 @@ class TfServing:
 AnySettings: TypeAlias = "ModelSettings | ConnectionSettings"
 
 
+def default_workers() -> int:
+    """One for each processor."""
+    return min(flags.MOST_WORKERS, processors())
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """What one run of the program is told. Ports: 0 is any free one. Without `state` pins end with the process.
@@ -94,10 +100,20 @@ class Settings:
     poll_seconds: float = 5.0
     state: Path | None = None
     reload_roots: tuple[Path, ...] = ()
+    workers: int = field(default_factory=default_workers)
+    """How many processes answer, apart from the one that follows the stores."""
     queue: int = 1024
     batch_rows: int = 256
     message_bytes: int = 64 << 20
     tf_serving: TfServing | None = None
+
+
+class Ports(NamedTuple):
+    """Where a server listens; 0 where it does not."""
+
+    predictions: int
+    rest: int
+    control: int
 
 
 def parse(arguments: Sequence[str]) -> Settings:

@@ -19,7 +19,7 @@ import grpc
 from grpc._cython import cygrpc  # type: ignore[attr-defined]
 
 from ..event_loop.cycles import leave_no_cycles
-from ..event_loop.idle import Rests
+from ..event_loop.loop import IdleSelector
 
 AHEAD = 16  # calls that are asked for before anybody has time for them
 AT_A_TIME = 16  # calls that are taken before the event loop has rested, or would
@@ -93,30 +93,30 @@ class _AheadServer(cygrpc.AioServer):
 class _Turns:
     """So many calls are taken until the event loop rests, or would; then so many more."""
 
-    def __init__(self, rests: Rests | None) -> None:
-        """Without `rests` all are taken at once."""
-        self._rests = rests
+    def __init__(self, selector: IdleSelector | None) -> None:
+        """Without a `selector` all are taken at once."""
+        self._selector = selector
         self._rest = 0
         self._taken = 0
         self._late: asyncio.TimerHandle | None = None
 
     def one_more(self, take: Callable[[], bool]) -> bool:
         """Whether it is taken now; else `take` is called when it is its turn."""
-        if self._rests is None:
+        if self._selector is None:
             return True
-        if self._rest != self._rests.count:
-            self._rest, self._taken = self._rests.count, 0
+        if self._rest != self._selector.count:
+            self._rest, self._taken = self._selector.count, 0
         if self._taken < AT_A_TIME:
             self._taken += 1
             return True
         if self._late is None:
-            again = partial(self._again, self._rests, take)
-            self._rests.last = again
+            again = partial(self._again, self._selector, take)
+            self._selector.last = again
             self._late = asyncio.get_running_loop().call_later(_PATIENCE, again)
         return False
 
-    def _again(self, rests: Rests, take: Callable[[], bool]) -> bool:
-        rests.last = None
+    def _again(self, selector: IdleSelector, take: Callable[[], bool]) -> bool:
+        selector.last = None
         if self._late is not None:
             self._late.cancel()
             self._late = None
@@ -162,17 +162,17 @@ def server(
     *,
     options: Sequence[tuple[str, Any]],
     most: int,
-    rests: Rests | None = None,
+    selector: IdleSelector | None = None,
 ) -> grpc.aio.Server:
     """As `grpc.aio.server` makes it, for `most` calls at a time; just that where grpc is not as it is known here.
 
-    With `rests`, which are those of its event loop, some calls are taken at a time, else all that came. One server of
+    With the `selector` of its event loop, some calls are taken at a time, else all that came. One server of
     a loop may have them.
     """
     leave_no_cycles()
     plain = cygrpc.AioServer
     if hasattr(plain, "_make_request_call_future") and hasattr(plain, "_request_call"):
-        cygrpc.AioServer = partial(_AheadServer, _Turns(rests))
+        cygrpc.AioServer = partial(_AheadServer, _Turns(selector))
     try:
         return grpc.aio.server(handlers=handlers, options=options, maximum_concurrent_rpcs=most)
     finally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
-from typing import Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import grpc
 from google.protobuf import message_factory
@@ -12,13 +12,16 @@ from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message import Message
 
 from paramsync.errors import BusyError, TooLargeError
+from paramsync.rpc.connection_limit import ConnectionLimit
 
 from .drain import Drain
 from .errors import abort
 from .partial_parsing import read
-from .predictions import Prediction, Predictions
 from .read_timeout import ReadTimeouts
 from .streams import Slots, each
+
+if TYPE_CHECKING:
+    from .predictions import Prediction, Predictions
 
 _MOST = 1 << 18  # bytes of a request that does not predict: it is read on the event loop
 _MOST_WAITING = 256  # of each method that does not predict: some of them wait for a version to serve
@@ -38,15 +41,17 @@ class Dispatch(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # it takes no
         self,
         servicer: Any,
         service: ServiceDescriptor,
-        predictions: Predictions,
+        predictions: Predictions | None,
         streams: Slots,
         arrivals: ReadTimeouts,
         door: Drain,
+        connections: ConnectionLimit,
     ) -> None:
-        self._predictions = predictions
+        self._predictions: Any = predictions  # which a port without any needs not
         self._streams = streams
         self._arrivals = arrivals
         self._door = door
+        self._connections = connections
         self._handlers: dict[str, Any] = {}
         self._predicting: set[str] = set()
         for described in service.methods:
@@ -74,28 +79,31 @@ class Dispatch(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # it takes no
         return self._answered(method, described)
 
     def _unary(self, answer: Callable[[bytes, Any], Awaitable[bytes]]) -> Any:
-        message, taken_up = self._arrivals.message, self._door.taken_up
+        message, taken_up, going_on = self._arrivals.message, self._door.taken_up, self._connections.call
 
         async def call(_: Any, context: Any) -> bytes:
             taken_up()
-            return await answer(await message(context, context.peer()), context)  # and the message is not kept here
+            peer = context.peer()
+            with going_on(context, peer):
+                return await answer(await message(context, peer), context)  # and the message is not kept here
 
         return grpc.stream_unary_rpc_method_handler(call)  # for gRPC, so that the message is ours to wait for
 
     def _answered(self, method: Callable[..., Awaitable[Message]], described: MethodDescriptor) -> Any:
-        message, taken_up = self._arrivals.message, self._door.taken_up
+        message, taken_up, going_on = self._arrivals.message, self._door.taken_up, self._connections.call
         parsed = _parser(described, most=_MOST)
         waiting = Slots(_MOST_WAITING, f"calls of {described.name}")
 
         async def call(_: Any, context: Any) -> bytes:
             taken_up()
             peer = context.peer()
-            content = await message(context, peer)
-            try:
-                with waiting.one(peer):
-                    return (await method(parsed(content), context)).SerializeToString()
-            except Exception as error:  # noqa: BLE001, the edge
-                await abort(error, context)
+            with going_on(context, peer):
+                content = await message(context, peer)
+                try:
+                    with waiting.one(peer):
+                        return (await method(parsed(content), context)).SerializeToString()
+                except Exception as error:  # noqa: BLE001, the edge
+                    await abort(error, context)
 
         return grpc.stream_unary_rpc_method_handler(call)
 
@@ -104,19 +112,21 @@ class Dispatch(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # it takes no
 
         async def call(_: Any, context: Any) -> AsyncIterator[bytes]:
             peer = context.peer()
-            those = answers(await message(context, peer), context)
-            async with aclosing(self._limited(those, context, peer)) as responses:
-                async for response in responses:
-                    yield response
+            with self._connections.call(context, peer):
+                those = answers(await message(context, peer), context)
+                async with aclosing(self._limited(those, context, peer)) as responses:
+                    async for response in responses:
+                        yield response
 
         return grpc.stream_stream_rpc_method_handler(call)
 
     def _both_streaming(self, answers: Callable[[Any, str], AsyncGenerator[bytes, None]]) -> Any:
         async def call(_: Any, context: Any) -> AsyncIterator[bytes]:
             peer = context.peer()
-            async with aclosing(self._limited(answers(context, peer), context, peer)) as responses:
-                async for response in responses:
-                    yield response
+            with self._connections.call(context, peer):
+                async with aclosing(self._limited(answers(context, peer), context, peer)) as responses:
+                    async for response in responses:
+                        yield response
 
         return grpc.stream_stream_rpc_method_handler(call)
 

@@ -7,22 +7,20 @@ import re
 from typing import Any, NoReturn
 
 import grpc
-import tensorflow as tf
 
 from paramsync.rpc.server import CODES, UNFORESEEN, code_of, one_line
 
 _log = logging.getLogger("paramsync.services")
 
-_CODES = {
-    **CODES,
-    tf.errors.InvalidArgumentError: grpc.StatusCode.INVALID_ARGUMENT,  # inputs that a kernel refused
-    tf.errors.ResourceExhaustedError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+_TENSORFLOW = {  # by the codes of its errors; this module does not import it
+    3: grpc.StatusCode.INVALID_ARGUMENT,  # inputs that a kernel refused
+    8: grpc.StatusCode.RESOURCE_EXHAUSTED,
 }
 
 
 def status_of(error: BaseException) -> tuple[grpc.StatusCode, str]:
     """The code and the one line that a client gets. What nobody foresaw is INTERNAL, and only the log has it."""
-    code = code_of(error, _CODES)
+    code = code_of(error, CODES) or _TENSORFLOW.get(getattr(error, "error_code", None) or 0)
     return (grpc.StatusCode.INTERNAL, UNFORESEEN) if code is None else (code, one_line(_text(error)))
 
 
@@ -38,7 +36,7 @@ async def abort(error: Exception, context: Any) -> NoReturn:
 
 
 def _text(error: BaseException) -> str:
-    if not isinstance(error, tf.errors.OpError):
+    if not hasattr(error, "error_code"):
         return str(error)
     # TensorFlow names the functions that it made of a call before its text, and nodes on further lines
-    return re.sub(r"^(\{\{[^{}]*\}\}\s*)+", "", error.message.partition("\n")[0])
+    return re.sub(r"^(\{\{[^{}]*\}\}\s*)+", "", str(getattr(error, "message", error)).partition("\n")[0])

@@ -13,7 +13,7 @@ from paramsync.following.report import EventKind
 from paramsync.following.status import State
 
 from ..serving.feed import Feed
-from ..serving.registry import Registry
+from ..serving.served import Models
 
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -29,12 +29,11 @@ class Health:
     The servicer that comes with grpcio loses watchers when one of several leaves, and waits for those that do not read.
     """
 
-    def __init__(self, models: Registry, services: Iterable[str]) -> None:
+    def __init__(self, models: Models, services: Iterable[str]) -> None:
         self._models = models
         self._overall = ("", *services)
         self._draining = False
         self._changed = asyncio.Event()
-        self._codes = self._look()
 
     async def follow(self) -> None:
         """Keep it true, whatever the models are, until cancelled."""
@@ -51,16 +50,17 @@ class Health:
         self._update()
 
     async def Check(self, request: health_pb2.HealthCheckRequest, context: Any) -> health_pb2.HealthCheckResponse:
-        if request.service not in self._codes:
+        code = self._code(request.service)
+        if code == _UNKNOWN:
             raise UnknownModelError(request.service, [one.name for one in self._models])
-        return health_pb2.HealthCheckResponse(status=self._codes[request.service])
+        return health_pb2.HealthCheckResponse(status=code)
 
     async def Watch(
         self, request: health_pb2.HealthCheckRequest, context: Any
     ) -> AsyncIterator[health_pb2.HealthCheckResponse]:
         last = None
         while True:
-            changed, code, last_one = self._changed, self._codes.get(request.service, _UNKNOWN), self._draining
+            changed, code, last_one = self._changed, self._code(request.service), self._draining
             if code != last:
                 yield health_pb2.HealthCheckResponse(status=code)
             if last_one:  # and not what became so while that was sent
@@ -68,13 +68,16 @@ class Health:
             last = code
             await changed.wait()
 
-    def _look(self) -> dict[str, int]:
-        serving = {one.name: not self._draining and one.status().state is State.SERVING for one in self._models}
-        overall = dict.fromkeys(self._overall, not self._draining and not self._models.missing())
-        return {name: _SERVING if ok else _NOT_SERVING for name, ok in (overall | serving).items()}
+    def _code(self, service: str) -> int:
+        try:
+            serves = self._models.find(service).status().state is State.SERVING
+        except UnknownModelError:
+            if service not in self._overall:
+                return int(_UNKNOWN)
+            serves = not self._models.missing()
+        return int(_SERVING if serves and not self._draining else _NOT_SERVING)
 
     def _update(self) -> None:
-        self._codes = self._look()
         self._changed.set()
         self._changed = asyncio.Event()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -19,13 +18,18 @@ BRIEF = 4096  # bytes, below which what a request takes is bounded by how many r
 
 
 class MemoryBudget:
-    """Lives on one event loop. Every request that is more than brief has a share of it."""
+    """Lives on one event loop, but for `left` and `over`. Every request that is more than brief has a share of it."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, all_taken: memoryview | None = None, number: int = 0) -> None:
+        """The processes of one server have one budget: in memory that they share, `all_taken` has what each of them
+        takes, of which this one is the `number`."""
         self.most = most
         self.taken = 0
+        self._all_taken = memoryview(bytearray(8)).cast("Q") if all_taken is None else all_taken
+        self._number = number
+        self._all_taken[number] = 0  # of one that had the number before
         self._freed = 0
-        self._soon: asyncio.TimerHandle | None = None
+        self._trimming = False
         self.coming: Callable[[], int] = lambda: 0
         """What messages take that have not come whole: whoever waits for them says so here."""
 
@@ -33,42 +37,64 @@ class MemoryBudget:
         return MemoryShare(self)
 
     def left(self, size: int) -> None:
-        """So much was freed: after much of it, what lies between other memory is given back too."""
+        """So much was freed: after much of it, what lies between other memory is given back too, by another thread."""
         self._freed += size
-        if self._freed > self.most // _GIVEN_BACK and self._soon is None:
-            self._soon = asyncio.get_running_loop().call_later(_SOON, self._give_back)
+        if self._freed > self.most // _GIVEN_BACK and not self._trimming:
+            self._freed, self._trimming = 0, True
+            threading.Thread(target=self._trim, name="trim heap", daemon=True).start()
 
-    def _give_back(self) -> None:
-        self._freed, self._soon = 0, None
-        threading.Thread(target=memory.trim_heap, name="give back", daemon=True).start()
+    def _trim(self) -> None:
+        threading.Event().wait(_SOON)
+        self._trimming = False
+        memory.trim_heap()
 
     @property
     def over(self) -> bool:
         """Whether there is more than may be."""
-        return self.taken + self.coming() > self.most
+        return self.used > self.most
+
+    @property
+    def used(self) -> int:
+        """What requests take, and messages that have not come whole, in all processes."""
+        self._tell()
+        return sum(self._all_taken)
+
+    def take(self, size: int) -> None:
+        """Take so much more, or less."""
+        self.taken += size
+        self._tell()
+
+    def _tell(self) -> None:
+        self._all_taken[self._number] = self.taken + self.coming()
 
 
 class MemoryShare:
     """What one request takes now. It is left when the request is over, and its answer was read."""
 
-    __slots__ = ("_room", "size")
+    __slots__ = ("_budget", "size")
 
-    def __init__(self, room: MemoryBudget) -> None:
-        self._room = room
+    def __init__(self, budget: MemoryBudget) -> None:
+        self._budget = budget
         self.size = 0
 
     def need(self, size: int) -> None:
         """Have so much from now on. Raises TooLargeError for what never fits, BusyError for what does not fit now."""
-        room = self._room
-        if size > room.most:
-            raise TooLargeError("request, with all that is made of it", limit=room.most, found=size)
-        coming = room.coming() if size > self.size else 0
-        if size > self.size and room.taken - self.size + size + coming > room.most:
+        budget = self._budget
+        if size > budget.most:
+            raise TooLargeError("request, with all that is made of it", limit=budget.most, found=size)
+        if self.lacks(size):
             raise BusyError(
-                f"requests and unread answers take {room.taken + coming} bytes: expected {room.most} at most"
-                f" with {size - self.size} more; try again in a moment"
+                f"requests and unread answers take {budget.used} bytes: expected {budget.most} at"
+                f" most with {size - self.size} more; try again in a moment"
             )
         self.keep(size)
+
+    def lacks(self, size: int) -> int:
+        """How many bytes others would have to leave, so that this may have so much."""
+        budget = self._budget
+        if size <= self.size:
+            return 0
+        return max(0, budget.used - self.size + size - budget.most)
 
     def more(self, size: int) -> None:
         """Have so much beside what it has. Raises the same."""
@@ -76,12 +102,12 @@ class MemoryShare:
 
     def keep(self, size: int) -> None:
         """Have so much, whether there is room or not: what is there is there."""
-        self._room.taken += size - self.size
+        self._budget.take(size - self.size)
         self.size = size
 
     def leave(self) -> None:
         if self.size >= LARGE:
-            self._room.left(self.size)
+            self._budget.left(self.size)
         self.keep(0)
 
 

@@ -33,7 +33,7 @@ class ReadTimeouts:
         """`patience` is how many seconds a message may take to come."""
         self._most = most
         self._room = room
-        self.coming = IncomingBytes(room.most // 2)
+        self.coming = IncomingBytes(room)
         self._open: dict[Any, asyncio.Event] = {}  # contexts of streams, by which any number of messages may come
         self._peers: dict[Any, str] = {}
         """Of these and of those that are silent."""
@@ -48,7 +48,7 @@ class ReadTimeouts:
     async def message(self, context: Any, peer: str) -> bytes:
         """The message of a call that came just now. What is raised ends the call, and is to be let through.
 
-        `peer` is what gRPC calls its connection, see `Calls`.
+        `peer` is what gRPC calls its connection, see `Dispatch`.
         """
         loop = asyncio.get_running_loop()
         if len(self._silent) >= self._most:
@@ -99,6 +99,13 @@ class ReadTimeouts:
         if self._looking is not None:
             self._looking.cancel()
             self._look()
+
+    def close(self) -> None:
+        """End the thread that counts. The port is closed by now."""
+        for timer in (self._looking, self._measuring):
+            if timer is not None:
+                timer.cancel()
+        self.coming.rest()
 
     def _look(self) -> None:
         loop = asyncio.get_running_loop()

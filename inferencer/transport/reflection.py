@@ -34,7 +34,7 @@ class _Reflection(reflection.aio.ReflectionServicer):  # type: ignore[name-defin
         self._arrivals = arrivals
 
     async def ServerReflectionInfo(self, requests: Any, context: Any) -> AsyncIterator[Any]:
-        peer = context.peer()  # never later: see Calls
+        peer = context.peer()  # never later: see Dispatch
         try:
             with self._streams.one(peer), self._arrivals.open(context, peer) as ended:
                 asked = until((self._draining, ended), lambda: self._next(requests, context))

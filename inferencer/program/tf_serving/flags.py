@@ -17,10 +17,10 @@ from paramsync.program.process import release
 from paramsync.rpc.addresses import PREDICTIONS_PORT, check_different, read_port
 from paramsync.v1 import tf_serving_pb2
 
+from ...protocols.tfs.config_file import read
 from ...settings import readers
 from ...settings.flags import read_poll, read_rows
 from ...settings.settings import ModelSettings, Settings, TfServing, check_models
-from . import texts
 
 _EVERYWHERE = "0.0.0.0"
 _CONTROL_HOST = "127.0.0.1"
@@ -124,7 +124,7 @@ def _models(flags: Mapping[str, Any], config_file: Path | None) -> tuple[ModelSe
         if "model_base_path" not in flags:
             raise SettingsError("expected --model_base_path or --model_config_file, found neither")
         return (ModelSettings(name=flags["model_name"], store=flags["model_base_path"]),)
-    config = texts.read(config_file, model_server_config_pb2.ModelServerConfig, "--model_config_file")
+    config = read(config_file, model_server_config_pb2.ModelServerConfig, "--model_config_file")
     try:
         return tuple(_model(one) for one in config.model_config_list.config)
     except argparse.ArgumentTypeError as error:
@@ -141,7 +141,7 @@ def _model(config: Any) -> ModelSettings:
 def _metrics_path(path: Path | None) -> str | None:
     if path is None:
         return None
-    found = texts.read(path, tf_serving_pb2.MonitoringConfig, "--monitoring_config_file").prometheus_config
+    found = read(path, tf_serving_pb2.MonitoringConfig, "--monitoring_config_file").prometheus_config
     return (found.path or _METRICS_PATH) if found.enable else None
 
 
@@ -150,7 +150,7 @@ def _batching(flags: Mapping[str, Any]) -> dict[str, Any]:
     path = flags.get("batching_parameters_file")
     if path is None or not flags.get("enable_batching", False):
         return {}
-    found = texts.read(path, tf_serving_pb2.BatchingParameters, "--batching_parameters_file")
+    found = read(path, tf_serving_pb2.BatchingParameters, "--batching_parameters_file")
     if not found.HasField("max_batch_size"):
         return {}
     try:

@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from google.protobuf.message import DecodeError
 
 from paramsync.errors import InputError
-from paramsync.graphs.graph import DEFAULT_SIGNATURE
+from paramsync.graphs.specs import DEFAULT_SIGNATURE
 from paramsync.inference.questions import Answer, Question
 from paramsync.inference.resident import Resident
 from paramsync.kserve import open_inference_pb2 as pb
+from paramsync.rpc.tensor_proto import TensorHeader
 
-from ...serving.registry import Registry
+from ...serving.served import Models
 from ...serving.specs import check_count
 from ...transport.partial_parsing import beginning
 from . import tensors
 
 SIGNATURE = "signature"
 """The request's parameter that names a signature of the model."""
+
+ReadArrays = Callable[[Mapping[str, TensorHeader]], dict[str, tensors.Array]]
+"""Gives the inputs, whose headers fit the signature by now."""
 
 _REFUSED = {  # parameters of tensors: to ignore these would be to answer something else
     "shared_memory_region": "shared memory is not offered; send the contents, and read them from the response",
@@ -34,7 +38,7 @@ class ModelInfer:
 
     protocol = "kserve"
 
-    def __init__(self, models: Registry) -> None:
+    def __init__(self, models: Models) -> None:
         self._models = models
 
     def asked(self, request: pb.ModelInferRequest) -> tuple[str, str]:
@@ -42,16 +46,8 @@ class ModelInfer:
         return request.model_name, named or DEFAULT_SIGNATURE
 
     def read(self, request: pb.ModelInferRequest) -> list[Question]:
-        for what, named in (("inputs", request.inputs), ("outputs", request.outputs)):
-            check_count(what, named)
-            _check(named)
         resident = taken(self._models, request.model_name, request.model_version)
-        signature = _signature(request.parameters)
-        heads = tensors.outlines(request.inputs)
-        outputs = tuple(one.name for one in request.outputs)
-        resident.graph.check_inputs(signature, heads, outputs)  # before memory is spent on any of them
-        _check_outputs(resident, signature, outputs)
-        return [Question(request.model_name, resident, signature, tensors.arrays(request, heads), outputs)]
+        return [question_of(request, resident, lambda heads: tensors.arrays(request, heads))]
 
     def write(
         self, request: pb.ModelInferRequest, questions: Sequence[Question], answers: Sequence[Answer]
@@ -67,7 +63,20 @@ class ModelInfer:
         return response
 
 
-def taken(models: Registry, model: str, version: str) -> Resident:
+def question_of(request: pb.ModelInferRequest, resident: Resident, arrays: ReadArrays) -> Question:
+    """What a request asks of this version. Raises InputError, NotImplementedError, and what `arrays` raises."""
+    for what, named in (("inputs", request.inputs), ("outputs", request.outputs)):
+        check_count(what, named)
+        _check(named)
+    signature = _signature(request.parameters)
+    heads = tensors.outlines(request.inputs)
+    outputs = tuple(one.name for one in request.outputs)
+    resident.graph.check_inputs(signature, heads, outputs)  # before memory is spent on any of them
+    _check_outputs(resident, signature, outputs)
+    return Question(request.model_name, resident, signature, arrays(heads), outputs)
+
+
+def taken(models: Models, model: str, version: str) -> Resident:
     """The version of a model that a request names: by its number, by a label, or not at all.
 
     Raises InputError, UnknownModelError, UnknownVersionError, UnknownLabelError, NotServingError.

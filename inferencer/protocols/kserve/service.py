@@ -10,13 +10,13 @@ from paramsync.errors import InputError, NotServingError, ParamsyncError
 from paramsync.following.follower import Follower
 from paramsync.following.operator_requests import Action
 from paramsync.following.status import Stage, State
-from paramsync.graphs.graph import DEFAULT_SIGNATURE
+from paramsync.graphs.specs import DEFAULT_SIGNATURE
 from paramsync.kserve import open_inference_pb2 as pb
 from paramsync.program.process import release
 
 from ...serving.allowed import Allowed
 from ...serving.metrics import Metrics, Statistics
-from ...serving.registry import Registry
+from ...serving.served import Models
 from ..sync.service import wait
 from . import tensors
 from .infer import ModelInfer, ModelStreamInfer, taken
@@ -43,7 +43,7 @@ def _not_offered(why: str) -> Callable[[Any, Any, Any], Any]:
 class KServe:
     """Lives on one event loop; ModelInfer is called from threads too."""
 
-    def __init__(self, models: Registry, metrics: Metrics, draining: asyncio.Event, allowed: Allowed) -> None:
+    def __init__(self, models: Models, metrics: Metrics, draining: asyncio.Event, allowed: Allowed) -> None:
         self._models = models
         self._allowed = allowed
         self._metrics = metrics
@@ -107,7 +107,7 @@ class KServe:
         """Answers once the newest published version serves. Where nothing was published nobody is kept waiting."""
         self._allowed.check("RepositoryModelLoad")
         _check_repository(request.repository_name)
-        followers = self._models.find(request.model_name).followers
+        followers = self._models.followers(request.model_name)
         if request.parameters:
             found = ", ".join(sorted(request.parameters))
             expected = "none: what a model is made of is published in its store"

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from paramsync import dtypes
 from paramsync.errors import InputError
-from paramsync.graphs.graph import TensorSpec
+from paramsync.graphs.specs import TensorSpec
 from paramsync.kserve import open_inference_pb2 as pb
 from paramsync.rpc.tensor_proto import TensorHeader, check_rank, check_shape, collected, extend
 
@@ -87,13 +87,13 @@ def arrays(request: pb.ModelInferRequest, heads: Mapping[str, TensorHeader]) -> 
     if raw and len(raw) != len(request.inputs):
         raise InputError("raw_input_contents", expected=f"one for each of {len(request.inputs)} inputs", found=len(raw))
     if raw:
-        flat = [_of_raw(head, content) for head, content in zip(heads.values(), raw, strict=True)]
+        flat = [of_raw(head, content) for head, content in zip(heads.values(), raw, strict=True)]
     else:
         flat = [_of_contents(heads[one.name], one) for one in request.inputs]
     return {name: one.reshape(head.shape) for (name, head), one in zip(heads.items(), flat, strict=True)}
 
 
-def _of_raw(head: TensorHeader, content: bytes) -> Array:
+def of_raw(head: TensorHeader, content: bytes) -> Array:
     if head.dtype == object:
         return _strings(head, content)
     if len(content) != head.size:
@@ -152,17 +152,23 @@ def fill(response: pb.ModelInferResponse, outputs: Mapping[str, Array], *, raw: 
 
     Where one of them has no such field, all are raw.
     """
-    names = {name: _NAMES[dtypes.name(dtypes.from_numpy(array.dtype) or 0)] for name, array in outputs.items()}
+    names = {name: datatype_of(array) for name, array in outputs.items()}
     raw = raw or any(one not in _FIELDS for one in names.values())
     for name, array in outputs.items():
         tensor = response.outputs.add(name=name, datatype=names[name], shape=array.shape)
         if raw:
-            response.raw_output_contents.append(_raw(array))
+            response.raw_output_contents.append(to_raw(array))
         else:
             extend(getattr(tensor.contents, _FIELDS[names[name]]), array)
 
 
-def _raw(array: Array) -> bytes:
+def datatype_of(array: Array) -> str:
+    """KServe's name for what it holds, which has one."""
+    return _NAMES[dtypes.name(dtypes.from_numpy(array.dtype) or 0)]
+
+
+def to_raw(array: Array) -> bytes:
+    """Its bytes; strings each after its length in four bytes."""
     if array.dtype != object:
         return array.tobytes()
     return b"".join(part for one in array.flat for part in (_LENGTH.pack(len(one)), one))

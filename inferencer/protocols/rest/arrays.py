@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 
 from paramsync.errors import InputError
-from paramsync.graphs.graph import TensorSpec
+from paramsync.graphs.specs import TensorSpec
 
 from .bodies import Body, kind
 from .packed import B64, Long, RaggedError, flat, is_b64, of_leaves

@@ -44,11 +44,11 @@ class Connections:
         self._listening: asyncio.Server | None = None
 
     async def listen(self, host: str, port: int) -> int:
-        """Returns the port. Raises SettingsError where it cannot be had."""
+        """Returns the port, which other workers listen at too. Raises SettingsError."""
         loop = asyncio.get_running_loop()
         try:
             # so many wait, and so many are accepted at a time: asyncio has one number for both
-            self._listening = await loop.create_server(self._accepted, host, port, backlog=_AT_ONCE)
+            self._listening = await loop.create_server(self._accepted, host, port, backlog=_AT_ONCE, reuse_port=True)
             for one in self._listening.sockets:
                 with one.dup() as same:
                     same.listen(_WAITING)
@@ -80,6 +80,8 @@ class Connections:
             self._idle[one] = asyncio.get_running_loop().time()
 
     def over(self, one: _Connection) -> None:
+        if one.timer is not None:
+            one.timer.cancel()  # the event loop would keep the connection until then
         self._open.discard(one)
         self._silent.pop(one, None)
         self._idle.pop(one, None)
@@ -107,7 +109,7 @@ class Connections:
         )
         self._open.add(one)
         self._silent[one] = loop.time()
-        loop.call_later(self._patience, self._check, one)
+        one.timer = loop.call_later(self._patience, self._check, one)
         return one
 
     def _has_made_room(self, now: float) -> bool:
@@ -135,12 +137,13 @@ class Connections:
 class _Connection(web.RequestHandler):
     """Answers in our way what aiohttp itself finds wrong."""
 
-    __slots__ = ("_connections", "beyond")
+    __slots__ = ("_connections", "beyond", "timer")
 
     def __init__(self, connections: Connections, server: web.Server, *, beyond: bool, **options: Any) -> None:
         super().__init__(server, **options)
         self._connections = connections
         self.beyond = beyond  # as many as may predict are there
+        self.timer: asyncio.TimerHandle | None = None
 
     def data_received(self, data: bytes) -> None:
         self._connections.heard(self)

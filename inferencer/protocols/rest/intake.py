@@ -3,16 +3,67 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import zlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, nullcontext
 from functools import partial
 
 from aiohttp import web
 
 from paramsync import errors
-from paramsync.errors import ParamsyncError, RequestError
+from paramsync.errors import BusyError, ParamsyncError, RequestError
 
-from ...transport.memory_budget import MemoryShare
-from .encodings import FREE, MOST_TIMES, known, unpacked
+from ...transport.memory_budget import LARGE, MemoryShare
+
+KNOWN = "gzip, deflate"
+MOST_TIMES = 100
+"""As large as it came may a body be that is larger than FREE. Numbers are packed to a tenth, zeros to a thousandth."""
+FREE = 1 << 20
+_STEP = 1 << 18  # bytes that are unpacked in one go
+_PART = 1 << 16  # of what is packed: zlib copies what it did not come to
+_ZLIB, _RAW, _GZIP = zlib.MAX_WBITS, -zlib.MAX_WBITS, 16 + zlib.MAX_WBITS
+
+
+class EncodingError(RequestError):
+    """A Content-Encoding that is not known here."""
+
+    def __init__(self, found: str) -> None:
+        super().__init__(f"Content-Encoding: expected {KNOWN} or none, found {found!r}")
+
+
+def known(encoding: str) -> str:
+    """ "gzip", "deflate", or "" for none. Raises EncodingError."""
+    found = encoding.strip().lower()
+    if found in ("", "identity"):
+        return ""
+    if found in ("gzip", "x-gzip"):
+        return "gzip"
+    if found != "deflate":
+        raise EncodingError(encoding[:40])
+    return found
+
+
+def unpacked(content: bytes, encoding: str) -> Iterator[bytes]:
+    """What it holds, some at a time. Raises RequestError. zlib lets other threads have their turn meanwhile."""
+    zipped = zlib.decompressobj(_GZIP if encoding == "gzip" else _deflated(content))
+    try:
+        for at in range(0, len(content), _PART):
+            part = content[at : at + _PART]
+            while part and not zipped.eof:
+                if more := zipped.decompress(part, _STEP):
+                    yield more
+                part = zipped.unconsumed_tail
+    except zlib.error as error:
+        raise RequestError("body: expected what its headers say, found what cannot be unpacked") from error
+    if not zipped.eof or zipped.unused_data:
+        found = "more after its end" if zipped.eof else "that it ends too early"
+        raise RequestError(f"body: expected what its headers say, found {found}")
+
+
+def _deflated(content: bytes) -> int:
+    """Many a client leaves the header out that it should have."""
+    return _ZLIB if content[:1] and content[0] & 0x0F == zlib.DEFLATED else _RAW
+
 
 _SMALL = 1 << 18  # bytes that are copied on the event loop
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -35,6 +86,28 @@ class SlowError(ParamsyncError, TimeoutError):
         super().__init__(f"body: expected all of it within {seconds:g} s, found {found} bytes")
 
 
+class _Waiting:
+    """A body that is not here whole, or not to be read yet, because another one is read."""
+
+    def __init__(self, share: MemoryShare) -> None:
+        self.share = share
+        self.parts: list[bytes] = []
+        self.coming: asyncio.Future[None] | None = None
+        self._refused = False
+
+    def refuse(self) -> None:
+        self._refused = True
+        self.parts.clear()
+        self.share.leave()
+        if self.coming is not None:
+            self.coming.cancel()
+
+    def check(self) -> None:
+        """Raise BusyError where it was refused."""
+        if self._refused:
+            raise BusyError("bodies that came before this one take all memory; try again in a moment")
+
+
 class Intake:
     """Has each body come into the share that its request has of the server's memory. Lives on one event loop."""
 
@@ -43,9 +116,12 @@ class Intake:
         self._aside = aside
         self._limit = limit
         self._patience = patience
+        self._waiting: dict[MemoryShare, _Waiting] = {}  # the newest last
+        self._reading = asyncio.Lock()
 
-    async def take(self, request: web.BaseRequest, share: MemoryShare) -> bytes:
-        """The whole body, unpacked; the share has as much.
+    @asynccontextmanager
+    async def body(self, request: web.BaseRequest, share: MemoryShare) -> AsyncIterator[bytes]:
+        """The whole body, unpacked; the share has as much. Of large ones one at a time is here, to be read.
 
         Raises RequestError, EncodingError, TooLargeError, SlowError, BusyError.
         """
@@ -56,19 +132,44 @@ class Intake:
         if request.headers.get("Expect", "").lower() == "100-continue":
             await request.writer.write(_CONTINUE)
             request.writer.output_size = 0
-        content = await self._come(request, share)
-        if encoding:
-            content = await self._unpacked(content, encoding, share)
-            share.keep(len(content))
-        return content
-
-    async def _come(self, request: web.BaseRequest, share: MemoryShare) -> bytes:
-        parts: list[bytes] = []
+        waiting = _Waiting(share)
+        self._waiting[share] = waiting
         try:
-            await asyncio.wait_for(self._collect(request, parts, share), self._patience)
+            await self._come(request, waiting)
+            async with self._reading if encoding or share.size > _SMALL else nullcontext():
+                del self._waiting[share]
+                waiting.check()
+                content = await self._joined(waiting.parts, share)
+                if encoding:
+                    content = await self._unpacked(content, encoding, share)
+                    share.keep(len(content))
+                yield content
+        finally:
+            self._waiting.pop(share, None)
+
+    def need(self, share: MemoryShare, size: int) -> None:
+        """Have so much. Bodies that came later, and are not read yet, are refused for it, the newest first.
+
+        Raises as `MemoryShare.need`.
+        """
+        if lacking := share.lacks(size):
+            waiting = [*self._waiting.values()]
+            newer = waiting[[one.share for one in waiting].index(share) + 1 :] if share in self._waiting else waiting
+            large = [one for one in newer if one.share.size >= LARGE]
+            if sum(one.share.size for one in large) >= lacking:
+                while share.lacks(size):
+                    large.pop().refuse()
+        share.need(size)
+
+    async def _come(self, request: web.BaseRequest, waiting: _Waiting) -> None:
+        waiting.coming = asyncio.ensure_future(self._collect(request, waiting.parts, waiting.share))
+        try:
+            await asyncio.wait_for(waiting.coming, self._patience)
         except BaseException as error:
-            came = sum(map(len, parts))
-            parts.clear()  # asyncio keeps what is raised here, with what leads to it, until garbage is collected
+            waiting.check()
+            came = sum(map(len, waiting.parts))
+            waiting.share.leave()
+            waiting.parts.clear()  # asyncio keeps what is raised here, and what leads to it, until garbage is collected
             if isinstance(error, asyncio.TimeoutError):
                 raise SlowError(self._patience, came) from error
             if isinstance(error, web.RequestPayloadError):
@@ -76,7 +177,6 @@ class Intake:
             if isinstance(error, ConnectionError):  # nobody reads this
                 raise RequestError("body: expected all of it, found that the caller left") from error
             raise
-        return await self._joined(parts, share)
 
     async def _collect(self, request: web.BaseRequest, parts: list[bytes], share: MemoryShare) -> None:
         size = 0
@@ -98,7 +198,7 @@ class Intake:
         size = sum(map(len, parts))
         if size <= _SMALL:
             return b"".join(parts)
-        share.more(size)
+        self.need(share, share.size + size)
         content = await self._aside(lambda: b"".join(parts))
         parts.clear()
         share.keep(share.size - size)
@@ -108,7 +208,7 @@ class Intake:
         parts.append(part)
         if size > self._limit:
             raise TooLargeError(f"{self._limit} bytes", f"{size} or more")
-        share.more(len(part))
+        self.need(share, share.size + len(part))
 
 
 def _check_times(size: int, packed: int) -> None:

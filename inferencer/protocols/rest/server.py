@@ -1,4 +1,4 @@
-"""The HTTP port: TensorFlow Serving's REST API, /healthz and /metrics."""
+"""The HTTP port: TensorFlow Serving's REST API, KServe's second protocol, /healthz and /metrics."""
 
 from __future__ import annotations
 
@@ -15,27 +15,29 @@ from typing import Any, TypeVar
 import grpc
 from aiohttp import web
 from google.protobuf.json_format import MessageToDict
+from google.protobuf.message import Message
 from tensorflow_serving.apis import get_model_metadata_pb2, get_model_status_pb2
 
 from paramsync.errors import BusyError, NotServingError
+from paramsync.inference.questions import Question
 from paramsync.inference.resident import Resident
 
 from ...batching.batcher import Batching
 from ...serving.metrics import Metrics
-from ...serving.registry import Registry
+from ...serving.served import Models
 from ...transport.errors import status_of
 from ...transport.memory_budget import MemoryBudget, MemoryShare, weight
 from ...transport.trailers import trailers
+from ..kserve.http import JSON_LENGTH, Infer, add_body, body_of, request_of
+from ..kserve.service import KServe
 from ..tfs.metadata import FIELD, metadata
 from ..tfs.model_service import states
 from .answers import is_small
 from .bodies import parsed_bytes
 from .connections import FULL, Connections, response
-from .encodings import KNOWN, EncodingError
-from .intake import Intake, SlowError, TooLargeError
-from .predictions import Asked, Predictions, write
+from .intake import KNOWN, EncodingError, Intake, SlowError, TooLargeError
+from .predictions import Prediction, Route, route
 from .replies import STATUS, Reply, failed
-from .routes import Route, route
 from .without_gc import Undisturbed
 
 _log = logging.getLogger("paramsync.rest")
@@ -63,10 +65,11 @@ class Rest:
 
     def __init__(
         self,
-        models: Registry,
+        models: Models,
         batching: Batching,
         metrics: Metrics,
         room: MemoryBudget,
+        kserve: KServe,
         *,
         message_bytes: int,
         metrics_path: str | None = None,
@@ -81,7 +84,7 @@ class Rest:
         self._metrics_paths = (*_METRICS, metrics_path)
         self._patience = patience
         self._clock = clock
-        self._predictions = Predictions(models)
+        self._kserve = kserve
         self._room = room
         self._intake = Intake(self._aside, limit=message_bytes, patience=patience)
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="rest")
@@ -92,7 +95,7 @@ class Rest:
         self._connections = Connections(self._handle, patience=patience)
 
     async def start(self, host: str, port: int) -> int:
-        """Listen. Returns the port. Raises SettingsError where it cannot be had."""
+        """Listen. See Connections."""
         return await self._connections.listen(host, port)
 
     def drain(self) -> None:
@@ -158,16 +161,24 @@ class Rest:
         path = request.rel_url.raw_path
         if path == _HEALTH and method == "GET":
             return self._health()
-        if self._refusing and not path.lower().startswith("/v1/"):
+        if self._refusing and not path.lower().startswith(("/v1/", "/v2")):
             return failed(503, _STOPPING)
         if path in self._metrics_paths and method == "GET":
             text = await asyncio.to_thread(self._metrics.text)  # it takes milliseconds
             return Reply(200, text, content_type=self._metrics.content_type)
+        if path == "/v2" or path.startswith("/v2/"):
+            call, message = request_of(method, path)
+            if call == "ModelInfer":
+                infer = Infer(self._models, message, request.headers.get(JSON_LENGTH))
+                return await self._predicted(infer, request, share)
+            return await self._called(call, message, request, share)
         if not path.lower().startswith("/v1/"):
-            return failed(404, f"expected /v1/models/..., /healthz or /metrics, found {request.method} {path[:200]}")
+            found = f"{request.method} {path[:200]}"
+            return failed(404, f"expected /v1/models/..., /v2/..., /healthz or /metrics, found {found}")
         asked = route(method, path)
         if asked.call not in ("status", "metadata"):
-            return await self._predicted(asked, request, share)
+            named = request.query.get(_NAMED, "false").lower() not in ("false", "0")
+            return await self._predicted(Prediction(self._models, asked, named=named), request, share)
         if self._refusing:
             return failed(503, _STOPPING)
         body = status_body if asked.call == "status" else metadata_body
@@ -181,17 +192,18 @@ class Rest:
             return failed(503, f"not serving yet: {', '.join(told)}")
         return Reply(200, b'{"status": "serving"}\n')
 
-    async def _predicted(self, asked: Route, request: web.BaseRequest, share: MemoryShare) -> Reply:
+    async def _predicted(self, asked: Prediction | Infer, request: web.BaseRequest, share: MemoryShare) -> Reply:
         began = asyncio.get_running_loop().time()
         code, one, signature = grpc.StatusCode.CANCELLED, None, ""
         try:
             self._check_refusing(asked.model)
-            content = await self._intake.take(request, share)
-            one = self._predictions.take(asked)
-            found = await self._read(asked, one, content, share)
+            async with self._intake.body(request, share) as content:
+                one = asked.take()
+                question = await self._read(asked, one, content, share)
             del content
-            signature = found.question.signature
-            reply = Reply(200, await self._written(found, began + _SECONDS, request, share), self._said(one))
+            signature = question.signature
+            body, headers = await self._written(asked, question, began + _SECONDS, share)
+            reply = Reply(200, body, {**self._said(one), **headers})
             code = grpc.StatusCode.OK
         except Exception as error:  # noqa: BLE001, the edge
             code, _ = status_of(error)
@@ -203,33 +215,45 @@ class Rest:
                 model=asked.model,
                 signature=signature,
                 version="" if one is None else str(one.version.number),
-                protocol="rest",
+                protocol=asked.protocol,
                 code=code.name,
                 seconds=asyncio.get_running_loop().time() - began,
             )
+
+    async def _called(self, call: str, message: Message, request: web.BaseRequest, share: MemoryShare) -> Reply:
+        """A call of KServe's gRPC service, answered as JSON."""
+        if self._refusing or (self._draining and call == "ServerReady"):
+            return failed(503, _STOPPING)
+        if request.method == "POST":
+            async with self._intake.body(request, share) as content:
+                self._intake.need(share, len(content) + parsed_bytes(content))
+                await self._aside(lambda: add_body(message, content))
+        answer = await getattr(self._kserve, call)(message, _Caller())
+        return Reply(200 if getattr(answer, "ready", True) else 503, body_of(answer))
 
     def _check_refusing(self, model: str) -> None:
         if self._refusing:
             raise NotServingError(model, _STOPPING)
 
-    async def _read(self, asked: Route, one: Resident, content: bytes, share: MemoryShare) -> Asked:
-        share.need(len(content) + parsed_bytes(content))
+    async def _read(self, asked: Prediction | Infer, one: Resident, content: bytes, share: MemoryShare) -> Question:
+        self._intake.need(share, len(content) + asked.bytes_to_read(content))
         if len(content) <= _SMALL:
-            return self._predictions.read(asked, one, content)
-        found = await self._aside(lambda: self._predictions.read(asked, one, content))
-        share.keep(_BESIDE * weight(found.question.inputs))
-        return found
+            return asked.read(one, content)
+        question = await self._aside(lambda: asked.read(one, content))
+        share.keep(_BESIDE * weight(question.inputs))
+        return question
 
-    async def _written(self, asked: Asked, deadline: float, request: web.BaseRequest, share: MemoryShare) -> bytes:
-        share.need(max(share.size, _BESIDE * weight(asked.question.inputs)))
-        answer = await self._batching.answer(asked.question, deadline=deadline)
-        named = request.query.get(_NAMED, "false").lower() not in ("false", "0")
+    async def _written(
+        self, asked: Prediction | Infer, question: Question, deadline: float, share: MemoryShare
+    ) -> tuple[bytes, Mapping[str, str]]:
+        share.need(max(share.size, _BESIDE * weight(question.inputs)))
+        answer = await self._batching.answer(question, deadline=deadline)
         if is_small(answer):
-            return write(asked, answer, named=named)
+            return asked.write(question, answer)
         share.more(_WRITTEN * weight(answer))
-        body = await self._aside(lambda: write(asked, answer, named=named))
+        body, headers = await self._aside(lambda: asked.write(question, answer))
         share.keep(_UNREAD * len(body))
-        return body
+        return body, headers
 
     def _said(self, one: Resident) -> dict[str, str]:
         return {name.title(): value for name, value in trailers(one, self._clock())}
@@ -237,6 +261,13 @@ class Rest:
     async def _aside(self, work: Callable[[], _T]) -> _T:
         """What takes long is done on another thread."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, self._undisturbed.run, work)
+
+
+class _Caller:
+    """What a call of the gRPC service asks about its caller, who gives no deadline by HTTP."""
+
+    def time_remaining(self) -> float:
+        return _SECONDS
 
 
 def _refusal(error: Exception, headers: Mapping[str, str] = MappingProxyType({})) -> Reply:
@@ -253,13 +284,13 @@ def _refusal(error: Exception, headers: Mapping[str, str] = MappingProxyType({})
 _told = partial(MessageToDict, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
 
 
-def status_body(models: Registry, route: Route) -> bytes:
+def status_body(models: Models, route: Route) -> bytes:
     """Raises RequestError, NotServingError."""
     request = get_model_status_pb2.GetModelStatusRequest(model_spec=route.spec())
     return _text(_told(states(models, request)))
 
 
-def metadata_body(models: Registry, route: Route) -> bytes:
+def metadata_body(models: Models, route: Route) -> bytes:
     """Raises RequestError, NotServingError."""
     request = get_model_metadata_pb2.GetModelMetadataRequest(model_spec=route.spec(), metadata_field=[FIELD])
     response = metadata(models, request)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, TypeAlias
 
 from paramsync.errors import InputError, SyncError
 from paramsync.following.follower import Follower
@@ -22,12 +22,21 @@ from .trainer_client import publish
 _MARGIN = 0.1  # seconds before the caller's deadline in which to say why it will not be met
 
 
+Told: TypeAlias = "Callable[[], Awaitable[None]]"
+
+
+async def _nobody() -> None:
+    pass
+
+
 class SyncService:
     """Lives on one event loop, and never blocks it: followers answer through futures."""
 
-    def __init__(self, models: Registry, draining: asyncio.Event) -> None:
+    def __init__(self, models: Registry, draining: asyncio.Event, told: Told | None = None) -> None:
+        """An answer comes once all are `told` what followers report, who are asked elsewhere too."""
         self._models = models
         self._draining = draining
+        self._told = told or _nobody
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Any) -> pb.GetStatusResponse:
         return pb.GetStatusResponse(models=[of_status(one.status()) for one in self._models.some(request.model)])
@@ -57,6 +66,7 @@ class SyncService:
             finally:
                 done.cancel()
                 news.cancel()
+                await self._told()
             status = await done
         serving = status.serving.number if status.serving else 0
         yield pb.SyncProgress(phase=pb.SyncProgress.DONE, version=serving, status=of_status(status))
@@ -102,7 +112,11 @@ class SyncService:
     async def _change(
         self, request: Any, action: Action, context: Any, number: int | None = None, label: str = ""
     ) -> pb.ModelStatus:
-        return of_status(await wait(self._models.follower(request.model), action, context, number, label))
+        follower = self._models.follower(request.model)
+        try:
+            return of_status(await wait(follower, action, context, number, label))
+        finally:
+            await self._told()
 
     def _trainer(self, model: str) -> str:
         trainer: str | None = getattr(self._models.find(model).settings, "trainer", None)

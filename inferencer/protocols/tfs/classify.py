@@ -11,12 +11,12 @@ import numpy as np
 from tensorflow_serving.apis import classification_pb2, inference_pb2, input_pb2, model_pb2, regression_pb2
 
 from paramsync.errors import InputError
-from paramsync.graphs.graph import DEFAULT_SIGNATURE, Signature
+from paramsync.graphs.specs import DEFAULT_SIGNATURE, Signature
 from paramsync.inference.questions import Answer, Question
 from paramsync.inference.resident import Resident
 from paramsync.rpc.tensor_proto import MAX_BYTES
 
-from ...serving.registry import Registry
+from ...serving.served import Models
 from ...serving.specs import answered, check_count, named, taken
 
 INPUTS, CLASSES, SCORES, OUTPUTS = "inputs", "classes", "scores", "outputs"
@@ -28,7 +28,7 @@ class Classify:
 
     protocol = "tfs"
 
-    def __init__(self, models: Registry) -> None:
+    def __init__(self, models: Models) -> None:
         self._models = models
 
     def asked(self, request: classification_pb2.ClassificationRequest) -> tuple[str, str]:
@@ -55,7 +55,7 @@ class Regress:
 
     protocol = "tfs"
 
-    def __init__(self, models: Registry) -> None:
+    def __init__(self, models: Models) -> None:
         self._models = models
 
     def asked(self, request: regression_pb2.RegressionRequest) -> tuple[str, str]:
@@ -77,7 +77,7 @@ class MultiInference:
 
     protocol = "tfs"
 
-    def __init__(self, models: Registry) -> None:
+    def __init__(self, models: Models) -> None:
         self._models = models
 
     def asked(self, request: inference_pb2.MultiInferenceRequest) -> tuple[str, str]:

@@ -9,9 +9,9 @@ from tensorflow.core.protobuf import meta_graph_pb2
 from tensorflow_serving.apis import get_model_metadata_pb2
 
 from paramsync.errors import InputError
-from paramsync.graphs.graph import Signature, TensorSpec
+from paramsync.graphs.specs import Signature, TensorSpec
 
-from ...serving.registry import Registry
+from ...serving.served import Models
 from ...serving.specs import answered, taken
 
 FIELD = "signature_def"
@@ -20,7 +20,7 @@ _TENSORFLOW = {"float32": "float", "float64": "double", "float16": "half"}  # wh
 
 
 def metadata(
-    models: Registry, request: get_model_metadata_pb2.GetModelMetadataRequest
+    models: Models, request: get_model_metadata_pb2.GetModelMetadataRequest
 ) -> get_model_metadata_pb2.GetModelMetadataResponse:
     """Raises InputError, and what `taken` raises."""
     check_fields(request.metadata_field)

@@ -11,9 +11,9 @@ from paramsync.errors import NotServingError, UnknownLabelError, UnknownVersionE
 from paramsync.following.status import Course, Stage, Status
 
 from ...serving.allowed import Allowed
-from ...serving.registry import Registry
+from ...serving.served import Models
 from ...serving.specs import named
-from .reload import Configuring
+from .reload import Configures
 
 _Message = get_model_status_pb2.ModelVersionStatus
 _STATES = {
@@ -28,7 +28,7 @@ _STATES = {
 class ModelService:
     """Lives on one event loop."""
 
-    def __init__(self, models: Registry, configuring: Configuring, allowed: Allowed) -> None:
+    def __init__(self, models: Models, configuring: Configures, allowed: Allowed) -> None:
         self._models = models
         self._configuring = configuring
         self._allowed = allowed
@@ -48,7 +48,7 @@ class ModelService:
 
 
 def states(
-    models: Registry, request: get_model_status_pb2.GetModelStatusRequest
+    models: Models, request: get_model_status_pb2.GetModelStatusRequest
 ) -> get_model_status_pb2.GetModelStatusResponse:
     """Raises what `courses` raises, and UnknownModelError."""
     status = models.find(named(request.model_spec)).status()

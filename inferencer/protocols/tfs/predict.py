@@ -12,12 +12,12 @@ from tensorflow.core.framework import tensor_pb2
 from tensorflow_serving.apis import get_model_metadata_pb2, predict_pb2
 
 from paramsync import dtypes
-from paramsync.graphs.graph import DEFAULT_SIGNATURE, Signature
+from paramsync.graphs.specs import DEFAULT_SIGNATURE, Signature
 from paramsync.inference.questions import Answer, Question
 from paramsync.rpc import tensor_proto
 from paramsync.rpc.tensor_proto import VALUE_FIELDS, extend, packed
 
-from ...serving.registry import Registry
+from ...serving.served import Models
 from ...serving.specs import check_count, fill, taken
 from .classify import Classify, MultiInference, Regress
 from .metadata import metadata
@@ -26,7 +26,7 @@ from .metadata import metadata
 class PredictionService:
     """Lives on one event loop; what predicts is called from threads too."""
 
-    def __init__(self, models: Registry) -> None:
+    def __init__(self, models: Models) -> None:
         self._models = models
         self.Predict = Predict(models)
         self.Classify = Classify(models)
@@ -44,7 +44,7 @@ class Predict:
 
     protocol = "tfs"
 
-    def __init__(self, models: Registry) -> None:
+    def __init__(self, models: Models) -> None:
         self._models = models
 
     def asked(self, request: predict_pb2.PredictRequest) -> tuple[str, str]:

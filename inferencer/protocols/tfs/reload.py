@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from argparse import ArgumentTypeError
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 from tensorflow_serving.config import model_server_config_pb2
 
@@ -20,7 +20,7 @@ from paramsync.host.files import shown
 
 from ...serving.allowed import Allowed
 from ...serving.call_with_timeout import aside
-from ...serving.registry import Registry
+from ...serving.served import Served
 from ...settings import readers
 from ...settings.settings import AnySettings, ConnectionSettings, ModelSettings
 
@@ -48,11 +48,28 @@ class Wanted:
     said: Mapping[str, Said]
 
 
+Apply: TypeAlias = "Callable[[Sequence[AnySettings], Mapping[str, Change]], Awaitable[None]]"
+"""Has these models served from now on, with these changes, and nothing else. See `Registry.apply`."""
+
+
+class Configures(Protocol):
+    """Who applies configurations: a `Configuring`, or whoever asks one in another process."""
+
+    async def apply(
+        self,
+        config: model_server_config_pb2.ModelServerConfig,
+        *,
+        seconds: float | None = None,
+        allowed: Allowed | None = None,
+    ) -> None: ...
+
+
 class Configuring:
     """One configuration at a time. Lives on one event loop."""
 
-    def __init__(self, models: Registry) -> None:
+    def __init__(self, models: Iterable[Served], apply: Apply) -> None:
         self._models = models
+        self._apply_models = apply
         self._lock = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
         self._said: Mapping[str, Said] = {}
@@ -91,7 +108,7 @@ class Configuring:
             there = tuple(one.settings for one in self._models)
             wanted = await aside(partial(read, config, there, self._said, allowed), "a look at base paths")
             try:
-                await self._models.apply(wanted.models, wanted.changes)
+                await self._apply_models(wanted.models, wanted.changes)
             except (SettingsError, StoreError, UnknownVersionError) as error:
                 raise RequestError(f"config: {error}") from error
             except TimeoutError:

@@ -1,4 +1,4 @@
-"""The file of models of TensorFlow Serving: applied at the start, and again whenever something else stands in it."""
+"""TensorFlow Serving's files, which are protocol buffers as text, and its file of models, which is followed."""
 
 from __future__ import annotations
 
@@ -6,24 +6,42 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from google.protobuf import text_format
+from google.protobuf.message import Message
 from tensorflow_serving.config import model_server_config_pb2
 
 from paramsync.errors import ParamsyncError, SettingsError
 from paramsync.following.quarantine import Backoff
 
-from . import texts
-
 _log = logging.getLogger("paramsync.inferencer")
 _OPTION = "--model_config_file"
+_LIMIT = 4 << 20  # bytes; a larger one is another file
 _UNTIL_FIRST = 1.0  # seconds between two trials of a file that was never applied: a base path may be mounted later
 
 Apply = Callable[..., Coroutine[Any, Any, None]]
+M = TypeVar("M", bound=Message)
+
+
+def read(path: Path, kind: type[M], option: str) -> M:
+    """All that a file says. Raises SettingsError, which begins with the option that named it."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(_LIMIT + 1)
+    except OSError as error:
+        raise SettingsError(f"{option} {path}: cannot be read: {error.strerror}") from error
+    if len(content) > _LIMIT:
+        raise SettingsError(f"{option} {path}: expected a file of at most {_LIMIT} bytes, found a larger one")
+    name = f"tensorflow.serving.{kind.DESCRIPTOR.name}"
+    try:
+        return text_format.Parse(content.decode(), kind())
+    except (text_format.ParseError, UnicodeDecodeError, RecursionError) as error:
+        raise SettingsError(f"{option} {path}: Error parsing text-format {name}: {error}") from error
 
 
 class ConfigFile:
-    """One file, read by polling. Lives on one event loop."""
+    """A file of models: applied at the start, and whenever something else stands in it. Lives on one event loop."""
 
     def __init__(self, path: Path, apply: Apply) -> None:
         """`apply` takes a ModelServerConfig and `seconds`, and raises where nothing of it came about."""
@@ -41,7 +59,7 @@ class ConfigFile:
         """
         config = None
         try:
-            config = await asyncio.to_thread(texts.read, self._path, model_server_config_pb2.ModelServerConfig, _OPTION)
+            config = await asyncio.to_thread(read, self._path, model_server_config_pb2.ModelServerConfig, _OPTION)
             if config != self._refused:
                 self._refused, self._back_off = None, Backoff()
             if config == self._applied or self._back_off.left(now):

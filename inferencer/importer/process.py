@@ -1,0 +1,105 @@
+"""Imports versions: a graph as bytes, and parameters in a file in memory, from whatever a store holds."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from paramsync import dtypes
+from paramsync.checkpoint.data_file import ALIGNMENT
+from paramsync.errors import ParamsyncError
+from paramsync.host.processes import limit_memory
+from paramsync.inference.resident import Resident
+from paramsync.sources.opening import open_source
+from paramsync.sources.source import Progress
+from paramsync.version import Version
+
+from ..processes.channel import Channel, close_all
+from ..processes.messages import Imported, Place
+from ..settings.settings import ModelSettings
+
+_MOST_OF_MEMORY = 0.75
+
+
+def importing(settings: ModelSettings, *, descriptors: Sequence[int]) -> None:
+    """Until the supervisor is gone, or has what it wanted."""
+    limit_memory(_MOST_OF_MEMORY)
+    tf.config.set_visible_devices([], "GPU")
+    importer = _Importer(settings)
+    importer.channel = Channel(
+        socket.socket(fileno=descriptors[0]),
+        {"pid": os.getpid, "restore": importer.restore},
+        name=f"importer of {settings.name}",
+    )
+    importer.channel.run()
+
+
+class _Importer:
+    channel: Channel
+
+    def __init__(self, settings: ModelSettings) -> None:
+        self._source = open_source(
+            settings.store,
+            inputs=settings.inputs,
+            outputs=settings.outputs,
+            graph=settings.graph,
+            verification=settings.verify,
+            allowed=settings.allowed,
+        )
+
+    def restore(self, version: Version, *, descriptors: Sequence[int]) -> Imported:
+        """Write graph and parameters into these two files. Raises as Source.restore does."""
+        try:
+            self._source.look()  # of which kind it is
+            resident = self._source.restore(version, self._tell)
+            graph, parameters = descriptors
+            with os.fdopen(os.dup(graph), "wb") as file:
+                file.write(resident.graph.to_bytes())
+            size, places = _written(resident, parameters)
+        except (ParamsyncError, OSError, MemoryError):
+            raise
+        except tf.errors.OpError as error:
+            raise _portable(error) from None
+        finally:
+            close_all(descriptors)
+        return Imported(
+            resident.graph.digest, dict(resident.graph.refused), frozenset(resident.graph.embeddings), size, places
+        )
+
+    def _tell(self, progress: Progress) -> None:
+        self.channel.tell("progress", progress)
+
+
+def _written(resident: Resident, descriptor: int) -> tuple[int, list[Place | Any]]:
+    """The parameters one behind the other; strings stay with the message."""
+    arrays = [one.numpy() for one in resident.parameters]
+    places: list[Place | Any] = []
+    size = 0
+    for tensor, array in zip(resident.parameters, arrays, strict=True):
+        number = dtypes.from_numpy(array.dtype)
+        if tensor.dtype == tf.string or number is None:
+            places.append(np.asarray(array))
+            continue
+        size = -(-size // ALIGNMENT) * ALIGNMENT
+        places.append(Place(0, size, number, tuple(array.shape)))
+        size += array.nbytes
+    os.ftruncate(descriptor, size)
+    if size:
+        with mmap.mmap(descriptor, size) as memory:
+            for place, array in zip(places, arrays, strict=True):
+                if isinstance(place, Place) and array.nbytes:
+                    content = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+                    np.copyto(np.frombuffer(memory, np.uint8, array.nbytes, place.offset), content)
+    return size, places
+
+
+def _portable(error: tf.errors.OpError) -> Exception:
+    """The same for a process that has no TensorFlow."""
+    text = str(error.message)
+    return MemoryError(text) if error.error_code in (4, 7, 8, 14) else RuntimeError(f"{type(error).__name__}: {text}")

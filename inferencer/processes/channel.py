@@ -1,0 +1,183 @@
+"""Channel: two processes of one server ask each other, by messages over a UNIX socket that may carry descriptors."""
+
+from __future__ import annotations
+
+import copyreg
+import itertools
+import os
+import pickle
+import socket
+import struct
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from types import MappingProxyType
+from typing import Any
+
+from paramsync.errors import ParamsyncError
+
+_HEAD = struct.Struct("=IHQ")  # bytes that follow, descriptors, which question
+_QUESTION, _ANSWER, _ERROR, _NOTE = range(4)
+_MOST_DESCRIPTORS = 250  # the kernel sends 253 at once
+
+
+def _unchanging(values: dict[Any, Any]) -> MappingProxyType[Any, Any]:
+    return MappingProxyType(values)
+
+
+copyreg.pickle(MappingProxyType, lambda one: (_unchanging, (dict(one),)))  # which versions have
+
+Handler = Callable[..., Any]
+"""Gets the arguments of a question, and `descriptors` where some came, which it owns. What it returns is the answer."""
+
+
+class ClosedError(ParamsyncError):
+    """The other process is gone."""
+
+
+class Channel:
+    """One end. Questions of the other side are answered one after another, on a thread of this end, by `handlers`.
+
+    Messages are pickled: both ends are processes of the same server. Any thread may ask.
+    """
+
+    def __init__(self, connection: socket.socket, handlers: Mapping[str, Handler], *, name: str) -> None:
+        self._socket = connection
+        self._handlers = handlers
+        self._name = name
+        self._sending = threading.Lock()
+        self._numbers = itertools.count(1)
+        self._waiting: dict[int, Future[Any]] = {}
+        self._closed = False
+        self.ended: Callable[[], None] = lambda: None
+        """Called on the thread of this end, once the other one is gone."""
+
+    def start(self) -> None:
+        threading.Thread(target=self.run, name=self._name, daemon=True).start()
+
+    def ask(self, what: str, *arguments: Any, descriptors: Sequence[int] = ()) -> Future[Any]:
+        """The answer, or the error that it was. The descriptors stay the caller's."""
+        number, answer = next(self._numbers), Future[Any]()
+        self._waiting[number] = answer
+        try:
+            self._send(_QUESTION, number, (what, arguments), descriptors)
+        except OSError:
+            self._waiting.pop(number, None)
+            _fail(answer, ClosedError(f"{self._name}: the process is gone"))
+        if self._closed and self._waiting.pop(number, None) is not None:
+            _fail(answer, ClosedError(f"{self._name}: the process is gone"))
+        return answer
+
+    def tell(self, what: str, *arguments: Any) -> None:
+        """A question that is not answered."""
+        with suppress(OSError):
+            self._send(_NOTE, 0, (what, arguments), ())
+
+    def close(self) -> None:
+        """The other end sees that this one is gone."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def run(self) -> None:
+        """Answer until the other process is gone."""
+        try:
+            while True:
+                kind, number, message, descriptors = self._receive()
+                if kind in (_ANSWER, _ERROR):
+                    answer = self._waiting.pop(number, None)
+                    if answer is not None:
+                        _settle(answer, kind, message)
+                else:
+                    self._handle(kind, number, message, descriptors)
+        except (OSError, EOFError):
+            pass
+        finally:
+            self._closed = True
+            for answer in [self._waiting.pop(number) for number in list(self._waiting)]:
+                _fail(answer, ClosedError(f"{self._name}: the process is gone"))
+            self._socket.close()
+            self.ended()
+
+    def _handle(self, kind: int, number: int, message: tuple[str, tuple[Any, ...]], descriptors: list[int]) -> None:
+        what, arguments = message
+        said = {"descriptors": descriptors} if descriptors else {}
+        try:
+            found = self._handlers[what](*arguments, **said)
+        except Exception as error:  # noqa: BLE001, it is raised where it was asked
+            self._reply(kind, number, _ERROR, error)
+            return
+        if isinstance(found, Future):
+            found.add_done_callback(lambda one: self._reply_late(kind, number, one))
+        else:
+            self._reply(kind, number, _ANSWER, found)
+
+    def _reply_late(self, kind: int, number: int, found: Future[Any]) -> None:
+        error = found.exception()
+        self._reply(kind, number, _ANSWER if error is None else _ERROR, found.result() if error is None else error)
+
+    def _reply(self, asked: int, number: int, kind: int, message: Any) -> None:
+        if asked == _NOTE:
+            return
+        with suppress(OSError):  # whoever asked is gone
+            try:
+                self._send(kind, number, message, ())
+            except (pickle.PicklingError, TypeError, AttributeError):
+                self._send(_ERROR, number, RuntimeError(str(message)), ())
+
+    def _send(self, kind: int, number: int, message: Any, descriptors: Sequence[int]) -> None:
+        content = pickle.dumps((kind, message), pickle.HIGHEST_PROTOCOL)
+        head = _HEAD.pack(len(content), len(descriptors), number)
+        with self._sending:
+            rest = memoryview(head)
+            for at in range(0, len(descriptors), _MOST_DESCRIPTORS):  # each goes with a byte of the head, or a blank
+                part = list(descriptors[at : at + _MOST_DESCRIPTORS])
+                sent = rest[: 1 if len(descriptors) > _MOST_DESCRIPTORS else len(rest)]
+                socket.send_fds(self._socket, [sent], part)
+                rest = rest[len(sent) :]
+            self._socket.sendall(rest)
+            self._socket.sendall(content)
+
+    def _receive(self) -> tuple[int, int, Any, list[int]]:
+        head, descriptors = b"", list[int]()
+        while len(head) < _HEAD.size:
+            part, came, _, _ = socket.recv_fds(self._socket, _HEAD.size - len(head), _MOST_DESCRIPTORS)
+            if not part:
+                raise EOFError
+            head += part
+            descriptors += came
+        size, count, number = _HEAD.unpack(head)
+        if len(descriptors) != count:
+            raise OSError("descriptors were lost: this process may have no more of them")
+        content = bytearray(size)
+        view = memoryview(content)
+        while view:
+            got = self._socket.recv_into(view)
+            if not got:
+                raise EOFError
+            view = view[got:]
+        kind, message = pickle.loads(content)
+        return kind, number, message, descriptors
+
+
+def pair() -> tuple[socket.socket, socket.socket]:
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+
+
+def close_all(descriptors: Sequence[int]) -> None:
+    for one in descriptors:
+        with suppress(OSError):
+            os.close(one)
+
+
+def _settle(answer: Future[Any], kind: int, message: Any) -> None:
+    with suppress(InvalidStateError):  # nobody waits any more
+        if kind == _ANSWER:
+            answer.set_result(message)
+        else:
+            answer.set_exception(message)
+
+
+def _fail(answer: Future[Any], error: Exception) -> None:
+    with suppress(InvalidStateError):
+        answer.set_exception(error)

@@ -1,0 +1,251 @@
+"""KServe's second protocol by HTTP: its paths, its JSON, and tensors as bytes behind the JSON.
+
+A path is a call of the gRPC service, whose answer is written as JSON; only `infer` has a form of its own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+from urllib.parse import unquote
+
+import numpy as np
+from google.protobuf import message_factory
+from google.protobuf.message import Message
+
+from paramsync.errors import InputError, RequestError
+from paramsync.graphs.specs import TensorSpec
+from paramsync.inference.questions import Answer, Question
+from paramsync.inference.resident import Resident
+from paramsync.kserve import open_inference_pb2 as pb
+from paramsync.rpc.tensor_proto import TensorHeader
+
+from ...serving.served import Models
+from ...serving.specs import check_count
+from ..rest.answers import columns, written
+from ..rest.arrays import Array, read
+from ..rest.bodies import Body, kind, parsed, parsed_bytes
+from ..rest.packed import Long, size
+from . import tensors
+from .infer import SIGNATURE, question_of, taken
+
+JSON_LENGTH = "Inference-Header-Content-Length"
+"""Names how many bytes of a body are JSON; tensors follow."""
+
+_BINARY = "binary_data"
+_ALL_BINARY = "binary_data_output"
+_SIZE = "binary_data_size"
+_SERVICE = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]
+_MODEL = r"/v2/models/(?P<name>[^/]+)(?:/versions/(?P<version>[^/]+))?"
+_CALLS = {
+    ("GET", r"/v2/?"): "ServerMetadata",
+    ("GET", "/v2/health/live"): "ServerLive",
+    ("GET", "/v2/health/ready"): "ServerReady",
+    ("GET", "/v2/models/stats"): "ModelStatistics",
+    ("GET", f"{_MODEL}/?"): "ModelMetadata",
+    ("GET", f"{_MODEL}/ready"): "ModelReady",
+    ("GET", f"{_MODEL}/stats"): "ModelStatistics",
+    ("GET", f"{_MODEL}/config"): "ModelConfig",
+    ("POST", f"{_MODEL}/infer"): "ModelInfer",
+    ("POST", "/v2/repository/index"): "RepositoryIndex",
+    ("POST", "/v2/repository/models/(?P<model_name>[^/]+)/load"): "RepositoryModelLoad",
+    ("POST", "/v2/repository/models/(?P<model_name>[^/]+)/unload"): "RepositoryModelUnload",
+    ("GET", "/v2/systemsharedmemory(?:/.*)?"): "SystemSharedMemoryStatus",
+    ("POST", "/v2/systemsharedmemory/.*"): "SystemSharedMemoryRegister",
+    ("GET", "/v2/cudasharedmemory(?:/.*)?"): "CudaSharedMemoryStatus",
+    ("POST", "/v2/cudasharedmemory/.*"): "CudaSharedMemoryRegister",
+    ("GET", "(?:/v2/models/[^/]+|/v2)/trace/setting"): "TraceSetting",
+    ("POST", "(?:/v2/models/[^/]+|/v2)/trace/setting"): "TraceSetting",
+    ("GET", "/v2/logging"): "LogSettings",
+    ("POST", "/v2/logging"): "LogSettings",
+}
+_PATHS = tuple((method, re.compile(path, re.ASCII), call) for (method, path), call in _CALLS.items())
+
+
+def request_of(method: str, path: str) -> tuple[str, Any]:
+    """The call of the gRPC service that a path means, and its request. Raises RequestError where it means none."""
+    for of, pattern, call in _PATHS:
+        if of == method and (found := pattern.fullmatch(path)):
+            message = message_factory.GetMessageClass(_SERVICE.methods_by_name[call].input_type)()
+            for field, text in found.groupdict().items():
+                named = f"model_{field}" if call == "ModelInfer" else field
+                if text is not None and named in message.DESCRIPTOR.fields_by_name:  # what is not offered has none
+                    setattr(message, named, unquote(text))
+            return call, message
+    raise RequestError(f"request: expected a path of KServe's protocol, found {method} {path[:200]}")
+
+
+def add_body(message: Message, content: bytes) -> None:
+    """What the body of a call of the repository says, which may be empty. Raises InputError, RequestError."""
+    fields = parsed(content).fields if content else {}
+    if isinstance(message, pb.RepositoryIndexRequest):
+        message.ready = fields.get("ready") is True
+    elif isinstance(message, pb.RepositoryModelLoadRequest):
+        for name in _object("parameters", fields.get("parameters")):
+            message.parameters[name].string_param = ""
+
+
+def body_of(message: Message) -> bytes:
+    """The answer of a call, as JSON."""
+    if isinstance(message, pb.RepositoryIndexResponse):
+        return written(_plain(message)["models"]) + b"\n"
+    return written(_plain(message)) + b"\n"
+
+
+def _plain(message: Any) -> Any:
+    """As JSON has it: numbers are numbers, which protobuf's own way writes as strings."""
+    if isinstance(message, str | int | float):
+        return message
+    if isinstance(message, Message):
+        return {field.name: _plain(getattr(message, field.name)) for field in message.DESCRIPTOR.fields}
+    return [_plain(one) for one in message]
+
+
+class Infer:
+    """One request to `infer`: read, asked and written by these three, which any thread may call."""
+
+    protocol = "kserve_http"
+
+    def __init__(self, models: Models, request: pb.ModelInferRequest, json_length: str | None) -> None:
+        """`json_length` is what the header of this name says. Raises InputError."""
+        if json_length is not None and not re.fullmatch("[0-9]{1,18}", json_length):
+            raise InputError(JSON_LENGTH, expected="how many bytes of the body are JSON", found=repr(json_length))
+        self.model = request.model_name
+        self._models = models
+        self._request = request
+        self._json_length = None if json_length is None else int(json_length)
+        self._outputs: dict[str, bool] = {}  # those asked for, and whether as bytes
+        self._binary = False
+
+    def take(self) -> Resident:
+        """The version that answers. Raises InputError, NotServingError."""
+        return taken(self._models, self._request.model_name, self._request.model_version)
+
+    def bytes_to_read(self, content: bytes) -> int:
+        """How much `read` takes at most, beside the content."""
+        end = len(content) if self._json_length is None else min(self._json_length, len(content))
+        return parsed_bytes(content[:end]) + len(content) - end
+
+    def read(self, resident: Resident, content: bytes) -> Question:
+        """Raises RequestError, NotImplementedError."""
+        end = len(content) if self._json_length is None else self._json_length
+        if end > len(content):
+            raise InputError(JSON_LENGTH, expected=f"at most the {len(content)} bytes of the body", found=end)
+        body = parsed(content[:end])
+        request, outputs = self._request, body.fields.get("outputs", [])
+        check_count("inputs", body.listed("inputs"))
+        inputs = list(_objects("inputs", body.fields["inputs"]))
+        request.id = body.text("id")
+        parameters = _object("parameters", body.fields.get("parameters"))
+        if SIGNATURE in parameters:
+            request.parameters[SIGNATURE].string_param = _text(f"parameter {SIGNATURE!r}", parameters[SIGNATURE])
+        self._binary = parameters.get(_ALL_BINARY) is True
+        for one in inputs:
+            name = _text("the name of an input", one.get("name"))
+            added = request.inputs.add(name=name, datatype=_text(f"input {name!r}, datatype", one.get("datatype")))
+            added.shape.extend(_shape(f"input {name!r}, shape", one.get("shape")))
+            _add_parameters(added, one)
+        check_count("outputs", outputs if isinstance(outputs, list | Long) else ())
+        for one in _objects("outputs", outputs):
+            name = _text("the name of an output", one.get("name"))
+            self._outputs[name] = (
+                _add_parameters(request.outputs.add(name=name), one).get(_BINARY, self._binary) is True
+            )
+        return question_of(request, resident, lambda heads: _arrays(heads, inputs, body, memoryview(content)[end:]))
+
+    def write(self, question: Question, answer: Answer) -> tuple[bytes, Mapping[str, str]]:
+        """The body and its headers. Raises InputError for what JSON cannot say."""
+        version = str(question.resident.version.number)
+        head = {"model_name": question.model, "model_version": version}
+        if self._request.id:
+            head["id"] = self._request.id
+        parts, behind = [written(head)[:-1], b', "outputs": ['], []
+        for name in self._outputs or question.resident.graph.signatures[question.signature].outputs:
+            array = answer[name]
+            said = {"name": name, "datatype": tensors.datatype_of(array), "shape": list(array.shape)}
+            parts.append(b", " if len(parts) > 2 else b"")
+            if self._outputs.get(name, self._binary):
+                behind.append(tensors.to_raw(array))
+                parts.append(written({**said, "parameters": {_SIZE: len(behind[-1])}}))
+            else:
+                parts += [written(said)[:-1], b', "data": ', *columns({name: array.reshape(-1)}), b"}"]
+        text = b"".join((*parts, b"]}"))
+        if not behind:
+            return text, {}
+        return b"".join((text, *behind)), {JSON_LENGTH: str(len(text)), "Content-Type": "application/octet-stream"}
+
+
+def _arrays(
+    heads: Mapping[str, TensorHeader], inputs: Iterable[dict[str, Any]], body: Body, behind: memoryview
+) -> dict[str, Array]:
+    found: dict[str, Array] = {}
+    at = 0
+    for (name, head), one in zip(heads.items(), inputs, strict=True):
+        length = _object(str(head), one.get("parameters")).get(_SIZE)
+        if (length is None) == ("data" not in one):
+            raise InputError(
+                str(head), expected=f"either data or {_SIZE}", found="neither" if length is None else "both"
+            )
+        if length is None:
+            array = read(name, one.pop("data"), TensorSpec(name, _dtype(head), None), body)
+            if array.size != head.count:
+                raise InputError(str(head), expected=f"{head.count} values in data", found=array.size)
+        else:
+            if type(length) is not int or not 0 <= length <= len(behind) - at:
+                expected = f"at most the {len(behind) - at} bytes that are left"
+                raise InputError(f"{head}, {_SIZE}", expected=expected, found=length)
+            array = tensors.of_raw(head, bytes(behind[at : at + length]))  # a copy is aligned
+            at += length
+        found[name] = array.reshape(head.shape)
+    if at < len(behind):
+        raise InputError("body", expected=f"{at} bytes of tensors", found=f"{len(behind)} behind the JSON")
+    return found
+
+
+def _dtype(head: TensorHeader) -> str:
+    return "string" if head.dtype == object else head.dtype.name
+
+
+def _objects(what: str, values: Any) -> Iterator[dict[str, Any]]:
+    """The elements of a list, which are objects. Raises InputError."""
+    if not isinstance(values, list | Long):
+        raise InputError(what, expected="a list of objects", found=kind(values))
+    for part in [values] if isinstance(values, list) else values.taken():
+        rows = (
+            ({key: column[at] for key, column in part.items()} for at in range(size(part)))
+            if isinstance(part, dict)
+            else part
+        )
+        for one in rows:
+            if not isinstance(one, dict):
+                raise InputError(what, expected="a list of objects", found=f"{kind(one)} in it")
+            yield one
+
+
+def _object(what: str, value: Any) -> dict[str, Any]:
+    """An object, or an empty one where there is none. Raises InputError."""
+    if value is not None and not isinstance(value, dict):
+        raise InputError(f"{what}, parameters", expected="an object", found=kind(value))
+    return value or {}
+
+
+def _text(what: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise InputError(what, expected="a string", found="none" if value is None else kind(value))
+    return value
+
+
+def _shape(what: str, value: Any) -> list[int]:
+    sizes = value.tolist() if isinstance(value, np.ndarray) else [*value] if isinstance(value, list | Long) else None
+    if sizes is None or not all(type(one) is int and 0 <= one < 1 << 63 for one in sizes):
+        raise InputError(what, expected="a list of sizes", found=kind(value) if sizes is None else "something else")
+    return sizes
+
+
+def _add_parameters(tensor: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Those that a message of gRPC would have, so that the same of them are refused."""
+    parameters = _object(f"{tensor.name!r}", given.get("parameters"))
+    for name in parameters:
+        tensor.parameters[name].string_param = ""
+    return parameters

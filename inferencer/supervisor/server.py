@@ -1,0 +1,263 @@
+"""The server: follows the stores, has its workers answer from what they hold, and does what operators ask."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import socket
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import Any
+
+from tensorflow_serving.config import model_server_config_pb2
+
+from paramsync.following.follower import Follower
+from paramsync.following.operator_request import Change
+from paramsync.following.operator_requests import Action
+from paramsync.following.status import Status
+from paramsync.rpc.addresses import check_ports, refused
+from paramsync.rpc.server import options
+from paramsync.v1 import sync_pb2
+
+from ..processes.channel import Handler
+from ..protocols.sync.service import SyncService
+from ..protocols.tfs.config_file import ConfigFile
+from ..protocols.tfs.reload import Configuring
+from ..serving.allowed import Allowed
+from ..serving.metrics import Metrics, Statistics
+from ..serving.registry import Registry
+from ..settings.settings import AnySettings, Ports, Settings, TfServing, ports
+from ..transport.grpc_port import GrpcPort
+from ..transport.health import Health
+from ..transport.memory_budget import SHARES, MemoryBudget
+from .fleet import Fleet, Shown, Template
+from .maker import SharedJoined, SharedMaker, message_of
+
+_log = logging.getLogger("paramsync.inferencer")
+_GRACE_OF_CONTROL = 1.0  # its calls have been answered by then, and its streams have ended, but for slow readers
+_GRACE_OF_WORKERS = 25.0
+_COUNTING_SECONDS = 2.0
+_TELLING_SECONDS = 1.0
+_CHECK_SECONDS = 1.0  # between two times that workers are asked whether they answer, where nothing happens
+_NEWS_SECONDS = 0.05  # between two times that workers are told how the followers are
+
+
+class Server:
+    """One inferencer. Made, started and drained on one event loop."""
+
+    def __init__(self, settings: Settings, *, template: Template | None = None) -> None:
+        """Workers are forked from a `template` that is given, which whoever gives it closes.
+
+        Raises ParamsyncError where a model cannot be made.
+        """
+        self._loop = asyncio.get_running_loop()
+        self._tf_serving = theirs = settings.tf_serving or TfServing()
+        self._reserved, settings = _reserve(settings)
+        self._settings = settings
+        handlers: dict[str, Handler] = {
+            "configure": self._configure,
+            "follow": self._follow,
+            "late": self._late,
+            "metrics": partial(self._aside, self._text),
+            "statistics": partial(self._aside, self._statistics),
+        }
+        self._fleet = Fleet(settings.workers, (settings,), handlers, self._shown, template=template)
+        maker = SharedMaker(self._fleet, poll_seconds=settings.poll_seconds, state=settings.state)
+        self.models = Registry(settings.models, maker)
+        self._configuring = Configuring(self.models, self.apply)
+        self._allowed = Allowed(settings.reload_roots, host=settings.host)
+        self._following_file: asyncio.Future[None] | None = None
+        self._metrics = Metrics(self.models, as_tf_serving=theirs.metrics_path is not None)
+        self._summing = threading.Lock()
+        self._draining = asyncio.Event()
+        self._health = Health(self.models, [sync_pb2.DESCRIPTOR.services_by_name["Sync"].full_name])
+        room = MemoryBudget(SHARES * settings.message_bytes)
+        self._control = GrpcPort(
+            {sync_pb2.DESCRIPTOR.services_by_name["Sync"]: SyncService(self.models, self._draining, self._tell)},
+            self._health,
+            room,
+            self._draining,
+            channel_options=options(settings.message_bytes),
+        )
+        self._news = threading.Event()
+        self._ended = threading.Event()
+        self._subscriptions: dict[Follower[Any], Any] = {}
+
+    async def start(self) -> Ports:
+        """Listen, and follow the stores. Raises SettingsError where a port is taken."""
+        self.models.start()  # first of all: versions are checked while the workers are started
+        host = self._settings.control_host or self._settings.host
+        try:
+            control = self._control.bind(host, self._settings.control_port, "--control-port")
+            if self._settings.tf_serving is not None:
+                await self._first()
+            await asyncio.to_thread(self._fleet.start)
+        except BaseException:
+            self.models.drain()
+            await self._control.server.stop(None)
+            self._end()
+            raise
+        await self._control.server.start()
+        self._following_health = asyncio.ensure_future(self._health.follow())
+        threading.Thread(target=self._tell_news, name="news", daemon=True).start()
+        return Ports(
+            self._settings.port if self._tf_serving.port else 0,
+            self._settings.rest_port if self._tf_serving.http else 0,
+            control,
+        )
+
+    async def _first(self) -> None:
+        """What TensorFlow Serving does before it listens, whose clients take a port that answers for a model that does:
+        every model is looked at, and what its file of models says is so."""
+        await self.models.looked()
+        if self._tf_serving.config_file is not None:
+            file = ConfigFile(self._tf_serving.config_file, self._configuring.apply)
+            await file.run_once(self._loop.time())
+            self._following_file = asyncio.ensure_future(file.follow(self._tf_serving.config_poll_seconds))
+
+    def _end(self) -> None:
+        self._ended.set()
+        self._news.set()
+        self._control.close()
+        for one in self._reserved:
+            one.close()
+        self._fleet.close()
+
+    async def drain(self, *, quiet_seconds: float = 0.5) -> None:
+        """Say so first, then accept no more predictions, answer what is in flight, and end every process.
+
+        1. Health says NOT_SERVING, every stream is ended, syncs and pins are refused, and nothing more is restored.
+        2. Every worker closes its ports, once no call has come for so long; what has come is answered.
+        3. The control port, where all of that could be watched, is closed too.
+        """
+        self._health.drain()
+        self._following_health.cancel()
+        if self._following_file is not None:
+            self._following_file.cancel()
+        self.models.drain()
+        self._draining.set()
+        self._control.arrivals.drain()
+        followers = asyncio.ensure_future(self.models.close())
+        self._fleet.replace_no_more()
+        await asyncio.to_thread(self._fleet.ask_all, "drain", quiet_seconds, seconds=_GRACE_OF_WORKERS)
+        await self._control.server.stop(_GRACE_OF_CONTROL)
+        await followers
+        await asyncio.to_thread(self._end)
+
+    # What workers ask -------------------------------------------------------------------------------------------------
+
+    def _configure(self, content: bytes, seconds: float | None) -> Future[None]:
+        config = model_server_config_pb2.ModelServerConfig.FromString(content)
+        applied = self._configuring.apply(config, seconds=seconds, allowed=self._allowed)
+        return asyncio.run_coroutine_threadsafe(applied, self._loop)
+
+    async def apply(self, models: Sequence[AnySettings], changes: Mapping[str, Change] | None = None) -> None:
+        """Serve these from now on, and nothing else. See `Registry.apply`."""
+        await self.models.apply(models, changes)
+        await asyncio.to_thread(self._fleet.change)
+        for one in self.models:
+            if isinstance(one, SharedJoined):
+                one.tried = None
+
+    def _follow(self, model: str, action: Action, *asked: Any) -> Future[Status]:
+        async def followed() -> Status:
+            try:
+                return await asyncio.wrap_future(self.models.follower(model).ask(action, *asked))
+            finally:
+                await self._tell()
+
+        return asyncio.run_coroutine_threadsafe(followed(), self._loop)
+
+    def _late(self, model: str, number: int | None, seconds: float | None) -> str:
+        return self.models.follower(model).late(number, seconds)
+
+    def _aside(self, call: Any, *arguments: Any) -> Future[Any]:
+        return asyncio.run_coroutine_threadsafe(asyncio.to_thread(call, *arguments), self._loop)
+
+    def _text(self) -> bytes:
+        with self._summing:
+            return self._summed().text()
+
+    def _statistics(self, model: str) -> Mapping[str, Statistics]:
+        with self._summing:
+            return self._summed().statistics(model)
+
+    def _summed(self) -> Metrics:
+        """What all workers counted, as one."""
+        found = self._metrics
+        found.requests, found.calls, waiting = {}, {}, 0
+        for requests, calls, waits in self._fleet.ask_all("counts", seconds=_COUNTING_SECONDS):
+            _add(found.requests, requests)
+            _add(found.calls, calls)
+            waiting += waits
+        found.waiting = lambda: waiting
+        return found
+
+    # What workers are told --------------------------------------------------------------------------------------------
+
+    def _shown(self) -> Shown:
+        found = [message_of(one, awaited=self.models.is_awaited(one)) for one in self.models]
+        return [message for message, _ in found], [kept for _, kept in found]
+
+    async def _tell(self) -> None:
+        """Returns once the workers know how the followers are."""
+        await asyncio.to_thread(self._fleet.ask_all, "states", self._states(), seconds=_TELLING_SECONDS)
+
+    def _states(self) -> dict[str, Status]:
+        return {one.name: one.status() for one in self.models}
+
+    def _tell_news(self) -> None:
+        """As soon as anything happened, but not more often than that is worth."""
+        while not self._ended.wait(_NEWS_SECONDS):
+            try:
+                self._hear()
+                if self._news.wait(_CHECK_SECONDS):
+                    self._news.clear()
+                self._fleet.check()
+                self._fleet.tell("states", self._states())
+            except Exception:  # noqa: BLE001, the workers would not be looked after any more
+                _log.exception("the workers were not told how the followers are; they will be")
+
+    def _hear(self) -> None:
+        followers = self.models.followers()
+        for gone in self._subscriptions.keys() - set(followers):
+            self._subscriptions.pop(gone).close()
+        for one in followers:
+            if one not in self._subscriptions:
+                self._subscriptions[one] = one.subscribe(self._news.set)
+            self._subscriptions[one].take()
+
+
+def _add(found: dict[Any, Any], more: Mapping[Any, Any]) -> None:
+    for key, one in more.items():
+        if key in found:
+            found[key].take_in(one)
+        else:
+            found[key] = one
+
+
+def _reserve(settings: Settings) -> tuple[list[socket.socket], Settings]:
+    """Sockets that keep the ports which all workers will listen on, and the settings with their numbers.
+
+    Raises SettingsError where one is taken, also by another server, whose workers would share it.
+    """
+    check_ports(settings.host, ports(settings))
+    reserved, found = [], {}
+    theirs = settings.tf_serving or TfServing()
+    for name, option, wanted in (("port", "--port", theirs.port), ("rest_port", "--rest-port", theirs.http)):
+        if not wanted:
+            continue
+        number = getattr(settings, name)
+        family, kind, protocol, _, where = socket.getaddrinfo(settings.host, number, type=socket.SOCK_STREAM)[0]
+        one = socket.socket(family, kind, protocol)
+        reserved.append(one)
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        try:
+            one.bind(where)
+        except OSError as error:
+            raise refused(settings.host, number, option) from error
+        found[name] = one.getsockname()[1]
+    return reserved, dataclasses.replace(settings, **found)

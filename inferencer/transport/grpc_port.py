@@ -1,0 +1,81 @@
+"""One port for gRPC: its servicers, health, reflection, and the limits that keep it open for everybody."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from google.protobuf.descriptor import ServiceDescriptor
+from grpc_health.v1 import health_pb2
+
+from paramsync.errors import SettingsError
+from paramsync.rpc.addresses import address, refused
+from paramsync.rpc.connection_limit import ConnectionLimit
+
+from ..event_loop.loop import IdleSelector
+from . import accepting
+from .dispatch import Dispatch
+from .drain import Drain
+from .health import Health
+from .memory_budget import MemoryBudget
+from .read_timeout import ReadTimeouts
+from .reflection import add_reflection
+from .streams import Slots
+
+if TYPE_CHECKING:
+    from .predictions import Predictions
+
+_MOST_CALLS = 1 << 13  # of all kinds, for each port: only answers that nobody reads can be so many
+_MOST_SILENT = 1 << 10  # whose messages did not come, for each port
+_MOST_STREAMS = 512  # which their callers keep open for as long as they please, for each port
+
+
+class GrpcPort:
+    """One port for gRPC, with health and reflection. Lives on one event loop."""
+
+    def __init__(
+        self,
+        servicers: Mapping[ServiceDescriptor, Any],
+        health: Health,
+        room: MemoryBudget,
+        draining: asyncio.Event,
+        *,
+        answering: Predictions | None = None,
+        channel_options: Sequence[tuple[str, Any]],
+        selector: IdleSelector | None = None,
+    ) -> None:
+        self.door = Drain()
+        self.server = accepting.server([self.door], options=channel_options, most=_MOST_CALLS, selector=selector)
+        streams, self.arrivals = Slots(_MOST_STREAMS, "streams"), ReadTimeouts(_MOST_SILENT, room)
+        self._connections = ConnectionLimit()
+        servicers = {**servicers, health_pb2.DESCRIPTOR.services_by_name["Health"]: health}
+        for service, servicer in servicers.items():
+            dispatch = Dispatch(servicer, service, answering, streams, self.arrivals, self.door, self._connections)
+            self.server.add_generic_rpc_handlers((dispatch,))
+        add_reflection([one.full_name for one in servicers], self.server, draining, streams, self.arrivals)
+
+    def bind(self, host: str, port: int, option: str) -> int:
+        """Returns the port. Raises SettingsError where it cannot be had."""
+        try:
+            bound = int(self.server.add_insecure_port(address(host, port)))
+        except RuntimeError as error:
+            raise refused(host, port, option) from error
+        self._look_after(bound)
+        return bound
+
+    def bind_socket(self, path: Path) -> None:
+        try:
+            self.server.add_insecure_port(f"unix:{path}")
+        except RuntimeError as error:
+            raise SettingsError(f"--grpc_socket_path {path}: cannot listen there; choose another path") from error
+
+    def _look_after(self, port: int) -> None:
+        self.arrivals.coming.port = port
+        self._connections.start(port)
+
+    def close(self) -> None:
+        """End its threads. The port is closed by now."""
+        self.arrivals.close()
+        self._connections.close()

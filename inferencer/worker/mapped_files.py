@@ -1,0 +1,128 @@
+"""MappedFiles: the data files of versions, in this process's page table.
+
+A publisher writes the next version into a file that it has used before, so a mapping is kept for a while: to make one
+of 268 MB, and to undo it, takes 30 ms.
+
+Two descriptors belong to a file that is in use. The one that the supervisor sent has the lock which keeps publishers
+from the file, and is closed with the last array or tensor in it. The mapping is of another one, without a lock.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from paramsync.errors import GraphError
+from paramsync.host import memory
+
+_KEPT_SECONDS = 10.0  # for which a mapping stays that no version uses
+
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+
+class MappedFiles:
+    """One thread maps, and may be another one than that which tends."""
+
+    def __init__(self) -> None:
+        self._mappings: dict[tuple[int, int], _Mapping] = {}
+
+    def map(self, descriptor: int, size: int, ranges: Sequence[tuple[int, int]]) -> Bytes:
+        """The first `size` bytes of a file, of which these ranges, from and to, are brought into the page table.
+
+        The descriptor is closed with the last that refers to them. Raises GraphError, OSError.
+        """
+        if not size:
+            os.close(descriptor)
+            return np.empty(0, np.uint8)
+        lease = _Lease(descriptor)
+        found = os.fstat(descriptor)
+        if found.st_size < size:
+            raise GraphError("a data file was cut while it was handed over")
+        file_id = found.st_dev, found.st_ino
+        mapping = self._mappings.get(file_id)
+        if mapping is None or mapping.size != size:
+            mapping = self._mappings[file_id] = _Mapping(descriptor, size)
+        lease.take(mapping)
+        for start, stop in ranges:
+            mapping.bring_in(start, stop)
+        return np.asarray(lease)
+
+    def tend(self) -> bool:
+        """Undo mappings that no version needs; False where there is none that may have to be undone later."""
+        late = time.monotonic() - _KEPT_SECONDS
+        for file_id, one in list(self._mappings.items()):
+            if not one.users and (one.used_at < late or one.is_gone) and self._mappings.pop(file_id, None) is one:
+                one.drop_pages()
+        return any(not one.users for one in list(self._mappings.values()))
+
+
+class _Mapping:
+    """Nobody writes through it: that would end the process."""
+
+    def __init__(self, descriptor: int, size: int) -> None:
+        self.size = size
+        self.users: set[int] = set()  # leases, which must not be kept here
+        self.used_at = 0.0
+        self._file = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            mapped = mmap.mmap(self._file, size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+        except BaseException:
+            os.close(self._file)
+            raise
+        self._bytes = np.frombuffer(mapped, np.uint8)
+        self._present: list[tuple[int, int]] = []
+
+    def __del__(self) -> None:
+        if hasattr(self, "_file"):
+            os.close(self._file)
+
+    @property
+    def address(self) -> int:
+        return int(self._bytes.ctypes.data)
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the file has no name any more: nothing new will be written into it."""
+        return not os.fstat(self._file).st_nlink
+
+    def bring_in(self, start: int, stop: int) -> None:
+        """Bring a range into the page table, unless it is there already."""
+        known = any(first <= start and stop <= last for first, last in self._present)
+        if known and memory.is_present(self._bytes, start, stop):
+            return
+        if memory.make_readable(self._bytes, start, stop) and not known:
+            self._present.append((start, stop))
+
+    def drop_pages(self) -> None:
+        """Without the GIL; what is left to do when the mapping goes takes no time."""
+        memory.drop_pages(self._bytes)
+
+
+class _Lease:
+    """What an array of a file refers to: it keeps the mapping, and the lock of the file."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._mapping: _Mapping | None = None
+
+    def take(self, mapping: _Mapping) -> None:
+        self._mapping = mapping
+        mapping.users.add(id(self))
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        """As bytes that may be written: dlpack exports no others."""
+        mapping = self._mapping
+        assert mapping is not None
+        return {"shape": (mapping.size,), "typestr": "|u1", "data": (mapping.address, False), "version": 3}
+
+    def __del__(self) -> None:
+        os.close(self._descriptor)
+        if self._mapping is not None:
+            self._mapping.used_at = time.monotonic()
+            self._mapping.users.discard(id(self))

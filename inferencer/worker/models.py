@@ -1,0 +1,151 @@
+"""The models that a worker answers for, as the supervisor last said."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import Any
+
+from paramsync.errors import NotServingError, UnknownModelError
+from paramsync.following.report import EVERY_KIND, EventKind
+from paramsync.following.status import State, Status
+from paramsync.inference.resident import Resident
+from paramsync.inference.view import View
+
+from ..processes.channel import Channel
+from ..processes.messages import Joining
+from ..settings.settings import AnySettings, ConnectionSettings
+
+
+class Model:
+    """One model of one epoch. Any thread may ask it, for as long as it likes."""
+
+    def __init__(
+        self,
+        settings: AnySettings,
+        view: View[Resident],
+        status: Status,
+        *,
+        awaited: bool = False,
+        joining: Joining | None = None,
+    ) -> None:
+        self.name = settings.name
+        self.settings = settings
+        self.batched = not isinstance(settings, ConnectionSettings) and settings.batching
+        self.view = view
+        self.last = status
+        self.awaited = awaited
+        self.joining = joining
+
+    def take(self, version: int | None = None, label: str = "") -> Resident:
+        """The version that serves, or the one asked for.
+
+        Raises NotServingError, UnknownVersionError, UnknownLabelError.
+        """
+        view = self.view
+        if not view.recent and self.joining is not None:
+            raise NotServingError(self.name, self.joining.problem)
+        if not view.recent:
+            raise NotServingError(self.name, self.last.absence)
+        return view.take(self.name, version, label)
+
+    def status(self) -> Status:
+        """As the follower last said, but for what answers here."""
+        status, view = self.last, self.view
+        if view.recent and status.serving != view.recent[0].version:
+            numbers = tuple(dict.fromkeys(one.version.number for one in view.residents))
+            state = State.DRAINING if status.state is State.DRAINING else State.SERVING
+            status = replace(status, state=state, serving=view.recent[0].version, resident=numbers)
+        return status.at(time.time())
+
+
+class RemoteFollower:
+    """A follower, which is in the supervisor."""
+
+    def __init__(self, model: str, models: Models) -> None:
+        self.model = model
+        self._models = models
+
+    def status(self) -> Status:
+        return self._models.find(self.model).status()
+
+    def ask(self, *asked: Any) -> Future[Status]:
+        return self._models.supervisor.ask("follow", self.model, *asked)
+
+    def late(self, number: int | None, seconds: float | None) -> str:
+        return str(self._models.supervisor.ask("late", self.model, number, seconds).result())
+
+    def subscribe(self, wake: Callable[[], None], kinds: Collection[EventKind] = EVERY_KIND) -> Subscription:
+        return Subscription(wake, self._models)
+
+
+class Subscription:
+    """Wakes whenever anything of any model changes. It has no events: whoever is woken looks."""
+
+    fell_behind = False
+
+    def __init__(self, wake: Callable[[], None], models: Models) -> None:
+        self._wake = wake
+        self._models = models
+        models.wakes.append(wake)
+
+    def take(self) -> tuple[()]:
+        return ()
+
+    def close(self) -> None:
+        if self._wake in self._models.wakes:
+            self._models.wakes.remove(self._wake)
+
+
+class Models:
+    """See Registry. Lives on one event loop, but for `find`, `some` and iteration."""
+
+    def __init__(self, now: Callable[[], Mapping[str, Model]], supervisor: Channel) -> None:
+        self._now = now
+        self.supervisor = supervisor
+        self.changed = asyncio.Event()
+        self.wakes: list[Callable[[], None]] = []
+        self._names: Collection[str] = ()
+
+    def __iter__(self) -> Iterator[Model]:
+        return iter(self._now().values())
+
+    def find(self, model: str) -> Model:
+        """Raises UnknownModelError."""
+        models = self._now()
+        if model not in models:
+            raise UnknownModelError(model, models)
+        return models[model]
+
+    def some(self, model: str) -> list[Model]:
+        return [self.find(model)] if model else list(self)
+
+    def batched(self, model: str) -> bool:
+        found = self._now().get(model)
+        return found is None or found.batched
+
+    def followers(self, model: str = "") -> list[RemoteFollower]:
+        """Of models that are joined, those of their parts."""
+        names: dict[str, None] = {}
+        for one in self.some(model):
+            said = one.settings
+            names |= dict.fromkeys((said.first, said.second) if isinstance(said, ConnectionSettings) else (one.name,))
+        return [RemoteFollower(name, self) for name in names]
+
+    def missing(self) -> dict[str, str]:
+        """Of the models that were there from the start those that do not serve, or not yet, and why."""
+        statuses = {one.name: one.status() for one in self if one.awaited}
+        return {name: status.obstacle for name, status in statuses.items() if status.state is not State.SERVING}
+
+    def news(self) -> None:
+        """To be called on the event loop when another epoch answers, or a status is another."""
+        for wake in list(self.wakes):
+            wake()
+        names = tuple(self._now())
+        if names != self._names:
+            self._names = names
+            changed, self.changed = self.changed, asyncio.Event()
+            changed.set()

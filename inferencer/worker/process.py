@@ -1,0 +1,176 @@
+"""A worker, from the fork to its end: maps what the supervisor sends, answers, and says what it counted."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import mmap
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import tensorflow as tf
+from tensorflow_serving.config import model_server_config_pb2
+
+from paramsync.host import memory
+from paramsync.host.processes import limit_memory
+from paramsync.v1 import sync_pb2
+
+from ..event_loop.loop import IdleSelector, Policy
+from ..processes.channel import Channel, Handler
+from ..serving.allowed import Allowed
+from ..serving.counts import Calls, Histogram
+from ..serving.metrics import Metrics
+from ..settings.settings import Settings
+from .models import Models
+from .server import PredictionServer
+from .versions import Versions
+
+_SWITCH_SECONDS = 0.001  # the longest that a thread which maps keeps the interpreter from those that serve
+_MOST_OF_MEMORY = 0.5  # that a graph may take which is tried
+_COLLECTIONS = (10_000, 10, 20)
+"""How many objects there are between two collections of garbage, how many of these between two of older objects, and
+how many of those, at least, between two of all. Such a one holds every answer up for 5 ms. Calls that
+come together are some thousands of objects for a moment, of which none is garbage."""
+
+
+def tried(*, descriptors: Sequence[int]) -> None:
+    """A process in which a graph is built and called before any that answers has it."""
+    connection, word = descriptors
+    limit_memory(_MOST_OF_MEMORY)
+    versions = Versions(_words(word))
+    handlers: dict[str, Handler] = {"pid": os.getpid, "graph": versions.graph, "version": versions.version}
+    Channel(socket.socket(fileno=connection), handlers, name="trial").run()
+
+
+def work(number: int, settings: Settings, *, descriptors: Sequence[int]) -> None:
+    """Until the supervisor is gone, or says that it is over."""
+    connection, word = descriptors
+    tf.config.set_visible_devices([], "GPU")
+    sys.setswitchinterval(_SWITCH_SECONDS)
+    gc.set_threshold(*_COLLECTIONS)
+    memory.limit_heap()
+    logging.getLogger("grpc._cython.cygrpc").addFilter(_is_no_leaving)
+    selector = IdleSelector()
+    asyncio.set_event_loop_policy(Policy(selector))
+    asyncio.run(_Worker(number, settings, socket.socket(fileno=connection), _words(word)).run(selector))
+
+
+class _Worker:
+    def __init__(self, number: int, settings: Settings, connection: socket.socket, shared: memoryview) -> None:
+        theirs = settings.tf_serving
+        if number and theirs is not None:  # one of them listens on the socket
+            settings = replace(settings, tf_serving=replace(theirs, socket=None))
+        self._settings = settings
+        self._number = number
+        self._shared = shared
+        self._versions = Versions(shared)
+        self._channel = Channel(
+            connection,
+            {
+                "pid": os.getpid,
+                "graph": self._versions.graph,
+                "version": self._versions.version,
+                "join": self._versions.join,
+                "show": self._versions.show,
+                "shown": self._versions.shown,
+                "states": self._versions.states,
+                "start": partial(self._later, self._start),
+                "drain": partial(self._later, self._drain),
+                "counts": self._counts,
+                "alive": partial(self._later, self._alive),
+            },
+            name=f"worker {number}",
+        )
+        self._channel.ended = lambda: os._exit(0)
+
+    async def run(self, selector: IdleSelector) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._selector = selector
+        self._channel.start()
+        await asyncio.Event().wait()  # the supervisor says when this process is to end
+
+    def _later(self, call: Any, *arguments: Any) -> Future[Any]:
+        return asyncio.run_coroutine_threadsafe(call(*arguments), self._loop)
+
+    async def _start(self) -> tuple[int, int]:
+        """Once there is an epoch to answer from."""
+        models = Models(self._versions.now, self._channel)
+        self._metrics = _RemoteMetrics(models, self._channel, as_tf_serving=False)
+        self._server = PredictionServer(
+            self._settings,
+            models,
+            self._metrics,
+            _Configuring(self._channel),
+            self._selector,
+            also=[sync_pb2.DESCRIPTOR.services_by_name["Sync"].full_name],
+            all_taken=self._shared[1:],
+            number=self._number,
+        )
+        self._versions.changed = partial(self._loop.call_soon_threadsafe, models.news)
+        ports = await self._server.bind()
+        await self._server.start()
+        return ports
+
+    async def _alive(self) -> None:
+        """The event loop goes on."""
+
+    async def _drain(self, quiet_seconds: float) -> None:
+        await self._server.drain(quiet_seconds=quiet_seconds)
+
+    def _counts(self) -> tuple[dict[Any, Histogram], dict[Any, Calls], int]:
+        return dict(self._metrics.requests), dict(self._metrics.calls), self._metrics.waiting()
+
+
+class _RemoteMetrics(Metrics):
+    """Counts here; what is asked of it is the supervisor's to say, of all workers."""
+
+    def __init__(self, models: Any, supervisor: Channel, *, as_tf_serving: bool) -> None:
+        super().__init__(models, as_tf_serving=as_tf_serving)
+        self._supervisor = supervisor
+
+    def text(self) -> bytes:
+        return bytes(self._supervisor.ask("metrics").result(10.0))
+
+    def statistics(self, model: str) -> Any:
+        return self._supervisor.ask("statistics", model).result(10.0)
+
+    def followed(self) -> list[Any]:
+        return []
+
+
+class _Configuring:
+    """Has the supervisor apply configurations, which knows what was said before."""
+
+    def __init__(self, supervisor: Channel) -> None:
+        self._supervisor = supervisor
+
+    async def apply(
+        self,
+        config: model_server_config_pb2.ModelServerConfig,
+        *,
+        seconds: float | None = None,
+        allowed: Allowed | None = None,
+    ) -> None:
+        """See Configuring. Whoever calls a worker is known to nobody."""
+        if allowed is not None:
+            allowed.check("HandleReloadConfigRequest")
+        await asyncio.wrap_future(self._supervisor.ask("configure", config.SerializeToString(), seconds))
+
+
+def _words(descriptor: int) -> memoryview:
+    """The memory that all processes share: the epoch, and what requests take in each worker."""
+    found = memoryview(mmap.mmap(descriptor, mmap.PAGESIZE)).cast("Q")
+    os.close(descriptor)
+    return found
+
+
+def _is_no_leaving(record: logging.LogRecord) -> bool:
+    """A caller that leaves just before its answer is sent is no error of ours, nor worth a traceback."""
+    return not record.getMessage().startswith("ExecuteBatchError raised in core")

@@ -1,0 +1,147 @@
+"""The ports that predict: gRPC and HTTP, by all protocols, and how they are drained without losing a request."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+from tensorflow_serving.apis import model_service_pb2, prediction_service_pb2
+
+from paramsync.host.processes import processors
+from paramsync.kserve import open_inference_pb2 as kserve_pb2
+from paramsync.rpc.server import options
+
+from ..batching.batcher import Batching
+from ..batching.threads import Threads
+from ..event_loop.loop import IdleSelector
+from ..protocols.kserve.service import KServe
+from ..protocols.tfs.model_service import ModelService
+from ..protocols.tfs.predict import PredictionService
+from ..protocols.tfs.reload import Configures
+from ..serving.allowed import Allowed
+from ..serving.metrics import Metrics
+from ..serving.served import Models
+from ..settings.settings import Settings, TfServing
+from ..transport.grpc_port import GrpcPort
+from ..transport.health import Health
+from ..transport.memory_budget import SHARES, MemoryBudget
+from ..transport.predictions import Predictions
+
+_log = logging.getLogger("paramsync.inferencer")
+_SHARED = "grpc.so_reuseport"  # all workers listen on one port
+GRACE_SECONDS = 20.0  # docs/guarantees.md names it; less than the composition gives
+
+
+class PredictionServer:
+    """Answers predictions, and what clients ask of models. Made, started and drained on one event loop."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        models: Models,
+        metrics: Metrics,
+        configuring: Configures,
+        selector: IdleSelector,
+        *,
+        also: Sequence[str] = (),
+        all_taken: memoryview | None = None,
+        number: int = 0,
+    ) -> None:
+        """`selector` is its event loop's; `also` are services of other ports whose health is asked for here.
+
+        `all_taken` and `number` are as in MemoryBudget.
+        """
+        self._settings = settings
+        self._tf_serving = theirs = settings.tf_serving or TfServing()
+        self.models = models
+        self.metrics = metrics
+        allowed = Allowed(settings.reload_roots, host=settings.host)
+        self.batching = Batching(
+            Threads(_thread_count()),
+            metrics,
+            rows=settings.batch_rows,
+            most=settings.queue,
+            together=models.batched,
+            selector=selector,
+        )
+        self.room = MemoryBudget(SHARES * settings.message_bytes, all_taken, number)
+        self.answering = Predictions(self.batching, self.room, message_bytes=settings.message_bytes)
+        self.draining = asyncio.Event()
+        self.kserve = KServe(models, metrics, self.draining, allowed)
+        servicers = {
+            prediction_service_pb2.DESCRIPTOR.services_by_name["PredictionService"]: PredictionService(models),
+            model_service_pb2.DESCRIPTOR.services_by_name["ModelService"]: ModelService(models, configuring, allowed),
+            kserve_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"]: self.kserve,
+        }
+        self.health = Health(models, [*(one.full_name for one in servicers), *also])
+        common = [one for one in options(settings.message_bytes) if one[0] != _SHARED]
+        self.grpc = GrpcPort(
+            servicers,
+            self.health,
+            self.room,
+            self.draining,
+            answering=self.answering,
+            channel_options=(*common, (_SHARED, 1), *theirs.channel_arguments),
+            selector=selector,
+        )
+        self._counted: list[GrpcPort] = []
+        self.count(self.grpc)
+
+    def count(self, port: GrpcPort) -> None:
+        """What comes at this port takes room too."""
+        self._counted.append(port)
+        self.room.coming = lambda: sum([one.arrivals.coming.total for one in self._counted])
+
+    async def bind(self) -> tuple[int, int]:
+        """Returns the ports for gRPC and HTTP, 0 for none; HTTP answers. Raises SettingsError where one is taken."""
+        from ..protocols.rest.server import Rest
+
+        host, theirs = self._settings.host, self._tf_serving
+        port = self.grpc.bind(host, self._settings.port, "--port") if theirs.port else 0
+        if theirs.socket is not None:
+            self.grpc.bind_socket(theirs.socket)
+        self._rest = Rest(
+            self.models,
+            self.batching,
+            self.metrics,
+            self.room,
+            self.kserve,
+            message_bytes=self._settings.message_bytes,
+            metrics_path=theirs.metrics_path,
+        )
+        rest_port = await self._rest.start(host, self._settings.rest_port) if theirs.http else 0
+        return port, rest_port
+
+    async def start(self) -> None:
+        """Answer by gRPC too."""
+        await self.grpc.server.start()
+        self._following_health = asyncio.ensure_future(self.health.follow())
+
+    async def stop(self) -> None:
+        """What was bound, at once."""
+        await self.grpc.server.stop(None)
+
+    def say_so(self) -> None:
+        """Health says NOT_SERVING from now on, every stream is ended, and every answer by HTTP is its connection's
+        last."""
+        self.health.drain()
+        self._rest.drain()
+        self._following_health.cancel()
+        self.draining.set()
+        self.grpc.arrivals.drain()
+
+    async def drain(self, *, quiet_seconds: float) -> None:
+        """Close both ports, each once no call has come for so long; what has come is answered. End every thread."""
+        self.say_so()
+        await asyncio.gather(
+            self.grpc.door.close(self.grpc.server, grace=GRACE_SECONDS, quiet_seconds=quiet_seconds),
+            self._rest.close(grace=GRACE_SECONDS, quiet_seconds=quiet_seconds),
+        )
+        self.grpc.close()
+        self.batching.close()
+        self.answering.close()
+
+
+def _thread_count() -> int:
+    return min(8, 2 + processors())
