@@ -7,8 +7,8 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -21,6 +21,7 @@ _OPTIONS = (
 )
 _LEAD = 0.25  # seconds until all begin at once
 _WARM_UPS = 20
+_CHANNELS = 8  # of each process: a server's worker has some of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,19 +86,23 @@ def callers(count: int) -> Iterator[Callers]:
 async def _call(task: Task) -> dict[str, object]:
     request = Path(task.request).read_bytes()
     taken: list[float] = []
-    async with grpc.aio.insecure_channel(task.address, options=_OPTIONS) as channel:
-        call = channel.unary_unary(task.method, bytes, bytes)
-        for _ in range(_WARM_UPS):
-            await call(request)
+    async with AsyncExitStack() as stack:
+        calls = []
+        for _ in range(min(_CHANNELS, task.callers)):
+            channel = await stack.enter_async_context(grpc.aio.insecure_channel(task.address, options=_OPTIONS))
+            calls.append(channel.unary_unary(task.method, bytes, bytes))
+        for call in calls:
+            for _ in range(_WARM_UPS):
+                await call(request)
         await asyncio.sleep(max(0.0, task.begin - time.time()))
         began = time.perf_counter()
 
-        async def again() -> None:
+        async def again(call: Callable[[bytes], Awaitable[bytes]]) -> None:
             while (now := time.perf_counter()) < began + task.seconds:
                 await call(request)
                 taken.append((time.perf_counter() - now) * 1e6)
 
-        await asyncio.gather(*(again() for _ in range(task.callers)))
+        await asyncio.gather(*(again(calls[at % len(calls)]) for at in range(task.callers)))
         return {"seconds": time.perf_counter() - began, "microseconds": taken}
 
 

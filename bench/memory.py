@@ -39,16 +39,16 @@ def run(settings: Settings, folder: Path) -> dict[str, Any]:
                 for value in values:  # else versions have files in common, which are mapped once
                     value[0, 0] = at
                 served.ask_until(_REQUEST, store.publish(tensors, finite=True).number)
-                resident.append(_rollup(served.pid)["Rss"])
+                resident.append(_taken(served))
             seconds = time.monotonic() - began
-            peak = max(_peak(served.pid), *resident)  # the kernel counts the first of them in batches
             progress.say("starting a second server")
-            alone = _with_files(served.pid)
+            alone = _with_files(*served.family)
             with Served.inferencer(folder / "store") as second:
                 second.ask_until(_REQUEST, 0)
-                extra = _with_files(served.pid, second.pid) - alone
-                anonymous = _rollup(second.pid)["Pss_Anon"] - own["anonymous"]
+                extra = _with_files(*served.family, *second.family) - alone
+                anonymous = _anonymous(second) - own["anonymous"]
     # The most, for one is looked at now before and now after the pages of the version before were let go.
+    peak = max(resident)
     early = max(resident[_FIRST : _FIRST + _TAIL] or resident)
     late = max(resident[-_TAIL:])
     return {
@@ -70,10 +70,12 @@ def _own(folder: Path, tensors: int) -> dict[str, int]:
     """Bytes that a server takes for itself and TensorFlow, whatever the size of its model: at most, and anonymous."""
     captured = capture(Model([np.ones((1, 1), np.float32)] * tensors))
     with Publications(folder, captured) as store, Served.inferencer(folder) as served:
+        taken = 0
         for _ in range(_FIRST):
             version = store.publish({one.name: np.ones((1, 1), np.float32) for one in captured.graph.parameters})
             served.ask_until(_REQUEST, version.number)
-        return {"peak": _peak(served.pid), "anonymous": _rollup(served.pid)["Pss_Anon"]}
+            taken = max(taken, _taken(served))
+        return {"peak": taken, "anonymous": _anonymous(served)}
 
 
 def _with_files(*pids: int) -> int:
@@ -82,16 +84,22 @@ def _with_files(*pids: int) -> int:
     This one has libraries and data files in common with them: of what it has, they would seem to take more together.
     """
     found = [_rollup(pid) for pid in (os.getpid(), *pids)]
-    return sum(one["Pss_Shmem"] + one["Pss_File"] for one in found)
+    return sum(one.get("Pss_Shmem", 0) + one.get("Pss_File", 0) for one in found)
+
+
+def _taken(served: Served) -> int:
+    """Bytes of memory that its processes have, each page counted once."""
+    return sum(_rollup(pid).get("Pss", 0) for pid in served.family)
+
+
+def _anonymous(served: Served) -> int:
+    return sum(_rollup(pid).get("Pss_Anon", 0) for pid in served.family)
 
 
 def _rollup(pid: int) -> dict[str, int]:
     """Bytes by what the kernel calls them: pages that are shared count in Rss whole, in Pss by their share."""
-    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
+    except OSError:  # it has ended
+        return {}
     return {name: int(rest.split()[0]) * 1024 for name, _, rest in (line.partition(":") for line in lines)}
-
-
-def _peak(pid: int) -> int:
-    """Bytes that were resident at most."""
-    (line,) = (one for one in Path(f"/proc/{pid}/status").read_text().splitlines() if one.startswith("VmHWM"))
-    return int(line.split()[1]) * 1024

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ SAVINGS = ("checkpoint_save", "async_checkpoint", "model_checkpoint", "orbax_asy
 LOOPS = ("saver", "saver_poll", "savedmodel", "savedmodule")  # the peers of `freshness`
 SWAPPING = ("assign", "savedmodel")  # the peers of `swap`
 MEMORY = Path("/dev/shm")  # where Linux keeps files in memory
+SEVERAL = 4  # processors, of which a publisher can have one of its own
 
 _EXAMPLES = """\
 examples:
@@ -50,12 +52,15 @@ BENCHMARKS = {
         "train, and publish meanwhile", ("tensors", "sizes", "seconds", "device", "runs"), SAVINGS, runs=5
     ),
     "freshness": Benchmark("from a step to the first answer with it", ("tensors", "frozen", "runs"), LOOPS),
-    "swap": Benchmark("answers while versions are swapped in", ("seconds", "runs"), SWAPPING, runs=40, seconds=0.5),
+    "swap": Benchmark(
+        "answers while versions are swapped in", ("load", "seconds", "runs"), SWAPPING, runs=40, seconds=0.5
+    ),
     "memory": Benchmark("what a server takes, over many swaps", ("tensors", "swaps"), runs=1),
     "serve": Benchmark("answers a second, beside gRPC that only answers", ("seconds", "runs"), runs=5),
     "exported": Benchmark(
         "answers a second of an export, beside the same model published", ("seconds", "runs"), runs=5
     ),
+    "workers": Benchmark("several workers against one", ("seconds", "runs"), runs=5, seconds=2),
     "start": Benchmark("until a server's first answer", ("tensors", "runs"), runs=5),
 }
 
@@ -143,6 +148,16 @@ def _seconds(text: str) -> float:
     return value
 
 
+def _share(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1:
+        raise argparse.ArgumentTypeError(f"expected a share, between 0 and 1, found {text!r}")
+    return value
+
+
 def _some_of(peers: tuple[str, ...]) -> Callable[[str], tuple[str, ...]]:
     def parsed(text: str) -> tuple[str, ...]:
         names = text.split(",")
@@ -192,6 +207,12 @@ _OPTIONS: dict[str, dict[str, Any]] = {
         "default": "6,200,1000",
         "metavar": "N,...",
         "help": "networks of so many parameters (default %(default)s)",
+    },
+    "load": {
+        "type": _share,
+        "default": "0.7" if len(os.sched_getaffinity(0)) >= SEVERAL else "0.4",
+        "metavar": "SHARE",
+        "help": "of what the server can answer while versions are published (default %(default)s here)",
     },
     "seconds": {
         "type": _seconds,

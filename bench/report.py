@@ -93,6 +93,24 @@ def _show_start(figures: Mapping[str, Any], conditions: Mapping[str, Any], scree
     )
 
 
+def _show_workers(figures: Mapping[str, Any], conditions: Mapping[str, Any], screen: Console) -> None:
+    _headline(f"workers: {figures['workers']} against 1, called by {figures['load_generator']}", screen)
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for column in ("callers", "1 worker", f"{figures['workers']} workers", "quotient"):
+        table.add_column(column, justify="right")
+    for count in (1, 8, 64):
+        rates = (f"{figures[f'{name}_per_second_c{count}']:.0f}" for name in ("1", "n"))
+        table.add_row(str(count), *rates, f"{figures[f'n_over_1_c{count}']:.2f}")
+    screen.print(table)
+    for line in (
+        f"parameters in memory: {figures['pss_over_model']:.2f} times the model",
+        f"a worker that ended was replaced, and answered, after {figures['replaced_worker_s']:.2f} s",
+        f"{figures['requests']} requests while versions came, up to {figures['newest']}: {figures['failed']} failed, "
+        f"{figures['backwards']} answered by an older version than one that had answered before",
+    ):
+        screen.print(line, soft_wrap=True)
+
+
 def _show_swaps(figures: Mapping[str, Any], conditions: Mapping[str, Any], screen: Console) -> None:
     _headline(f"swap: {figures['bytes'] / 1e6:.1f} MB, answers while versions are swapped in", screen)
     screen.print(_swaps(figures["cases"]))
@@ -217,6 +235,7 @@ _SHOWN = {
     "call": _show_calls,
     "stall": _show_stalls,
     "swap": _show_swaps,
+    "workers": _show_workers,
     "memory": _show_memory,
     "start": _show_start,
 }

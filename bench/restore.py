@@ -20,7 +20,7 @@ from bench.timing import Contestant, measure
 from paramsync.graphs.capturing import capture
 from paramsync.graphs.parameters import alias
 from paramsync.publishing.live_variables import LiveVariables
-from paramsync.sources import open_source
+from paramsync.sources.opening import open_source
 from paramsync.sources.source import ignore_progress
 from paramsync.store.store import Store
 

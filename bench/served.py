@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import time
@@ -45,6 +46,16 @@ class Served:
     @property
     def pid(self) -> int:
         return self._child.pid
+
+    @property
+    def family(self) -> list[int]:
+        """The process and all that it started, directly or not."""
+        found = [self.pid]
+        for pid in found:
+            for children in Path("/proc").glob(f"{pid}/task/*/children"):
+                with contextlib.suppress(OSError):  # it has ended
+                    found += map(int, children.read_text().split())
+        return found
 
     def ask(self, request: bytes) -> serving_pb2.PredictResponse:
         """Raises grpc.RpcError."""

@@ -23,7 +23,8 @@ class Settings:
 
     What a benchmark has no option for is left as it is here. `parameters` are the numbers of parameters of the networks
     that are called; `sizes`, in bytes, those of the networks that are trained, on `device`, for `seconds` at a time;
-    `frozen` is how many percent of the parameters do not change.
+    `frozen` is how many percent of the parameters do not change; `load` is the share that is asked of a server of what
+    it can answer while versions are published.
     """
 
     benchmark: str
@@ -39,6 +40,7 @@ class Settings:
     sizes: tuple[int, ...] = ()
     seconds: float = 0.0
     swaps: int = 0
+    load: float = 0.0
     device: str = "cpu"
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.options import SWAPPING
+from bench.options import SEVERAL, SWAPPING
 from bench.progress import Progress
 from bench.publishing import INPUTS
 from bench.served import Served, request
@@ -20,11 +20,9 @@ from bench.settings import NOT_ASKED_FOR, Settings
 from bench.traffic import Traffic
 
 _PAUSE = 0.1  # seconds from version to version
-_LOAD = 0.7  # of what a server can answer
 _CALLERS = 64
 _CALLING = 0.5  # seconds that these call, once in each round
 _FIRST = 5  # versions before a server starts
-_SEVERAL = 4  # processors of which a publisher gets one, which a trainer has that is not to take a server's
 _LATER = 60.0  # seconds: a publisher goes on for longer than anybody looks
 _SETTLING = 0.3  # seconds after it was halted, or goes on, before anybody looks: it may have been within a version
 
@@ -82,7 +80,7 @@ class _Case:
         self._request = folder.with_name(f"{folder.name}.request")
         self._request.write_bytes(request({"x": INPUTS[kind]}))
         processors = os.sched_getaffinity(0)
-        last = {max(processors)} if len(processors) >= _SEVERAL else set()
+        last = {max(processors)} if len(processors) >= SEVERAL else set()
         self._publishers = last or processors
         self._others = processors - last
 
@@ -102,10 +100,12 @@ class _Case:
         ):
             served.ask_until(self._request.read_bytes(), 1)
             address = served.addresses["predictions"]
-            with Traffic(address, self._request, callers=_CALLERS, seconds=_CALLING, share=_LOAD) as traffic:
+            with Traffic(
+                address, self._request, callers=_CALLERS, seconds=_CALLING, share=self._settings.load
+            ) as traffic:
                 traffic.pace()  # at first they are fewer
                 for round_ in track(range(runs)):
-                    halted(True)
+                    halted(False)  # what publishing takes of the machine is no part of what may be asked of it
                     _wait(_SETTLING)
                     capacities.append(traffic.pace())
                     for name in ("quiet", "swap") if round_ % 2 == 0 else ("swap", "quiet"):
@@ -119,7 +119,12 @@ class _Case:
     def _figures(
         self, capacity: float, quiet: list[Mapping[str, Any]], swapping: list[Mapping[str, Any]]
     ) -> dict[str, Any]:
-        figures: dict[str, Any] = {"capacity_per_second": capacity, "load_per_second": capacity * _LOAD}
+        figures: dict[str, Any] = {
+            "processors": len(os.sched_getaffinity(0)),
+            "load": self._settings.load,
+            "capacity_per_second": capacity,
+            "load_per_second": capacity * self._settings.load,
+        }
         for name, seen in (("quiet", quiet), ("swap", swapping)):
             for percentile in ("p50", "p99", "p99.9"):
                 times = [one[f"{percentile}_ms"] for one in seen]

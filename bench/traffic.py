@@ -26,14 +26,13 @@ import numpy as np
 
 from bench.lines import Lines
 from bench.served import PREDICT
-from inferencer.event_loop.idle import Rests
-from inferencer.event_loop.loop import Policy
+from inferencer.event_loop.loop import IdleSelector, Policy
 from paramsync.errors import CallError
 from paramsync.rpc import tensor_proto
 from paramsync.v1 import serving_pb2
 
 _OPTIONS = (("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1))
-_CHANNELS = 4
+_CHANNELS = 16  # each is of one worker
 _WARM_UPS = 20
 _PERCENTILES = (50, 99, 99.9)
 _PACE = "pace"
@@ -210,7 +209,9 @@ def main() -> None:
         parser.error(f"--callers: expected a number above 0, found {found.callers}")
     if found.share is not None and not 0 < found.share < math.inf:
         parser.error(f"--share: expected a number above 0, found {found.share}")
-    asyncio.set_event_loop_policy(Policy(Rests()))  # several turns a call else, of a processor that a server could use
+    asyncio.set_event_loop_policy(
+        Policy(IdleSelector())
+    )  # several turns a call else, of a processor that a server could use
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(_call(found))
 
