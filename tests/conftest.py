@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from inferencer.event_loop.idle import Rests
+    from inferencer.event_loop.loop import IdleSelector
     from paramsync.checkpoint.file_pool import FilePool
     from paramsync.following.follower import Follower
     from paramsync.sources.listeners import InotifyListener, ObserverListener
@@ -245,14 +245,14 @@ def served(publisher: Publisher, running: Running) -> Running:
 
 @pytest.fixture
 def echoing(tmp_path: Path) -> Iterator[Process]:
-    """A server of model `m`, which gives back what it is given."""
+    """A server of model `m`, which gives back what it is given. It has one worker, whose limits can be reached."""
     from paramsync.v1 import sync_pb2
     from tests.support.echoes import Echoes
     from tests.support.inferencers import LONG, Process
 
     echoes = Echoes(tmp_path / "m")
     echoes.publish(4)
-    program = Process("--model", f"m={tmp_path / 'm'}", "--rest-port", "0")
+    program = Process("--model", f"m={tmp_path / 'm'}", "--rest-port", "0", "--workers", "1")
     program.connect()
     list(program.sync.Sync(sync_pb2.SyncRequest(), timeout=LONG))
     yield program
@@ -261,35 +261,19 @@ def echoing(tmp_path: Path) -> Iterator[Process]:
 
 
 @pytest.fixture
-def rests() -> Rests:
-    from inferencer.event_loop.idle import Rests
+def selector() -> IdleSelector:
+    from inferencer.event_loop.loop import IdleSelector
 
-    return Rests()
+    return IdleSelector()
 
 
 @pytest.fixture
-def loop(rests: Rests) -> Iterator[asyncio.AbstractEventLoop]:
+def loop(selector: IdleSelector) -> Iterator[asyncio.AbstractEventLoop]:
     """It runs in a thread of its own, and has nothing to do."""
-    loop = asyncio.SelectorEventLoop(rests)
+    loop = asyncio.SelectorEventLoop(selector)
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
     yield loop
     loop.call_soon_threadsafe(loop.stop)
     thread.join(30.0)
     loop.close()
-
-
-@pytest.fixture
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who waits does so until the loop rests, however busy this machine is."""
-    from tests.support.resting import LONG
-
-    monkeypatch.setattr("inferencer.event_loop.idle.PATIENCE", LONG)
-    monkeypatch.setattr("inferencer.event_loop.idle._ONCE", LONG)
-
-
-@pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tests.support.resting import FEW
-
-    monkeypatch.setattr("inferencer.event_loop.idle.PATIENCE", FEW)

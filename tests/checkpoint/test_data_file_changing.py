@@ -27,10 +27,12 @@ def at_each_hold(monkeypatch: pytest.MonkeyPatch) -> Callable[[Step, Step], list
     def arm(before: Step, after: Step) -> list[Path]:
         seen: list[Path] = []
 
-        def hold_among_others(path: Path, *, mapped: bool, find: FindMapped | None) -> DataFile | None:
+        def hold_among_others(
+            path: Path, *, mapped: bool, find: FindMapped | None, folder: int | None
+        ) -> DataFile | None:
             seen.append(path)
             before()
-            found = hold(path, mapped=mapped, find=find)
+            found = hold(path, mapped=mapped, find=find, folder=folder)
             after()
             return found
 

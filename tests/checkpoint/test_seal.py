@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from paramsync.checkpoint import seal
+from paramsync.checkpoint import data_file
 from paramsync.checkpoint.file_pool import FilePool
 from paramsync.errors import CorruptCheckpointError, ParameterError
 from paramsync.following.replica import Replica
@@ -127,16 +127,14 @@ def test_a_copy_of_the_store_is_read(publisher: Publisher, memory: Path) -> None
 
 
 def test_no_seal_is_that_of_another_boot(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    trace = seal.FileStamp.of(tmp_path.stat())
+    trace = data_file.FileStamp.of(tmp_path.stat())
     boot = tmp_path / "boot"
-    monkeypatch.setattr(seal, "_BOOT", boot)
+    monkeypatch.setattr(data_file, "_BOOT", boot)
     found = []
     for text in (None, "one", "another"):
         if text:
             boot.write_text(text)
-        seal._boot.cache_clear()
-        found.append(seal.seal([trace], tmp_path))
-    seal._boot.cache_clear()
+        found.append(data_file.seal_of([trace], tmp_path))
     assert found[0] == ""
     assert len(set(found)) == 3
 
@@ -171,7 +169,7 @@ def test_a_spare_of_somebody_else_is_stamped_with_the_kernels_time(tmp_path: Pat
     path.chmod(0o666)
     tmp_path.chmod(0o777)
     script = (
-        "import os, sys; from paramsync.checkpoint.seal import stamp_now; "
+        "import os, sys; from paramsync.checkpoint.data_file import stamp_now; "
         "os.setuid(65534); print(stamp_now(int(sys.argv[1])).size)"
     )
     with path.open("r+b") as file:
@@ -187,10 +185,10 @@ def test_the_seal_is_of_the_file_that_was_written_whatever_has_its_name(memory: 
         file.put(0, np.zeros(4096, np.uint8))
     (memory / "other").write_bytes(b"\1" * 4096)
     (memory / "other").replace(memory / "data")
-    assert file.stamp != seal.FileStamp.of((memory / "data").stat())
+    assert file.stamp != data_file.FileStamp.of((memory / "data").stat())
     spares.close()
 
 
 def test_another_mount_is_another_file_system(memory: Path, tmp_path: Path) -> None:
-    trace = seal.FileStamp.of(memory.stat())
-    assert seal.seal([trace], memory) != seal.seal([trace], tmp_path)
+    trace = data_file.FileStamp.of(memory.stat())
+    assert data_file.seal_of([trace], memory) != data_file.seal_of([trace], tmp_path)

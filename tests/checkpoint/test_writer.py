@@ -17,11 +17,11 @@ import tensorflow as tf
 
 from paramsync.checkpoint.file_pool import FilePool
 from paramsync.checkpoint.reader import Bundle
-from paramsync.checkpoint.writer import CheckpointWriter, Tensor, write
+from paramsync.checkpoint.writer import CheckpointWriter, Tensor
 from paramsync.dtypes import Array
 from paramsync.errors import ParameterError
 from tests.support.arrays import any_bits, strings
-from tests.support.rewritten import LARGE, Checkpoints
+from tests.support.rewritten import LARGE, Checkpoints, write
 
 
 @pytest.mark.parametrize("name", ["float32", "float64", "bfloat16", "float16", "bool", "uint8", "int64", "complex128"])

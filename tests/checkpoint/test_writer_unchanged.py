@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paramsync.checkpoint.placement import LINKED
+from paramsync.checkpoint.writer import LINKED
 from paramsync.dtypes import Array
 from tests.support.arrays import any_bits
 from tests.support.rewritten import LARGE, Checkpoints

@@ -17,7 +17,7 @@ import pytest
 from inferencer.protocols.sync.trainer_client import follows
 from inferencer.settings.settings import ModelSettings
 from paramsync.publishing.control_port import ControlPort, Training
-from paramsync.publishing.meter import Meter
+from paramsync.publishing.metrics import Meter
 from paramsync.publishing.publisher import Publisher as TrainersPublisher
 from paramsync.publishing.schedule import PublishSchedule
 from paramsync.rpc.client import Trainer
@@ -216,7 +216,7 @@ def test_a_watch_of_all_models_hears_of_those_that_are_added_later(served: Runni
     other = Publisher(tmp_path / "other")
     other.publish(21)
     models = (*served.settings.models, ModelSettings(name="other", store=other.path, allowed=GATED_OPS))
-    served.call(lambda: served.server.models.apply(models))
+    served.call(lambda: served.server.apply(models))
     other.publish(22)
     list(served.sync.Sync(pb.SyncRequest(model="other"), timeout=LONG))
     served.drain()

@@ -98,6 +98,30 @@ class KServe(Protocol):
 
 
 @final
+class KServeHttp(Protocol):
+    """The Open Inference Protocol by HTTP, its tensors as JSON."""
+
+    def _post(self, path: str, body: Any) -> Any:
+        got = call(self._running.rest_port, "POST", path, body)
+        if got.status != 200:
+            raise Refused(_OF_HTTP[got.status], got.error)
+        return got
+
+    def ask(
+        self, x: _Array, *, model: str = "m", name: str = "x", version: int | None = None, label: str = ""
+    ) -> tuple[list[float], int]:
+        asked = label or ("" if version is None else str(version))
+        datatype = {"float32": "FP32", "int64": "INT64"}[x.dtype.name]
+        tensor = {"name": name, "datatype": datatype, "shape": x.shape, "data": x.ravel().tolist()}
+        got = self._post(f"/v2/models/{model}{f'/versions/{asked}' if asked else ''}/infer", {"inputs": [tensor]})
+        [seen] = (output["data"] for output in got.json["outputs"] if output["name"] == "seen")
+        return seen, int(got.json["model_version"])
+
+    def nonsense(self) -> None:
+        self._post("/v2/models/m/infer", b'{"inputs": [')
+
+
+@final
 class Rest(Protocol):
     """TensorFlow Serving's REST API. The version is in the headers."""
 
@@ -119,4 +143,4 @@ class Rest(Protocol):
 
 
 VERSION_HEADER = "Paramsync-Version"
-PROTOCOLS: tuple[type[Protocol], ...] = (TfServing, KServe, Rest)
+PROTOCOLS: tuple[type[Protocol], ...] = (TfServing, KServe, KServeHttp, Rest)

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from inferencer.serving.served import Maker, Served, followers_of
+from inferencer.serving.served import FollowedModel, followers_of
 from inferencer.settings.settings import ModelSettings
 from paramsync.following.follower import Follower
 from paramsync.following.replica import Replica
 from paramsync.store.store import Store
 from paramsync.version import Version
 from tests.support.followers import LONG, freed_by, quarantined, serving
+from tests.support.in_process import LocalMaker
 from tests.support.programs import eventually
 from tests.support.published import GATED_OPS, PARAMETERS, Publisher, follower_of
 from tests.support.stores import saved_by_v1
@@ -101,9 +102,9 @@ def uncollected() -> Iterator[None]:
     gc.enable()
 
 
-def removed(models: dict[str, Served], others: Collection[threading.Thread]) -> None:
+def removed(models: Mapping[str, FollowedModel], others: Collection[threading.Thread]) -> None:
     """As a server removes them; returns once that is done. The other threads are not theirs."""
-    Maker(poll_seconds=60.0, state=None).end(models.values(), kept=())
+    LocalMaker(poll_seconds=60.0, state=None).end(models.values(), kept=())
     for thread in {*threading.enumerate()}.difference(others):
         if thread.name.startswith(("end ", "follower ")):
             thread.join(LONG)
@@ -124,7 +125,7 @@ def test_models_that_are_removed_leave_nothing_open(memory: Path, tmp_path: Path
     def come_and_go() -> None:
         others = threading.enumerate()
         settings = [ModelSettings(name=f"m{at}", store=store) for at, store in enumerate(stores)]
-        models = Maker(poll_seconds=60.0, state=None).make(settings, {})
+        models = LocalMaker(poll_seconds=60.0, state=None).make(settings, {})
         followers = followers_of(models.values())
         for follower in followers:
             follower.start()

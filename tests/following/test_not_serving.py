@@ -10,14 +10,14 @@ import pytest
 from tensorflow_serving.apis import predict_pb2
 
 from paramsync.cli.__main__ import main
-from paramsync.errors import NotServingError, SyncError
+from paramsync.errors import NotServingError
 from paramsync.following.composite import Connection
 from paramsync.following.follower import Follower
 from paramsync.following.replica import Replica
 from tests.support.http import call
 from tests.support.kserve import method, negated
 from tests.support.published import Publisher, follower_of
-from tests.support.running import LONG, Running, refused, request
+from tests.support.running import Running, refused, request, synced
 
 REASON = re.compile("version 7 is quarantined: parameters of .*: expected finite values")
 
@@ -26,8 +26,8 @@ REASON = re.compile("version 7 is quarantined: parameters of .*: expected finite
 def bad(running: Running, publisher: Publisher) -> Running:
     """Model `m`, whose first version is quarantined."""
     publisher.publish_bad(7)
-    with pytest.raises(SyncError):
-        running.server.models.follower("m").sync(timeout=LONG)
+    with pytest.raises(grpc.RpcError):
+        synced(running)
     return running
 
 

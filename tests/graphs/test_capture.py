@@ -16,7 +16,7 @@ from tensorflow.core.protobuf import trackable_object_graph_pb2
 
 from paramsync.errors import GraphError
 from paramsync.graphs.capturing import capture
-from paramsync.graphs.graph import DEFAULT_SIGNATURE
+from paramsync.graphs.specs import DEFAULT_SIGNATURE
 from paramsync.tensorbundle.index import OBJECT_GRAPH
 from tests.support.captured import Scaler, answers, mlp
 

@@ -10,7 +10,8 @@ import tensorflow as tf
 
 from paramsync.errors import GraphError
 from paramsync.graphs.capturing import capture
-from paramsync.graphs.graph import DEFAULT_SIGNATURE, Graph
+from paramsync.graphs.graph import Graph
+from paramsync.graphs.specs import DEFAULT_SIGNATURE
 from tests.support.captured import Encoder, answers
 
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from paramsync.errors import GraphError
 from paramsync.graphs.capturing import Capture, capture
-from paramsync.graphs.graph import DEFAULT_SIGNATURE, Signature, TensorSpec
+from paramsync.graphs.specs import DEFAULT_SIGNATURE, Signature, TensorSpec
 
 
 def signature(captured: Capture) -> Signature:

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from paramsync.errors import GraphError, UnsafeGraphError
 from paramsync.graphs.capturing import capture
-from paramsync.graphs.graph import DEFAULT_SIGNATURE
+from paramsync.graphs.specs import DEFAULT_SIGNATURE
 from tests.support.captured import Encoder, Scaler, answers, mlp, saved_parameters
 
 

@@ -14,9 +14,9 @@ import tensorflow as tf
 from paramsync.cli.__main__ import main
 from paramsync.errors import GraphError, UnfinishedError, UnsafeGraphError
 from paramsync.graphs.capturing import capture
-from paramsync.sources.saved_models import SavedModelsSource
+from paramsync.sources.opening import open_source
 from paramsync.v1 import sync_pb2 as pb
-from tests.support.running import LONG, Running, refused, request, synced
+from tests.support.running import LONG, LocalRunning, refused, request, synced
 from tests.support.stores import saved_with_words
 
 v1 = tf.compat.v1
@@ -83,7 +83,7 @@ def test_where_none_can_be_served_the_version_is_refused(several: Path, tmp_path
 def test_a_version_serves_and_says_once_which_of_its_signatures_do_not(
     several: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    running = Running(several.parent)
+    running = LocalRunning(several.parent)
     try:
         synced(running)
         synced(running)
@@ -114,7 +114,7 @@ def test_a_signature_whose_asset_has_not_come_yet_is_waited_for(tmp_path: Path) 
     (tmp_path / "list").write_text("a\nb")
     saved_with_words(tmp_path / "base" / "1", tmp_path / "list")
     shutil.rmtree(tmp_path / "base" / "1" / "assets")
-    source = SavedModelsSource(tmp_path / "base")
+    source = open_source(tmp_path / "base")
     latest = source.look().latest
     assert latest is not None
     with pytest.raises(UnfinishedError, match="assets/list"):

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from paramsync.errors import GraphError, UnfinishedMetaError
-from paramsync.graphs.graph import DEFAULT_SIGNATURE
+from paramsync.graphs.specs import DEFAULT_SIGNATURE
 from tests.support.v1_captured import ONES, answer, meta_graph, names
 
 v1 = tf.compat.v1

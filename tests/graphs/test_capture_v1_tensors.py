@@ -14,8 +14,8 @@ import tensorflow as tf
 
 from paramsync.errors import GraphError
 from paramsync.graphs.draft import finish
-from paramsync.graphs.graph import DEFAULT_SIGNATURE
 from paramsync.graphs.sources.v1_tensors import draft_of_tensors
+from paramsync.graphs.specs import DEFAULT_SIGNATURE
 from tests.support.v1_captured import two_layers
 
 v1 = tf.compat.v1

@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from paramsync.errors import GraphError, UnsafeGraphError
 from paramsync.graphs.draft import finish
-from paramsync.graphs.graph import DEFAULT_SIGNATURE
 from paramsync.graphs.sources.meta_graphs import draft_of_meta
+from paramsync.graphs.specs import DEFAULT_SIGNATURE
 from tests.support.control_flow import control_flow
 
 v1 = tf.compat.v1

@@ -14,7 +14,8 @@ import tensorflow as tf
 
 from paramsync.errors import GraphError
 from paramsync.graphs.draft import Draft, Table, finish
-from paramsync.graphs.graph import DEFAULT_SIGNATURE, Graph
+from paramsync.graphs.graph import Graph
+from paramsync.graphs.specs import DEFAULT_SIGNATURE
 from tests.support.v1_drafts import draft_of, parameters_of, signature
 
 v1 = tf.compat.v1

@@ -13,7 +13,8 @@ import tensorflow as tf
 
 from paramsync.errors import GraphError, InputError, UnknownSignatureError
 from paramsync.graphs.capturing import capture
-from paramsync.graphs.graph import DEFAULT_SIGNATURE, Graph, TensorSpec
+from paramsync.graphs.graph import Graph
+from paramsync.graphs.specs import DEFAULT_SIGNATURE, TensorSpec
 from paramsync.v1 import graph_pb2
 
 

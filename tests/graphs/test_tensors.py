@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 from paramsync import dtypes
-from paramsync.checkpoint.placement import ALIGNMENT
+from paramsync.checkpoint.data_file import ALIGNMENT
 from paramsync.graphs.parameters import alias
 
 

@@ -13,7 +13,8 @@ import tensorflow as tf
 
 from paramsync.checkpoint.reader import Bundle
 from paramsync.graphs.capturing import Capture, capture
-from paramsync.graphs.graph import DEFAULT_SIGNATURE, Graph
+from paramsync.graphs.graph import Graph
+from paramsync.graphs.specs import DEFAULT_SIGNATURE
 
 layers = keras.layers
 WORDS = ["to", "be", "or", "not"]

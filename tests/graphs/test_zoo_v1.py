@@ -12,10 +12,11 @@ import tensorflow as tf
 
 from paramsync.checkpoint.reader import Bundle
 from paramsync.graphs.draft import Draft, finish
-from paramsync.graphs.graph import DEFAULT_SIGNATURE, Graph
+from paramsync.graphs.graph import Graph
 from paramsync.graphs.sources.meta_graphs import draft_of_meta, read_meta
 from paramsync.graphs.sources.v1_saved_models import draft_of_v1_saved_model, parsed_saved_model
 from paramsync.graphs.sources.v1_tensors import draft_of_tensors
+from paramsync.graphs.specs import DEFAULT_SIGNATURE
 from tests.support.checkpoints import assert_same
 
 v1 = tf.compat.v1

@@ -32,8 +32,8 @@ def repeated(count: int) -> predict_pb2.PredictRequest:
 
 
 def memory(program: Process, what: str = "VmRSS") -> int:
-    """In bytes."""
-    lines = Path(f"/proc/{program.process.pid}/status").read_text().splitlines()
+    """Of its worker, in bytes."""
+    lines = Path(f"/proc/{program.workers[0]}/status").read_text().splitlines()
     return int(next(one for one in lines if one.startswith(what)).split()[1]) * 1024
 
 

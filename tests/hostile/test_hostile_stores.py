@@ -17,7 +17,7 @@ from tensorflow_serving.apis import model_management_pb2, model_service_pb2_grpc
 
 from paramsync.following.follower import Follower
 from paramsync.following.replica import Replica
-from paramsync.sources import open_source
+from paramsync.sources.opening import open_source
 from paramsync.sources.saved_models import highest
 from paramsync.v1 import sync_pb2 as pb
 from tests.support.followers import quarantined, serving

@@ -9,8 +9,9 @@ import collections
 import http.client
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import grpc
@@ -112,6 +113,15 @@ BODIES = [
     {"signature_name": "shaped", "instances": [{"x": 1.0}, {"x": 2.0}]},
 ]
 PATHS = ["predict", "predict", "classify", "regress"]
+TENSOR = {"name": "x", "datatype": "FP32", "shape": [2, 2]}
+NEGATED = {"signature": "negated"}
+OF_KSERVE = [  # and the bytes behind them
+    ({"parameters": NEGATED, "inputs": [{**TENSOR, "data": [1.0, 2.0, 3.0, 4.0]}], "outputs": [{"name": "y"}]}, b""),
+    ({"parameters": NEGATED, "inputs": [{**TENSOR, "data": [[1, 2], [3, 4]]}], "id": "1"}, b""),
+    ({"parameters": {**NEGATED, "binary_data_output": True}, "inputs": [
+        {**TENSOR, "parameters": {"binary_data_size": 16}}
+    ]}, X.tobytes()),
+]  # fmt: skip
 
 
 def is_answered(echoing: Process) -> bool:
@@ -146,9 +156,18 @@ def test_whatever_is_asked_has_an_answer_or_a_status_and_harms_nobody(echoing: P
         seen[code] += 1
 
     def post() -> None:
-        body, path = mutated_json(chance.choice(BODIES), chance), chance.choice(PATHS)
+        if chance.random() < 0.5:
+            request(f"/v1/models/m:{chance.choice(PATHS)}", mutated_json(chance.choice(BODIES), chance))
+            return
+        body, behind = chance.choice(OF_KSERVE)
+        text = mutated_json(body, chance)
+        length = len(text) + (chance.choice((-1, 1, 1000)) if chance.random() < 0.1 else 0)
+        headers = {"Inference-Header-Content-Length": str(length)} if behind else {}
+        request("/v2/models/m/infer", text + behind[: chance.choice((7, 16, 16, 16))], headers)
+
+    def request(path: str, body: bytes, headers: Mapping[str, str] = MappingProxyType({})) -> None:
         connection = http.client.HTTPConnection(echoing.http_address, timeout=LONG)
-        connection.request("POST", f"/v1/models/m:{path}", body)
+        connection.request("POST", path, body, dict(headers))
         answer = connection.getresponse()
         content = answer.read()
         connection.close()

@@ -15,7 +15,7 @@ from paramsync.inference import batchable
 from paramsync.inference.batchable import Traits
 from paramsync.inference.resident import Resident
 from paramsync.inference.rows import are_apart
-from paramsync.sources.saved_models import SavedModelsSource
+from paramsync.sources.opening import open_source
 from paramsync.version import Version
 
 FLOATS = [tf.TensorSpec([None, 4], tf.float32, name="x")]
@@ -176,7 +176,7 @@ def test_usual_networks_are_batched(model: Callable[[], keras.Model], form: str,
         resident = Resident(version, found.graph, tuple(tf.convert_to_tensor(one) for one in found.variables))
     else:
         model().export(tmp_path / "1", verbose=False)
-        source = SavedModelsSource(tmp_path)
+        source = open_source(tmp_path)
         latest = source.look().latest
         assert latest is not None
         resident = source.restore(latest, lambda progress: None)

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from paramsync.errors import InputError
-from paramsync.graphs.graph import Signature, TensorSpec
+from paramsync.graphs.specs import Signature, TensorSpec
 from paramsync.inference.resident import fitting
 
 

@@ -52,6 +52,19 @@ def test_memory_reports_what_a_server_takes(capsys: pytest.CaptureFixture[str]) 
     assert {"growth_pct", "peak_over_model", "second_pct"} <= found.keys()
 
 
+def test_workers_reports_rates_memory_and_what_clients_see(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["workers", "--mb", "1", "--runs", "1", "--seconds", "1", "--json", "-"]) == 0
+    captured = capsys.readouterr()
+    found = json.loads(captured.out)
+    for count in (1, 8, 64):
+        assert found[f"n_over_1_c{count}"] == found[f"n_per_second_c{count}"] / found[f"1_per_second_c{count}"]
+    assert 0 < found["pss_over_model"] < 2
+    assert 0 < found["replaced_worker_s"] < 60
+    assert found["requests"] > found["newest"] > 100
+    assert (found["failed"], found["backwards"]) == (0, 0)
+    assert "was replaced, and answered" in captured.err
+
+
 def test_serve_reports_every_case_beside_grpc_alone(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "--runs", "1", "--seconds", "0.1", "--json", "-"]) == 0
     captured = capsys.readouterr()

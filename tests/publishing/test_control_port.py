@@ -21,7 +21,7 @@ from paramsync.errors import SettingsError
 from paramsync.publishing import control_port
 from paramsync.publishing.control_port import MOST_PUBLISHING, ControlPort, Training
 from paramsync.publishing.job import Job
-from paramsync.publishing.meter import Meter
+from paramsync.publishing.metrics import Meter
 from paramsync.publishing.publisher import Publisher
 from paramsync.rpc.client import Trainer
 from paramsync.store.commit import StoreWriter

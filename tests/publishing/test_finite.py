@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from paramsync.checkpoint.placement import PORTION
+from paramsync.checkpoint.tensor_bytes import PORTION
 from paramsync.errors import NotFiniteError
 from paramsync.rpc.server import of_version
 from paramsync.store.commit import StoreWriter

@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 from paramsync.errors import SettingsError
-from paramsync.publishing.meter import step_number
+from paramsync.publishing.metrics import step_number
 from paramsync.publishing.publisher import Publisher
 from paramsync.publishing.schedule import PublishSchedule
 from paramsync.store.store import Store

@@ -11,12 +11,12 @@ import tensorflow as tf
 from tensorflow.core.framework import types_pb2
 
 from paramsync import dtypes
-from paramsync.checkpoint import writer
 from paramsync.checkpoint.reader import Bundle
 from paramsync.dtypes import Array
 from paramsync.errors import CorruptCheckpointError, ParameterError
 from paramsync.tensorbundle import index
 from paramsync.tensorbundle.index import data_file, index_file
+from tests.support import rewritten
 
 REFERENCES = 100  # numbers above are of references to variables, which never leave a graph
 KNOWN = sorted(number for number in types_pb2.DataType.values() if 0 < number < REFERENCES)
@@ -74,7 +74,7 @@ def test_tensorflow_reads_what_we_write_and_we_read_what_it_writes(tmp_path: Pat
     dtype = dtypes.to_numpy(number)
     assert dtype is not None
     tensors = {str(shape): every_bit(dtype, shape) for shape in SHAPES}
-    writer.write(tmp_path / "ours", tensors)
+    rewritten.write(tmp_path / "ours", tensors)
     names = sorted(tensors)
     theirs = dict(zip(names, restored(tmp_path / "ours", names, number), strict=True))
     for name, array in tensors.items():
@@ -94,7 +94,7 @@ def test_tensorflow_reads_what_we_write_and_we_read_what_it_writes(tmp_path: Pat
 def test_a_variable_in_a_checkpoint_of_objects_is_read(tmp_path: Path, number: int) -> None:
     dtype = dtypes.to_numpy(number)
     assert dtype is not None
-    writer.write(tmp_path / "ours", {"a": every_bit(dtype, (6,))})  # what a few dtypes have no other operations for
+    rewritten.write(tmp_path / "ours", {"a": every_bit(dtype, (6,))})  # what a few dtypes have no other operations for
     variable = tf.Variable(restored(tmp_path / "ours", ["a"], number)[0])
     read = Bundle.open(Path(tf.train.Checkpoint(v=variable).write(str(tmp_path / "theirs"))))
     read.verify(read.entries)
@@ -119,13 +119,13 @@ def test_numbers_of_less_than_8_bits_take_a_byte_each(tmp_path: Path, number: in
 def test_what_numpy_packs_into_a_dtype_tensorflow_lacks_is_refused_by_name(tmp_path: Path) -> None:
     for dtype in ("float128", "timedelta64[s]", "V3", [("qint8", "i2")], [("a", "f4"), ("b", "f4")]):
         with pytest.raises(ParameterError, match="parameters of 'odd': expected a dtype"):
-            writer.write(tmp_path / "ours", {"odd": np.zeros(2, dtype)})
+            rewritten.write(tmp_path / "ours", {"odd": np.zeros(2, dtype)})
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("number", [*OPAQUE, 0, 34, 101], ids=dtypes.name)
 def test_a_dtype_that_numpy_lacks_is_listed_and_refused_by_name_when_asked_for(tmp_path: Path, number: int) -> None:
-    writer.write(tmp_path / "ours", {"odd": np.ones(3), "plain": np.ones(3)})
+    rewritten.write(tmp_path / "ours", {"odd": np.ones(3), "plain": np.ones(3)})
     found = index.read(index_file(tmp_path / "ours"))
     content = index_file(tmp_path / "ours").read_bytes()
     entries = dict(found.entries) | {"odd": dataclasses.replace(found.entries["odd"], dtype=number)}

@@ -18,7 +18,7 @@ from paramsync.following.replica import Replica
 from paramsync.graphs.capturing import capture
 from paramsync.graphs.graph import Graph
 from paramsync.sources import identity
-from paramsync.sources.saved_models import SavedModelsSource
+from paramsync.sources.opening import open_source
 from tests.support.followers import serving
 from tests.support.stores import saved_by_v2, saved_with_words
 
@@ -196,7 +196,7 @@ def test_variables_or_a_graph_that_a_link_leads_to_are_not_read(
     follower = Follower(Replica("m", tmp_path))
     follower.run_once()
     assert serving(follower) == 1
-    source = SavedModelsSource(tmp_path)
+    source = open_source(tmp_path)
     latest = source.look().latest
     assert latest is not None
     with pytest.raises(UnfinishedError, match="found a symbolic link"):
@@ -205,7 +205,7 @@ def test_variables_or_a_graph_that_a_link_leads_to_are_not_read(
 
 def test_nothing_is_said_of_what_variables_that_are_a_link_lead_to(written: Path, tmp_path: Path) -> None:
     shutil.copytree(written / "weights", tmp_path / "1")
-    source = SavedModelsSource(tmp_path)
+    source = open_source(tmp_path)
     before, seen = source.look().latest, identity.of_saved_model(tmp_path / "1")
     variables_are_a_link(tmp_path / "1")
     latest = source.look().latest

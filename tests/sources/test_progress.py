@@ -14,8 +14,9 @@ from paramsync.following.replica import Replica
 from paramsync.following.report import MOST_UNREAD, Event, EventKind, Subscribers
 from paramsync.following.status import Status
 from paramsync.inference.resident import Resident
-from paramsync.sources import Bell, Look, Source, open_source
-from paramsync.sources.source import Progress, ProgressCallback
+from paramsync.inference.view import InMemory
+from paramsync.sources.opening import open_source
+from paramsync.sources.source import Bell, Look, Progress, ProgressCallback, Source
 from paramsync.version import Version
 from tests.support.followers import LONG, SILENT, serving
 from tests.support.published import PARAMETERS, Publisher
@@ -27,7 +28,7 @@ BYTES = 64 * 32 * 4
 class Gated:
     """A source whose restores go on step by step, when they are told to."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source[Resident]) -> None:
         self._source = source
         self.path: Path = source.path
         self.reached = threading.Semaphore(0)
@@ -47,17 +48,11 @@ class Gated:
 
         return self._source.restore(version, told)
 
-    def let_pages_go(self, idle: Sequence[Resident]) -> None:
+    def let_pages_go(self, idle: Sequence[InMemory]) -> None:
         self._source.let_pages_go(idle)
 
-    def tend(self, used: Sequence[Resident]) -> None:
+    def tend(self, used: Sequence[InMemory]) -> None:
         self._source.tend(used)
-
-    def prepare(self, serving: Resident) -> bool:
-        return self._source.prepare(serving)
-
-    def close(self) -> None:
-        self._source.close()
 
     def bell(self, ring: Callable[[], None]) -> Bell:
         return self._source.bell(ring)

@@ -16,7 +16,8 @@ from paramsync.errors import UnfinishedError, UnsafeGraphError
 from paramsync.following.follower import Follower
 from paramsync.following.replica import Replica
 from paramsync.inference.resident import Resident
-from paramsync.sources import Source, open_source
+from paramsync.sources.opening import open_source
+from paramsync.sources.source import Source
 from paramsync.version import Version
 from tests.support.compressed import compress
 from tests.support.stores import (
@@ -181,7 +182,7 @@ def reads_a_file(directory: Path) -> None:
     tf.saved_model.save(module, str(directory), signatures=module.__call__)
 
 
-def restored(source: Source) -> Resident:
+def restored(source: Source[Resident]) -> Resident:
     """The only version."""
     (one,) = source.look().published or []
     return source.restore(one.version, lambda _: None)

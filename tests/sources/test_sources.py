@@ -15,7 +15,7 @@ from paramsync.errors import ParameterError, SettingsError
 from paramsync.following.follower import Follower
 from paramsync.following.replica import Replica
 from paramsync.graphs.capturing import capture
-from paramsync.sources import open_source
+from paramsync.sources.opening import open_source
 from paramsync.sources.source import Progress
 from tests.support.published import saver_store
 from tests.support.stores import Scaled, X, answer, digits, following, quarantined, serves, train

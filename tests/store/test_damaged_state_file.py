@@ -155,7 +155,7 @@ def test_a_state_that_may_not_be_read_now_is_no_damage(tmp_path: Path) -> None:
     assert as_nobody(refused).endswith("checkpoint cannot be read: Permission denied")
     state.chmod(before)
     publish(tmp_path, 3)
-    assert not layout.damaged_state_file(tmp_path).exists()
+    assert not (tmp_path / "checkpoint.damaged").exists()
     assert [one.number for one in Store(tmp_path).versions()] == [1, 2, 3]
 
 

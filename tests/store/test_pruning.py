@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from paramsync.checkpoint.writer import write
 from paramsync.errors import UnknownVersionError
 from paramsync.store.commit import StoreWriter
 from paramsync.store.store import Store
+from tests.support.rewritten import write
 from tests.support.whole import assert_serves
 from tests.support.written import changing, files_of, names, publish_changing, version
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from paramsync.checkpoint import writer
 from paramsync.errors import CorruptCheckpointError, StoreError, UnknownVersionError
 from paramsync.store.store import Store
 from paramsync.version import Version
+from tests.support import rewritten
 from tests.support.whole import assert_serves
 from tests.support.written import changing, publish_changing
 
@@ -27,7 +27,7 @@ def test_nothing_is_published_in_an_empty_or_missing_store(tmp_path: Path) -> No
 
 def test_latest_ignores_a_version_still_being_written(tmp_path: Path) -> None:
     publish_changing(tmp_path, 1)
-    writer.write(tmp_path / "ckpt-2", changing(2))
+    rewritten.write(tmp_path / "ckpt-2", changing(2))
     assert_serves(tmp_path, 1)
     assert [one.number for one in Store(tmp_path).versions()] == [1]
 

@@ -6,13 +6,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
+from crc32c import crc32c
 
 from paramsync import dtypes
-from paramsync.checkpoint.placement import ALIGNMENT
+from paramsync.checkpoint.data_file import ALIGNMENT
 from paramsync.dtypes import Array
 from paramsync.tensorbundle import index, strings
-from paramsync.tensorbundle.checksums import crc32c, mask
 from paramsync.tensorbundle.index import Entry, Index, data_file, index_file
+from paramsync.tensorbundle.sstable import mask
 
 ONES: dict[str, Array] = {"a": np.ones(5000, np.float32), "b": np.ones(3, np.int64)}
 """What a small checkpoint holds: more than a page, and less."""

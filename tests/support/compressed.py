@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from cramjam import snappy
+from crc32c import crc32c
 
 from paramsync.tensorbundle import sstable
-from paramsync.tensorbundle.checksums import crc32c, mask
+from paramsync.tensorbundle.sstable import mask
 
 _END = sstable.write([])[-8:]
 

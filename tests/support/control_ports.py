@@ -13,7 +13,7 @@ import grpc
 import tensorflow as tf
 
 from paramsync.publishing.control_port import ControlPort, Training
-from paramsync.publishing.meter import Meter
+from paramsync.publishing.metrics import Meter
 from paramsync.publishing.publisher import Publisher
 from paramsync.publishing.schedule import PublishSchedule
 from paramsync.v1 import sync_pb2, sync_pb2_grpc

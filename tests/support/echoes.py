@@ -36,15 +36,18 @@ class _Echo(tf.Module):
     def shaped(self, x: tf.Tensor) -> dict[str, tf.Tensor]:
         return {"x": tf.identity(x), "complex": tf.complex(x, x), "version": tf.identity(self.number)}
 
+    @tf.function(input_signature=[tf.TensorSpec(None, tf.float32, name="x")])
+    def summed(self, x: tf.Tensor) -> dict[str, tf.Tensor]:
+        return {"sum": tf.reduce_sum(x), "version": tf.identity(self.number)}
+
 
 class Echoes:
     """Publishes it into one directory."""
 
     def __init__(self, path: Path) -> None:
         model = _Echo()
-        self._found = capture(
-            model, signatures={"serving_default": model.every, "negated": model.negated, "shaped": model.shaped}
-        )
+        named = {name: getattr(model, name) for name in ("negated", "shaped", "summed")}
+        self._found = capture(model, signatures={"serving_default": model.every, **named})
         self._writer = StoreWriter(path)
 
     def publish(self, step: int) -> None:

@@ -19,7 +19,7 @@ from inferencer.serving.metrics import Metrics
 from inferencer.transport.memory_budget import SHARES, MemoryBudget
 from tests.support.programs import eventually
 from tests.support.published import Publisher, Witness
-from tests.support.running import LONG, Running
+from tests.support.running import LONG, LocalRunning
 
 MB = 1 << 20
 
@@ -88,6 +88,8 @@ class Web:
     rest: Rest
     rest_port: int
     loop: asyncio.AbstractEventLoop
+    port: int = 0
+    control_port: int = 0
 
     def check_unharmed(self) -> None:
         """The next good request is answered, and nothing of a bad one is left."""
@@ -99,7 +101,7 @@ class Web:
 @contextmanager
 def small_limits(folder: Path, *, patience: float = 1.0) -> Iterator[Web]:
     """Models `plain` in version 4, `named` in 5 and `empty`; bodies up to 4 MB, and clients that may take 1 second."""
-    running = Running(*(folder / name for name in ("plain", "named", "empty")))
+    running = LocalRunning(*(folder / name for name in ("plain", "named", "empty")))
     publishers = [Publisher(folder / name) for name in ("plain", "named")]
     for publisher, number, kind in zip(publishers, (4, 5), (Plain, Named), strict=True):
         publisher.publish(number, kind=kind)
@@ -109,9 +111,16 @@ def small_limits(folder: Path, *, patience: float = 1.0) -> Iterator[Web]:
         server = running.server
         room = MemoryBudget(SHARES * 4 * MB)
         rest = Rest(
-            server.models, server._batching, Metrics(server.models), room, message_bytes=4 * MB, patience=patience
+            server.models,
+            server.predicting.batching,
+            Metrics(server.models),
+            room,
+            server.predicting.kserve,
+            message_bytes=4 * MB,
+            patience=patience,
         )
-        return Web(rest, await rest.start("127.0.0.1", 0), asyncio.get_running_loop())
+        ports = {"port": running.port, "control_port": running.control_port}
+        return Web(rest, await rest.start("127.0.0.1", 0), asyncio.get_running_loop(), **ports)
 
     web = running.call(start)
     yield web

@@ -28,8 +28,11 @@ Predict = Any  # a stock client's method
 class Process:
     """A real inferencer, and what it logs."""
 
-    def __init__(self, *arguments: str | Path) -> None:
+    def __init__(self, *arguments: str | Path, descriptors: int | None = None) -> None:
+        """It may open so many files and connections."""
         command = [sys.executable, "-m", "inferencer", *map(str, arguments), "--port", "0", "--control-port", "0"]
+        if descriptors is not None:
+            command = ["sh", "-c", f'ulimit -n {descriptors}; exec "$0" "$@"', *command]
         self.lines: list[str] = []
         self._ready = threading.Event()
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
@@ -37,9 +40,10 @@ class Process:
         self._reader.start()
 
     @classmethod
-    def of(cls, store: Path) -> Process:
+    def of(cls, store: Path, *, workers: int | None = None) -> Process:
         """Of one model, `m`."""
-        return cls("--model", f"m={store}", *(word for op in GATED_OPS for word in ("--allow-op", op)))
+        allowed = (word for op in GATED_OPS for word in ("--allow-op", op))
+        return cls("--model", f"m={store}", *allowed, *(() if workers is None else ("--workers", str(workers))))
 
     def _read(self) -> None:
         assert self.process.stderr is not None
@@ -56,11 +60,18 @@ class Process:
         assert ports is not None, "".join(self.lines)
         self.address = ports[1]
         self.predictions = grpc.insecure_channel(self.address)
-        self.control = grpc.insecure_channel(ports[2])
+        self.control_address = ports[2]
+        self.control = grpc.insecure_channel(self.control_address)
         self.http_address = ports[3]
         self.sync = sync_pb2_grpc.SyncStub(self.control)
         self.predict = prediction_service_pb2_grpc.PredictionServiceStub(self.predictions).Predict
         self.health = health_pb2_grpc.HealthStub(self.predictions)
+
+    @property
+    def workers(self) -> list[int]:
+        """The processes that answer, and for a while such as a graph is tried in."""
+        [template] = _children(self.process.pid)
+        return _children(template)
 
     def http(self, method: str, path: str, content: Any = None) -> tuple[int, Any, bool]:
         """Status and body of an answer, and whether the connection stays."""
@@ -90,6 +101,10 @@ class Process:
         for channel in (getattr(self, "predictions", None), getattr(self, "control", None)):
             if channel is not None:
                 channel.close()
+
+
+def _children(pid: int) -> list[int]:
+    return [int(one) for path in Path(f"/proc/{pid}/task").glob("*/children") for one in path.read_text().split()]
 
 
 def of_witness() -> predict_pb2.PredictRequest:

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from queue import SimpleQueue
-
-from inferencer.event_loop.idle import Rests
-from paramsync.host import yielding
 
 LONG = 30.0  # seconds; a test that waits this long has failed
 FEW = 0.4  # seconds of patience, where it is to end: long beside whatever else keeps a thread from running
@@ -32,51 +27,6 @@ def busy(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
         yield
     finally:
         ended.set()
-
-
-class Guests:
-    """Threads that do this, from now on."""
-
-    def __init__(self, count: int, work: Callable[[], object]) -> None:
-        self._work = work
-        self._left = [None] * count
-        self._threads = [threading.Thread(target=self._run, daemon=True) for _ in self._left]
-        for one in self._threads:
-            one.start()
-
-    def _run(self) -> None:
-        self._work()
-        self._left.pop()
-
-    def are_done(self) -> bool:
-        """Without an error."""
-        return not self._left
-
-    def join(self) -> None:
-        """Fails where one of them waits for the end of a long patience."""
-        for one in self._threads:
-            one.join(LONG / 3)
-        assert self.are_done()
-
-
-def seconds(call: Callable[[], object]) -> float:
-    began = time.monotonic()
-    call()
-    return time.monotonic() - began
-
-
-def gives(rests: Rests, count: int = 1) -> None:
-    """One block of so many pieces of work."""
-    with rests.first():
-        for _ in range(count):
-            yielding.give()
-
-
-def put_off(rests: Rests) -> float:
-    """For how many seconds many pieces of work in one block are."""
-    took: list[float] = []
-    Guests(1, lambda: took.append(seconds(lambda: gives(rests, 100)))).join()
-    return took[0]
 
 
 @contextmanager
@@ -101,18 +51,3 @@ def answers(loop: asyncio.AbstractEventLoop) -> bool:
     came = threading.Event()
     loop.call_soon_threadsafe(came.set)
     return came.wait(LONG)
-
-
-async def turns(count: int, spans: list[tuple[float, float]]) -> None:
-    """Busy and at rest by turns; when it was busy goes into the list."""
-    for _ in range(count):
-        began = time.monotonic()
-        time.sleep(0.01)
-        spans.append((began, time.monotonic()))
-        await asyncio.sleep(0.005)
-
-
-def left() -> list[SimpleQueue[None]]:
-    """Of what threads wait on, all that is still in memory."""
-    gc.collect()
-    return [one for one in gc.get_objects() if type(one) is SimpleQueue]

@@ -41,3 +41,13 @@ class Checkpoints:
 
     def files(self, number: int) -> list[str]:
         return sorted(file.name for file in self.path.glob(f"ckpt-{number}.data-*"))
+
+
+def write(prefix: Path, tensors: Mapping[str, Tensor]) -> Written:
+    """Write one checkpoint, whatever was there before."""
+    pool = FilePool(prefix.parent)
+    try:
+        return CheckpointWriter(pool).write(prefix, tensors)
+    finally:
+        pool.trim(keep=0)
+        pool.close()

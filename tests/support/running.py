@@ -1,11 +1,11 @@
-"""A real server on ports of its own, in this process, and stock clients that call it."""
+"""A real server on ports of its own, and stock clients that call it. Its workers are processes; the rest is here."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,16 @@ import tensorflow as tf
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tensorflow_serving.apis import model_service_pb2_grpc, predict_pb2, prediction_service_pb2_grpc
 
-from inferencer.event_loop.idle import Rests
-from inferencer.event_loop.loop import Loop
-from inferencer.program.server import Ports, Server
-from inferencer.settings.settings import ModelSettings, Settings
+from inferencer.event_loop.loop import IdleSelector, Loop
+from inferencer.settings.settings import ModelSettings, Ports, Settings
+from inferencer.supervisor.fleet import Template
+from inferencer.supervisor.server import Server
+from inferencer.transport.read_timeout import ReadTimeouts
+from paramsync.graphs.graph import Graph
+from paramsync.store.store import Store
 from paramsync.v1 import sync_pb2 as pb
 from paramsync.v1 import sync_pb2_grpc
+from tests.support.in_process import LocalServer
 from tests.support.published import GATED_OPS
 
 LONG = 30.0
@@ -31,14 +35,19 @@ NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 class Running:
-    """One server whose models are called as the folders of their stores. `settings` are those of Settings."""
+    """One server whose models are called as the folders of their stores. `settings` are those of Settings.
+
+    It has one worker, so that a test knows which one it asks.
+    """
 
     def __init__(self, *stores: Path, **settings: Any) -> None:
         models = tuple(ModelSettings(name=path.name, store=path, allowed=GATED_OPS) for path in stores)
-        chosen = {"models": models, "port": 0, "rest_port": 0, "control_port": 0, "poll_seconds": 60.0, **settings}
+        chosen = {"models": models, "port": 0, "rest_port": 0, "control_port": 0, "poll_seconds": 60.0,
+                  "workers": 1, **settings}  # fmt: skip
         self.settings = Settings(**chosen)
-        self._rests = Rests()
-        self._loop = Loop(self._rests)
+        self._drained = False
+        self._selector = IdleSelector()
+        self._loop: asyncio.AbstractEventLoop = Loop(self._selector)
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
         try:
@@ -52,8 +61,8 @@ class Running:
         self.model_service = model_service_pb2_grpc.ModelServiceStub(self.predictions)
         self.sync = sync_pb2_grpc.SyncStub(self.control)
 
-    async def _start(self) -> tuple[Server, Ports]:
-        server = Server(self.settings, self._rests)
+    async def _start(self) -> tuple[Any, Ports]:
+        server = Server(self.settings, template=_template())
         return server, await server.start()
 
     def call(self, function: Callable[[], Any]) -> Any:
@@ -61,19 +70,46 @@ class Running:
         return asyncio.run_coroutine_threadsafe(function(), self._loop).result(LONG)
 
     def drain(self, *, quiet_seconds: float = 0.01) -> None:
+        self._drained = True
         self.call(partial(self.server.drain, quiet_seconds=quiet_seconds))
 
     def close(self) -> None:
         for channel in (getattr(self, "predictions", None), getattr(self, "control", None)):
             if channel is not None:
                 channel.close()
+        if hasattr(self, "server") and not self._drained:
+            self.drain(quiet_seconds=0.0)  # which ends its threads: tests that follow count threads and descriptors
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(LONG)
         self._loop.close()
 
+    def graph(self, model: str = "m") -> Graph:
+        """That of the version which serves, as it is in the store."""
+        status = self.server.models.find(model).status()
+        return Graph.from_bytes(Store(status.store).graph_file(status.serving.graph).read_bytes(), allowed=GATED_OPS)
+
     def health(self, service: str = "", *, control: bool = False) -> int:
         stub = health_pb2_grpc.HealthStub(self.control if control else self.predictions)
         return int(stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=LONG).status)
+
+
+class LocalRunning(Running):
+    """The same without a worker, for tests that look into what answers."""
+
+    async def _start(self) -> tuple[Any, Ports]:
+        server = LocalServer(self.settings, self._selector)
+        return server, await server.start()
+
+    @property
+    def arrivals(self) -> list[ReadTimeouts]:
+        """Of both ports for gRPC."""
+        return [self.server.predicting.grpc.arrivals, self.server.control.arrivals]
+
+
+@cache
+def _template() -> Template:
+    """One for all servers of this process, because it imports TensorFlow; it ends with this process."""
+    return Template()
 
 
 def synced(running: Running, **request: Any) -> list[pb.SyncProgress]:

@@ -11,9 +11,10 @@ import tensorflow as tf
 
 from paramsync.checkpoint.reader import Bundle
 from paramsync.graphs.draft import finish
-from paramsync.graphs.graph import DEFAULT_SIGNATURE, Graph
+from paramsync.graphs.graph import Graph
 from paramsync.graphs.sources.meta_graphs import capture_meta
 from paramsync.graphs.sources.v1_saved_models import draft_of_v1_saved_model, parsed_saved_model
+from paramsync.graphs.specs import DEFAULT_SIGNATURE
 
 v1 = tf.compat.v1
 ONES = np.ones((1, 4), np.float32)

@@ -9,7 +9,8 @@ import numpy as np
 import tensorflow as tf
 
 from paramsync.graphs.draft import Draft, Parameter, Part, finish
-from paramsync.graphs.graph import DEFAULT_SIGNATURE, Graph
+from paramsync.graphs.graph import Graph
+from paramsync.graphs.specs import DEFAULT_SIGNATURE
 from paramsync.v1 import bundle_pb2, graph_pb2
 
 v1 = tf.compat.v1

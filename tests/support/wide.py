@@ -112,18 +112,9 @@ class Store:
 
 
 def follow(replica: Replica, version: Version) -> None:
-    """What a follower does with a new version, and then as long as nobody rings."""
+    """What a follower does with a new version."""
     replica.swap(replica.restore(version))
     replica.tend()
-    prepare(replica)
-
-
-def prepare(replica: Replica) -> int:
-    """All there is to be prepared; returns in how many portions."""
-    portions = 0
-    while replica.prepare():
-        portions += 1
-    return portions
 
 
 def begin(store: Store, replica: Replica) -> int:

@@ -21,7 +21,7 @@ def healthy(connection: http.client.HTTPConnection) -> bool:
 
 @pytest.mark.slow
 def test_without_descriptors_the_log_has_a_line_and_connections_that_are_there_are_answered(echoing: Process) -> None:
-    pid, host = echoing.process.pid, echoing.http_address
+    pid, host = echoing.workers[0], echoing.http_address
     soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
     assert soft == min(hard, 1 << 16)  # it took what it could have
     kept = http.client.HTTPConnection(host, timeout=LONG)

@@ -27,7 +27,7 @@ def store(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def program(store: Path) -> Iterator[Process]:
-    program = Process.of(store)
+    program = Process.of(store, workers=2)
     yield program
     program.close()
 
@@ -81,7 +81,9 @@ def test_a_signal_before_it_is_ready_ends_it_quietly(program: Process) -> None:
 
 
 def imports_tensorflow(pid: int) -> bool:
-    return "tensorflow" in Path(f"/proc/{pid}/maps").read_text()
+    """The process, or a child of it."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return any("tensorflow" in Path(f"/proc/{one}/maps").read_text() for one in (pid, *children))
 
 
 @pytest.mark.slow

@@ -32,7 +32,7 @@ def store(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def program(store: Path) -> Iterator[Process]:
-    program = Process.of(store)
+    program = Process.of(store, workers=2)
     yield program
     program.close()
 

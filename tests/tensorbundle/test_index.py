@@ -14,7 +14,7 @@ from hypothesis import strategies as some
 
 from paramsync import dtypes
 from paramsync.errors import CorruptCheckpointError
-from paramsync.tensorbundle import index, slices, sstable, strings
+from paramsync.tensorbundle import index, sstable, strings
 from paramsync.tensorbundle.index import Entry, Index
 from paramsync.v1 import bundle_pb2
 from tests.hostile.fuzz import mutate, read
@@ -104,15 +104,15 @@ def test_parts_of_any_grid_are_put_together(cuts: list[list[int]], chance: Rando
     extents = [list(zip(np.cumsum([0, *cut[:-1]]).tolist(), cut, strict=True)) for cut in cuts]
     parts = [[extents[axis][at] for axis, at in enumerate(cell)] for cell in np.ndindex(*map(len, cuts))]
     chance.shuffle(parts)
-    assert slices.problem(shape, parts) is None
+    assert index.parts_problem(shape, parts) is None
     places = [tuple(slice(start, start + length) for start, length in part) for part in parts]
     starts = [[start for start, _ in part] for part in parts]
-    made = slices.assemble(shape, whole.dtype, zip(starts, (whole[place] for place in places), strict=True))
+    made = index.assemble(shape, whole.dtype, zip(starts, (whole[place] for place in places), strict=True))
     assert made.tolist() == whole.tolist()
     if len(parts) > 1:
-        assert slices.problem(shape, parts[1:]) is not None
-        assert slices.problem(shape, [*parts, parts[0]]) is not None
-        assert slices.problem((*shape[:-1], shape[-1] + 1), parts) is not None
+        assert index.parts_problem(shape, parts[1:]) is not None
+        assert index.parts_problem(shape, [*parts, parts[0]]) is not None
+        assert index.parts_problem((*shape[:-1], shape[-1] + 1), parts) is not None
 
 
 # Nothing else is believed ---------------------------------------------------------------------------------------------

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from crc32c import crc32c
 
 from paramsync.checkpoint.reader import Bundle
 from paramsync.errors import CorruptCheckpointError
 from paramsync.tensorbundle import index, sstable
-from paramsync.tensorbundle.checksums import crc32c, mask
 from paramsync.tensorbundle.index import Entry, Index
+from paramsync.tensorbundle.sstable import mask
 from paramsync.v1 import bundle_pb2
 from tests.hostile.fuzz import mutate
 from tests.support import compressed

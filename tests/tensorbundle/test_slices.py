@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from paramsync.checkpoint.reader import Bundle
-from paramsync.tensorbundle import slices, sstable
+from paramsync.tensorbundle import index, sstable
 from paramsync.tensorbundle.index import data_file, index_file
 from tests.support.partitioned import bits, restore, save
 
@@ -96,7 +96,7 @@ def test_keys_are_those_of_tensorflow(tmp_path: Path, name: str, start: int) -> 
     )
     path = index_file(tmp_path / "a")
     keys = [key for key, _ in sstable.read(path.read_bytes(), path=path)]
-    assert keys == [b"", slices.key(name, [(start, 2), slices.WHOLE]), name.encode()]
+    assert keys == [b"", index.part_key(name, [(start, 2), index.WHOLE]), name.encode()]
 
 
 def test_many_parts_are_read_in_a_moment(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from paramsync.checkpoint.reader import Bundle
 from paramsync.errors import CorruptCheckpointError
-from paramsync.tensorbundle import index, slices, sstable
+from paramsync.tensorbundle import index, sstable
 from paramsync.tensorbundle.index import data_file, index_file
 from paramsync.v1 import bundle_pb2
 from tests.support.partitioned import bits, restore, save
@@ -32,7 +32,7 @@ def test_parts_that_do_not_make_up_the_variable_are_refused(tmp_path: Path, part
 
 
 Records = dict[bytes, bundle_pb2.BundleEntry]
-FIRST, SECOND = slices.key("kernel", [(0, 2), slices.WHOLE]), slices.key("kernel", [(2, 2), slices.WHOLE])
+FIRST, SECOND = index.part_key("kernel", [(0, 2), index.WHOLE]), index.part_key("kernel", [(2, 2), index.WHOLE])
 WHOLE = b"kernel"
 
 
@@ -117,7 +117,7 @@ def empty_and_huge_variable(records: Records) -> None:
     for part in records[WHOLE].slices:
         part.extent.add()
     for start, key in enumerate((FIRST, SECOND)):
-        records[slices.key("kernel", [(2 * start, 2), slices.WHOLE, slices.WHOLE])] = records.pop(key)
+        records[index.part_key("kernel", [(2 * start, 2), index.WHOLE, index.WHOLE])] = records.pop(key)
 
 
 def million_parts(records: Records) -> None:

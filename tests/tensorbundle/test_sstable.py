@@ -6,10 +6,11 @@ import random
 from pathlib import Path
 
 import pytest
+from crc32c import crc32c
 
 from paramsync.errors import CorruptCheckpointError
 from paramsync.tensorbundle import sstable
-from paramsync.tensorbundle.checksums import crc32c, mask
+from paramsync.tensorbundle.sstable import mask
 from tests.support.compressed import assembled as assembled_compressed
 from tests.support.compressed import compressed, of_snappy
 

@@ -13,7 +13,7 @@ import grpc
 import pytest
 
 from inferencer.event_loop import loop as loops
-from inferencer.event_loop.idle import Rests
+from inferencer.event_loop.loop import IdleSelector
 
 _CALL = "/a.Service/Call"
 _CALLERS = 8
@@ -22,7 +22,7 @@ _CALLS = 50
 
 @pytest.fixture
 def loop() -> Iterator[asyncio.AbstractEventLoop]:
-    made = loops.Policy(Rests()).new_event_loop()
+    made = loops.Policy(IdleSelector()).new_event_loop()
     asyncio.set_event_loop(made)
     yield made
     asyncio.set_event_loop(None)

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from paramsync.errors import SettingsError
 from paramsync.publishing.control_port import Training
-from paramsync.publishing.meter import Meter
+from paramsync.publishing.metrics import Meter
 from paramsync.publishing.publisher import Publisher
 from tests.inferencer.serving.test_metrics import Samples, parsed
 from tests.support import jobs

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
-from paramsync.publishing.meter import Meter
+from paramsync.publishing.metrics import Meter
 from tests.publishing.test_write_behind import version
 from trainer.scalars import Scalars
 from trainer.screen import Screen

@@ -17,7 +17,8 @@ import tensorflow as tf
 from paramsync.errors import ParamsyncError
 from paramsync.graphdef.allowed_ops import SAFE
 from paramsync.graphs.capturing import capture
-from paramsync.graphs.graph import Graph, TensorSpec
+from paramsync.graphs.graph import Graph
+from paramsync.graphs.specs import TensorSpec
 from paramsync.v1 import graph_pb2
 from tests.support.tables import table_graph
 

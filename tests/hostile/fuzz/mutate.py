@@ -6,12 +6,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
 
+from crc32c import crc32c
 from google.protobuf.message import DecodeError
 
 from paramsync.errors import CorruptCheckpointError
-from paramsync.tensorbundle import slices, sstable
-from paramsync.tensorbundle.checksums import crc32c, mask
+from paramsync.tensorbundle import index, sstable
 from paramsync.tensorbundle.index import Entry, Index, encode
+from paramsync.tensorbundle.sstable import mask
 from paramsync.v1 import bundle_pb2
 
 Record = tuple[bytes, bytes]
@@ -231,6 +232,6 @@ def _partitioned() -> bytes:
         part = bundle_pb2.BundleEntry(
             dtype=1, shape={"dim": [{"size": length}, {"size": 3}]}, offset=12 * start, size=12 * length
         )
-        records.append((slices.key("k/w", [(start, length), slices.WHOLE]), part.SerializeToString()))
+        records.append((index.part_key("k/w", [(start, length), index.WHOLE]), part.SerializeToString()))
     header = bundle_pb2.BundleHeader(num_shards=1)
     return sstable.write([(b"", header.SerializeToString()), *records, (b"k/w", whole.SerializeToString())])

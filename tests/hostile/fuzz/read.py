@@ -9,7 +9,7 @@ import numpy as np
 from paramsync import dtypes
 from paramsync.dtypes import Array
 from paramsync.errors import CorruptCheckpointError
-from paramsync.tensorbundle import index, slices, strings
+from paramsync.tensorbundle import index, strings
 from paramsync.tensorbundle.index import Entry, Index
 
 WHERE = Path("fuzzed.index")
@@ -54,7 +54,7 @@ def _tensor(name: str, entry: Entry) -> None:
         return
     if dtype is not None:
         starts = [part.start for part in entry.parts] or [(0,) * len(entry.shape)]
-        assert slices.assemble(entry.shape, dtype, zip(starts, arrays, strict=True)).shape == entry.shape
+        assert index.assemble(entry.shape, dtype, zip(starts, arrays, strict=True)).shape == entry.shape
 
 
 def _array(name: str, entry: Entry, dtype: np.dtype[np.generic] | None) -> Array:

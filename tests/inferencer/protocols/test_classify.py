@@ -141,7 +141,7 @@ def test_method_names_are_told_as_the_saved_model_said_them(examples: Running) -
 
 
 def test_method_names_are_kept_in_graph_files_and_are_no_part_of_the_digest(examples: Running) -> None:
-    graph = examples.server.models.find("m").take().graph
+    graph = examples.graph()
     assert Graph.from_bytes(graph.to_bytes()).signatures["regress"].method_name == REGRESS
     message = graph.message()
     for signature in message.signatures.values():

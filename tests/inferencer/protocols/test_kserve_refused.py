@@ -40,7 +40,7 @@ _MISTAKES: dict[str, tuple[pb.ModelInferRequest, grpc.StatusCode, str]] = {
     "unknown signature": (
         signature(pb.InferParameter(string_param="train")),
         Code.FAILED_PRECONDITION,
-        "signature 'train' does not exist; there are: 'negated', 'serving_default', 'shaped'",
+        "signature 'train' does not exist; there are: 'negated', 'serving_default', 'shaped', 'summed'",
     ),
     "signature that is no name": (
         signature(pb.InferParameter(int64_param=1)),

@@ -87,7 +87,6 @@ def test_models_may_come_and_go_for_ever_under_requests_for_another(
         return len(list(Path("/proc/self/fd").iterdir()))
 
     apply(three, model(tmp_path / "m"), model(other, name="new"))
-    graph = three.server.models.find("new").take().graph
     apply(three, model(tmp_path / "m"))
     began = threading.active_count(), open_files()
     over, failed = threading.Event(), list[grpc.RpcError]()
@@ -104,7 +103,6 @@ def test_models_may_come_and_go_for_ever_under_requests_for_another(
     for _ in range(40):
         apply(three, model(tmp_path / "m"), model(other, name="new"))
         assert answers(three, name="new") == 21
-        assert three.server.models.find("new").take().graph is graph  # TensorFlow never lets go of what it made of it
         apply(three, model(tmp_path / "m"))
     over.set()
     asks.join(LONG)

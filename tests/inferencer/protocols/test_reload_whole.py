@@ -11,6 +11,7 @@ from typing import Any
 
 import grpc
 import pytest
+from tensorflow_serving.apis import model_service_pb2_grpc
 
 from inferencer.settings.settings import ConnectionSettings
 from paramsync.following.operator_requests import Action
@@ -20,6 +21,7 @@ from tests.inferencer.serving.test_metrics import parsed
 from tests.inferencer.serving.test_registry import Times
 from tests.inferencer.serving.test_registry import model as stored
 from tests.support.configurations import answers, apply, config, model
+from tests.support.http import call
 from tests.support.programs import eventually
 from tests.support.published import Doubled, Publisher
 from tests.support.running import LONG, Running, refused, request, synced
@@ -112,6 +114,21 @@ def test_a_configuration_takes_back_what_one_before_it_said_and_nothing_else(thr
     assert (told(three), answers(three)) == ((None, {"mine": 8}), 9)
 
 
+def test_whichever_worker_is_asked_knows_what_a_configuration_before_said(tmp_path: Path, publisher: Publisher) -> None:
+    running = Running(tmp_path / "m", workers=2)
+    publisher.publish(7)
+    publisher.publish(8)
+    synced(running)
+    for _ in range(8):  # the kernel gives each connection to one of the two
+        for wanted, so in ((model(tmp_path / "m", specific=(7,)), 7), (model(tmp_path / "m"), None)):
+            with grpc.insecure_channel(f"127.0.0.1:{running.port}", [("grpc.use_local_subchannel_pool", 1)]) as channel:
+                service = model_service_pb2_grpc.ModelServiceStub(channel)
+                assert service.HandleReloadConfigRequest(config(wanted), timeout=LONG).status.error_code == 0
+            assert told(running)[0] == so
+    running.drain()
+    running.close()
+
+
 def test_a_configuration_of_one_model_leaves_the_pin_of_another_alone(
     three: Running, tmp_path: Path, publisher: Publisher
 ) -> None:
@@ -179,7 +196,9 @@ def test_what_a_trial_of_a_configuration_logs_and_counts_is_not_said_of_what_ser
     assert [text for text in said if not text.startswith(f"m (new configuration on trial, store {bad.path}): ")] == []
     after = three.server.models.find("m").status()
     assert (after.quarantines, after.restores, after.swaps) == (before.quarantines, before.restores, before.swaps)
-    assert parsed(three.server._metrics.text())["paramsync_quarantines_total"] == {(("model", "m"),): 0}
+    assert parsed(call(three.rest_port, "GET", "/metrics").body)["paramsync_quarantines_total"] == {
+        (("model", "m"),): 0
+    }
 
     caplog.clear()
     apply(three, model(bad.path))  # what was tried serves from now on, and is spoken of by its name
@@ -219,7 +238,7 @@ def test_a_connection_that_would_not_fit_any_more_is_refused(three: Running, tmp
         publisher.publish(2, kind=kind)
     joined = ConnectionSettings(name="joined", first="encoder", second="head", inputs={"x": "y"})
     parts = [stored(one.path) for one in publishers[:2]]
-    three.call(lambda: three.server.models.apply((*parts, joined)))
+    three.call(lambda: three.server.apply((*parts, joined)))
 
     def product() -> float:
         answer = three.prediction_service.Predict(request("joined"), timeout=LONG)

@@ -16,7 +16,7 @@ from inferencer.protocols.rest.arrays import listed, read
 from inferencer.protocols.rest.bodies import parsed
 from inferencer.protocols.rest.without_gc import Undisturbed
 from paramsync.errors import InputError
-from paramsync.graphs.graph import TensorSpec
+from paramsync.graphs.specs import TensorSpec
 
 
 def as_array(value: Any, dtype: str) -> Any:

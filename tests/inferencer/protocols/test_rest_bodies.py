@@ -16,7 +16,7 @@ from inferencer.protocols.rest.arrays import read
 from inferencer.protocols.rest.bodies import parsed, parsed_bytes
 from inferencer.protocols.rest.without_gc import Undisturbed
 from paramsync.errors import InputError, RequestError
-from paramsync.graphs.graph import TensorSpec
+from paramsync.graphs.specs import TensorSpec
 from tests.support.hostile_bodies import KINDS, hostile, plain
 from tests.support.http import MB
 
@@ -25,8 +25,8 @@ from tests.support.http import MB
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     """Windows of forty bytes, so that all that is cut out of large bodies is cut out of small ones."""
     monkeypatch.setattr("inferencer.protocols.rest.bodies.WINDOW", 40)
-    monkeypatch.setattr("inferencer.protocols.rest.depths._STEP", 7)
-    monkeypatch.setattr("inferencer.protocols.rest.depths._FAR", 31)
+    monkeypatch.setattr("inferencer.protocols.rest.bodies._STEP", 7)
+    monkeypatch.setattr("inferencer.protocols.rest.bodies._FAR", 31)
 
 
 LEAVES = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import socket
 import threading
@@ -11,6 +12,7 @@ from contextlib import ExitStack
 
 import pytest
 
+from inferencer.protocols.rest.connections import _Connection
 from tests.support.http import Got, Web, call, small_limits
 from tests.support.programs import eventually
 from tests.support.running import LONG
@@ -163,3 +165,11 @@ def test_health_is_told_while_all_connections_are_busy(web: Web, monkeypatch: py
         for path, text in (("/healthz", "not serving yet: empty"), ("/v1/models/plain", "as many connections as")):
             got = call(web.rest_port, "GET", path)
             assert (got.status, text in got.error) == (503, True), got.error
+
+
+def test_a_connection_that_is_over_is_not_kept(web: Web) -> None:
+    for _ in range(20):
+        call(web.rest_port, "GET", "/healthz")
+    eventually(lambda: not len(web.rest._connections), lambda: "all connections to be over")
+    gc.collect()
+    assert sum(isinstance(one, _Connection) for one in gc.get_objects()) < 5

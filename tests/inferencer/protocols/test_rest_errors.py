@@ -173,7 +173,7 @@ def test_wrong_examples_are_a_bad_request(web: Web, body: Any, text: str) -> Non
         ("POST", "/v1/models/plain:train", 400, "request: expected GET /v1/models/NAME"),
         ("DELETE", "/v1/models/plain", 400, "found DELETE /v1/models/plain"),
         ("GET", "/v1/models", 400, "request: expected GET /v1/models/NAME"),
-        ("GET", "/v2/health/live", 404, "expected /v1/models/..., /healthz or /metrics, found GET /v2/health/live"),
+        ("GET", "/v3/health", 404, "expected /v1/models/..., /v2/..., /healthz or /metrics, found GET /v3/health"),
         ("POST", "/healthz", 404, "found POST /healthz"),
         ("GET", "/", 404, "found GET /"),
         ("GET", "/../../etc/passwd", 404, "found GET"),

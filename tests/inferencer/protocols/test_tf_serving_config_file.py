@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from inferencer.program.tf_serving.config_file import ConfigFile
+from inferencer.protocols.tfs.config_file import ConfigFile
 from paramsync.errors import RequestError
 
 

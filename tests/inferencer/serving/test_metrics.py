@@ -17,7 +17,7 @@ from paramsync.kserve import open_inference_pb2 as kserve_pb2
 from tests.support.kserve import method
 from tests.support.programs import ROOT, eventually
 from tests.support.published import Publisher
-from tests.support.running import LONG, Running, refused, request, synced
+from tests.support.running import LONG, LocalRunning, refused, request, synced
 
 Samples = dict[str, dict[tuple[tuple[str, str], ...], float]]
 _M = (("model", "m"),)
@@ -45,13 +45,13 @@ def labels(**of: str) -> tuple[tuple[str, str], ...]:
 
 
 @pytest.fixture
-def metrics(running: Running) -> Metrics:
+def metrics(running: LocalRunning) -> Metrics:
     """Of the models of a server, which counts its own requests elsewhere."""
     return Metrics(running.server.models, clock=itertools.count(1.0).__next__)
 
 
 @pytest.fixture
-def answered(metrics: Metrics, served: Running) -> Callable[..., None]:
+def answered(metrics: Metrics, served: LocalRunning) -> Callable[..., None]:
     """Counts one request of version 7."""
 
     def count(**of: Any) -> None:
@@ -83,7 +83,7 @@ def test_requests_are_counted_by_what_they_were_and_timed_where_they_were_answer
     assert found["paramsync_request_seconds_sum"] == {labels(protocol="kserve"): pytest.approx(20.0031)}
 
 
-def test_calls_are_counted_by_their_rows_and_requests(metrics: Metrics, served: Running) -> None:
+def test_calls_are_counted_by_their_rows_and_requests(metrics: Metrics, served: LocalRunning) -> None:
     for requests, rows in ((1, 1), (3, 40), (300, 5000)):
         metrics.called(model="m", signature="serving_default", version="7", requests=requests, rows=rows, seconds=0.5)
     found = read(metrics)
@@ -113,7 +113,7 @@ def test_names_that_requests_made_up_are_no_labels(metrics: Metrics, answered: C
 
 
 def test_versions_that_answered_last_are_told_apart_and_nothing_is_lost_of_the_others(
-    metrics: Metrics, answered: Callable[..., None], served: Running, publisher: Publisher
+    metrics: Metrics, answered: Callable[..., None], served: LocalRunning, publisher: Publisher
 ) -> None:
     for number in range(7, 27):
         if number > 7:
@@ -136,7 +136,7 @@ def test_without_models_nothing_is_known_by_name() -> None:
     assert dict(found) == {"model": "", "signature": "", "version": "", "protocol": "tfs", "code": "OK"}
 
 
-def test_before_anything_serves_it_says_so(metrics: Metrics, running: Running) -> None:
+def test_before_anything_serves_it_says_so(metrics: Metrics, running: LocalRunning) -> None:
     found = read(metrics)
     states = {dict(one)["state"]: value for one, value in found["paramsync_model_state"].items()}
     assert states == {"waiting": 1, "serving": 0, "draining": 0}
@@ -144,7 +144,7 @@ def test_before_anything_serves_it_says_so(metrics: Metrics, running: Running) -
     assert "paramsync_served_version" not in found
 
 
-def test_what_followers_do_is_told(metrics: Metrics, served: Running, publisher: Publisher) -> None:
+def test_what_followers_do_is_told(metrics: Metrics, served: LocalRunning, publisher: Publisher) -> None:
     publisher.publish(8)
     synced(served)
     publisher.publish_bad(9)
@@ -177,7 +177,7 @@ def test_what_followers_do_is_told(metrics: Metrics, served: Running, publisher:
     assert set(dict(build)) == {"version", "tensorflow", "python"}
 
 
-def test_requests_by_every_protocol_are_counted_in_what_the_server_shows(served: Running) -> None:
+def test_requests_by_every_protocol_are_counted_in_what_the_server_shows(served: LocalRunning) -> None:
     ask = kserve_pb2.ModelInferRequest(model_name="m", raw_input_contents=[np.ones([2, 2], np.float32).tobytes()])
     ask.inputs.add(name="x", datatype="FP32", shape=[2, 2])
     for _ in range(3):

@@ -21,7 +21,7 @@ from paramsync.errors import NotServingError, ParamsyncError, SettingsError, Sto
 from paramsync.v1 import sync_pb2 as pb
 from tests.support.programs import eventually
 from tests.support.published import GATED_OPS, Gated, Publisher, Witness, proven
-from tests.support.running import LONG, NOT_SERVING, SERVING, Running, refused, request, seen
+from tests.support.running import LONG, NOT_SERVING, SERVING, LocalRunning, refused, request, seen
 
 Code = grpc.StatusCode
 UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
@@ -35,15 +35,15 @@ class Times(Witness):
         return {"y": x * tf.add_n([part[0, 0] for part in self.parts]) / len(self.parts)}
 
 
-def apply(running: Running, *models: AnySettings) -> None:
-    running.call(lambda: running.server.models.apply(models))
+def apply(running: LocalRunning, *models: AnySettings) -> None:
+    running.call(lambda: running.server.apply(models))
 
 
 def model(path: Path, **settings: Any) -> ModelSettings:
     return ModelSettings(name=path.name, store=path, allowed=GATED_OPS, **settings)
 
 
-def answered(running: Running, name: str) -> int:
+def answered(running: LocalRunning, name: str) -> int:
     """The version that answers, proven by its answer."""
     answer = running.prediction_service.Predict(request(name), timeout=LONG)
     number = answer.model_spec.version.value
@@ -73,7 +73,7 @@ def other(tmp_path: Path) -> Iterator[Publisher]:
 
 
 def test_a_model_that_is_added_serves_when_that_is_answered_and_follows_from_then_on(
-    served: Running, tmp_path: Path, other: Publisher
+    served: LocalRunning, tmp_path: Path, other: Publisher
 ) -> None:
     assert refused(served.prediction_service.Predict, request("other"))[0] is Code.NOT_FOUND
     watched = health_pb2_grpc.HealthStub(served.predictions).Watch(
@@ -87,7 +87,7 @@ def test_a_model_that_is_added_serves_when_that_is_answered_and_follows_from_the
     eventually(lambda: answered(served, "other") == 4, lambda: "version 4 to serve")
 
 
-def test_a_model_without_a_version_takes_nothing_away_from_the_others(served: Running, tmp_path: Path) -> None:
+def test_a_model_without_a_version_takes_nothing_away_from_the_others(served: LocalRunning, tmp_path: Path) -> None:
     watched = health_pb2_grpc.HealthStub(served.predictions).Watch(
         health_pb2.HealthCheckRequest(service="empty"), timeout=LONG
     )
@@ -103,7 +103,7 @@ def test_a_model_without_a_version_takes_nothing_away_from_the_others(served: Ru
 
 
 def test_a_model_that_is_removed_is_not_found_and_its_memory_is_freed(
-    served: Running, publisher: Publisher, tmp_path: Path, other: Publisher
+    served: LocalRunning, publisher: Publisher, tmp_path: Path, other: Publisher
 ) -> None:
     stub = health_pb2_grpc.HealthStub(served.predictions)
     watched = stub.Watch(health_pb2.HealthCheckRequest(service="m"), timeout=LONG)
@@ -121,7 +121,7 @@ def test_a_model_that_is_removed_is_not_found_and_its_memory_is_freed(
 
 
 def test_a_request_in_flight_is_answered_by_the_model_that_was_removed(
-    running: Running, publisher: Publisher, tmp_path: Path, gate: Path
+    running: LocalRunning, publisher: Publisher, tmp_path: Path, gate: Path
 ) -> None:
     publisher.publish(7, kind=Gated)
     apply(running, model(tmp_path / "m", resident=3))
@@ -137,7 +137,7 @@ def test_a_request_in_flight_is_answered_by_the_model_that_was_removed(
     eventually(lambda: not is_held(publisher, 7), lambda: "the memory to be freed")
 
 
-def test_what_is_said_again_stays_what_it_is(served: Running, tmp_path: Path) -> None:
+def test_what_is_said_again_stays_what_it_is(served: LocalRunning, tmp_path: Path) -> None:
     models = served.server.models
     before = [models.find("m"), models.changed]
     apply(served, *served.settings.models)
@@ -147,7 +147,9 @@ def test_what_is_said_again_stays_what_it_is(served: Running, tmp_path: Path) ->
     assert [one.name for one in models] == ["m", "other"]
 
 
-def test_other_labels_are_given_without_following_anew(served: Running, publisher: Publisher, tmp_path: Path) -> None:
+def test_other_labels_are_given_without_following_anew(
+    served: LocalRunning, publisher: Publisher, tmp_path: Path
+) -> None:
     follower = served.server.models.follower("m")
     apply(served, model(tmp_path / "m", labels={"stable": 7}))
     assert served.server.models.follower("m") is follower
@@ -156,7 +158,7 @@ def test_other_labels_are_given_without_following_anew(served: Running, publishe
 
 
 def test_with_other_settings_the_new_one_serves_before_the_old_one_goes(
-    served: Running, tmp_path: Path, other: Publisher
+    served: LocalRunning, tmp_path: Path, other: Publisher
 ) -> None:
     numbers: set[int] = set()
     over = threading.Event()
@@ -174,7 +176,7 @@ def test_with_other_settings_the_new_one_serves_before_the_old_one_goes(
     assert numbers <= {7, 3}
 
 
-def test_where_one_setting_is_wrong_nothing_changes(served: Running, tmp_path: Path, other: Publisher) -> None:
+def test_where_one_setting_is_wrong_nothing_changes(served: LocalRunning, tmp_path: Path, other: Publisher) -> None:
     (tmp_path / "file").write_text("x")
     good = model(other.path)
     wrong: list[tuple[AnySettings, type[ParamsyncError], str]] = [
@@ -195,14 +197,14 @@ def test_where_one_setting_is_wrong_nothing_changes(served: Running, tmp_path: P
     assert answered(served, "m") == 7
 
 
-def test_a_server_that_stops_takes_no_other_models(served: Running, tmp_path: Path, other: Publisher) -> None:
+def test_a_server_that_stops_takes_no_other_models(served: LocalRunning, tmp_path: Path, other: Publisher) -> None:
     served.drain()
     with pytest.raises(NotServingError, match="the server is stopping"):
         apply(served, model(other.path))
     eventually(lambda: not is_held(other, 3), lambda: "what it restored meanwhile to be let go of")
 
 
-def test_a_connection_comes_and_goes_with_its_parts(served: Running, tmp_path: Path) -> None:
+def test_a_connection_comes_and_goes_with_its_parts(served: LocalRunning, tmp_path: Path) -> None:
     publishers = [Publisher(tmp_path / name) for name in ("encoder", "head")]
     for number, publisher in enumerate(publishers, 2):
         publisher.publish(number, kind=Times)

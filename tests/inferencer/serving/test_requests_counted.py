@@ -16,27 +16,27 @@ from inferencer.transport.memory_budget import MemoryBudget
 from paramsync.kserve import open_inference_pb2 as kserve_pb2
 from tests.support.http import call
 from tests.support.programs import eventually
-from tests.support.running import LONG, Running, request
+from tests.support.running import LONG, LocalRunning, request
 
 TFS, KSERVE = "tensorflow.serving.PredictionService", "inference.GRPCInferenceService"
 Code = grpc.StatusCode
 _LARGE = np.ones([1 << 16, 2], np.float32)
 
 
-def counted(running: Running) -> Counter[tuple[str, str, str]]:
+def counted(running: LocalRunning) -> Counter[tuple[str, str, str]]:
     """Requests by model, protocol and code."""
     found: Counter[tuple[str, str, str]] = Counter()
-    for (model, _, _, protocol, code), one in running.server._metrics.requests.items():
+    for (model, _, _, protocol, code), one in running.server.predicting.metrics.requests.items():
         found[model, protocol, code] += one.count
     return found
 
 
-def check_counted(running: Running, *expected: str) -> None:
+def check_counted(running: LocalRunning, *expected: str) -> None:
     eventually(lambda: counted(running).total() > 0, lambda: "one to be counted")
     assert counted(running) == {expected: 1}
 
 
-def refused(running: Running, path: str, content: bytes) -> grpc.StatusCode:
+def refused(running: LocalRunning, path: str, content: bytes) -> grpc.StatusCode:
     with pytest.raises(grpc.RpcError) as raised:
         running.predictions.unary_unary(f"/{path}", bytes, bytes)(content, timeout=LONG)
     return raised.value.code()
@@ -78,7 +78,9 @@ ASKED = [
 
 
 @pytest.mark.parametrize(("path", "protocol", "made"), ASKED)
-def test_what_a_version_cannot_answer(served: Running, path: str, protocol: str, made: Callable[[], Message]) -> None:
+def test_what_a_version_cannot_answer(
+    served: LocalRunning, path: str, protocol: str, made: Callable[[], Message]
+) -> None:
     code = refused(served, path, made().SerializeToString())
     assert code is not Code.OK
     check_counted(served, "m", protocol, code.name)
@@ -86,20 +88,20 @@ def test_what_a_version_cannot_answer(served: Running, path: str, protocol: str,
 
 @pytest.mark.parametrize(("path", "protocol", "made"), ASKED)
 def test_what_is_refused_before_it_is_read(
-    served: Running, path: str, protocol: str, made: Callable[[], Message]
+    served: LocalRunning, path: str, protocol: str, made: Callable[[], Message]
 ) -> None:
-    served.server._batching._most = 0
+    served.server.predicting.batching._most = 0
     assert refused(served, path, made().SerializeToString()) is Code.RESOURCE_EXHAUSTED
     check_counted(served, "m", protocol, "RESOURCE_EXHAUSTED")
 
 
 @pytest.mark.parametrize("last", [False, True], ids=["named first", "named last"])
-def test_a_large_message_that_finds_no_room(served: Running, last: bool) -> None:
+def test_a_large_message_that_finds_no_room(served: LocalRunning, last: bool) -> None:
     large, named = predict(x=_LARGE), predict_pb2.PredictRequest()
     named.model_spec.name = "m"
     large.ClearField("model_spec")
     parts = [named.SerializeToString(), large.SerializeToString()]
-    served.server._answering._room = _full()
+    served.server.predicting.answering._room = _full()
     assert refused(served, f"{TFS}/Predict", b"".join(parts[::-1] if last else parts)) is Code.RESOURCE_EXHAUSTED
     check_counted(served, "m", "tfs", "RESOURCE_EXHAUSTED")
 
@@ -110,22 +112,22 @@ def _full() -> MemoryBudget:
     return room
 
 
-def test_one_of_a_stream(served: Running) -> None:
+def test_one_of_a_stream(served: LocalRunning) -> None:
     stream = served.predictions.stream_stream(f"/{KSERVE}/ModelStreamInfer", bytes, bytes)
     assert len([*stream(iter([infer().SerializeToString()]), timeout=LONG)]) == 1
     check_counted(served, "m", "kserve", "INVALID_ARGUMENT")
 
 
-def test_by_http(served: Running) -> None:
+def test_by_http(served: LocalRunning) -> None:
     assert call(served.rest_port, "POST", "/v1/models/m:predict", {"instances": "none"}).status == 400
     check_counted(served, "m", "rest", "INVALID_ARGUMENT")
 
 
-def test_what_is_no_message_asks_no_model(served: Running) -> None:
+def test_what_is_no_message_asks_no_model(served: LocalRunning) -> None:
     assert refused(served, f"{TFS}/Predict", b"\xff" * 10) is Code.INVALID_ARGUMENT
     check_counted(served, "", "tfs", "INVALID_ARGUMENT")
 
 
-def test_a_model_that_is_not_served_is_no_label(served: Running) -> None:
+def test_a_model_that_is_not_served_is_no_label(served: LocalRunning) -> None:
     assert refused(served, f"{TFS}/Predict", request("made up").SerializeToString()) is Code.NOT_FOUND
     check_counted(served, "", "tfs", "NOT_FOUND")

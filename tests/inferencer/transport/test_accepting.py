@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
-from inferencer.event_loop.idle import Rests
+from inferencer.event_loop.loop import IdleSelector
 from inferencer.transport import accepting
 
 _CALL = "/a.Service/Call"
@@ -37,8 +37,8 @@ class _Echo(grpc.GenericRpcHandler):  # type: ignore[type-arg]
 Make = Callable[[_Echo], grpc.aio.Server]
 
 
-def ahead(echo: _Echo, rests: Rests | None = None) -> grpc.aio.Server:
-    return accepting.server([echo], options=(), most=1000, rests=rests)
+def ahead(echo: _Echo, selector: IdleSelector | None = None) -> grpc.aio.Server:
+    return accepting.server([echo], options=(), most=1000, selector=selector)
 
 
 def plain(echo: _Echo) -> grpc.aio.Server:
@@ -113,7 +113,7 @@ def test_a_server_that_ends_while_calls_come_ends_them_all(
     async def ended() -> tuple[list[object], float]:
         echo = _Echo()
         echo.slow = 0.05
-        server = ahead(echo, Rests() if put_off else None)  # a loop's that never rests
+        server = ahead(echo, IdleSelector() if put_off else None)  # a loop's that never rests
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:

@@ -16,14 +16,14 @@ from tensorflow_serving.apis import prediction_service_pb2_grpc
 from tests.support.http import Plain, call
 from tests.support.programs import eventually
 from tests.support.published import Gated, Publisher
-from tests.support.running import LONG, OPTIONS, Running, request, seen, synced
+from tests.support.running import LONG, OPTIONS, LocalRunning, request, seen, synced
 
 Code = grpc.StatusCode
 CALLERS = 48
 
 
 def test_calls_that_come_while_the_event_loop_is_held_up_are_answered_or_refused_by_name(
-    running: Running, publisher: Publisher
+    running: LocalRunning, publisher: Publisher
 ) -> None:
     publisher.publish(7)
     synced(running)
@@ -54,7 +54,7 @@ def test_calls_that_come_while_the_event_loop_is_held_up_are_answered_or_refused
         one.close()
 
 
-def _call_until(over: threading.Event, running: Running, number: int) -> tuple[int, set[int]]:
+def _call_until(over: threading.Event, running: LocalRunning, number: int) -> tuple[int, set[int]]:
     """One caller; how many answers there were, and of which versions."""
     answered, versions = 0, set()
     x = np.full([1 + number % 3, 2], 1 + number, np.float32)
@@ -68,9 +68,9 @@ def _call_until(over: threading.Event, running: Running, number: int) -> tuple[i
     return answered, versions
 
 
-def _together(running: Running) -> Counter[str]:
+def _together(running: LocalRunning) -> Counter[str]:
     """How many calls there were (count), for how many requests (sum)."""
-    families = text_string_to_metric_families(running.server._metrics.text().decode())
+    families = text_string_to_metric_families(running.server.predicting.metrics.text().decode())
     [found] = [one for one in families if one.name == "paramsync_batch_requests"]
     counted = Counter[str]()
     for sample in found.samples:
@@ -79,7 +79,7 @@ def _together(running: Running) -> Counter[str]:
 
 
 def test_rows_that_are_computed_together_come_from_the_version_that_each_answer_names(
-    running: Running, publisher: Publisher
+    running: LocalRunning, publisher: Publisher
 ) -> None:
     publisher.publish(1, kind=Plain)
     synced(running)
@@ -99,13 +99,13 @@ def test_rows_that_are_computed_together_come_from_the_version_that_each_answer_
 
 
 def test_beyond_the_queue_both_protocols_refuse_at_once_and_others_are_answered(tmp_path: Path, gate: Path) -> None:
-    running, publisher = Running(tmp_path / "m", queue=8), Publisher(tmp_path / "m")
+    running, publisher = LocalRunning(tmp_path / "m", queue=8), Publisher(tmp_path / "m")
     publisher.publish(5, kind=Gated)
     synced(running)
     called = tmp_path / "called"
     endless = request(called=str(called), gate=str(gate), x=np.ones([1, 2], np.float32))
     waiting = [running.prediction_service.Predict.future(endless, timeout=LONG) for _ in range(8)]
-    eventually(lambda: running.server._batching.held == 8, lambda: "the queue to be full")
+    eventually(lambda: running.server.predicting.batching.held == 8, lambda: "the queue to be full")
     for _ in range(20):
         with pytest.raises(grpc.RpcError, match="8 requests are waiting or being answered already") as raised:
             running.prediction_service.Predict(endless, timeout=LONG)
@@ -122,7 +122,7 @@ def test_beyond_the_queue_both_protocols_refuse_at_once_and_others_are_answered(
     publisher.close()
 
 
-def test_callers_of_one_connection_wait_beyond_its_calls_and_none_is_refused(served: Running) -> None:
+def test_callers_of_one_connection_wait_beyond_its_calls_and_none_is_refused(served: LocalRunning) -> None:
     call = served.predictions.unary_unary("/tensorflow.serving.PredictionService/Predict", bytes, bytes)
     content = request().SerializeToString()
     calls = [call.future(content, timeout=2 * LONG) for _ in range(2500)]

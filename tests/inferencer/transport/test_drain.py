@@ -19,15 +19,16 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from tests.support.programs import ROOT, eventually
 from tests.support.published import Gated, Publisher
-from tests.support.running import LONG, NOT_SERVING, Running, request, synced
+from tests.support.running import LONG, NOT_SERVING, LocalRunning, request, synced
 
 Code = grpc.StatusCode
+_OURS = ("incoming bytes", "connections of", "follower", "predict", "messages", "answer")
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.5])
 @pytest.mark.parametrize("rows", [1 << 19, 3 << 17])  # 4 MB there and back; 3, which are on their way in one piece
 def test_what_was_taken_up_before_the_end_is_answered_to_the_last_byte(
-    running: Running, publisher: Publisher, tmp_path: Path, gate: Path, rows: int, seconds: float
+    running: LocalRunning, publisher: Publisher, tmp_path: Path, gate: Path, rows: int, seconds: float
 ) -> None:
     publisher.publish(7, kind=Gated)
     synced(running)
@@ -37,7 +38,7 @@ def test_what_was_taken_up_before_the_end_is_answered_to_the_last_byte(
     command = [sys.executable, "-m", "tests.support.late_callers", str(running.port), str(message), "12"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as callers:
         try:
-            eventually(lambda: running.server._batching.held == 12, lambda: "all to be taken up")
+            eventually(lambda: running.server.predicting.batching.held == 12, lambda: "all to be taken up")
             with _draining(running):
                 time.sleep(seconds)
                 assert _says(running) == NOT_SERVING  # nobody is told of the end yet: connections would close at once
@@ -49,9 +50,24 @@ def test_what_was_taken_up_before_the_end_is_answered_to_the_last_byte(
     assert all(one.isdigit() and int(one) > rows * 8 for one in became[:12]), became
 
 
+def test_a_server_that_is_drained_leaves_no_thread_of_its_own(publisher: Publisher, tmp_path: Path) -> None:
+    publisher.publish(7)
+    others = {*threading.enumerate()}
+    running = LocalRunning(tmp_path / "m")
+    synced(running)
+    running.prediction_service.Predict(request(), timeout=LONG)
+    running.close()
+    left = {thread for thread in threading.enumerate() if thread.ident is not None} - others
+
+    def ended() -> bool:
+        return not any(thread.is_alive() and thread.name.startswith(_OURS) for thread in left)
+
+    eventually(ended, lambda: f"threads to end: {[thread.name for thread in left if thread.is_alive()]}")
+
+
 @pytest.mark.slow
 def test_callers_that_go_on_do_not_hold_up_the_end_nor_cut_off_what_takes_long(
-    running: Running, publisher: Publisher, tmp_path: Path, gate: Path
+    running: LocalRunning, publisher: Publisher, tmp_path: Path, gate: Path
 ) -> None:
     publisher.publish(7, kind=Gated)
     synced(running)
@@ -82,7 +98,7 @@ def test_callers_that_go_on_do_not_hold_up_the_end_nor_cut_off_what_takes_long(
 
 
 @contextmanager
-def _draining(running: Running, *, quiet_seconds: float = 0.01) -> Iterator[None]:
+def _draining(running: LocalRunning, *, quiet_seconds: float = 0.01) -> Iterator[None]:
     """From when it said so until it is over."""
     with ThreadPoolExecutor(1) as thread:
         drained = thread.submit(running.drain, quiet_seconds=quiet_seconds)
@@ -91,7 +107,7 @@ def _draining(running: Running, *, quiet_seconds: float = 0.01) -> Iterator[None
         drained.result(LONG)
 
 
-def _says(running: Running, *, seconds: float = LONG) -> int | None:
+def _says(running: LocalRunning, *, seconds: float = LONG) -> int | None:
     """What a caller is told who connects only now; None where he is made to wait for it."""
     with grpc.insecure_channel(f"127.0.0.1:{running.port}", [("grpc.use_local_subchannel_pool", 1)]) as channel:
         asking = health_pb2_grpc.HealthStub(channel).Check.future(health_pb2.HealthCheckRequest(), timeout=seconds)
@@ -100,7 +116,7 @@ def _says(running: Running, *, seconds: float = LONG) -> int | None:
         return int(asking.result().status)
 
 
-def test_a_stream_that_its_caller_never_ends_does_not_hold_up_the_end(running: Running) -> None:
+def test_a_stream_that_its_caller_never_ends_does_not_hold_up_the_end(running: LocalRunning) -> None:
     over = threading.Event()
 
     def ask() -> Iterator[reflection_pb2.ServerReflectionRequest]:

@@ -19,7 +19,7 @@ from paramsync.kserve import open_inference_pb2 as kserve_pb2
 from paramsync.rpc.tensor_proto import VALUE_FIELDS, packed
 from tests.support.echoes import Echoes
 from tests.support.programs import eventually
-from tests.support.running import LONG, Running, request, synced
+from tests.support.running import LONG, LocalRunning, request, synced
 
 MB = 1 << 20
 Code = grpc.StatusCode
@@ -27,10 +27,10 @@ TFS, KSERVE = "tensorflow.serving.PredictionService", "inference.GRPCInferenceSe
 
 
 @pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalRunning]:
     """A server of model `m`, which gives back what it is given, and takes messages up to 1 MB."""
     folder = tmp_path_factory.mktemp("small")
-    echoes, running = Echoes(folder / "m"), Running(folder / "m", message_bytes=MB)
+    echoes, running = Echoes(folder / "m"), LocalRunning(folder / "m", message_bytes=MB)
     echoes.publish(4)
     synced(running)
     yield running
@@ -39,7 +39,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     echoes.close()
 
 
-def refused(running: Running, path: str, content: Message) -> tuple[grpc.StatusCode, str]:
+def refused(running: LocalRunning, path: str, content: Message) -> tuple[grpc.StatusCode, str]:
     call = running.predictions.unary_unary(f"/{path}", bytes, bytes)
     with pytest.raises(grpc.RpcError) as raised:
         call(content.SerializeToString(), timeout=LONG)
@@ -52,13 +52,13 @@ def shaped(x: np.ndarray[Any, Any]) -> predict_pb2.PredictRequest:
     return message
 
 
-def test_what_does_not_predict_is_read_up_to_a_quarter_of_a_megabyte(small: Running) -> None:
+def test_what_does_not_predict_is_read_up_to_a_quarter_of_a_megabyte(small: LocalRunning) -> None:
     message = get_model_metadata_pb2.GetModelMetadataRequest(metadata_field=[""] * 200_000)
     code, text = refused(small, f"{TFS}/GetModelMetadata", message)
     assert (code, "expected at most 262144 bytes, found 400000" in text) == (Code.RESOURCE_EXHAUSTED, True)
 
 
-def test_a_configuration_may_not_name_models_without_end(small: Running) -> None:
+def test_a_configuration_may_not_name_models_without_end(small: LocalRunning) -> None:
     message = model_management_pb2.ReloadConfigRequest()
     for number in range(300):
         message.config.model_config_list.config.add(name=f"m{number}", base_path="/")
@@ -97,13 +97,13 @@ def many_outputs() -> Any:
     ],
 )
 def test_more_names_than_any_model_has_are_counted_and_not_looked_at(
-    small: Running, path: str, made: Callable[[], Any]
+    small: LocalRunning, path: str, made: Callable[[], Any]
 ) -> None:
     code, text = refused(small, path, made())
     assert (code, "expected at most 4096 of them, found 5000" in text) == (Code.INVALID_ARGUMENT, True)
 
 
-def test_streams_that_callers_leave_open_take_no_room_from_predictions(small: Running) -> None:
+def test_streams_that_callers_leave_open_take_no_room_from_predictions(small: LocalRunning) -> None:
     watch = health_pb2_grpc.HealthStub(small.predictions).Watch
     streams = [watch(health_pb2.HealthCheckRequest(service="m")) for _ in range(512)]
     for one in streams:
@@ -116,7 +116,9 @@ def test_streams_that_callers_leave_open_take_no_room_from_predictions(small: Ru
         one.cancel()
 
 
-def test_an_answer_beyond_the_limit_is_refused_with_its_size(small: Running, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_answer_beyond_the_limit_is_refused_with_its_size(
+    small: LocalRunning, caplog: pytest.LogCaptureFixture
+) -> None:
     code, text = refused(small, f"{TFS}/Predict", shaped(np.ones(200_000, np.float32)))
     assert code is Code.RESOURCE_EXHAUSTED
     assert "answer: expected at most 1048576 bytes, found 2400" in text
@@ -124,26 +126,29 @@ def test_an_answer_beyond_the_limit_is_refused_with_its_size(small: Running, cap
     assert shape_of(small, 2) == [2]
 
 
-def shape_of(running: Running, count: int) -> list[int]:
+def shape_of(running: LocalRunning, count: int) -> list[int]:
     answer = running.prediction_service.Predict(shaped(np.ones(count, np.float32)), timeout=LONG)
     return [one.size for one in answer.outputs["x"].tensor_shape.dim]
 
 
-def test_what_small_messages_unfold_to_has_to_find_room(small: Running) -> None:
+def test_what_small_messages_unfold_to_has_to_find_room(small: LocalRunning) -> None:
     message = shaped(np.ones(1, np.float32))
     message.inputs["x"].tensor_shape.dim[0].size = 3 * MB // 4  # 3 MB, of one value, and as much for TensorFlow
     message.output_filter.append("version")
-    other = small.server._room.share()
+    other = small.server.predicting.room.share()
     small.call(as_coroutine(lambda: other.need(8 * MB)))
     code, text = refused(small, f"{TFS}/Predict", message)
     assert code is Code.RESOURCE_EXHAUSTED
     assert re.search(r"requests and unread answers take 8[34]\d{5} bytes: expected 12582912", text), text
     small.call(as_coroutine(other.leave))
     small.prediction_service.Predict(message, timeout=LONG)
-    eventually(lambda: small.server._room.taken == 0, lambda: f"{small.server._room.taken} bytes to be left")
+    eventually(
+        lambda: small.server.predicting.room.taken == 0,
+        lambda: f"{small.server.predicting.room.taken} bytes to be left",
+    )
 
 
-def test_what_no_room_could_hold_is_refused_for_good(small: Running) -> None:
+def test_what_no_room_could_hold_is_refused_for_good(small: LocalRunning) -> None:
     message = shaped(np.ones(1, np.float32))
     message.inputs["x"].tensor_shape.dim[0].size = 15 * MB
     code, text = refused(small, f"{TFS}/Predict", message)
@@ -169,7 +174,7 @@ TINY = {
 
 
 @pytest.mark.parametrize("kind", TINY)
-def test_a_message_of_tiny_fields_counts_as_what_it_becomes(small: Running, kind: str) -> None:
+def test_a_message_of_tiny_fields_counts_as_what_it_becomes(small: LocalRunning, kind: str) -> None:
     path, content = TINY[kind]
     with pytest.raises(grpc.RpcError) as raised:
         small.predictions.unary_unary(f"/{path}", bytes, bytes)(content, timeout=LONG)

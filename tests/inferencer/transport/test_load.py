@@ -20,12 +20,12 @@ from paramsync.rpc.client import Inferencer
 from paramsync.v1 import serving_pb2
 from tests.support.programs import ROOT, Program
 from tests.support.published import PARAMETERS, Publisher
-from tests.support.running import LONG, Running, request, seen, synced
+from tests.support.running import LONG, LocalRunning, request, seen, synced
 
 CALLERS = 16
 
 
-def test_a_hundred_swaps_under_load_fail_nothing_and_mix_nothing(served: Running, publisher: Publisher) -> None:
+def test_a_hundred_swaps_under_load_fail_nothing_and_mix_nothing(served: LocalRunning, publisher: Publisher) -> None:
     over = threading.Event()
 
     def call() -> tuple[int, set[int]]:

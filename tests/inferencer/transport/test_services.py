@@ -21,12 +21,12 @@ from paramsync.errors import SyncError
 from paramsync.rpc import tensor_proto
 from paramsync.v1 import sync_pb2 as pb
 from tests.support.published import PARAMETERS, Lookup, Publisher, proven
-from tests.support.running import LONG, Running, refused, request, seen, synced
+from tests.support.running import LONG, LocalRunning, refused, request, seen, synced
 
 Code = grpc.StatusCode
 
 
-def test_an_answer_names_model_version_and_signature(served: Running) -> None:
+def test_an_answer_names_model_version_and_signature(served: LocalRunning) -> None:
     answer = served.prediction_service.Predict(request(x=np.ones([3, 2], np.float32)), timeout=LONG)
     spec = answer.model_spec
     assert (spec.name, spec.version.value, spec.signature_name) == ("m", 7, "serving_default")
@@ -34,13 +34,13 @@ def test_an_answer_names_model_version_and_signature(served: Running) -> None:
     assert tf.make_ndarray(answer.outputs["total"]).tolist() == [14.0 * PARAMETERS] * 3
 
 
-def test_an_output_filter_is_kept_to(served: Running) -> None:
+def test_an_output_filter_is_kept_to(served: LocalRunning) -> None:
     message = request()
     message.output_filter.append("total")
     assert set(served.prediction_service.Predict(message, timeout=LONG).outputs) == {"total"}
 
 
-def test_a_resident_version_can_be_asked_for_by_number(served: Running, publisher: Publisher) -> None:
+def test_a_resident_version_can_be_asked_for_by_number(served: LocalRunning, publisher: Publisher) -> None:
     publisher.publish(8)
     synced(served)
     for number in (7, 8):
@@ -51,12 +51,12 @@ def test_a_resident_version_can_be_asked_for_by_number(served: Running, publishe
     assert "version 6 of model 'm' is not there; there are: 7, 8" in text
 
 
-def test_version_0_is_what_serves_where_there_is_no_such_version(served: Running, publisher: Publisher) -> None:
+def test_version_0_is_what_serves_where_there_is_no_such_version(served: LocalRunning, publisher: Publisher) -> None:
     answer = served.prediction_service.Predict(request(version=0), timeout=LONG)
     assert (answer.model_spec.version.value, proven(seen(answer), 7)) == (7, True)
 
 
-def test_version_0_is_itself_where_there_is_one(running: Running, publisher: Publisher) -> None:
+def test_version_0_is_itself_where_there_is_one(running: LocalRunning, publisher: Publisher) -> None:
     for number in (0, 7):
         publisher.publish(number)
         synced(running)
@@ -65,7 +65,7 @@ def test_version_0_is_itself_where_there_is_one(running: Running, publisher: Pub
         assert (answer.model_spec.version.value, proven(seen(answer), number)) == (number, True)
 
 
-def test_while_nothing_serves_the_answer_is_unavailable_with_the_store(running: Running, tmp_path: Path) -> None:
+def test_while_nothing_serves_the_answer_is_unavailable_with_the_store(running: LocalRunning, tmp_path: Path) -> None:
     code, text = refused(running.prediction_service.Predict, request())
     assert code is Code.UNAVAILABLE
     assert str(tmp_path / "m") in text
@@ -106,7 +106,7 @@ def filtered(*names: str) -> predict_pb2.PredictRequest:
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_wrong_request_gets_the_code_of_tensorflow_serving_and_both_sides(
-    served: Running, message: predict_pb2.PredictRequest, code: grpc.StatusCode, text: str
+    served: LocalRunning, message: predict_pb2.PredictRequest, code: grpc.StatusCode, text: str
 ) -> None:
     found, details = refused(served.prediction_service.Predict, message)
     assert found is code
@@ -115,7 +115,7 @@ def test_a_wrong_request_gets_the_code_of_tensorflow_serving_and_both_sides(
     assert served.prediction_service.Predict(request(), timeout=LONG).model_spec.version.value == 7
 
 
-def test_what_a_kernel_refuses_is_the_callers_fault_in_one_line(running: Running, publisher: Publisher) -> None:
+def test_what_a_kernel_refuses_is_the_callers_fault_in_one_line(running: LocalRunning, publisher: Publisher) -> None:
     publisher.publish(7, kind=Lookup)
     synced(running)
     assert proven(seen(running.prediction_service.Predict(request(rows=[5]), timeout=LONG)), 7)
@@ -126,7 +126,7 @@ def test_what_a_kernel_refuses_is_the_callers_fault_in_one_line(running: Running
 
 
 @pytest.mark.parametrize("name", ["n" * 100_000, "\N{SNOWMAN}" * 100_000])
-def test_of_a_name_without_end_the_answer_repeats_the_beginning(served: Running, name: str) -> None:
+def test_of_a_name_without_end_the_answer_repeats_the_beginning(served: LocalRunning, name: str) -> None:
     for message, code in (
         (request(name), Code.NOT_FOUND),
         (change(request(), signature_name=name), Code.FAILED_PRECONDITION),
@@ -139,7 +139,7 @@ def test_of_a_name_without_end_the_answer_repeats_the_beginning(served: Running,
         assert text.endswith("...")
 
 
-def test_an_empty_tensor_beyond_any_address_is_the_callers_fault(served: Running) -> None:
+def test_an_empty_tensor_beyond_any_address_is_the_callers_fault(served: LocalRunning) -> None:
     message = request()
     message.inputs["x"].CopyFrom(tensor_pb2.TensorProto(dtype=types_pb2.DT_FLOAT))
     for size in (0, 1 << 61):
@@ -149,7 +149,9 @@ def test_an_empty_tensor_beyond_any_address_is_the_callers_fault(served: Running
     assert "input 'x', shape: expected fewer elements" in text
 
 
-def test_bytes_that_are_no_message_are_the_callers_fault(served: Running, caplog: pytest.LogCaptureFixture) -> None:
+def test_bytes_that_are_no_message_are_the_callers_fault(
+    served: LocalRunning, caplog: pytest.LogCaptureFixture
+) -> None:
     expected = (Code.INVALID_ARGUMENT, "request: expected a {}, found 100 bytes that are none")
     for channel, service, method, kind in (
         (served.predictions, "tensorflow.serving.PredictionService", "Predict", "tensorflow.serving.PredictRequest"),
@@ -162,7 +164,7 @@ def test_bytes_that_are_no_message_are_the_callers_fault(served: Running, caplog
     assert served.prediction_service.Predict(request(), timeout=LONG).model_spec.version.value == 7
 
 
-def test_messages_beyond_four_megabytes_are_normal_and_beyond_the_limit_refused(served: Running) -> None:
+def test_messages_beyond_four_megabytes_are_normal_and_beyond_the_limit_refused(served: LocalRunning) -> None:
     rows = 1 << 20  # 8 MB in, 4 MB out
     answer = served.prediction_service.Predict(request(x=np.ones([rows, 2], np.float32)), timeout=LONG)
     assert len(answer.outputs["total"].float_val) == rows
@@ -170,13 +172,13 @@ def test_messages_beyond_four_megabytes_are_normal_and_beyond_the_limit_refused(
     assert code is Code.RESOURCE_EXHAUSTED
 
 
-def test_nan_in_an_input_is_the_callers_business(served: Running) -> None:
+def test_nan_in_an_input_is_the_callers_business(served: LocalRunning) -> None:
     answer = served.prediction_service.Predict(request(x=np.full([1, 2], np.nan, np.float32)), timeout=LONG)
     assert np.isnan(answer.outputs["total"].float_val[0])
 
 
 def test_every_answer_is_of_one_version_while_versions_are_committed_all_the_time(
-    served: Running, publisher: Publisher
+    served: LocalRunning, publisher: Publisher
 ) -> None:
     stop = threading.Event()
     answers: list[list[predict_pb2.PredictResponse]] = [[], [], []]
@@ -207,7 +209,7 @@ def test_every_answer_is_of_one_version_while_versions_are_committed_all_the_tim
     assert numbers == [sorted(mine) for mine in numbers]  # no client ever goes back
 
 
-def test_inputs_are_judged_before_memory_is_spent_on_them(served: Running) -> None:
+def test_inputs_are_judged_before_memory_is_spent_on_them(served: LocalRunning) -> None:
     message = request()
     for at in range(20):
         one = message.inputs[f"more {at}"]

@@ -21,7 +21,7 @@ from paramsync.errors import BusyError
 from tests.support.frames import PREDICT, connected, headers, message
 from tests.support.programs import eventually
 from tests.support.published import Publisher, proven
-from tests.support.running import LONG, Running, request, seen, synced
+from tests.support.running import LONG, LocalRunning, request, seen, synced
 
 Code = grpc.StatusCode
 WATCH = "/grpc.health.v1.Health/Watch"
@@ -29,18 +29,18 @@ CONNECTIONS, EACH = 5, 500
 
 
 @pytest.fixture
-def served(running: Running, publisher: Publisher) -> Running:
+def served(running: LocalRunning, publisher: Publisher) -> LocalRunning:
     publisher.publish(7)
     synced(running)
     return running
 
 
-def answered(running: Running) -> bool:
+def answered(running: LocalRunning) -> bool:
     return proven(seen(running.prediction_service.Predict(request(), timeout=LONG)), 7)
 
 
-def silent(running: Running) -> int:
-    return sum(len(one._silent) for one in running.server._arrivals)
+def silent(running: LocalRunning) -> int:
+    return sum(len(one._silent) for one in running.arrivals)
 
 
 class Silent:
@@ -60,11 +60,11 @@ class Silent:
 
 
 @contextmanager
-def opened(running: Running, *paths: str) -> Iterator[list[Silent]]:
+def opened(running: LocalRunning, *paths: str) -> Iterator[list[Silent]]:
     """One after the other, each there before the next is sent."""
     channel = running.control if "paramsync" in paths[0] else running.predictions
     found: list[Silent] = []
-    room = min(one._most for one in running.server._arrivals)
+    room = min(one._most for one in running.arrivals)
     try:
         for path in paths:
             found.append(Silent(channel, path))
@@ -76,7 +76,7 @@ def opened(running: Running, *paths: str) -> Iterator[list[Silent]]:
             one.end()
 
 
-def test_any_number_of_silent_calls_takes_no_room_from_others(served: Running) -> None:
+def test_any_number_of_silent_calls_takes_no_room_from_others(served: LocalRunning) -> None:
     sockets = [connected(served.port) for _ in range(CONNECTIONS)]
     for one in sockets:
         one.sendall(b"".join(headers(2 * at + 1) for at in range(EACH)))
@@ -90,9 +90,9 @@ def test_any_number_of_silent_calls_takes_no_room_from_others(served: Running) -
     assert answered(served)
 
 
-def test_the_call_that_was_given_most_time_is_given_up_for_a_new_one(served: Running) -> None:
-    for one in served.server._arrivals:
-        one._most = 4
+def test_the_call_that_was_given_most_time_is_given_up_for_a_new_one(served: LocalRunning) -> None:
+    for port in served.arrivals:
+        port._most = 4
 
     with opened(served, *[PREDICT] * 6) as (first, second, *others):
         text = "4 calls are open whose messages did not come yet; try again in a moment"
@@ -105,8 +105,8 @@ def test_the_call_that_was_given_most_time_is_given_up_for_a_new_one(served: Run
 
 
 @pytest.mark.parametrize("path", [PREDICT, "/tensorflow.serving.ModelService/GetModelStatus", WATCH])
-def test_a_message_that_does_not_come_in_time_is_given_up(served: Running, path: str) -> None:
-    for one in served.server._arrivals:
+def test_a_message_that_does_not_come_in_time_is_given_up(served: LocalRunning, path: str) -> None:
+    for one in served.arrivals:
         one._patience = 0.2
 
     call = Silent(served.predictions, path)
@@ -116,8 +116,8 @@ def test_a_message_that_does_not_come_in_time_is_given_up(served: Running, path:
     assert answered(served)
 
 
-def test_the_beginning_of_a_message_is_none(served: Running) -> None:
-    for one in served.server._arrivals:
+def test_the_beginning_of_a_message_is_none(served: LocalRunning) -> None:
+    for one in served.arrivals:
         one._patience = 0.2
     client = connected(served.port)
     content = request().SerializeToString()
@@ -129,7 +129,7 @@ def test_the_beginning_of_a_message_is_none(served: Running) -> None:
 
 
 @pytest.mark.parametrize("path", [PREDICT, "/paramsync.v1.Sync/GetStatus", "/paramsync.v1.Sync/Watch"])
-def test_a_call_that_ends_without_a_message_is_refused(served: Running, path: str) -> None:
+def test_a_call_that_ends_without_a_message_is_refused(served: LocalRunning, path: str) -> None:
     channel = served.control if "Sync" in path else served.predictions
     with pytest.raises(grpc.RpcError, match="request: expected one message, found none") as raised:
         channel.stream_unary(path, bytes, bytes)(iter(()), timeout=LONG)
@@ -137,7 +137,7 @@ def test_a_call_that_ends_without_a_message_is_refused(served: Running, path: st
 
 
 def test_callers_that_leave_before_their_messages_are_no_line_of_the_log(
-    served: Running, caplog: pytest.LogCaptureFixture
+    served: LocalRunning, caplog: pytest.LogCaptureFixture
 ) -> None:
     with opened(served, *[PREDICT, WATCH] * 50):
         pass
@@ -146,7 +146,7 @@ def test_callers_that_leave_before_their_messages_are_no_line_of_the_log(
     assert not caplog.records
 
 
-def test_silent_calls_do_not_hold_up_the_end(served: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_calls_do_not_hold_up_the_end(served: LocalRunning, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("inferencer.transport.read_timeout._PATIENCE_AT_THE_END", 0.2)
 
     with opened(served, *[PREDICT, WATCH] * 10) as calls:
@@ -175,9 +175,9 @@ def test_connections_that_say_nothing_or_have_no_call_are_closed(
 ) -> None:
     monkeypatch.setattr("paramsync.rpc.server.SILENT_SECONDS", 1)
     monkeypatch.setattr("paramsync.rpc.server.IDLE_SECONDS", 1)
-    monkeypatch.setattr("paramsync.rpc.server.MOST_CONNECTIONS", 20)
+    monkeypatch.setattr("paramsync.rpc.connection_limit.MOST", 20)
     publisher.publish(7)
-    running = Running(tmp_path / "m")
+    running = LocalRunning(tmp_path / "m")
     try:
         synced(running)
         silent = [socket.create_connection(("127.0.0.1", running.port), LONG) for _ in range(25)]
@@ -199,7 +199,7 @@ def test_connections_that_say_nothing_or_have_no_call_are_closed(
         running.close()
 
 
-def test_a_connection_that_holds_all_streams_gives_one_up_for_another_connection(served: Running) -> None:
+def test_a_connection_that_holds_all_streams_gives_one_up_for_another_connection(served: LocalRunning) -> None:
     watch = "/grpc.health.v1.Health/Watch"
     content = health_pb2.HealthCheckRequest(service="m").SerializeToString()
     greedy: list[Any] = [served.predictions.unary_stream(watch, bytes, bytes)(content) for _ in range(512)]
@@ -220,7 +220,7 @@ def test_a_connection_that_holds_all_streams_gives_one_up_for_another_connection
         stream.cancel()
 
 
-def test_an_address_that_holds_all_streams_gives_one_up_for_another_address(served: Running) -> None:
+def test_an_address_that_holds_all_streams_gives_one_up_for_another_address(served: LocalRunning) -> None:
     content = health_pb2.HealthCheckRequest(service="m").SerializeToString()
     greedy = [connected(served.port, address="127.0.0.2") for _ in range(512)]
     for one in greedy:

@@ -13,8 +13,7 @@ from typing import Any, TypeVar
 import grpc
 import pytest
 
-from inferencer.event_loop.idle import Rests
-from inferencer.event_loop.loop import Loop
+from inferencer.event_loop.loop import IdleSelector, Loop
 from inferencer.transport import accepting
 from tests.support.resting import LONG, always_busy
 
@@ -49,19 +48,19 @@ async def _some_turns() -> None:
         await asyncio.sleep(0)
 
 
-def on_a_loop(coroutine: Callable[[Rests], Coroutine[Any, Any, _T]]) -> _T:
-    rests = Rests()
-    loop = Loop(rests)
+def on_a_loop(coroutine: Callable[[IdleSelector], Coroutine[Any, Any, _T]]) -> _T:
+    selector = IdleSelector()
+    loop = Loop(selector)
     try:
-        return loop.run_until_complete(asyncio.wait_for(coroutine(rests), LONG))
+        return loop.run_until_complete(asyncio.wait_for(coroutine(selector), LONG))
     finally:
         loop.close()
 
 
 @asynccontextmanager
-async def serving(counted: _Counted, rests: Rests | None) -> AsyncIterator[Callable[..., Any]]:
+async def serving(counted: _Counted, selector: IdleSelector | None) -> AsyncIterator[Callable[..., Any]]:
     """What calls a server."""
-    server = accepting.server([counted], options=(), most=1000, rests=rests)
+    server = accepting.server([counted], options=(), most=1000, selector=selector)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     ready = threading.Event()
@@ -98,9 +97,9 @@ def calls_that_came(ask: Callable[..., Any]) -> list[Any]:
 def begun_at_once(limited: bool) -> tuple[int, int]:
     """Of calls that came together, before the loop rests, and then."""
 
-    async def run(rests: Rests) -> tuple[int, int]:
+    async def run(selector: IdleSelector) -> tuple[int, int]:
         counted = _Counted(_some_turns)
-        async with serving(counted, rests if limited else None) as ask:
+        async with serving(counted, selector if limited else None) as ask:
             waiting = calls_that_came(ask)
             with always_busy(asyncio.get_running_loop()):
                 await asyncio.sleep(1.0)
@@ -121,10 +120,10 @@ def test_nobody_waits_for_a_call_that_waits_itself(monkeypatch: pytest.MonkeyPat
     """However many of them there are: the loop rests."""
     monkeypatch.setattr(accepting, "_PATIENCE", LONG)
 
-    async def run(rests: Rests) -> int:
+    async def run(selector: IdleSelector) -> int:
         opened = asyncio.Event()
         counted = _Counted(opened.wait)
-        async with serving(counted, rests) as ask:
+        async with serving(counted, selector) as ask:
             waiting = calls(ask)
             while counted.open < _MANY:
                 await asyncio.sleep(0.001)
@@ -136,14 +135,14 @@ def test_nobody_waits_for_a_call_that_waits_itself(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_loop_that_never_rests_takes_them_too() -> None:
-    async def run(rests: Rests) -> tuple[int, int]:
+    async def run(selector: IdleSelector) -> tuple[int, int]:
         counted = _Counted(_some_turns)
-        async with serving(counted, rests) as ask:
+        async with serving(counted, selector) as ask:
             waiting = calls_that_came(ask)
             with always_busy(asyncio.get_running_loop()):
-                before = rests.count
+                before = selector.count
                 await answers(waiting)
-                return counted.begun, rests.count - before
+                return counted.begun, selector.count - before
 
     begun, rested = on_a_loop(run)
     assert (begun, rested) == (_MANY, 0)
@@ -151,7 +150,7 @@ def test_a_loop_that_never_rests_takes_them_too() -> None:
 
 def test_what_was_gathered_is_computed_before_more_is_taken() -> None:
     """Else, where calls come without an end, those that were taken would wait for all."""
-    rests, asked = Rests(), []
+    selector, asked = IdleSelector(), []
 
     def due(name: str, found: bool) -> Callable[[], bool]:
         def ask() -> bool:
@@ -160,24 +159,24 @@ def test_what_was_gathered_is_computed_before_more_is_taken() -> None:
 
         return ask
 
-    rests.before, rests.last = due("before", True), due("last", True)
-    assert rests.select(LONG) == []
+    selector.before, selector.last = due("before", True), due("last", True)
+    assert selector.select(LONG) == []
     assert asked == ["before"]
-    rests.before = due("before", False)
-    assert rests.select(LONG) == []
-    assert (asked, rests.count) == (["before", "before", "last"], 0)
-    rests.last = due("last", False)
-    assert rests.select(0.001) == []
-    assert rests.count == 1
-    rests.close()
+    selector.before = due("before", False)
+    assert selector.select(LONG) == []
+    assert (asked, selector.count) == (["before", "before", "last"], 0)
+    selector.last = due("last", False)
+    assert selector.select(0.001) == []
+    assert selector.count == 1
+    selector.close()
 
 
 def test_nothing_is_left_once_all_were_taken() -> None:
-    async def run(rests: Rests) -> None:
-        async with serving(_Counted(_some_turns), rests) as ask:
+    async def run(selector: IdleSelector) -> None:
+        async with serving(_Counted(_some_turns), selector) as ask:
             for _ in range(3):
                 await answers(calls(ask))
-            assert rests.last is None
+            assert selector.last is None
             assert not [one for one in vars(asyncio.get_running_loop())["_scheduled"] if "_Turns" in repr(one)]
 
     on_a_loop(run)

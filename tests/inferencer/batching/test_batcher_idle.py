@@ -9,7 +9,7 @@ from functools import wraps
 from typing import Any
 
 from inferencer.batching.batcher import Batching
-from inferencer.event_loop.idle import Rests
+from inferencer.event_loop.loop import IdleSelector
 from paramsync.inference.questions import Answer, Question
 from tests.support.questions import LONG, Held, Told, question, resident, until
 
@@ -19,11 +19,11 @@ _OF = resident(2)
 class Setting:
     """Batching on a loop that knows when it rests, for which questions are prompt."""
 
-    def __init__(self, rests: Rests) -> None:
-        self.rests = rests
+    def __init__(self, selector: IdleSelector) -> None:
+        self.selector = selector
         self.threads = Held(2)
         self.metrics = Told()
-        self.batching = Batching(self.threads, self.metrics, rests=rests)
+        self.batching = Batching(self.threads, self.metrics, selector=selector)
 
     async def prompt(self) -> None:
         """Until as many rows as no test asks for are computed without a thread."""
@@ -50,14 +50,14 @@ class Setting:
         return [requests for _, requests, _ in self.metrics.told]
 
 
-def with_rests(test: Callable[[Setting], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+def with_selector(test: Callable[[Setting], Coroutine[Any, Any, None]]) -> Callable[[], None]:
     @wraps(test)
     def run() -> None:
-        rests = Rests()
-        loop = asyncio.SelectorEventLoop(rests)
+        selector = IdleSelector()
+        loop = asyncio.SelectorEventLoop(selector)
 
         async def prepared() -> None:
-            setting = Setting(rests)
+            setting = Setting(selector)
             await setting.prompt()
             await test(setting)
             setting.batching.close()
@@ -97,7 +97,7 @@ def totals(*asked: asyncio.Task[Answer]) -> list[float]:
     return [one.result()["total"].item() for one in asked]
 
 
-@with_rests
+@with_selector
 async def test_what_comes_before_the_loop_rests_goes_together(setting: Setting) -> None:
     asked = []
     with busy():
@@ -110,10 +110,10 @@ async def test_what_comes_before_the_loop_rests_goes_together(setting: Setting) 
     # the first may be alone, and be answered at once; all others are held until the loop rests
     assert sum(setting.calls) == 6
     assert max(setting.calls) >= 5
-    assert setting.rests.before is None
+    assert setting.selector.before is None
 
 
-@with_rests
+@with_selector
 async def test_a_loop_that_never_rests_computes_all_the_same(setting: Setting) -> None:
     with busy():
         asked = setting.come(1.0, 2.0, 3.0)
@@ -121,7 +121,7 @@ async def test_a_loop_that_never_rests_computes_all_the_same(setting: Setting) -
         assert totals(*asked) == [2.0, 4.0, 6.0]
 
 
-@with_rests
+@with_selector
 async def test_one_that_was_seen_coming_and_never_came_is_not_waited_for_long(setting: Setting) -> None:
     setting.batching.announce()
     asked = setting.come(1.0, 2.0)
@@ -130,7 +130,7 @@ async def test_one_that_was_seen_coming_and_never_came_is_not_waited_for_long(se
     assert (totals(*asked), setting.calls) == ([2.0, 4.0], [2])
 
 
-@with_rests
+@with_selector
 async def test_those_that_are_seen_coming_are_waited_for(setting: Setting) -> None:
     setting.batching.announce()
     first = asyncio.ensure_future(setting.batching.answer(question(_OF, 1.0)))
@@ -143,7 +143,7 @@ async def test_those_that_are_seen_coming_are_waited_for(setting: Setting) -> No
     assert (totals(first, second), setting.calls) == ([2.0, 4.0], [2])
 
 
-@with_rests
+@with_selector
 async def test_after_several_one_alone_is_answered_too_and_then_at_once(setting: Setting) -> None:
     asked = setting.come(1.0, 2.0, 3.0)
     await asyncio.wait(asked)
@@ -158,7 +158,7 @@ async def test_after_several_one_alone_is_answered_too_and_then_at_once(setting:
     assert setting.calls == [3, 1, 1, 1]
 
 
-@with_rests
+@with_selector
 async def test_what_its_callers_gave_up_before_the_loop_rested_is_not_computed(setting: Setting) -> None:
     with busy():
         asked = setting.come(1.0, 2.0, 3.0)
@@ -167,10 +167,10 @@ async def test_what_its_callers_gave_up_before_the_loop_rested_is_not_computed(s
             one.cancel()
         await asyncio.wait(asked)
     await asyncio.sleep(0.05)
-    assert (setting.calls, setting.batching.held, setting.rests.before) == ([], 0, None)
+    assert (setting.calls, setting.batching.held, setting.selector.before) == ([], 0, None)
 
 
-@with_rests
+@with_selector
 async def test_versions_that_are_gathered_at_the_same_time_go_in_calls_of_their_own(setting: Setting) -> None:
     other = resident(3)
     with busy():

@@ -9,17 +9,18 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
+from crc32c import crc32c
 from xxhash import xxh3_128_digest
 
-from paramsync.checkpoint import data_writer, placement
-from paramsync.checkpoint.examine import DType, Finding
+from paramsync.checkpoint import tensor_bytes
 from paramsync.checkpoint.file_pool import FilePool, PooledFile
-from paramsync.tensorbundle.checksums import crc32c
+from paramsync.checkpoint.tensor_bytes import DType, Finding
+from paramsync.checkpoint.writer import arrange
 from tests.support.arrays import any_bits
 
 _PIECES = 12  # of the table
 _FLOAT: DType = np.dtype(np.float32)
-_SIZE = _PIECES * placement.PORTION
+_SIZE = _PIECES * tensor_bytes.PORTION
 
 
 Bytes = npt.NDArray[np.uint8]
@@ -39,7 +40,7 @@ class Rewritten:
         with self.spares.writing(path, len(table)) as file:
             assert self.file is None or file is self.file
             self.file = file
-            [found] = data_writer.write(file, placement.arrange((len(table),)), [table], [dtype], lambda at: None)
+            [found] = tensor_bytes.write(file, arrange((len(table),)), [table], [dtype], lambda at: None)
         self.spares.retire(path)
         assert file.content.tobytes() == table.tobytes()
         assert found.checksum == crc32c(table.data)
@@ -55,7 +56,7 @@ class Rewritten:
             raise InterruptedError
 
         with pytest.raises(InterruptedError), self.spares.writing(path, len(table)) as file:
-            data_writer.write(file, placement.arrange((len(table),)), [table], [None], copied)
+            tensor_bytes.write(file, arrange((len(table),)), [table], [None], copied)
 
     def known(self) -> list[Finding]:
         """Of each piece, in their order."""
@@ -90,7 +91,7 @@ def test_only_what_changed_is_copied(rewritten: Rewritten, changed: tuple[int, .
     before = rewritten.known()
     assert len(before) == _PIECES
     for at in changed:
-        table[at * placement.PORTION] ^= 1
+        table[at * tensor_bytes.PORTION] ^= 1
     rewritten.write(table)
     assert kept(before, rewritten.known()) == [at for at in range(_PIECES) if at not in changed]
 
@@ -102,7 +103,7 @@ def test_the_file_itself_is_read_for_its_digests_once(rewritten: Rewritten) -> N
     for _ in range(2):
         rewritten.write(table)
         assert all(known.digest for known in rewritten.file.known.values())
-    table[:: placement.PORTION] ^= 1
+    table[:: tensor_bytes.PORTION] ^= 1
     rewritten.write(table)
     assert not any(known.digest for known in rewritten.file.known.values())
 
@@ -112,7 +113,7 @@ def test_where_much_changed_here_and_there_the_rest_is_not_compared(rewritten: R
     rewritten.write(table)
     before = rewritten.known()
     for at in range(4, _PIECES):  # the last ones come first
-        table[(at + 1) * placement.PORTION - 1] ^= 1
+        table[(at + 1) * tensor_bytes.PORTION - 1] ^= 1
     rewritten.write(table)
     assert not kept(before, rewritten.known())
 
@@ -136,7 +137,7 @@ def test_what_a_failed_publication_left_is_known_for_what_it_is(rewritten: Rewri
     table = a_table()
     rewritten.write(table)
     other = table.copy()
-    other[:: placement.PORTION] ^= 1
+    other[:: tensor_bytes.PORTION] ^= 1
     rewritten.write_in_vain(other)
     rewritten.write(table)
     rewritten.write_in_vain(other)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from xxhash import xxh3_128_digest
 
-from paramsync.checkpoint.data_writer import Digests
+from paramsync.checkpoint.tensor_bytes import Digests
 from paramsync.dtypes import Array
 from tests.support.arrays import any_bits
 

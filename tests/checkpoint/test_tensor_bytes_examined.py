@@ -5,11 +5,11 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import pytest
+from crc32c import crc32c
 
 from paramsync import dtypes
-from paramsync.checkpoint.examine import DType, Finding, Region, examine
+from paramsync.checkpoint.tensor_bytes import DType, Finding, Region, examine
 from paramsync.dtypes import Array
-from paramsync.tensorbundle.checksums import crc32c
 
 MIB = 1 << 20
 FLOATS = [

@@ -10,7 +10,7 @@ from inferencer.settings import settings
 from paramsync.cli.status import _Facts
 from paramsync.cli.wording import console
 from paramsync.errors import SettingsError
-from paramsync.host.terminal import harmless, line
+from paramsync.host.files import harmless, line
 from tests.support.programs import refused
 
 

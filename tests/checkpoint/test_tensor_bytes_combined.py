@@ -5,8 +5,10 @@ from __future__ import annotations
 import random
 
 import pytest
+from crc32c import crc32c
 
-from paramsync.tensorbundle.checksums import combine, crc32c, mask
+from paramsync.checkpoint.tensor_bytes import combine
+from paramsync.tensorbundle.sstable import mask
 
 
 def test_a_known_checksum_and_its_mask() -> None:

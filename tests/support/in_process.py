@@ -1,0 +1,118 @@
+"""A server whose ports are those of a worker, and which follows its stores itself: all in this process, so that a test
+can look into what answers, and change it. What people start is `inferencer.supervisor.server.Server`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+
+from inferencer.event_loop.loop import IdleSelector
+from inferencer.protocols.sync.service import SyncService
+from inferencer.protocols.tfs.reload import Configuring
+from inferencer.serving.metrics import Metrics
+from inferencer.serving.registry import Registry
+from inferencer.serving.served import FollowedModel, Maker, ServedJoined
+from inferencer.settings.settings import AnySettings, ConnectionSettings, ModelSettings, Ports, Settings
+from inferencer.transport.drain import QUIET_SECONDS
+from inferencer.transport.grpc_port import GrpcPort
+from inferencer.worker.server import PredictionServer
+from paramsync.following.composite import Connection
+from paramsync.following.follower import Follower
+from paramsync.following.operator_request import Change
+from paramsync.following.replica import Replica
+from paramsync.following.status import Status
+from paramsync.inference.resident import Resident
+from paramsync.rpc.server import options
+from paramsync.v1 import sync_pb2
+
+
+class LocalServer:
+    """Made, started and drained on one event loop."""
+
+    def __init__(self, settings: Settings, selector: IdleSelector) -> None:
+        """`selector` is its event loop's. Raises ParamsyncError where a model cannot be made."""
+        self._settings = settings
+        maker = LocalMaker(poll_seconds=settings.poll_seconds, state=settings.state)
+        self.models = models = Registry(settings.models, maker)
+        service = sync_pb2.DESCRIPTOR.services_by_name["Sync"]
+        self.predicting = PredictionServer(
+            settings, models, Metrics(models), Configuring(models, models.apply), selector, also=[service.full_name]
+        )
+        self.control = GrpcPort(
+            {service: SyncService(models, self.predicting.draining)},
+            self.predicting.health,
+            self.predicting.room,
+            self.predicting.draining,
+            channel_options=options(settings.message_bytes),
+        )
+        self.predicting.count(self.control)
+
+    async def start(self) -> Ports:
+        self.models.start()
+        try:
+            port, rest_port = await self.predicting.bind()
+            control_port = self.control.bind(self._settings.host, self._settings.control_port, "--control-port")
+            await self.predicting.start()
+            await self.control.server.start()
+            return Ports(port, rest_port, control_port)
+        except BaseException:
+            self.models.drain()
+            await asyncio.gather(self.predicting.stop(), self.control.server.stop(None))
+            raise
+
+    async def apply(self, models: Sequence[AnySettings], changes: Mapping[str, Change] | None = None) -> None:
+        await self.models.apply(models, changes)
+
+    async def drain(self, *, quiet_seconds: float = QUIET_SECONDS) -> None:
+        self.predicting.say_so()
+        self.models.drain()
+        self.control.arrivals.drain()
+        followers = asyncio.ensure_future(self.models.close())
+        await self.predicting.drain(quiet_seconds=quiet_seconds)
+        await self.control.server.stop(1.0)
+        await followers
+        self.control.close()
+
+
+class LocalMaker(Maker):
+    def _follower(self, settings: ModelSettings, change: Change | None) -> Follower:
+        replica = Replica(
+            settings.name,
+            settings.store,
+            resident=settings.resident,
+            inputs=settings.inputs,
+            outputs=settings.outputs,
+            graph=settings.graph,
+            verification=settings.verify,
+            allowed=settings.allowed,
+        )
+        return Follower(
+            replica,
+            poll_seconds=self.poll_seconds,
+            keep=self.state,
+            labels=settings.labels,
+            latest=settings.latest,
+            change=change,
+        )
+
+    def join(self, served: Mapping[str, FollowedModel]) -> None:
+        """They are since they were made."""
+
+    def _joined(self, settings: ConnectionSettings, first: FollowedModel, second: FollowedModel) -> ServedJoined:
+        return _Joined(settings, first, second)
+
+
+class _Joined(ServedJoined):
+    def __init__(self, settings: ConnectionSettings, first: FollowedModel, second: FollowedModel) -> None:
+        super().__init__(settings, first, second)
+        replicas = [one.replica for one in self.followers]
+        self._connection = Connection(settings.name, replicas[0], replicas[1], settings.inputs, settings.outputs)
+
+    def take(self, version: int | None = None, label: str = "") -> Resident:
+        return self._connection.take(version, label)
+
+    def joined(self) -> Status:
+        return self._connection.status()
+
+    def close(self) -> None:
+        self._connection.close()
