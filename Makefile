@@ -73,7 +73,7 @@ generated: $(READY)  ## paramsync/v1 and paramsync/kserve are what proto/ says
 fast: $(READY)  ## tests that stay under a minute
 	$(BIN)/pytest -m "not slow and not docker" -n logical $(ARGS)
 
-memory: $(READY)  ## those of stores and followers once more where files are in memory, which are asked about in another way
+memory: $(READY)  ## those of stores and followers once more where files are in memory (tmpfs)
 	@test -w /dev/shm || { echo "make: no /dev/shm here, where files are in memory: left out" >&2; exit 0; }; \
 		folder=$$(mktemp -d /dev/shm/paramsync-XXXXXX) && trap 'rm -rf "$$folder"' EXIT && $(BIN)/pytest -m "not slow and not docker" -n logical \
 		--basetemp "$$folder/tests" -o tmp_path_retention_policy=failed $(STORES) $(ARGS)
