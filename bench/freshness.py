@@ -19,10 +19,10 @@ import tensorflow as tf
 
 from bench import arrays, figures
 from bench.asker import Asker
+from bench.formats import Saver
 from bench.model import Subject
 from bench.options import LOOPS
 from bench.ours import KEEP, WARM_UPS
-from bench.peers import Saver
 from bench.progress import Progress
 from bench.served import MODEL, Served, request
 from bench.settings import NOT_ASKED_FOR, Settings

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from bench import arrays, figures
+from bench.formats import Peers
 from bench.model import Subject
 from bench.ours import WARM_UPS, Publications
-from bench.peers import Peers
 from bench.progress import Progress
 from bench.settings import Settings
 from bench.timing import Contestant, measure

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from bench import arrays, figures
+from bench.formats import Peers
 from bench.model import Subject
 from bench.ours import Publications
-from bench.peers import Peers
 from bench.progress import Progress
 from bench.publish import pinned
 from bench.settings import Settings
