@@ -2,37 +2,30 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import mmap
 import os
-import pickle
-import signal
-import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as LateError
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakValueDictionary
 
-from paramsync.errors import GraphError, UnfinishedError
+from paramsync.errors import UnfinishedError
 
-from ..processes.channel import Channel, ClosedError, Handler, pair
-from ..processes.messages import GraphMessage, Joining, ModelMessage, VersionMessage
+from ..processes.channel import ClosedError, Handler
+from ..processes.messages import Joining, ModelMessage
 from ..settings.settings import ConnectionSettings
+from .child import ChildProcess
+from .shared import SharedFiles, SharedGraph
+from .template import Template
+from .trial import TRIAL_SECONDS, Trial
 
 _log = logging.getLogger("paramsync.supervisor")
-_IMPORT_SECONDS = 120.0
 _START_SECONDS = 30.0
-_TRIAL_SECONDS = 60.0  # in which a graph is built and called once
-_MAP_SECONDS = 5.0  # in which a worker maps a version, and so many bytes more in each second
-_MAP_BYTES = 100 << 20
 _ALIVE_SECONDS = 5.0
 _SHOW_SECONDS = 2.0  # in which it comes to know an epoch: the others wait for it
 _CALM_SECONDS = 10.0  # after which the end of a worker is not held to be a part of a loop of crashes
@@ -42,117 +35,14 @@ Shown = tuple[Sequence[ModelMessage], Sequence[Any]]
 """What is answered, and what has to be kept for that, for workers that start later too."""
 
 
-class Template:
-    """The process that is forked, see `program.template`. Any thread may ask it for another one."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._ready = False
-        self._spawn()
-
-    def start(self, role: str, *arguments: Any, descriptors: Sequence[int]) -> None:
-        """Raises OSError where there is none."""
-        said = os.memfd_create(role)  # of any length
-        try:
-            os.write(said, pickle.dumps((role, arguments)))
-            with self._lock:
-                if self.has_ended:
-                    _log.error("the process that workers are forked from is gone; another one is started")
-                    self._spawn()
-                if not self._ready:
-                    self._socket.settimeout(_IMPORT_SECONDS)
-                    if self._socket.recv(16) != b"ready":
-                        raise OSError("the process that imports TensorFlow ended; its output says why")
-                    self._socket.settimeout(None)
-                    self._ready = True
-                socket.send_fds(self._socket, [b"fork"], [said, *descriptors])
-        finally:
-            os.close(said)
-
-    @property
-    def has_ended(self) -> bool:
-        return self._process.poll() is not None
-
-    def close(self) -> None:
-        with suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(2)
-        self._process.kill()
-
-    def _spawn(self) -> None:
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # one message, one process
-        package = __package__.rpartition(".")[0]
-        command = [sys.executable, "-m", f"{package}.program.template", str(theirs.fileno())]
-        self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
-        theirs.close()
-        self._ready = False
-
-
-@dataclass(eq=False)
-class SharedGraph:
-    """A graph as a file in memory, for workers that start later too."""
-
-    key: int
-    content: int
-    """A descriptor."""
-    allowed: tuple[str, ...] = ()
-    refused: Mapping[str, str] = field(default_factory=dict)
-    trial: Trial | None = None
-    """Where it was built, and is still to be called."""
-    works: bool = False
-    """Whether it was called there."""
-
-    @property
-    def message(self) -> GraphMessage:
-        return GraphMessage(self.key, self.allowed, self.refused)
-
-    def __del__(self) -> None:
-        os.close(self.content)
-        if self.trial is not None:
-            self.trial.close()
-
-
-@dataclass(eq=False)
-class SharedFiles:
-    """A version as workers get it: the message, and the files, each held by a lock of its own."""
-
-    graph: SharedGraph
-    message: VersionMessage
-    descriptors: tuple[int, ...]
-
-    @property
-    def seconds(self) -> float:
-        """In which a worker maps it."""
-        return _MAP_SECONDS + sum(self.message.sizes) / _MAP_BYTES
-
-    def __del__(self) -> None:
-        for one in self.descriptors:
-            os.close(one)
-
-
-class Worker:
+class Worker(ChildProcess):
     """A process that answers."""
 
-    def __init__(
-        self, number: int, template: Template, arguments: tuple[Any, ...], word: int, handlers: Mapping[str, Handler]
-    ) -> None:
-        ours, theirs = pair()
-        self.number = number
-        self.channel = Channel(ours, handlers, name=f"worker {number}")
-        self.gone = threading.Event()
-        self.channel.ended = self.gone.set
-        template.start("worker", *arguments, descriptors=[theirs.fileno(), word])
-        theirs.close()
-        self.channel.start()
+    number: int
 
-        self.pid = int(self.channel.ask("pid").result(_START_SECONDS))
-
-    def kill(self, why: str) -> None:
+    def end(self, why: str) -> None:
         _log.error("worker %d is ended: %s", self.number, why)
-        with suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)
-        self.channel.close()
+        self.kill()
 
 
 class Fleet:
@@ -230,22 +120,24 @@ class Fleet:
 
     def _add(self, number: int) -> Worker:
         """Start a worker, which joins the others once it has all that they have. Raises where that fails."""
-        worker = Worker(number, self.template, (number, *self._arguments), self._word_file, self._handlers)
+        arguments = (number, *self._arguments)
+        worker = Worker(self.template, "worker", *arguments, descriptors=[self._word_file], handlers=self._handlers)
+        worker.number = number
         try:
             with self._lock:
                 for graph in list(self._graphs.values()):
-                    worker.channel.ask("graph", graph.message, descriptors=[graph.content]).result(_TRIAL_SECONDS)
+                    worker.channel.ask("graph", graph.message, descriptors=[graph.content]).result(TRIAL_SECONDS)
                 for one in list(self._versions.values()):
                     worker.channel.ask("version", one.message, descriptors=one.descriptors).result(
-                        one.seconds + _TRIAL_SECONDS
+                        one.seconds + TRIAL_SECONDS
                     )
-                worker.channel.ask("join", self._shown[0]).result(_TRIAL_SECONDS)
+                worker.channel.ask("join", self._shown[0]).result(TRIAL_SECONDS)
                 worker.channel.ask("show", self._word[0], self._shown[0]).result(_SHOW_SECONDS)
                 self._workers.append(worker)
             worker.channel.ask("start").result(0 if self._ended.is_set() else _START_SECONDS)
         except BaseException:
             self._remove(worker)
-            worker.kill("it does not start")
+            worker.end("it does not start")
             raise
         return worker
 
@@ -296,9 +188,9 @@ class Fleet:
         with self._lock:
             seconds = one.seconds
             if one.graph.key not in self._graphs:
-                self._all("graph", one.graph.message, descriptors=[one.graph.content], seconds=_TRIAL_SECONDS)
+                self._all("graph", one.graph.message, descriptors=[one.graph.content], seconds=TRIAL_SECONDS)
                 self._graphs[one.graph.key] = one.graph
-                seconds += _TRIAL_SECONDS
+                seconds += TRIAL_SECONDS
             self._versions[one.message.key] = one
             try:
                 self._all("version", one.message, descriptors=one.descriptors, seconds=seconds)
@@ -324,7 +216,7 @@ class Fleet:
             shown = self._show()
             epoch = self._word[0] + 1
             if any(isinstance(one.settings, ConnectionSettings) for one in shown[0]):
-                self._all("join", shown[0], seconds=_TRIAL_SECONDS)
+                self._all("join", shown[0], seconds=TRIAL_SECONDS)
             for joined in self._all("show", epoch, shown[0], seconds=_SHOW_SECONDS):
                 self.joined = joined
             self._word[0] = epoch
@@ -335,7 +227,7 @@ class Fleet:
     def join(self, models: Sequence[ModelMessage]) -> Mapping[str, Joining]:
         """Have all workers join models as these say. Returns what came of it; nothing that answers changes."""
         with self._lock:
-            return next(iter(self._all("join", models, seconds=_TRIAL_SECONDS)), {})
+            return next(iter(self._all("join", models, seconds=TRIAL_SECONDS)), {})
 
     def tell(self, what: str, *arguments: Any) -> None:
         for worker in list(self._workers):
@@ -353,7 +245,7 @@ class Fleet:
                 try:
                     answer.result(max(0.0, end - time.monotonic()))
                 except LateError:
-                    worker.kill(f"it has not answered for {_ALIVE_SECONDS:g} s")
+                    worker.end(f"it has not answered for {_ALIVE_SECONDS:g} s")
                 except ClosedError:
                     pass  # it is being replaced
         finally:
@@ -394,49 +286,9 @@ class Fleet:
             try:
                 found.append(answer.result(max(0.0, end - time.monotonic())))
             except LateError:
-                worker.kill(f"{what}: expected it within {seconds:g} s")  # before the others go on to what it lacks
+                worker.end(f"{what}: expected it within {seconds:g} s")  # before the others go on to what it lacks
             except ClosedError:
                 pass  # its own thread replaces it
         if asked and not found and descriptors:
             raise UnfinishedError("every worker ended while it was to have the version; it is tried again")
         return found
-
-
-class Trial:
-    """A process in which a graph is tried, that may end, hang or grow: nothing is answered there."""
-
-    def __init__(self, template: Template, word: int) -> None:
-        ours, theirs = pair()
-        self._template = template
-        self._channel = Channel(ours, {}, name="trial")
-        template.start("trial", descriptors=[theirs.fileno(), word])
-        theirs.close()
-        self._channel.start()
-        try:
-            self._pid = int(self._channel.ask("pid").result(_START_SECONDS))
-        except (ClosedError, LateError) as error:
-            raise ChildProcessError(errno.ECHILD, "no process could be started to try the graph in") from error
-
-    def built(self, graph: SharedGraph) -> tuple[str, frozenset[str]]:
-        found: tuple[str, frozenset[str]] = self._answer(
-            self._channel.ask("graph", graph.message, descriptors=[graph.content]), "built"
-        )
-        return found
-
-    def called(self, one: SharedFiles) -> None:
-        self._answer(self._channel.ask("version", one.message, descriptors=one.descriptors), "called once")
-
-    def close(self) -> None:
-        with suppress(OSError):
-            os.kill(self._pid, signal.SIGKILL)
-        self._channel.close()
-
-    def _answer(self, answer: Future[Any], what: str) -> Any:
-        try:
-            return answer.result(_TRIAL_SECONDS)
-        except LateError as error:
-            raise GraphError(f"the graph was not {what} within {_TRIAL_SECONDS:g} s") from error
-        except ClosedError as error:
-            if self._template.has_ended:
-                raise ChildProcessError(errno.ECHILD, "the process ended with the one it was forked from") from error
-            raise GraphError(f"the graph ended the process in which it was to be {what}") from error

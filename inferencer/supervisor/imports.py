@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import queue
-import signal
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as LateError
-from contextlib import suppress
 from pathlib import Path
 
 from paramsync.errors import GraphError
 from paramsync.sources.source import Progress, ProgressCallback
 from paramsync.version import Version
 
-from ..processes.channel import Channel, ClosedError, pair
+from ..processes.channel import ClosedError
 from ..processes.messages import Imported, VersionMessage
 from ..settings.settings import ModelSettings
-from .fleet import Fleet, SharedFiles
+from .child import ChildProcess
+from .fleet import Fleet
+from .shared import SharedFiles
 from .versions import GraphFacts, KnownGraphs, SharedVersion, facts
 
-_START_SECONDS = 60.0
 _QUIET_SECONDS = 120.0  # without a word of progress, after which it is held to hang
 
 
@@ -68,17 +65,9 @@ class Importer:
 
     def _imported(self, version: Version, tell: ProgressCallback, *descriptors: int) -> Imported:
         news: queue.SimpleQueue[Progress | None] = queue.SimpleQueue()
-        ours, theirs = pair()
-        channel = Channel(ours, {"progress": news.put}, name=f"importer of {self._settings.name}")
-        self._fleet.template.start("importer", self._settings, descriptors=[theirs.fileno()])
-        theirs.close()
-        channel.start()
+        importer = ChildProcess(self._fleet.template, "importer", self._settings, handlers={"progress": news.put})
         try:
-            pid = int(channel.ask("pid").result(_START_SECONDS))
-        except (ClosedError, LateError) as error:
-            raise ChildProcessError(errno.ECHILD, "no process could be started to import it") from error
-        try:
-            answer: Future[Imported] = channel.ask("restore", version, descriptors=descriptors)
+            answer: Future[Imported] = importer.channel.ask("restore", version, descriptors=descriptors)
             answer.add_done_callback(lambda _: news.put(None))
             while (progress := news.get(timeout=_QUIET_SECONDS)) is not None:
                 tell(progress)
@@ -86,10 +75,6 @@ class Importer:
         except queue.Empty as error:
             raise GraphError(f"version {version.number} was not imported: no word for {_QUIET_SECONDS:g} s") from error
         except ClosedError as error:
-            if self._fleet.template.has_ended:
-                raise ChildProcessError(errno.ECHILD, "the process ended with the one it was forked from") from error
-            raise GraphError(f"version {version.number} ended the process that imported it") from error
+            raise importer.ended(f"version {version.number} ended the process that imported it") from error
         finally:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-            channel.close()
+            importer.kill()

@@ -33,8 +33,9 @@ from ..settings.settings import AnySettings, Ports, Settings, TfServing, ports
 from ..transport.grpc_port import GrpcPort
 from ..transport.health import Health
 from ..transport.memory_budget import SHARES, MemoryBudget
-from .fleet import Fleet, Shown, Template
+from .fleet import Fleet, Shown
 from .maker import SharedJoined, SharedMaker, message_of
+from .template import Template
 
 _log = logging.getLogger("paramsync.inferencer")
 _GRACE_OF_CONTROL = 1.0  # its calls have been answered by then, and its streams have ended, but for slow readers

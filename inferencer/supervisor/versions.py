@@ -20,7 +20,8 @@ from paramsync.v1 import graph_pb2
 from paramsync.version import Version
 
 from ..processes.messages import Place, VersionMessage
-from .fleet import Fleet, SharedFiles, SharedGraph
+from .fleet import Fleet
+from .shared import SharedFiles, SharedGraph
 
 _KEPT = 4  # graphs: those of a version and its predecessor, and of some that were there before
 

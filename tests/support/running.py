@@ -18,8 +18,8 @@ from tensorflow_serving.apis import model_service_pb2_grpc, predict_pb2, predict
 
 from inferencer.event_loop.loop import IdleSelector, Loop
 from inferencer.settings.settings import ModelSettings, Ports, Settings
-from inferencer.supervisor.fleet import Template
 from inferencer.supervisor.server import Server
+from inferencer.supervisor.template import Template
 from inferencer.transport.read_timeout import ReadTimeouts
 from paramsync.graphs.graph import Graph
 from paramsync.store.store import Store
