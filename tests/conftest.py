@@ -18,7 +18,7 @@ import pytest
 
 if TYPE_CHECKING:
     from inferencer.event_loop.loop import IdleSelector
-    from paramsync.checkpoint.file_pool import FilePool
+    from paramsync.checkpoint.data_file import FilePool
     from paramsync.following.follower import Follower
     from paramsync.sources.listeners import InotifyListener, ObserverListener
     from paramsync.sources.watch import Watch
@@ -177,7 +177,7 @@ def disk(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def spares(tmp_path: Path) -> Iterator[FilePool]:
-    from paramsync.checkpoint.file_pool import FilePool
+    from paramsync.checkpoint.data_file import FilePool
 
     one = FilePool(tmp_path)
     yield one

@@ -1,4 +1,4 @@
-"""Data files that a reader holds: no publisher overwrites a file as long as anything of it is in use.
+"""Data files: how readers hold them, and how a publisher overwrites those that nobody holds (see FilePool).
 
 Versions that share a file share one mapping: bringing a file into the page table is most of what a restore takes.
 
@@ -13,14 +13,19 @@ give back other bytes than it was given, and another machine may have copied hal
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import hashlib
 import mmap
 import os
+import stat
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from copy import copy as copy_of
+from io import FileIO
 from pathlib import Path
-from typing import NamedTuple, TypeAlias, final
+from typing import Any, NamedTuple, TypeAlias, final
 
 import numpy as np
 from crc32c import crc32c
@@ -31,9 +36,16 @@ from paramsync.host import files, memory
 
 # Bytes that are prefaulted at once: other threads that allocate memory wait for one portion, and between two of them
 # this thread waits for the GIL, and others for this thread.
-PORTION = 32 << 20
+_PREFAULTED = 32 << 20
 ALIGNMENT = 64  # bytes: TensorFlow's kernels expect it of the address of a tensor
+SPARE = ".spare-"
+SPARES = 3  # files that wait to be overwritten
+MAPPED = 48  # files that stay mapped for writing; each takes two descriptors
+NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
+
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
+_WASTE = 1.25  # how many times as large as needed a spare may be
+_PASSES = 4  # how often a spare may be found to be of the wrong size before it is removed
 
 FileId = tuple[int, int]
 """Device and inode, which tell a file from all others."""
@@ -113,7 +125,6 @@ class DataFile:
         self.stamp = FileStamp.of(found)
         self.is_mapped = mapped
         self._mapping: mmap.mmap | None = None  # nor of an empty file, which cannot be mapped
-        self._present: list[tuple[int, int]] = []  # mapped ranges that were brought in, shared by all names of the file
         self._copies: dict[tuple[int, int], memoryview] = {}
         if not mapped:
             self._descriptor = os.dup(descriptor)
@@ -204,14 +215,10 @@ class DataFile:
         if self._mapping is None or not size:
             return
         self.check(offset, size)
-        was = any(first <= offset and offset + size <= last for first, last in self._present)
-        if was and self.is_present(offset, size):
-            return  # asking again takes half as long; dropped pages that are in the page cache again are soon back
-        for at in range(offset, offset + size, PORTION):
-            length = min(PORTION, offset + size - at)
+        for at in range(offset, offset + size, _PREFAULTED):
+            length = min(_PREFAULTED, offset + size - at)
             if not self._populate(at, length):
                 crc32c(self.memory(at, length))  # an older kernel: each page is there once it was read
-        self._note(offset, size)
 
     def is_present(self, offset: int, size: int) -> bool:
         """Whether none of these bytes of some `memory` would be read from a disk now, as far as the kernel tells."""
@@ -224,18 +231,10 @@ class DataFile:
         have written to a `memory`. A copy stays: the same advice to the kernel would fill it with zeros.
         """
         if self._mapping is not None:
-            self._present.clear()
             memory.drop_pages(self._pages())
 
     def _pages(self) -> Array:
         return np.frombuffer(self._mapping or b"", np.uint8)
-
-    def _note(self, start: int, size: int) -> None:
-        stop = start + size
-        if self._present and self._present[-1][1] == start:
-            start = self._present[-1][0]
-        self._present[:] = [known for known in self._present if known[0] < start or known[1] > stop]
-        self._present.append((start, stop))
 
     def _populate(self, offset: int, size: int) -> bool:
         try:
@@ -247,3 +246,254 @@ class DataFile:
     def _too_short(self, offset: int, size: int) -> CorruptCheckpointError:
         expected = f"{size} bytes at {offset}, as when it was opened"
         return CorruptCheckpointError(self.path, expected=expected, found="a file that was cut")
+
+
+class PooledFile:
+    """A data file, open and mapped for writing. Others that map or read the file see what is written at once."""
+
+    def __init__(self, path: Path, file: FileIO, *, in_memory: bool) -> None:
+        """Takes the open file over. Pages of a file `in_memory`, once allocated, can be written forever after."""
+        self.path = path
+        """Its name as long as it waits: that of a spare, or a temporary one."""
+        self._file = file  # closes itself where an interrupt comes before anybody else could
+        self.descriptor = file.fileno()
+        found = os.fstat(self.descriptor)
+        self.inode = found.st_ino
+        self.size = found.st_size
+        self.content: Array = np.empty(0, np.uint8)
+        self.stamp = FileStamp.of(found)
+        """The stamp of this very file, whatever its name leads to, when it was last written as a whole."""
+        self.known: dict[Any, Any] = {}
+        """What its writer knows of pieces of the content, right as long as nobody else writes into it."""
+        self.passes = 0
+        """How often the file was not of the size that was needed, since it became a spare."""
+        self._in_memory = in_memory
+        self._allocated = 0
+        try:
+            self._mapping = mmap.mmap(self.descriptor, self.size) if self.size else None
+        except BaseException:
+            file.close()
+            raise
+        if self._mapping is not None:
+            self.content = np.frombuffer(self._mapping, np.uint8)
+
+    def allocate(self, start: int, stop: int) -> None:
+        """Have pages for bytes that are put there next. Without, SIGBUS would say that memory has no room.
+
+        Raises OSError where there is none. May be called by several threads.
+        """
+        if stop <= self._allocated or not self._in_memory:
+            return
+        try:
+            if memory.make_writable(self.content, start, stop):
+                return
+        except OSError:
+            os.posix_fallocate(self.descriptor, start, stop - start)  # knows better why: no room, a quota, read-only
+            raise
+        os.posix_fallocate(self.descriptor, start, stop - start)
+
+    def put(self, start: int, source: Array) -> None:
+        """Copy bytes to their place, which is allocated. May be called by several threads. Raises OSError."""
+        stop = start + len(source)
+        if self._in_memory:
+            np.copyto(self.content[start:stop], source)
+            return
+        # No page of a disk stays writable: once written back, it may want room again, and a copy would be SIGBUS.
+        while start < stop:
+            start += os.pwrite(self.descriptor, source[start - stop :].data, start)
+
+    def take_known(self) -> dict[Any, Any]:
+        """The known pieces, before the file is written again: none where it changed, or lies on a disk."""
+        found, self.known = self.known, {}
+        return found if self._in_memory and FileStamp.of(os.fstat(self.descriptor)) == self.stamp else {}
+
+    def note_written(self, size: int) -> None:
+        """All bytes up to this size are written."""
+        if self._in_memory:
+            self._allocated = max(self._allocated, size)
+
+    def free_pages(self) -> None:
+        """Free the memory of a file that has no name any more, though a follower may have it mapped."""
+        if self.size and not os.fstat(self.descriptor).st_nlink:
+            memory.free_pages(self.content)
+
+    def close(self) -> None:
+        self.content = np.empty(0, np.uint8)
+        if self._mapping is not None:
+            with suppress(BufferError):  # the traceback of an error still refers to it, and unmaps it when it goes
+                self._mapping.close()
+            self._mapping = None
+        self._file.close()
+        self.descriptor = -1
+
+
+class FilePool:
+    """Retired data files on their way from one version to a later one. The publisher's thread owns the pool.
+
+    Fresh pages are by far the most expensive part of writing into memory, so files are overwritten in place:
+
+    1. `retire` takes a file's names away, one after the other. With the last one it becomes a spare, by rename.
+    2. `writing` takes the exclusive lock of a spare, and does not wait for it: a follower holds the shared lock for
+       as long as it uses the file, and the kernel drops it when the follower dies.
+    3. With the lock, the name of the spare must be the only one: somebody may have made a link to keep the file.
+    4. The file is overwritten. A publisher that is killed here leaves a spare.
+    5. The lock is given back, and the spare is renamed to what it is now.
+    6. A spare too many loses its name under the lock, and then its memory is freed.
+
+    The race is with a follower that opened the file by a name of a version, and has yet to lock it. It locks, and then
+    looks whether the name still leads to the file that it locked. If it locked before 2, then 2 fails. If it locked
+    later, then it was after 1, and the name that it came by is gone for good, since no number of a version comes twice:
+    it lets go of what it has not read. A server may have a spare mapped without the lock, and reads
+    nothing of it before a version has the file, and it has the lock. No file that ever had a name is cut
+    short.
+    """
+
+    def __init__(self, directory: Path, *, durable: bool = False) -> None:
+        """Takes over the spares of an earlier publisher. Raises OSError."""
+        self._directory = directory
+        self._durable = durable
+        # There pages once allocated stay writable; elsewhere a page that was written back may have to find room again.
+        self.in_memory = memory.is_memory(directory.stat())
+        """Whether all these files are."""
+        self._files: dict[int, PooledFile] = {}  # by inode, those written last at the end
+        self._spares: list[PooledFile] = []  # those of them that may be overwritten, the oldest first
+        for name in sorted((name for name in files.names(directory) if name.startswith(SPARE)), key=_age):
+            if stat.S_ISREG((directory / name).lstat().st_mode):
+                self._add_spare(directory / name, directory / name)
+
+    @contextmanager
+    def writing(self, path: Path, size: int) -> Iterator[PooledFile]:
+        """A file of that size or a little more to write, which has the name `path` when the block ends.
+
+        Where the block fails, there is no such file. Raises OSError.
+        """
+        spare = self._lock_spare(size)
+        file = spare or self._fresh(path.with_name(files.TEMPORARY + path.name), size)
+        try:
+            yield file
+            file.note_written(size)
+            file.stamp = stamp_now(file.descriptor)
+            if self._durable:
+                os.fsync(file.descriptor)
+            fcntl.flock(file.descriptor, fcntl.LOCK_UN)
+            file.path.rename(path)
+        except BaseException as error:
+            if spare:
+                fcntl.flock(file.descriptor, fcntl.LOCK_UN)
+            else:
+                with suppress(OSError):  # the error that there is says more, and the file has to be closed
+                    file.path.unlink(missing_ok=True)
+                    if isinstance(error, OSError):  # no room, perhaps: give back what there was, though it is mapped
+                        os.ftruncate(file.descriptor, 0)
+                file.close()
+            raise
+        if spare:
+            self._spares.remove(spare)
+        self.use(file)
+
+    def use(self, file: PooledFile) -> None:
+        """Note that a version which is being written has the file: it is the last to be unmapped."""
+        if file.descriptor >= 0:
+            self._files.pop(file.inode, None)
+            self._files[file.inode] = file
+
+    def retire(self, path: Path) -> None:
+        """Take a data file's name away; a file that loses its last name becomes a spare. Raises OSError."""
+        try:
+            found = path.lstat()
+        except FileNotFoundError:
+            return
+        if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1 or not found.st_size:
+            path.unlink()
+            return
+        spare = path.with_name(SPARE + path.name)
+        if self._add_spare(path, spare):  # first: an interrupt must not lose it
+            path.rename(spare)
+
+    def trim(self, keep: int = SPARES) -> None:
+        """Remove useless spares and those too many, the oldest first; close what nobody needs. Raises OSError."""
+        useless = [spare for spare in self._spares if spare.passes >= _PASSES]
+        others = [spare for spare in self._spares if spare.passes < _PASSES]
+        for spare in useless + others[: max(0, len(others) - keep)]:
+            locked = self.in_memory and self._lock(spare)
+            spare.path.unlink(missing_ok=True)
+            if locked:
+                spare.free_pages()
+            self._spares.remove(spare)
+            self._close(spare)
+        in_use = [file for file in self._files.values() if file not in self._spares]
+        for at, file in enumerate(in_use):
+            if at < len(in_use) - MAPPED or not os.fstat(file.descriptor).st_nlink:  # a stranger removed it
+                self._close(file)
+
+    def close(self) -> None:
+        """Unmap everything. The spares stay, for the next publisher."""
+        for file in list(self._files.values()):
+            self._close(file)
+
+    def _add_spare(self, path: Path, name: Path) -> bool:
+        """Note a file, which is to have this name, as a spare. One that cannot be opened is removed; then False."""
+        try:
+            file = self._files.get(path.lstat().st_ino) or PooledFile(
+                name, FileIO(path, "r+", opener=_without_following), in_memory=self.in_memory
+            )
+        except OSError:
+            path.unlink(missing_ok=True)
+            return False
+        file.path, file.passes = name, 0
+        self._files[file.inode] = file
+        if file not in self._spares:
+            self._spares.append(file)
+        return True
+
+    def _lock_spare(self, size: int) -> PooledFile | None:
+        """The oldest spare that is large enough and that nobody holds, locked."""
+        for spare in self._spares:
+            if not size <= spare.size <= size * _WASTE:
+                spare.passes += 1
+            elif self._lock(spare):
+                spare.passes = 0
+                return spare
+        return None
+
+    def _lock(self, spare: PooledFile) -> bool:
+        """Lock a spare that nobody holds. One that is not what it was is of no use any more."""
+        try:
+            fcntl.flock(spare.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        with suppress(OSError):  # a stranger removed it
+            found = os.fstat(spare.descriptor)
+            if (found.st_nlink, found.st_size, spare.path.lstat().st_ino) == (1, spare.size, spare.inode):
+                return True
+        fcntl.flock(spare.descriptor, fcntl.LOCK_UN)
+        spare.passes = _PASSES
+        return False
+
+    def _fresh(self, aside: Path, size: int) -> PooledFile:
+        """A new file, whose pages are allocated when they are written. Where there is no room, the spares make some."""
+        aside.unlink(missing_ok=True)
+        found = os.statvfs(self._directory)
+        if found.f_blocks and found.f_bavail * found.f_frsize < size:
+            self.trim(keep=0)
+        file = FileIO(aside, "x+")
+        try:
+            file.truncate(size)
+            return PooledFile(aside, file, in_memory=self.in_memory)
+        except BaseException:
+            file.close()
+            aside.unlink(missing_ok=True)
+            raise
+
+    def _close(self, file: PooledFile) -> None:
+        self._files.pop(file.inode, None)
+        file.close()
+
+
+def _without_following(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+
+
+def _age(name: str) -> tuple[int, str]:
+    """Sorts names of spares from the oldest on: the number of a version is in the name."""
+    return len(name), name

@@ -13,16 +13,14 @@ from crc32c import crc32c
 
 from paramsync import dtypes
 from paramsync.checkpoint.data_file import DataFile, FileId, FileStamp, FindMapped, hold, seal_of
-from paramsync.checkpoint.tensor_bytes import Finding, Region, examine
+from paramsync.checkpoint.tensor_bytes import PORTION, THREADS, Finding, Region, each, examine
 from paramsync.dtypes import Array
 from paramsync.errors import CorruptCheckpointError, ParameterError, UnreadableError
 from paramsync.host import files
-from paramsync.host.parallel import THREADS, each
 from paramsync.tensorbundle import index, strings
 from paramsync.tensorbundle.index import Entry, data_file, index_file
 from paramsync.tensorbundle.sstable import mask
 
-_CHUNK = 4 << 20  # bytes that are read at once where nothing is kept
 _OBJECTS = 1 << 30  # bytes of strings in one tensor that are worth looking at: their lengths have to be known together
 _LOOKS = 5  # how often a checkpoint that changes while it is opened is looked at again
 _GAP = 1 << 12  # bytes: fewer lie between two tensors side by side, which begin on a page or on 64 bytes
@@ -276,8 +274,8 @@ class Bundle:
             return checksum
         self._numpy_dtype(name, piece)
         checksum = 0
-        for start in range(0, piece.size, _CHUNK):
-            chunk = shard.read(piece.offset + start, min(_CHUNK, piece.size - start))
+        for start in range(0, piece.size, PORTION):
+            chunk = shard.read(piece.offset + start, min(PORTION, piece.size - start))
             checksum = crc32c(chunk, checksum)
             advance(len(chunk))
         return checksum

@@ -1,49 +1,43 @@
-"""Works through the bytes of tensors on several threads: examines them, copies them into a file, compares them."""
+"""Works through the bytes of tensors on a few threads: examines them, copies them into a file, compares them.
+
+What numpy and checksums do to large buffers releases the GIL.
+"""
 
 from __future__ import annotations
 
+import _thread
 import itertools
 import math
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import ml_dtypes
 import numpy as np
 from crc32c import crc32c
-from xxhash import xxh3_128
 
-from paramsync.checkpoint.data_file import ALIGNMENT
-from paramsync.checkpoint.file_pool import PooledFile
+from paramsync.checkpoint.data_file import ALIGNMENT, PooledFile
 from paramsync.dtypes import Array
 from paramsync.host import memory
-from paramsync.host.parallel import THREADS, each
+from paramsync.host.processes import processors
 
-PORTION = 4 << 20  # bytes that one thread copies at once: most are still in its cache then, and it seldom waits
+T = TypeVar("T")
 
-_SMALL_WRITE = 32 << 20  # bytes: below this, four portions, as a thread's second turn costs more than it saves
-_PORTIONS = 4
-_EASY = 1 << 18  # bytes; portions are a multiple of it, so that checksums are soon combined
+PROCESSORS = processors()
+"""The processors that this process may use, which a container or `taskset` may limit."""
+THREADS = min(4, max(1, PROCESSORS - 1))
+"""More threads do not read memory any faster, and one processor of few is left to serving or training."""
+PORTION = 4 << 20  # bytes that one thread works on at once: most are still in its cache for a second look
 
-_EXAMINED = 8 << 20  # bytes that one thread examines at once: few enough for all threads to end together
-_CHUNK = 2 << 20  # bytes that are still in a cache after the checksum, when their values are looked at
-_FEW = 2 << 20  # bytes that one thread has seen by the time that others would have started
-_SMALL = 1 << 20  # bytes of a region, on average, below which threads wait for the GIL more than they read
 _POLYNOMIAL = 0x82F63B78  # of crc32c, its bits reversed
-
-_WORTH_A_THREAD = 4 << 20  # bytes; a thread has to start, and takes turns with the others
-_PROBE = 1 << 12  # bytes that tell most tensors that changed from those that did not
+_PROBE = 1 << 12  # bytes that tell most pieces that changed from those that did not
 _NOTHING = np.empty(0, np.uint8)
 _WORTH_KNOWING = 1 << 20  # bytes of a piece whose finding is kept for the next write
 _MISSES = 2  # comparisons more that ended late, and in vain, than did not: the rest is copied without a look
-
-_CACHED = 1 << 18  # bytes that the smallest cache of a processor's own has room for
-_SECONDS = 0.002  # for the chunks of one digest; as much as is copied at once takes a tenth of it
-_LATE = 3  # digests that took longer: some thread keeps the GIL, and is to be asked for it less
 
 DType = np.dtype[np.generic]
 
@@ -87,35 +81,76 @@ class Finding(NamedTuple):
     sound: bool
 
 
-@dataclass(slots=True, eq=False)
-class _KnownPiece:
-    """A large piece of a file: its finding, and, once it was asked for, the digest of its bytes."""
+def each(work: Callable[[T], object], items: Iterable[T], *, threads: int = THREADS) -> None:
+    """Call `work` with every item, on this thread and `threads` - 1 others. Returns when all is done.
 
-    finding: Finding
-    digest: bytes = b""
+    The first error ends the work soon, and is raised here. The threads live as long as the call: starting one costs
+    about a tenth of a millisecond, so small work takes `threads=1`.
+    """
+    job, queue, turn = [work], iter(items), threading.Lock()
+    running: list[threading.Lock] = []  # one for each thread, which releases it at its end
+    errors: list[BaseException] = []
+
+    def take() -> None:
+        task = job[0] if job else None
+        while task and not errors:
+            with turn:
+                item = next(queue, None)
+            if item is None:
+                return
+            try:
+                task(item)
+            except BaseException as error:  # noqa: BLE001, raised again by the caller's thread
+                errors.append(error)
+
+    def run(ended: threading.Lock) -> None:
+        take()
+        ended.release()
+
+    def wait() -> None:
+        for ended in running:
+            with ended:
+                pass
+        job.clear()  # the last instructions of a thread refer to no work any more
+
+    try:
+        for _ in range(threads - 1):
+            ended = threading.Lock()
+            ended.acquire()
+            _thread.start_new_thread(run, (ended,))  # does not wait until it runs, as `threading.Thread` would
+            running.append(ended)
+        take()
+        wait()
+    except BaseException as error:  # noqa: BLE001, an interrupt, too: no thread works on when this has returned
+        errors.insert(0, error)
+        while job:
+            with suppress(BaseException):  # further interrupts: all threads end with what they are at
+                wait()
+    if errors:
+        try:
+            raise errors[0]
+        finally:
+            errors.clear()  # else the error, its traceback and this frame would keep each other alive
 
 
-def portions(sizes: Sequence[int], longest: int | None = None) -> Iterable[tuple[Piece, ...]]:
+def portions(sizes: Sequence[int]) -> Iterable[tuple[Piece, ...]]:
     """All bytes of tensors of these sizes, in portions for one thread each: many small tensors, or a part of one.
 
     No value of a tensor is cut: pieces begin on multiples of the alignment. An empty tensor has a piece, too.
     """
-    if longest is None:
-        few = -(-sum(sizes) // (_PORTIONS * _EASY)) * _EASY
-        longest = max(PORTION, few) if sum(sizes) <= _SMALL_WRITE else PORTION
     portion: list[Piece] = []
-    room = longest
+    room = PORTION
     for tensor, size in enumerate(sizes):
         start = 0
         while size - start > room:
             portion.append(Piece(tensor, start, start + room))
             yield tuple(portion)
-            portion, start, room = [], start + room, longest
+            portion, start, room = [], start + room, PORTION
         portion.append(Piece(tensor, start, size))
         room -= -((start - size) // ALIGNMENT) * ALIGNMENT
         if not room:
             yield tuple(portion)
-            portion, room = [], longest
+            portion, room = [], PORTION
     if portion:
         yield tuple(portion)
 
@@ -123,28 +158,28 @@ def portions(sizes: Sequence[int], longest: int | None = None) -> Iterable[tuple
 def examine(regions: Sequence[Region], *, threads: int = THREADS) -> list[Finding]:
     """A finding for each region, from one pass over the memory of all."""
     tests = [None if region.dtype is None else soundness(region.dtype) for region in regions]
-    found: list[list[tuple[int, int, Finding]]] = [[] for _ in regions]
+    parts: list[list[tuple[Piece, Finding]]] = [[] for _ in regions]
 
     def work(portion: tuple[Piece, ...]) -> None:
-        for number, start, stop in portion:
-            region = regions[number]
+        for piece in portion:
+            region = regions[piece.tensor]
             if region.check is not None:
-                region.check(start, stop - start)
-            found[number].append((start, stop, _look(region.memory[start:stop], tests[number])))
+                region.check(piece.start, piece.stop - piece.start)
+            content = region.memory[piece.start : piece.stop]
+            parts[piece.tensor].append((piece, _finding(content, tests[piece.tensor])))
 
     sizes = [len(region.memory) for region in regions]
-    useful = 1 if sum(sizes) < _FEW else 2 if sum(sizes) < _SMALL * len(sizes) else THREADS
-    each(work, portions(sizes, _EXAMINED), threads=min(threads, useful))
-    return [joined(parts) for parts in found]
+    each(work, portions(sizes), threads=min(threads, _threads(sum(sizes))))
+    return [_joined(findings) for findings in parts]
 
 
-def joined(parts: Sequence[tuple[int, int, Finding]]) -> Finding:
-    """The finding of a tensor from those of its pieces, each with its start and stop."""
+def _joined(parts: Sequence[tuple[Piece, Finding]]) -> Finding:
+    """The finding of a tensor from those of its pieces."""
     if len(parts) == 1:
-        return parts[0][2]
+        return parts[0][1]
     checksum, sound = 0, True
-    for start, stop, part in sorted(parts):
-        checksum = combine(checksum, part.checksum, stop - start) if start else part.checksum
+    for piece, part in sorted(parts):
+        checksum = combine(checksum, part.checksum, piece.stop - piece.start)
         sound = sound and part.sound
     return Finding(checksum, sound)
 
@@ -174,15 +209,8 @@ def _times(one: int, other: int) -> int:
     return product
 
 
-def _look(content: memoryview, test: Test | None) -> Finding:
-    if test is None:
-        return Finding(crc32c(content), True)  # in one go: threads that serve want the GIL, too
-    checksum, sound = 0, True
-    for start in range(0, len(content), _CHUNK):
-        chunk = content[start : start + _CHUNK]
-        checksum = crc32c(chunk, checksum)
-        sound = sound and test(chunk)
-    return Finding(checksum, sound)
+def _finding(content: memoryview, test: Test | None) -> Finding:
+    return Finding(crc32c(content), not content or test is None or test(content))
 
 
 @lru_cache(maxsize=64)
@@ -233,11 +261,22 @@ def write(
     can let go of the buffer. The last come first, as most networks are trained from their last layer on: an update of a
     pinned buffer costs a copy into new pages.
     """
-    pieces = _PieceCache(file)
     tests = [None if dtype is None else soundness(dtype) for dtype in dtypes]
-    parts: list[list[tuple[int, int, Finding]]] = [[] for _ in tensors]
+    parts: list[list[tuple[Piece, Finding]]] = [[] for _ in tensors]
     counts = Counter(piece.tensor for portion in layout.portions for piece in portion)
     done = [itertools.count(1) for _ in tensors]  # asked for the next number, each gives it to one thread only
+    before, misses = file.take_known(), 0
+
+    def unchanged(start: int, source: Array, test: Test | None) -> Finding | None:
+        """The finding of a piece that the file has already: few rows of a large table change, mostly side by side."""
+        nonlocal misses
+        known = before.get((start, len(source), test))
+        target = file.content[start : start + len(source)]
+        if known is None or misses > _MISSES or not memory.equal(target, source, 0, _PROBE):
+            return None
+        is_same = memory.equal(target, source, _PROBE, len(source))
+        misses += -1 if is_same else 1
+        return known if is_same else None
 
     def copy(portion: tuple[Piece, ...]) -> None:
         first, last = portion[0], portion[-1]
@@ -245,93 +284,35 @@ def write(
         for piece in portion:
             start = layout.offsets[piece.tensor] + piece.start
             source, test = tensors[piece.tensor][piece.start : piece.stop], tests[piece.tensor]
-            known = pieces.find(start, source, test)
-            if known is None:
+            finding = unchanged(start, source, test)
+            if finding is None:
                 file.put(start, source)
-                target = file.content[start : start + len(source)].data  # still in the cache
-                known = _KnownPiece(Finding(crc32c(target), not target or test is None or test(target)))
+                finding = _finding(file.content[start : start + len(source)].data, test)  # still in the cache
             if len(source) >= _WORTH_KNOWING:
-                file.known[start, len(source), test] = known
+                file.known[start, len(source), test] = finding
             del source
-            parts[piece.tensor].append((piece.start, piece.stop, known.finding))
+            parts[piece.tensor].append((piece, finding))
             if next(done[piece.tensor]) == counts[piece.tensor]:
                 tensors[piece.tensor] = _NOTHING
                 copied(piece.tensor)
 
     each(copy, reversed(layout.portions), threads=_threads(layout.end))
-    return [joined(findings) for findings in parts]
+    return [_joined(findings) for findings in parts]
 
 
 def same(pairs: Sequence[tuple[Array, Array]]) -> list[bool]:
     """Whether the two buffers of each pair, which are equally long, have the same bytes."""
-    found = [memory.equal(one, other, 0, min(_PROBE, len(one))) for one, other in pairs]
-    left = [at for at, (one, _) in enumerate(pairs) if found[at] and len(one) > _PROBE]
+    found = [True] * len(pairs)
 
     def compare(portion: tuple[Piece, ...]) -> None:
         for piece in portion:
-            at = left[piece.tensor]
-            if found[at] and not memory.equal(*pairs[at], piece.start, piece.stop):
-                found[at] = False
+            if found[piece.tensor] and not memory.equal(*pairs[piece.tensor], piece.start, piece.stop):
+                found[piece.tensor] = False
 
-    sizes = [len(pairs[at][0]) for at in left]
+    sizes = [len(first) for first, _ in pairs]
     each(compare, portions(sizes), threads=_threads(sum(sizes)))
     return found
 
 
-class _PieceCache:
-    """Finds pieces of a file that already hold the bytes which are to be written there.
-
-    Few rows of a large table change from version to version, mostly side by side. Digests, of which the file's own is
-    known from the second time on, show what is the same with half as many bytes read as a comparison.
-    """
-
-    def __init__(self, file: PooledFile) -> None:
-        self._content = file.content
-        self._before = file.take_known()
-        self._digests = Digests()
-        self._misses = 0
-
-    def find(self, start: int, source: Array, test: Test | None) -> _KnownPiece | None:
-        """The piece of these bytes, if they are in the file, at their place."""
-        size = len(source)
-        known = self._before.get((start, size, test))
-        target = self._content[start : start + size]
-        if known is None or self._misses > _MISSES or not memory.equal(target, source, 0, _PROBE):
-            return None
-        known.digest = known.digest or self._digests.of(target)
-        same = known.digest == self._digests.of(source)
-        self._misses += -1 if same else 1
-        return known if same else None
-
-
-class Digests:
-    """Computes digests of large buffers, and leaves the cache that processors share to others.
-
-    Read as they lie, hundreds of megabytes evict what others had in that cache: answers of a server took half as long
-    again. The C library copies a chunk that fits into a processor's own cache past the shared one (`rep movsb`, on
-    x86-64), and the digest reads it from there. Threads take turns: they would wait for the GIL at every chunk.
-    """
-
-    def __init__(self) -> None:
-        self._turn = threading.Lock()
-        self._chunk = np.empty(_CACHED, np.uint8)
-        self._late = 0
-
-    def of(self, content: Array) -> bytes:
-        with self._turn:
-            digest = xxh3_128()
-            end = time.perf_counter() + _SECONDS
-            start = 0
-            while start < len(content) and self._late < _LATE and time.perf_counter() < end:
-                part = content[start : start + _CACHED]
-                chunk = self._chunk[: len(part)]
-                np.copyto(chunk, part)
-                digest.update(chunk.data)
-                start += len(part)
-            self._late += start < len(content)
-            digest.update(content[start:].data)
-            return digest.digest()
-
-
 def _threads(size: int) -> int:
-    return min(THREADS, 1 + size // _WORTH_A_THREAD)
+    return min(THREADS, 1 + size // PORTION)  # a thread has to start, and takes turns with the others

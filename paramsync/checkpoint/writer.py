@@ -16,8 +16,7 @@ import numpy.typing as npt
 
 from paramsync import dtypes
 from paramsync.checkpoint import tensor_bytes
-from paramsync.checkpoint.data_file import ALIGNMENT, FileStamp, seal_of
-from paramsync.checkpoint.file_pool import FilePool, PooledFile
+from paramsync.checkpoint.data_file import ALIGNMENT, FilePool, FileStamp, PooledFile, seal_of
 from paramsync.checkpoint.tensor_bytes import Layout, portions
 from paramsync.dtypes import Array
 from paramsync.errors import NotFiniteError, ParameterError

@@ -6,14 +6,14 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 
 from paramsync import dtypes
 from paramsync.checkpoint.reader import Bundle
-from paramsync.host import parallel
+from paramsync.checkpoint.tensor_bytes import PROCESSORS, THREADS
 from paramsync.sources.source import GraphSpec, Progress, ProgressCallback
 from paramsync.version import Version
 
 _NOT_NUMBERS = {dtypes.BOOL, dtypes.STRING, dtypes.VARIANT}
 _LARGE = 4 << 20  # bytes of an embedding: a smaller one is brought in with what lies beside it
 _PORTION = 64 << 20  # bytes that are checked at once; between portions progress is told, and a restore may be given up
-_THREADS = max(1, min(parallel.THREADS, parallel.PROCESSORS // 2))
+_THREADS = max(1, min(THREADS, PROCESSORS // 2))
 """Checking takes processors, and the GIL, from threads that answer: `docs/performance.md` has figures."""
 
 

@@ -10,8 +10,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from paramsync.checkpoint.data_file import FileStamp
-from paramsync.checkpoint.file_pool import NO_ROOM, FilePool
+from paramsync.checkpoint.data_file import NO_ROOM, FilePool, FileStamp
 from paramsync.checkpoint.writer import CheckpointWriter, Tensor
 from paramsync.errors import CorruptCheckpointError, SettingsError, StoreError, UnreadableError
 from paramsync.host import files

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from paramsync.checkpoint.file_pool import MAPPED, SPARES, FilePool
+from paramsync.checkpoint.data_file import MAPPED, SPARES, FilePool
 from paramsync.host.memory import is_memory
 from tests.support.disks import run_on_small_disk
 from tests.support.spare_files import SIZE, listing, write
@@ -143,7 +143,7 @@ def test_a_spare_that_fails_is_still_one(spares: FilePool, tmp_path: Path) -> No
 FULL = """
 import errno, sys
 from pathlib import Path
-from paramsync.checkpoint.file_pool import FilePool
+from paramsync.checkpoint.data_file import FilePool
 path = Path(sys.argv[1])
 spares = FilePool(path)
 def write(number, size):

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from paramsync.checkpoint.file_pool import SPARES
+from paramsync.checkpoint.data_file import SPARES
 from paramsync.store.commit import StoreWriter
 from paramsync.store.store import Store
 from tests.support.written import tensors, version

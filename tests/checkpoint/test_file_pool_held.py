@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from paramsync.checkpoint.file_pool import FilePool
+from paramsync.checkpoint.data_file import FilePool
 from tests.support.spare_files import SIZE, held, listing, write
 
 

@@ -14,7 +14,7 @@ import pytest
 import tensorflow as tf
 
 from paramsync.checkpoint import data_file
-from paramsync.checkpoint.file_pool import FilePool
+from paramsync.checkpoint.data_file import FilePool
 from paramsync.errors import CorruptCheckpointError, ParameterError
 from paramsync.following.replica import Replica
 from paramsync.graphs.capturing import capture

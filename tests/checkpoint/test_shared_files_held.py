@@ -41,26 +41,6 @@ def test_what_one_lets_go_of_the_other_brings_in_again(memory: Path, pair: tuple
         assert resident(memory) == 8 * SIZE
 
 
-def test_what_one_has_brought_in_the_other_need_not(
-    pair: tuple[DataFile, DataFile], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Not even by a look at each page, which takes half as long."""
-    asked: list[tuple[int, int]] = []
-    populate = DataFile._populate
-
-    def counted(self: DataFile, offset: int, size: int) -> bool:
-        asked.append((offset, size))
-        return populate(self, offset, size)
-
-    monkeypatch.setattr(DataFile, "_populate", counted)
-    pair[0].prefault(0, 8 * SIZE)
-    assert sum(size for _, size in asked) == 8 * SIZE
-    for _ in range(2):
-        pair[1].prefault(SIZE, SIZE)
-        pair[0].prefault(0, 8 * SIZE)
-    assert sum(size for _, size in asked) == 8 * SIZE
-
-
 def test_what_the_kernel_dropped_is_brought_in_again(disk: Path) -> None:
     file = disk / "file"
     file.write_bytes(bytes(2 * SIZE))

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from paramsync.checkpoint.file_pool import FilePool
+from paramsync.checkpoint.data_file import FilePool
 from paramsync.checkpoint.reader import Bundle
 from paramsync.checkpoint.writer import CheckpointWriter, Tensor
 from paramsync.dtypes import Array

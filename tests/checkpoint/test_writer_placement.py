@@ -102,14 +102,6 @@ def test_portions_are_all_of_the_bytes_once_and_none_is_longer_than_the_others()
     assert arrange(()).portions == ()
 
 
-def test_what_is_copied_soon_is_in_as_many_portions_as_there_are_threads() -> None:
-    sizes = (3 * PORTION + 5, PORTION, 7)
-    portions = arrange(sizes).portions
-    assert len(portions) == 4
-    assert sum(piece.stop - piece.start for portion in portions for piece in portion) == sum(sizes)
-    assert len(arrange((PORTION, 5)).portions) == 2
-
-
 def test_no_value_is_cut_in_two() -> None:
     sizes = (3, 2 * PORTION, 65, 3 * PORTION + 8, 1)
     pieces = [piece for portion in arrange(sizes).portions for piece in portion]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from paramsync.checkpoint.file_pool import SPARES
+from paramsync.checkpoint.data_file import SPARES
 from paramsync.store.commit import StoreWriter
 from tests.support.disks import run_on_small_disk
 from tests.support.programs import ROOT

@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from paramsync.host import parallel
+from paramsync.checkpoint import tensor_bytes
 from tests.support.programs import eventually
 
 _LONG = 10.0
@@ -17,7 +17,7 @@ _LONG = 10.0
 @pytest.mark.parametrize("threads", [1, 2, 8])
 def test_every_item_is_worked_on_once(threads: int) -> None:
     done: list[int] = []
-    parallel.each(done.append, range(1, 1000), threads=threads)
+    tensor_bytes.each(done.append, range(1, 1000), threads=threads)
     assert sorted(done) == list(range(1, 1000))
 
 
@@ -27,7 +27,7 @@ def test_the_threads_work_at_the_same_time() -> None:
     def meet(_: int) -> None:
         together.wait()
 
-    parallel.each(meet, range(1, 4), threads=3)
+    tensor_bytes.each(meet, range(1, 4), threads=3)
 
 
 def test_an_error_is_raised_and_the_threads_are_gone() -> None:
@@ -36,7 +36,7 @@ def test_an_error_is_raised_and_the_threads_are_gone() -> None:
 
     before = threading.active_count()
     with pytest.raises(ZeroDivisionError):
-        parallel.each(divide, range(-5, 5), threads=4)
+        tensor_bytes.each(divide, range(-5, 5), threads=4)
     assert threading.active_count() == before
 
 
@@ -72,7 +72,7 @@ def test_interrupts_again_and_again_leave_no_thread_at_work() -> None:
     other.start()
     try:
         with pytest.raises(KeyboardInterrupt):
-            parallel.each(work, range(1, 100), threads=3)
+            tensor_bytes.each(work, range(1, 100), threads=3)
         found = len(done)
         other.join(_LONG)
     finally:
