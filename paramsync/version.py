@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Hashable, Mapping
+from dataclasses import MISSING, dataclass, field, fields
 from types import MappingProxyType
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -56,66 +56,51 @@ class Version:
         values = json.loads(text)
         if not isinstance(values, dict):
             raise ValueError(f"expected a JSON object, found {type(values).__name__}")
-        missing = [name for name in _REQUIRED if name not in values]
-        if missing:
+        required = [
+            field.name for field in fields(cls) if field.default is MISSING and field.default_factory is MISSING
+        ]
+        if missing := [name for name in required if name not in values]:
             raise ValueError(f"expected {', '.join(missing)}, found {', '.join(map(repr, values)) or 'nothing'}")
-        found: dict[str, Any] = {}
-        for name, read in _READ.items():
+        read: dict[str, Any] = {}
+        for name, kind in ((known.name, str(known.type)) for known in fields(cls)):
             if name in values:
                 try:
-                    found[name] = read(values[name])
-                except (ValueError, TypeError, OverflowError, AttributeError) as error:
+                    read[name] = _read(kind, values[name])
+                except (ValueError, OverflowError) as error:
                     raise ValueError(f"{name}: {error}") from error
-        return cls(**found)
+        return cls(**read)
 
 
-def _whole(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not -(1 << 63) <= value < 1 << 63:
-        raise ValueError("expected a whole number of 64 bits")
-    return value
-
-
-def _number(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"expected a number, found {type(value).__name__}")
-    return float(value)
-
-
-def _moment(value: object) -> float:
-    seconds = _number(value)
-    if not math.isfinite(seconds):
-        raise ValueError("expected seconds since the epoch")
-    return seconds
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"expected text, found {type(value).__name__}")
-    return value
-
-
-def _truth(value: object) -> bool:
-    if not isinstance(value, bool):
-        raise TypeError(f"expected true or false, found {type(value).__name__}")
-    return value
-
-
-_REQUIRED = ("number", "step", "prefix", "step_done_at", "snapshot_at")
-_READ: Mapping[str, Callable[[Any], Any]] = {
-    "number": _whole,
-    "step": _whole,
-    "prefix": _text,
-    "graph": _text,
-    "step_done_at": _moment,
-    "snapshot_at": _moment,
-    "committed_at": lambda value: None if value is None else _moment(value),
-    "bytes": _whole,
-    "bytes_written": _whole,
-    "checksum": _text,
-    "finite": _truth,
-    "seal": _text,
-    "metrics": lambda value: {_text(name): _number(number) for name, number in value.items()},
+_KINDS = {
+    "int": (int, "a whole number of 64 bits"),
+    "float": (float, "a number"),
+    "str": (str, "text"),
+    "bool": (bool, "true or false"),
 }
+
+
+def _read(kind: str, value: Any) -> Any:
+    """A value from JSON as one of this kind. Raises ValueError, OverflowError."""
+    if kind == "float | None":
+        return None if value is None else _read("float", value)
+    if kind == "float":
+        if not math.isfinite(seconds := _typed(kind, value)):
+            raise ValueError("expected seconds since the epoch")
+        return seconds
+    if kind != "Mapping[str, float]":
+        return _typed(kind, value)
+    if not isinstance(value, dict):
+        raise ValueError(f"expected numbers by name, found {type(value).__name__}")
+    return {name: _typed("float", number) for name, number in value.items()}
+
+
+def _typed(kind: str, value: Any) -> Any:
+    wanted, words = _KINDS[kind]
+    if wanted is float and type(value) is int:
+        value = float(value)
+    if type(value) is not wanted or (isinstance(value, int) and not -(1 << 63) <= value < 1 << 63):
+        raise ValueError(f"expected {words}, found {type(value).__name__}")
+    return value
 
 
 class Numbered(Protocol):

@@ -12,8 +12,8 @@ from paramsync.errors import SettingsError
 from paramsync.program import stderr_filter
 from paramsync.program.process import raise_descriptor_limit
 from paramsync.publishing.control_port import ControlPort
-from paramsync.publishing.device import device_name
 from paramsync.publishing.job import JobSettings
+from paramsync.publishing.write_behind import device_name
 from paramsync.store.commit import StoreWriter
 
 from . import job_source

@@ -21,7 +21,7 @@ from paramsync.errors import CorruptCheckpointError, NotFiniteError, SettingsErr
 from paramsync.graphs.sources.objects import object_graph, variable_keys
 from paramsync.publishing.job import Job
 from paramsync.publishing.live_variables import VariableReader
-from paramsync.publishing.snapshot import Snapshot
+from paramsync.publishing.write_behind import Snapshot
 from paramsync.store import layout
 from paramsync.store.commit import StoreWriter
 from paramsync.tensorbundle.index import OBJECT_GRAPH

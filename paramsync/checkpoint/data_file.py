@@ -60,8 +60,8 @@ class FileStamp(NamedTuple):
     written_at: int  # nanoseconds
 
     @classmethod
-    def of(cls, found: os.stat_result) -> FileStamp:
-        return cls(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+    def of(cls, status: os.stat_result) -> FileStamp:
+        return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
     @property
     def file_id(self) -> FileId:
@@ -119,10 +119,10 @@ class DataFile:
     """
 
     def __init__(self, path: Path, descriptor: int, *, mapped: bool) -> None:
-        found = os.fstat(descriptor)
+        status = os.fstat(descriptor)
         self.path = path
-        self.size = found.st_size
-        self.stamp = FileStamp.of(found)
+        self.size = status.st_size
+        self.stamp = FileStamp.of(status)
         self.is_mapped = mapped
         self._mapping: mmap.mmap | None = None  # nor of an empty file, which cannot be mapped
         self._copies: dict[tuple[int, int], memoryview] = {}
@@ -154,8 +154,8 @@ class DataFile:
         """
         try:
             with files.regular(self.path) as descriptor:
-                found = FileStamp.of(os.fstat(descriptor))
-                if found.file_id == self.stamp.file_id and files.lock_shared(descriptor):
+                stamp = FileStamp.of(os.fstat(descriptor))
+                if stamp.file_id == self.stamp.file_id and files.lock_shared(descriptor):
                     return os.dup(descriptor)
         except OSError as error:
             raise files.unread(self.path, "a data file", error) from error
@@ -164,12 +164,12 @@ class DataFile:
     def has_its_name(self, *, folder: int | None = None) -> bool:
         """Whether the path still leads to this file. Raises UnreadableError where nobody can tell now."""
         try:
-            found = os.lstat(self.path) if folder is None else os.lstat(self.path.name, dir_fd=folder)
+            status = os.lstat(self.path) if folder is None else os.lstat(self.path.name, dir_fd=folder)
         except OSError as error:
             if files.is_of_the_file(error):
                 return False
             raise files.unread(self.path, "a data file", error) from error
-        return (found.st_dev, found.st_ino) == self.stamp.file_id
+        return (status.st_dev, status.st_ino) == self.stamp.file_id
 
     def memory(self, offset: int, size: int) -> memoryview:
         """These bytes of the file, the same at each call. They are writable, and keep the memory they lie in alive.
@@ -257,11 +257,11 @@ class PooledFile:
         """Its name as long as it waits: that of a spare, or a temporary one."""
         self._file = file  # closes itself where an interrupt comes before anybody else could
         self.descriptor = file.fileno()
-        found = os.fstat(self.descriptor)
-        self.inode = found.st_ino
-        self.size = found.st_size
+        status = os.fstat(self.descriptor)
+        self.inode = status.st_ino
+        self.size = status.st_size
         self.content: Array = np.empty(0, np.uint8)
-        self.stamp = FileStamp.of(found)
+        self.stamp = FileStamp.of(status)
         """The stamp of this very file, whatever its name leads to, when it was last written as a whole."""
         self.known: dict[Any, Any] = {}
         """What its writer knows of pieces of the content, right as long as nobody else writes into it."""
@@ -304,8 +304,8 @@ class PooledFile:
 
     def take_known(self) -> dict[Any, Any]:
         """The known pieces, before the file is written again: none where it changed, or lies on a disk."""
-        found, self.known = self.known, {}
-        return found if self._in_memory and FileStamp.of(os.fstat(self.descriptor)) == self.stamp else {}
+        known, self.known = self.known, {}
+        return known if self._in_memory and FileStamp.of(os.fstat(self.descriptor)) == self.stamp else {}
 
     def note_written(self, size: int) -> None:
         """All bytes up to this size are written."""
@@ -400,10 +400,10 @@ class FilePool:
     def retire(self, path: Path) -> None:
         """Take a data file's name away; a file that loses its last name becomes a spare. Raises OSError."""
         try:
-            found = path.lstat()
+            status = path.lstat()
         except FileNotFoundError:
             return
-        if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1 or not found.st_size:
+        if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1 or not status.st_size:
             path.unlink()
             return
         spare = path.with_name(SPARE + path.name)
@@ -463,8 +463,8 @@ class FilePool:
         except BlockingIOError:
             return False
         with suppress(OSError):  # a stranger removed it
-            found = os.fstat(spare.descriptor)
-            if (found.st_nlink, found.st_size, spare.path.lstat().st_ino) == (1, spare.size, spare.inode):
+            status = os.fstat(spare.descriptor)
+            if (status.st_nlink, status.st_size, spare.path.lstat().st_ino) == (1, spare.size, spare.inode):
                 return True
         fcntl.flock(spare.descriptor, fcntl.LOCK_UN)
         spare.passes = _PASSES
@@ -473,8 +473,8 @@ class FilePool:
     def _fresh(self, aside: Path, size: int) -> PooledFile:
         """A new file, whose pages are allocated when they are written. Where there is no room, the spares make some."""
         aside.unlink(missing_ok=True)
-        found = os.statvfs(self._directory)
-        if found.f_blocks and found.f_bavail * found.f_frsize < size:
+        disk = os.statvfs(self._directory)
+        if disk.f_blocks and disk.f_bavail * disk.f_frsize < size:
             self.trim(keep=0)
         file = FileIO(aside, "x+")
         try:

@@ -87,15 +87,15 @@ class Bundle:
         """Open the checkpoint as it is now; None where its files changed meanwhile."""
         listing = index_file(prefix)
         content = index.content(listing, folder=folder)
-        found = index.decode(content, path=listing)
+        table = index.decode(content, path=listing)
         shards: dict[int, DataFile] = {}
         try:
-            for shard in {piece.shard for entry in found.entries.values() for piece in entry.pieces}:
-                file = hold(data_file(prefix, shard, found.shards), mapped=mapped, find=find, folder=folder)
+            for shard in {piece.shard for entry in table.entries.values() for piece in entry.pieces}:
+                file = hold(data_file(prefix, shard, table.shards), mapped=mapped, find=find, folder=folder)
                 if file is None:
                     return None
                 shards[shard] = file
-            _check_bounds(found.entries, shards)
+            _check_bounds(table.entries, shards)
         except CorruptCheckpointError:
             if index.content(listing, folder=folder) == content:
                 raise
@@ -103,7 +103,7 @@ class Bundle:
         named = all(file.has_its_name(folder=folder) for file in shards.values())
         if not named or index.content(listing, folder=folder) != content:
             return None
-        return cls(prefix, MappingProxyType(dict(found.entries)), shards, mapped)
+        return cls(prefix, MappingProxyType(dict(table.entries)), shards, mapped)
 
     def array(self, name: str) -> Array:
         """The tensor, in the held memory, which it keeps alive. Strings are an object array of bytes.
@@ -127,9 +127,9 @@ class Bundle:
         ParameterError for the first with values that must not be served: NaN, infinity, a bool that is neither 0 nor 1.
         """
         claims = [(name, piece) for name in names for piece in self.entries[name].pieces]
-        found = self._examined(claims, finite=finite, threads=threads)
+        findings = self._examined(claims, finite=finite, threads=threads)
         for name, piece in claims:
-            finding = found[_place(piece)]
+            finding = findings[_place(piece)]
             if error := self._mismatch(name, piece, finding.checksum):
                 raise error
             if not finding.sound:
@@ -205,8 +205,8 @@ class Bundle:
             for file in self._shards.values():
                 descriptors.append(file.lend())
         except BaseException:
-            for one in descriptors:
-                os.close(one)
+            for descriptor in descriptors:
+                os.close(descriptor)
             raise
         sizes = tuple(file.size for file in self._shards.values())
         ranges = tuple((numbers[shard], start, stop) for shard, start, stop in _ranges(pieces))
@@ -241,21 +241,21 @@ class Bundle:
 
     def _examined(self, claims: list[tuple[str, Entry]], *, finite: bool, threads: int) -> dict[_Place, Finding]:
         """The finding at each place; several names may have the same place."""
-        found: dict[_Place, Finding] = {}
+        findings: dict[_Place, Finding] = {}
         dense: dict[_Place, Entry] = {}
         for name, piece in claims:
-            if _place(piece) in found:
+            if _place(piece) in findings:
                 continue
             if piece.dtype in (dtypes.STRING, dtypes.VARIANT):
                 checksum = self._checksum_of_objects(name, piece, self._memory(piece))
-                found[_place(piece)] = Finding(checksum, sound=True)
+                findings[_place(piece)] = Finding(checksum, sound=True)
             else:
                 self._numpy_dtype(name, piece)
                 dense[_place(piece)] = piece
         if not self._mapped:
             each(self._memory, dense.values(), threads=threads)
         regions = [self._region(piece, finite=finite) for piece in dense.values()]
-        return found | dict(zip(dense, examine(regions, threads=threads), strict=True))
+        return findings | dict(zip(dense, examine(regions, threads=threads), strict=True))
 
     def _region(self, piece: Entry, *, finite: bool) -> Region:
         check = self._shards[piece.shard].check

@@ -198,14 +198,14 @@ def _zeros(length: int) -> int:
     return _times(_zeros(rest or length // 2), _zeros(length - rest if rest else length // 2))
 
 
-def _times(one: int, other: int) -> int:
+def _times(first: int, second: int) -> int:
     """The product of two polynomials modulo that of crc32c. The highest bit is the coefficient of x ** 0."""
     product = 0
-    while one:
-        if one & 1 << 31:
-            product ^= other
-        one = one << 1 & 0xFFFFFFFF
-        other = other >> 1 ^ (_POLYNOMIAL if other & 1 else 0)
+    while first:
+        if first & 1 << 31:
+            product ^= second
+        first = first << 1 & 0xFFFFFFFF
+        second = second >> 1 ^ (_POLYNOMIAL if second & 1 else 0)
     return product
 
 
@@ -302,16 +302,16 @@ def write(
 
 def same(pairs: Sequence[tuple[Array, Array]]) -> list[bool]:
     """Whether the two buffers of each pair, which are equally long, have the same bytes."""
-    found = [True] * len(pairs)
+    equal = [True] * len(pairs)
 
     def compare(portion: tuple[Piece, ...]) -> None:
         for piece in portion:
-            if found[piece.tensor] and not memory.equal(*pairs[piece.tensor], piece.start, piece.stop):
-                found[piece.tensor] = False
+            if equal[piece.tensor] and not memory.equal(*pairs[piece.tensor], piece.start, piece.stop):
+                equal[piece.tensor] = False
 
     sizes = [len(first) for first, _ in pairs]
     each(compare, portions(sizes), threads=_threads(sum(sizes)))
-    return found
+    return equal
 
 
 def _threads(size: int) -> int:

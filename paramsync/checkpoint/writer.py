@@ -228,31 +228,31 @@ class CheckpointWriter:
         looked_at = [source.numbers if finite else None for source in sources.values()]
         with self._pool.writing(path, layout.end) as file:
             contents = [source.content() for source in sources.values()]
-            found = tensor_bytes.write(file, layout, contents, looked_at, lambda at: copied(names[at]))
-            if wrong := [name for name, finding in zip(names, found, strict=True) if not finding.sound]:
+            findings = tensor_bytes.write(file, layout, contents, looked_at, lambda at: copied(names[at]))
+            if wrong := [name for name, finding in zip(names, findings, strict=True) if not finding.sound]:
                 raise NotFiniteError(wrong)
         entries = {
             name: source.entry(number, offset, finding.checksum)
-            for (name, source), offset, finding in zip(sources.items(), layout.offsets, found, strict=True)
+            for (name, source), offset, finding in zip(sources.items(), layout.offsets, findings, strict=True)
         }
         return Shard(path, file, sum(source.size for source in sources.values()), file.stamp, names), entries
 
-    def _same(self, sources: Mapping[str, _Source], told: Collection[str], sound: Sequence[bool]) -> set[str]:
+    def _same(self, sources: Mapping[str, _Source], unchanged: Collection[str], sound: Sequence[bool]) -> set[str]:
         """The names whose values are those of the last checkpoint, of whose data files some are sound."""
         last = self._last.entries
         known = [name for name, source in sources.items() if source.is_like(last.get(name)) and sound[last[name].shard]]
         pairs = {
             name: (sources[name].content(), content)
             for name in known
-            if name not in told and (content := self._content(last[name])) is not None
+            if name not in unchanged and (content := self._content(last[name])) is not None
         }
         same = {name for name, is_same in zip(pairs, tensor_bytes.same([*pairs.values()]), strict=True) if is_same}
-        return same.union(name for name in known if name in told)
+        return same.union(name for name in known if name in unchanged)
 
     def _content(self, entry: Entry) -> Array | None:
         """The bytes of a tensor of the last checkpoint; None where its file is not mapped any more."""
-        found = self._last.shards[entry.shard].file.content[entry.offset : entry.offset + entry.size]
-        return found if len(found) == entry.size else None
+        content = self._last.shards[entry.shard].file.content[entry.offset : entry.offset + entry.size]
+        return content if len(content) == entry.size else None
 
 
 class _Source:
@@ -292,8 +292,8 @@ class _Source:
 
     def is_like(self, entry: Entry | None) -> bool:
         """Whether the entry is that of a tensor of the same dtype, shape and size."""
-        found = entry and (entry.shape, entry.dtype, entry.size)
-        return found == (self._shape, self._dtype, self.size)
+        like = entry and (entry.shape, entry.dtype, entry.size)
+        return like == (self._shape, self._dtype, self.size)
 
 
 def _key(name: object) -> bytes:

@@ -63,8 +63,8 @@ def keep_aside(path: Path, aside: Path) -> None:
 
 def names(directory: Path) -> list[str]:
     """The names in a directory."""
-    with os.scandir(directory) as found:
-        return [entry.name for entry in found]
+    with os.scandir(directory) as entries:
+        return [entry.name for entry in entries]
 
 
 def lock_shared(descriptor: int) -> bool:

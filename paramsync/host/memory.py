@@ -35,9 +35,9 @@ _madvise = _libc.madvise  # mmap.madvise would keep the GIL while the disk is re
 _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
-def equal(one: Array, other: Array, start: int, stop: int) -> bool:
+def equal(first: Array, second: Array, start: int, stop: int) -> bool:
     """Whether two arrays of bytes are equal from `start` to `stop`. Ends at the first difference."""
-    return start >= stop or not _memcmp(address(one) + start, address(other) + start, stop - start)
+    return start >= stop or not _memcmp(address(first) + start, address(second) + start, stop - start)
 
 
 def make_writable(mapped: Array, start: int, stop: int) -> bool:
@@ -61,8 +61,8 @@ def is_present(mapped: Array, start: int, stop: int) -> bool:
     import numpy as np  # whoever has an array has imported it; a program that only limits its heap has not
 
     begin, size = _pages(mapped, start, stop)
-    found = np.empty(-(-size // mmap.PAGESIZE), np.uint8)
-    return not _mincore(begin, size, address(found)) and bool((found & 1).all())
+    present = np.empty(-(-size // mmap.PAGESIZE), np.uint8)
+    return not _mincore(begin, size, address(present)) and bool((present & 1).all())
 
 
 def drop_pages(mapped: Array) -> None:
@@ -79,13 +79,13 @@ def free_pages(mapped: Array) -> None:
 
 
 def address(array: Array) -> int:
-    found: int = array.__array_interface__["data"][0]
-    return found
+    start: int = array.__array_interface__["data"][0]
+    return start
 
 
-def is_memory(found: os.stat_result) -> bool:
+def is_memory(status: os.stat_result) -> bool:
     """Whether this file or directory is in memory, on tmpfs; False where this machine does not say."""
-    device = b"%d:%d" % (os.major(found.st_dev), os.minor(found.st_dev))
+    device = b"%d:%d" % (os.major(status.st_dev), os.minor(status.st_dev))
     with suppress(OSError):
         # Fields by place, then optional ones up to "-", then the type. In names the kernel escapes these characters.
         mounted = [line.split(b" ") for line in _MOUNTS.read_bytes().split(b"\n")]

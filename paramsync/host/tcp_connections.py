@@ -40,17 +40,17 @@ def dump(port: int) -> Mapping[Address, Connection] | None:
 
     Connections of other processes to the same port are among them.
     """
-    found: dict[Address, Connection] = {}
+    connections: dict[Address, Connection] = {}
     try:
         with socket.socket(_NETLINK, socket.SOCK_DGRAM, _SOCK_DIAG) as kernel:
             for family in (socket.AF_INET, socket.AF_INET6):
                 request = _REQUEST.pack(family, socket.IPPROTO_TCP, 1 << (_INFO - 1), _STATES, port.to_bytes(2, "big"))
                 kernel.send(_HEADER.pack(_HEADER.size + len(request), _BY_FAMILY, _DUMP, 0, 0) + request)
-                while _parse(kernel.recv(_BUFFER), family, found):
+                while _parse(kernel.recv(_BUFFER), family, connections):
                     pass
     except OSError:  # another system, a sandbox, or no descriptor is left
         return None
-    return found
+    return connections
 
 
 def of_this_process(connections: Mapping[Address, Connection]) -> dict[Address, Connection]:
@@ -59,7 +59,7 @@ def of_this_process(connections: Mapping[Address, Connection]) -> dict[Address, 
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208, there may be thousands
         with suppress(OSError):
             inodes.add(os.stat(f"/proc/self/fd/{name}").st_ino)  # noqa: PTH116
-    return {address: one for address, one in connections.items() if one.inode in inodes}
+    return {address: connection for address, connection in connections.items() if connection.inode in inodes}
 
 
 def shut(connection: Connection) -> None:
@@ -92,7 +92,7 @@ def _normal(host: str) -> str:
     return str((isinstance(address, IPv6Address) and address.ipv4_mapped) or address)
 
 
-def _parse(content: bytes, family: int, found: dict[Address, Connection]) -> bool:
+def _parse(content: bytes, family: int, connections: dict[Address, Connection]) -> bool:
     """Add what a part of the dump lists; whether there are more parts. Raises OSError."""
     at = 0
     while at + _HEADER.size <= len(content):
@@ -106,7 +106,7 @@ def _parse(content: bytes, family: int, found: dict[Address, Connection]) -> boo
         if inode:  # else the process has closed it, and the kernel has not seen its end yet
             host = _normal(socket.inet_ntop(family, address[: 4 if family == socket.AF_INET else 16]))
             received, silent = _facts(content[body + _MESSAGE.size : at + size])
-            found[host, int.from_bytes(port, "big")] = Connection(inode, received, silent)
+            connections[host, int.from_bytes(port, "big")] = Connection(inode, received, silent)
         at += -(-size // 4) * 4
     return True
 

@@ -52,14 +52,14 @@ class VariableReader:
         values: list[Any] = [None] * len(variables)
         if self._handles:
             with tf.device(_HOST):
-                found = tf.raw_ops.StatefulPartitionedCall(
+                read = tf.raw_ops.StatefulPartitionedCall(
                     args=self._handles,
                     Tout=self._types,
                     f=self._function,
                     config_proto=_AS_WRITTEN,
                     executor_type=_ON_THIS_THREAD,
                 )
-            for at, value in zip(self._together, found, strict=True):
+            for at, value in zip(self._together, read, strict=True):
                 values[at] = value
         for at in self._alone:
             values[at] = variables[at].value()
@@ -71,8 +71,8 @@ class VariableReader:
         self._variables = tuple(variables)
         self._together = [
             at
-            for at, one in enumerate(variables)
-            if not isinstance(one, tf.distribute.DistributedValues) and one.handle.device == host
+            for at, variable in enumerate(variables)
+            if not isinstance(variable, tf.distribute.DistributedValues) and variable.handle.device == host
         ]
         self._alone = sorted({*range(len(variables))}.difference(self._together))
         self._handles = [variables[at].handle for at in self._together]
@@ -85,7 +85,7 @@ def _function(types: Sequence[tf.DType]) -> Any:
     """A function from the handles of variables of these dtypes to their values."""
 
     def read(*handles: tf.Tensor) -> list[tf.Tensor]:
-        return [_read(one, dtype) for one, dtype in zip(handles, types, strict=True)]
+        return [_read(handle, dtype) for handle, dtype in zip(handles, types, strict=True)]
 
     # made sooner than a tf.function of as many arguments
     return tf.compat.v1.wrap_function(read, [tf.TensorSpec([], tf.resource)] * len(types))
@@ -115,7 +115,7 @@ class LiveVariables:
             )
         self.digest = capture.graph.digest
         self.content = capture.graph.to_bytes()
-        self._names = [one.name for one in capture.graph.parameters]
+        self._names = [parameter.name for parameter in capture.graph.parameters]
         self._objects = np.array(capture.object_graph, dtype=object) if capture.object_graph else None
         self._variables = capture.variables
         self._origin = capture.origin
@@ -159,7 +159,7 @@ class LiveVariables:
 
     def _published(self) -> Sequence[tf.Variable]:
         averages = self._averages
-        return self._variables if averages is None else [_averaged(one, averages) for one in self._variables]
+        return self._variables if averages is None else [_averaged(variable, averages) for variable in self._variables]
 
 
 def _averaged(variable: tf.Variable, averages: Averages) -> tf.Variable:
@@ -167,6 +167,6 @@ def _averaged(variable: tf.Variable, averages: Averages) -> tf.Variable:
     if average is None:
         return variable
     if (average.shape, average.dtype) != (variable.shape, variable.dtype):
-        expected, found = (f"{one.dtype.name} {list(one.shape)}" for one in (variable, average))
+        expected, found = (f"{checked.dtype.name} {list(checked.shape)}" for checked in (variable, average))
         raise SettingsError(f"the average of {variable.name}: expected {expected}, found {found}")
     return average

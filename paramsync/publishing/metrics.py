@@ -1,37 +1,15 @@
-"""What a step says of itself: its number, its loss and metrics, its speed, and whether a gate has it published."""
+"""What is known of steps: loss and speed for the operator, and the gate that decides by metrics what is published."""
 
 from __future__ import annotations
 
 import logging
 import math
-import operator
 from collections.abc import Callable, Mapping
 from typing import Any, SupportsFloat, TypeAlias
 
 from paramsync.errors import SettingsError
-from paramsync.host import files
-from paramsync.store.layout import NUMBERS
 
 _WINDOW = 1.0  # seconds over which the speed is measured
-
-
-def step_number(step: Any) -> int:
-    """A step as an int: from a whole number of any framework, or a variable that holds one.
-
-    Raises SettingsError for anything else, and for numbers that no version has: below 0, or of more than 18 digits.
-    """
-    number: int = step if type(step) is int else _whole(step)
-    if not 0 <= number < NUMBERS:
-        raise SettingsError(f"step: expected a whole number from 0 to {NUMBERS - 1}, found {number}")
-    return number
-
-
-def _whole(step: Any) -> int:
-    try:
-        held = step.numpy() if hasattr(step, "numpy") else step  # of a variable, or a tensor
-        return int(operator.index(held))
-    except TypeError as error:
-        raise SettingsError(f"step: expected a whole number, found {type(step).__name__} {step!r:.80}") from error
 
 
 class Meter:
@@ -68,7 +46,6 @@ PublishIf: TypeAlias = "str | Callable[[Mapping[str, Any]], Any]"
 
 _LOWER = ("loss", "error", "mae", "mse", "mape", "msle", "perplexity")
 _HIGHER = ("accuracy", "acc", "auc", "precision", "recall", "f1", "iou", "bleu")
-_LONG = 200  # characters of a metric's name
 _DIRECTIONS = ("min", "max")
 
 _log = logging.getLogger("paramsync.trainer")
@@ -132,34 +109,3 @@ def _read(text: str) -> tuple[str, bool]:
         f'publish_if: expected a metric, such as "val_loss", found {text!r}, of which nobody knows whether less or more'
         f' is better: say "min {text}" or "max {text}"'
     )
-
-
-class MetricReader:
-    """Reads metrics as numbers: one that cannot be read, or recorded, must not cost a version. Belongs to one thread.
-
-    A metric that is no number, or whose name cannot be shown, is left out, with one warning for each name.
-    """
-
-    def __init__(self) -> None:
-        self._told: set[str] = set()
-
-    def read(self, metrics: Mapping[str, SupportsFloat]) -> dict[str, float]:
-        """The metrics as numbers; waits for those still being computed."""
-        read = {}
-        for name, value in metrics.items():
-            try:
-                _check(name)
-                read[name] = float(value)
-            except Exception as error:  # noqa: BLE001, a value of any kind, perhaps computed on another device
-                self._warn(name, error)
-        return read
-
-    def _warn(self, name: str, error: Exception) -> None:
-        if name not in self._told:
-            self._told.add(name)
-            _log.warning("metric %s is left out of all versions it is no number in: %.300s", files.shown(name), error)
-
-
-def _check(name: object) -> None:
-    if not isinstance(name, str) or not name.isprintable() or len(name) > _LONG:
-        raise ValueError(f"expected a name of at most {_LONG} characters that can be shown")

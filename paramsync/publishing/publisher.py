@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import operator
 import threading
 import time
 from collections.abc import Callable
@@ -10,17 +11,16 @@ from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, runtime_checkable
 
 from paramsync.errors import ParamsyncError, PublishError, SettingsError, StoppedError, StructureError
-from paramsync.publishing.device import device_name
 from paramsync.publishing.external_values import ExternalValues, Values
-from paramsync.publishing.metrics import Gate, Meter, Metrics, PublishIf, step_number
+from paramsync.publishing.metrics import Gate, Meter, Metrics, PublishIf
 from paramsync.publishing.schedule import Moment, PublishSchedule
-from paramsync.publishing.snapshot import Snapshot, SnapshotWriter, Source
-from paramsync.publishing.write_behind import PublisherStatus, WriteBehind
+from paramsync.publishing.write_behind import PublisherStatus, Snapshot, SnapshotWriter, WriteBehind, device_name
 from paramsync.rpc.addresses import HOST
 from paramsync.store.commit import StoreWriter
+from paramsync.store.layout import NUMBERS
 from paramsync.version import Version
 
 if TYPE_CHECKING:
@@ -54,6 +54,21 @@ def check_options(options: PublishOptions) -> None:
         raise TypeError(f"unexpected keyword arguments: {', '.join(sorted(others))}")
     if (publish_if := options.get("publish_if")) is not None:
         Gate(publish_if)
+
+
+@runtime_checkable
+class Source(Protocol):
+    """Where the values of a publication come from, and the graph that they are for."""
+
+    digest: str
+    content: bytes  # of the graph file; another one after a `pin` that found another structure
+
+    def pin(self, values: Any = None) -> dict[str, Any]:
+        """The values of this step by their keys in a checkpoint, so that no later step changes them.
+
+        `values` is what the publisher's caller gave, or None. Raises StructureError where the structure has changed and
+        cannot be published.
+        """
 
 
 class Publisher:
@@ -377,6 +392,25 @@ class Publisher:
         control, self._control = self._control, None
         if control is not None:
             control.close()
+
+
+def step_number(step: Any) -> int:
+    """A step as an int: from a whole number of any framework, or a variable that holds one.
+
+    Raises SettingsError for anything else, and for numbers that no version has: below 0, or of more than 18 digits.
+    """
+    number: int = step if type(step) is int else _whole(step)
+    if not 0 <= number < NUMBERS:
+        raise SettingsError(f"step: expected a whole number from 0 to {NUMBERS - 1}, found {number}")
+    return number
+
+
+def _whole(step: Any) -> int:
+    try:
+        held = step.numpy() if hasattr(step, "numpy") else step  # of a variable, or a tensor
+        return int(operator.index(held))
+    except TypeError as error:
+        raise SettingsError(f"step: expected a whole number, found {type(step).__name__} {step!r:.80}") from error
 
 
 def _listening(host: str, port: int, store: Path) -> ControlPort:

@@ -1,4 +1,8 @@
-"""WriteBehind: one thread that writes the newest item it was handed. Knows neither the items nor where they go."""
+"""Write-behind: one thread fetches the newest snapshot from its device, commits it to the store, and tells how it went.
+
+A snapshot is all parameters of one step, pinned without copying them. Nothing here imports TensorFlow before there are
+tensors of TensorFlow's.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +10,23 @@ import atexit
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import Generic, TypeVar
+from functools import cache
+from typing import Any, Generic, SupportsFloat, TypeVar
 
-from paramsync.errors import NotFiniteError, ParamsyncError, PublishError
+import numpy as np
+
+from paramsync.dtypes import Array
+from paramsync.errors import NotFiniteError, ParamsyncError, PublishError, StructureError
+from paramsync.host import files
+from paramsync.store.commit import StoreWriter
 from paramsync.version import Version
+
+PIECE = 64 << 20  # bytes that leave a device at once
+
+_LONG = 200  # characters of a metric's name
 
 _log = logging.getLogger("paramsync.trainer")
 T = TypeVar("T")
@@ -30,12 +44,6 @@ class PublisherStatus:
     held_back: str | None = None  # the step that was due last and is not published, and why: a gate's words
 
 
-@dataclass(frozen=True, slots=True)
-class _Work(Generic[T]):
-    item: T
-    waiting: tuple[Future[Version], ...]
-
-
 class WriteBehind(Generic[T]):
     """Writes items one after another on a thread of its own; of those that wait, only the newest is written.
 
@@ -46,7 +54,7 @@ class WriteBehind(Generic[T]):
     def __init__(self, write: Callable[[T], Version]) -> None:
         self._write = write
         self._changed = threading.Condition()
-        self._next: _Work[T] | None = None
+        self._next: tuple[T, tuple[Future[Version], ...]] | None = None  # the item, and who waits for it
         self._busy = False
         self._closed = False
         self._status = PublisherStatus()
@@ -70,9 +78,9 @@ class WriteBehind(Generic[T]):
             if self._closed:
                 raise PublishError("the publisher is closed")
             if self._next is not None:
-                waiting = (*self._next.waiting, *waiting)
+                waiting = (*self._next[1], *waiting)
                 self._status = replace(self._status, skipped=self._status.skipped + 1)
-            self._next = _Work(item, waiting)
+            self._next = item, waiting
             self._changed.notify_all()
 
     def run_once(self) -> bool:
@@ -82,12 +90,13 @@ class WriteBehind(Generic[T]):
             self._busy = work is not None
         if work is None:
             return False
+        item, waiting = work
         try:
-            version = self._write(work.item)
+            version = self._write(item)
         except Exception as error:  # noqa: BLE001, the edge of the thread: training goes on whatever writing does
-            self._failed(error, work.waiting)
+            self._failed(error, waiting)
         else:
-            self._written(version, work.waiting)
+            self._written(version, waiting)
         with self._changed:
             self._busy = False
             self._changed.notify_all()
@@ -161,9 +170,220 @@ class WriteBehind(Generic[T]):
             again = self._status.last_error == text
             refused = self._status.refused + isinstance(error, NotFiniteError)
             self._status = replace(self._status, refused=refused, last_error=text)
-        if not again:  # else it was said: a training that diverged would fill the log
+        if not again:  # else it was logged: a training that diverged would fill the log
             _log.error("a publication failed, training goes on: %s", text, exc_info=None if expected else error)
         for future in waiting:
             if future.set_running_or_notify_cancel():
-                told = NotFiniteError(error.names) if isinstance(error, NotFiniteError) else PublishError(text)
-                future.set_exception(told)
+                failure = NotFiniteError(error.names) if isinstance(error, NotFiniteError) else PublishError(text)
+                future.set_exception(failure)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """The values of one step, until they are written.
+
+    `values` are tensors that share the variables' buffers: TensorFlow's variables are copy-on-write, so an update after
+    the snapshot goes into a new buffer. That costs memory for as long as the snapshot lives. `metrics` may be tensors
+    that are still being computed; they are read when the snapshot is written, not on the training thread. `graph` is
+    the file of the graph that they are for; `problem` says why there are no values.
+    """
+
+    version: Version
+    values: dict[str, Any]
+    metrics: Mapping[str, SupportsFloat]
+    graph: bytes = b""
+    problem: str = ""
+
+    def tensors(self) -> dict[str, Array]:
+        """The tensors of a checkpoint, by key: the pinned buffers on the CPU; those of a GPU are fetched.
+
+        Fetched values are released, so that a snapshot holds at most the parameters once more, and a piece, of the
+        device's memory, for as long as fetching takes.
+        """
+        return fetch(self.values, fetched=self.let_go)
+
+    def let_go(self, name: str) -> None:
+        """Release a value that is written. May be called on any thread."""
+        self.values.pop(name, None)
+
+
+class FrozenVariables:
+    """Knows, without comparing values, which variables have those published last. One thread owns it.
+
+    TensorFlow's variables are copy-on-write: as long as the published buffer is held, an update goes into another one,
+    so that a variable still in this buffer still has these values. Holding it costs memory once the variable is
+    updated: only buffers of variables that the store found unchanged are held, and given up where a variable turns out
+    to be rewritten with equal values. So at most the buffers of variables that were frozen, and are trained since the
+    last publication, are held beside the variables' own.
+    """
+
+    def __init__(self) -> None:
+        self._held: dict[str, Array] = {}
+        self._rewritten: set[str] = set()
+
+    def names(self, tensors: Mapping[str, Array]) -> set[str]:
+        """The tensors of a snapshot that lie where they lay when `published` was called."""
+        return {name for name, held in self._held.items() if name in tensors and _is_at(tensors[name], held)}
+
+    def published(self, snapshot: Snapshot, tensors: Mapping[str, Array], unchanged: Collection[str]) -> None:
+        """Note that these tensors were committed, of which the store found some `unchanged`."""
+        self._rewritten.update(set(self._held).intersection(unchanged) - self.names(tensors))
+        self._held = {
+            name: tensors[name]
+            for name in unchanged
+            if name not in self._rewritten and "CPU" in getattr(snapshot.values.get(name), "backing_device", "")
+        }
+
+
+class SnapshotWriter:
+    """Commits snapshots to a store. One thread owns it."""
+
+    def __init__(self, store: StoreWriter, *, finite: bool) -> None:
+        """With `finite`, parameters that are NaN or infinite are refused."""
+        self._store = store
+        self._finite = finite
+        self._metrics = MetricReader()
+        self._frozen = FrozenVariables()
+
+    def write(self, snapshot: Snapshot) -> Version:
+        """Returns the version as it was committed. Raises as `StoreWriter.commit` does, and StructureError."""
+        if snapshot.problem:
+            raise StructureError(snapshot.problem)
+        self._store.add_graph(snapshot.version.graph, snapshot.graph)
+        version = replace(snapshot.version, metrics=self._metrics.read(snapshot.metrics))
+        tensors = snapshot.tensors()
+
+        def let_go(name: str) -> None:  # so that training can update it in place
+            del tensors[name]
+            snapshot.let_go(name)
+
+        version = self._store.commit(
+            version, tensors, unchanged=self._frozen.names(tensors), finite=self._finite, copied=let_go
+        )
+        self._frozen.published(snapshot, tensors, self._store.unchanged)
+        return version
+
+
+class MetricReader:
+    """Reads metrics as numbers: one that cannot be read, or recorded, must not cost a version. Belongs to one thread.
+
+    A metric that is no number, or whose name cannot be shown, is left out, with one warning for each name.
+    """
+
+    def __init__(self) -> None:
+        self._told: set[str] = set()
+
+    def read(self, metrics: Mapping[str, SupportsFloat]) -> dict[str, float]:
+        """The metrics as numbers; waits for those still being computed."""
+        read = {}
+        for name, value in metrics.items():
+            try:
+                _check(name)
+                read[name] = float(value)
+            except Exception as error:  # noqa: BLE001, a value of any kind, perhaps computed on another device
+                self._warn(name, error)
+        return read
+
+    def _warn(self, name: str, error: Exception) -> None:
+        if name not in self._told:
+            self._told.add(name)
+            _log.warning("metric %s is left out of all versions it is no number in: %.300s", files.shown(name), error)
+
+
+def _check(name: object) -> None:
+    if not isinstance(name, str) or not name.isprintable() or len(name) > _LONG:
+        raise ValueError(f"expected a name of at most {_LONG} characters that can be shown")
+
+
+def device_name() -> str:
+    """The device in words. TensorFlow logs here what it has to say about its devices, unless it did before."""
+    import tensorflow as tf
+
+    tf.config.list_logical_devices()
+    gpus = tf.config.list_physical_devices("GPU")
+    if not gpus:
+        return "CPU"
+    return f"GPU ({tf.config.experimental.get_device_details(gpus[0]).get('device_name', 'unknown')})"
+
+
+def device_of(value: Any) -> str | None:
+    """The accelerator that holds a value; None for a value that numpy can read where it lies."""
+    device: str = getattr(value, "backing_device", "")
+    return device if device and "CPU" not in device else None
+
+
+def fetch(
+    values: Mapping[str, Any],
+    *,
+    away: Callable[[Any], str | None] = device_of,
+    piece: int = PIECE,
+    fetched: Callable[[str], object] = lambda name: None,
+) -> dict[str, Array]:
+    """All values as arrays. Values on the host are not copied; those that `away` names a device for are fetched.
+
+    1. The values of one device and dtype are put one behind the other, on the device, into pieces of at most `piece`
+       bytes. A larger value is a piece by itself, and not copied there. One piece at a time: beside the values, that
+       is all the device memory this takes.
+    2. A piece is copied by a function of TensorFlow's, whose copies to the host go into pinned memory and run beside
+       what the device computes; a tensor's own `.numpy()` would wait for everything, once for each.
+    3. `fetched` is called with the names in a piece once it is here: its values may be released.
+
+    The calling thread waits without the GIL. Raises what TensorFlow does, such as
+    ResourceExhaustedError where the device has no room for a piece.
+    """
+    places: dict[tuple[str, Any], list[str]] = {}
+    arrays: dict[str, Array] = {}
+    for name in values:
+        device = away(values[name])
+        if device is None:
+            arrays[name] = np.asarray(values[name])
+        else:
+            places.setdefault((device, values[name].dtype), []).append(name)
+    order = list(values)
+    for names in places.values():
+        sizes = [values[name].shape.num_elements() * values[name].dtype.size for name in names]
+        for piece_names in divide(names, sizes, piece):
+            arrays.update(_fetch_piece(piece_names, values))
+            for name in piece_names:
+                fetched(name)
+    return {name: arrays[name] for name in order}
+
+
+def divide(names: Sequence[str], sizes: Sequence[int], piece: int) -> Iterator[list[str]]:
+    """The names in order, in groups of at most so many bytes together, or of one that is larger."""
+    group: list[str] = []
+    room = piece
+    for name, size in zip(names, sizes, strict=True):
+        if group and size > room:
+            yield group
+            group, room = [], piece
+        group.append(name)
+        room -= size
+    if group:
+        yield group
+
+
+def _fetch_piece(names: Sequence[str], values: Mapping[str, Any]) -> dict[str, Array]:
+    whole = np.asarray(_gather()([values[name] for name in names]))
+    ends = np.cumsum([values[name].shape.num_elements() for name in names])
+    parts = np.split(whole, ends[:-1])
+    return {name: part.reshape(values[name].shape) for name, part in zip(names, parts, strict=True)}
+
+
+@cache
+def _gather() -> Any:
+    """Traced once for all shapes of a piece, which are the same in every publication of a model."""
+    import tensorflow as tf  # here: without tensors of TensorFlow's nobody needs it
+
+    @tf.function(autograph=False)
+    def gather(values: list[tf.Tensor]) -> tf.Tensor:
+        flat = [tf.reshape(value, [-1]) for value in values]
+        whole = tf.concat(flat, 0) if len(flat) > 1 else flat[0]
+        with tf.device("/CPU:0"):
+            return tf.identity(whole)
+
+    return gather
+
+
+def _is_at(first: Array, second: Array) -> bool:
+    return bool(first.__array_interface__["data"] == second.__array_interface__["data"])

@@ -74,11 +74,11 @@ class StoreWriter:
         self._fresh_graphs.add(digest)
         with self._faults(f"graph {digest} was not written"):
             with suppress(FileNotFoundError):
-                found = FileStamp.of(path.lstat())
-                if found == self._sound.get(path):
+                stamp = FileStamp.of(path.lstat())
+                if stamp == self._sound.get(path):
                     return
                 if files.has(path, content):
-                    self._sound[path] = found
+                    self._sound[path] = stamp
                     return
             if path.is_dir() and not path.is_symlink():  # no file can be renamed over a folder
                 files.keep_aside(path, path.with_name(f"{path.name}.damaged"))
@@ -236,12 +236,12 @@ class StoreWriter:
 
     def _sweep(self, listed: Sequence[str]) -> None:
         """Step 4."""
-        found = files.names(self._path)
+        names = files.names(self._path)
         problems = []
-        for file in found:
+        for file in names:
             try:
                 if (name := layout.marked(file)) is not None:
-                    self._clear(name, listed, found)
+                    self._clear(name, listed, names)
                 elif file.startswith(files.TEMPORARY):
                     (self._path / file).unlink(missing_ok=True)
             except (OSError, UnreadableError) as error:  # the others can go all the same
@@ -251,12 +251,12 @@ class StoreWriter:
         if problems:
             raise problems[0]
 
-    def _clear(self, name: str, listed: Sequence[str], found: Sequence[str]) -> None:
+    def _clear(self, name: str, listed: Sequence[str], names: Sequence[str]) -> None:
         mark = layout.mark(self._path, name)
         if layout.is_name(name) and name not in listed:
             index_file(self._path / name).unlink(missing_ok=True)
             layout.record_file(self._path, name).unlink(missing_ok=True)
-            for data in found:
+            for data in names:
                 if data.startswith(f"{name}.data-") and self._pool is not None:
                     self._pool.retire(self._path / data)
             graph = mark.read_text(errors="replace")
@@ -297,27 +297,23 @@ class StateFile:
         self._directory = directory
         self._durable = durable
         self._faults = faults
-        self._text: str | None = None  # of `checkpoint`
-        self._names: tuple[str, ...] | None = None  # that the text lists; None before the first look
+        self._state: layout.State | None = None  # what `checkpoint` said last
+        self._names: tuple[str, ...] | None = None  # what it lists, and our unlisted ones; None before the first look
         self._graphs: dict[str, str | None] = {}  # by version; None where there is no record
 
     def names(self) -> tuple[str, ...]:
         """The listed names, and our unlisted ones. Raises StoreError."""
         try:
-            text = layout.read_text(layout.state_file(self._directory))
-            if self._names is not None and text == self._text:
-                return self._names
-            state = layout.read_state(self._directory)  # a stranger's, or of an earlier publisher
+            state = layout.read_state(self._directory)
         except CorruptCheckpointError as error:
             return self._heal(error)
-        self._text, self._names, self._graphs = text, self._with_unlisted(state.names if state else ()), {}
+        if self._names is None or state != self._state:  # a stranger's, or of an earlier publisher
+            self._state, self._names, self._graphs = state, self._with_unlisted(state.names if state else ()), {}
         return self._names
 
     def publish(self, version: Version, names: tuple[str, ...]) -> None:
         """Replace `checkpoint` by one that lists these names, with the version as the latest. Raises OSError."""
-        text = layout.state_text(layout.State(version.prefix, names))
-        layout.write_text(layout.state_file(self._directory), text, durable=self._durable)
-        self._text, self._names = text, names
+        self._write(names)
         self._graphs = {name: self._graphs[name] for name in names if name in self._graphs}
         self._graphs[version.prefix] = version.graph
 
@@ -341,13 +337,13 @@ class StateFile:
 
     def remains(self) -> list[Version]:
         """The records of versions whose index was removed, as by a CheckpointManager that took them for its own."""
-        found = self._unlisted(self.names())
-        return [version for name, version in found if not index_file(self._directory / name).exists()]
+        unlisted = self._unlisted(self.names())
+        return [version for name, version in unlisted if not index_file(self._directory / name).exists()]
 
     def highest(self) -> int:
         """The highest number that a listed name or a file of a version has, whatever became of the version, or -1."""
-        found = [file.partition(".")[0] for file in files.names(self._directory) if file.startswith("ckpt-")]
-        return max(map(layout.number_of, [*found, *self.names()]), default=-1)
+        begun = [file.partition(".")[0] for file in files.names(self._directory) if file.startswith("ckpt-")]
+        return max(map(layout.number_of, [*begun, *self.names()]), default=-1)
 
     def graph(self, name: str) -> str | None:
         """The graph's digest in a record, "" where the record is broken, None without one. Raises UnreadableError."""
@@ -366,20 +362,25 @@ class StateFile:
         names = self._with_unlisted([name for name in known if name not in gone])
         path = layout.state_file(self._directory)
         damaged = path.with_name(f"{path.name}.damaged")
-        text: str | None = None
         with self._faults(f"{error}; it cannot be set aside"):
             files.keep_aside(path, damaged)
             if names:
-                text = layout.state_text(layout.State(names[-1], names))
-                layout.write_text(path, text, durable=self._durable)
+                self._write(names)
             else:
+                self._state, self._names = None, ()
                 path.unlink(missing_ok=True)
             if self._durable:
                 files.sync_directory(self._directory)
-        said = f"written anew with {names[-1]} as the latest" if names else "no version of ours is there"
-        _log.warning("%s: set aside as %s, %s", error, damaged.name, said)
-        self._text, self._names, self._graphs = text, names, {}
+        outcome = f"written anew with {names[-1]} as the latest" if names else "no version of ours is there"
+        _log.warning("%s: set aside as %s, %s", error, damaged.name, outcome)
+        self._graphs = {}
         return names
+
+    def _write(self, names: tuple[str, ...]) -> None:
+        """Replace `checkpoint` by one that lists these names, with the last as the latest. Raises OSError."""
+        state = layout.State(names[-1], names)
+        layout.write_text(layout.state_file(self._directory), layout.state_text(state), durable=self._durable)
+        self._state, self._names = state, names
 
     def _with_unlisted(self, listed: Collection[str]) -> tuple[str, ...]:
         """Our versions that are whole, neither listed nor marked as rubbish, and the listed ones."""
@@ -392,9 +393,9 @@ class StateFile:
 
     def _unlisted(self, listed: Collection[str]) -> Iterator[tuple[str, Version]]:
         """The versions with a record that are neither listed nor marked as rubbish."""
-        found = files.names(self._directory)
-        known = {*listed, *map(layout.marked, found)}
-        for file in found:
+        names = files.names(self._directory)
+        known = {*listed, *map(layout.marked, names)}
+        for file in names:
             name = file.removesuffix(".json")
             if name == file or name in known or not file.startswith("ckpt-"):
                 continue
@@ -410,12 +411,12 @@ class StateFile:
 
         Raises as `layout.read_record` does, and UnreadableError where nobody can tell now.
         """
-        found = layout.read_record(self._directory, name)
-        if found is not None and found.checksum:
+        record = layout.read_record(self._directory, name)
+        if record is not None and record.checksum:
             try:
                 entries = index.read(index_file(self._directory / name)).entries
             except CorruptCheckpointError:
-                return found  # broken, but nobody else's
-            if index.digest(entries) != found.checksum:
+                return record  # broken, but nobody else's
+            if index.digest(entries) != record.checksum:
                 return None
-        return found
+        return record

@@ -119,15 +119,15 @@ class Store:
         )
 
     def _listed(self, state: layout.State | None, known: Mapping[str, Version] | None = None) -> list[Version]:
-        found = {}
+        versions = {}
         for name in state.names if state else ():
             try:
                 version = (known or {}).get(name) or self._version(name)
             except (CorruptCheckpointError, StoreError):
                 continue
             if version is not None:
-                found[version.number] = version
-        return [found[number] for number in sorted(found)]
+                versions[version.number] = version
+        return [versions[number] for number in sorted(versions)]
 
     def _version(self, name: str) -> Version | None:
         """The version of that name; None where its files are not there."""

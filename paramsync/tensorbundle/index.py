@@ -171,7 +171,7 @@ def part_key(name: str, extents: Sequence[Extent]) -> bytes:
     escaped = name.encode().replace(b"\0", b"\0\xff")  # FF would be escaped too, and UTF-8 has none
     rank = len(extents)
     counted = bytes([1, rank]) if rank else b"\0"
-    return b"\0" + escaped + b"\0\1" + counted + b"".join(_signed(one) for extent in extents for one in extent)
+    return b"\0" + escaped + b"\0\1" + counted + b"".join(_signed(bound) for extent in extents for bound in extent)
 
 
 def _signed(value: int) -> bytes:

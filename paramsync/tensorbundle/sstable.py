@@ -148,9 +148,9 @@ def _append(table: bytearray, block: _BlockWriter) -> bytes:
     return handle
 
 
-def _shared(one: bytes, other: bytes) -> int:
-    length = min(len(one), len(other))
-    differing = int.from_bytes(one[:length], "big") ^ int.from_bytes(other[:length], "big")
+def _shared(first: bytes, second: bytes) -> int:
+    length = min(len(first), len(second))
+    differing = int.from_bytes(first[:length], "big") ^ int.from_bytes(second[:length], "big")
     return length - (differing.bit_length() + 7) // 8
 
 

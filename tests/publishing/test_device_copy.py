@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from paramsync.publishing.device import device_of, divide, fetch
+from paramsync.publishing.write_behind import device_of, divide, fetch
 
 DTYPES = ["float32", "float64", "float16", "bfloat16", "int8", "uint8", "int32", "int64", "bool", "complex64"]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from paramsync.publishing.metrics import MetricReader
+from paramsync.publishing.write_behind import MetricReader
 
 
 @pytest.mark.parametrize("name", ["two\nlines", "\x1b[31mred", "\udcff", "x" * 201, 5, None])

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from paramsync.graphs.capturing import capture
 from paramsync.publishing.live_variables import LiveVariables
-from paramsync.publishing.snapshot import FrozenVariables, Snapshot
+from paramsync.publishing.write_behind import FrozenVariables, Snapshot
 from paramsync.version import Version
 
 

@@ -12,8 +12,7 @@ import pytest
 import tensorflow as tf
 
 from paramsync.errors import SettingsError
-from paramsync.publishing.metrics import step_number
-from paramsync.publishing.publisher import Publisher
+from paramsync.publishing.publisher import Publisher, step_number
 from paramsync.publishing.schedule import PublishSchedule
 from paramsync.store.store import Store
 
