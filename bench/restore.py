@@ -21,7 +21,6 @@ from paramsync.graphs.capturing import capture
 from paramsync.graphs.parameters import alias
 from paramsync.publishing.live_variables import LiveVariables
 from paramsync.sources.opening import open_source
-from paramsync.sources.source import ignore_progress
 from paramsync.store.store import Store
 
 _OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"  # what a checkpoint holds beside the parameters
@@ -45,7 +44,7 @@ def run(settings: Settings, folder: Path) -> dict[str, Any]:
                 Contestant(name="ours", run=_restoring(folder / "store", checksums=True)),
                 Contestant(name="ours_sizes", run=_restoring(folder / "store", checksums=False)),
                 Contestant(name="ours_sizes_large", run=_restoring(folder / "large", checksums=False)),
-                Contestant(name="ours_replica", run=lambda: source.restore(version, ignore_progress)),
+                Contestant(name="ours_replica", run=lambda: source.restore(version)),
                 *peers.loading(folder),
             ],
             runs=settings.runs,

@@ -32,7 +32,7 @@ _MODULES = {
     "Store": "store.store",
     "Version": "version",
 }
-_EXTRA = ("tensorflow", "keras", "watchdog")
+_EXTRA = ("tensorflow", "keras")
 __all__ = [
     "Connection",
     "Follower",

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from inferencer.event_loop.loop import IdleSelector
     from paramsync.checkpoint.data_file import FilePool
     from paramsync.following.follower import Follower
-    from paramsync.sources.listeners import InotifyListener, ObserverListener
     from paramsync.sources.watch import Watch
     from tests.support.bells import Bell
     from tests.support.control_ports import Pair
@@ -91,22 +89,6 @@ def variable(request: pytest.FixtureRequest) -> Callable[..., Any]:
         return tf.compat.v1.get_variable(name, shape, use_resource=request.param)
 
     return make
-
-
-@pytest.fixture(params=["InotifyListener", "ObserverListener"])
-def listener(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> type[InotifyListener | ObserverListener]:
-    """What a watch listens by: both ways, whichever this system would take."""
-    from paramsync.sources import listeners
-
-    kind: type[InotifyListener | ObserverListener] = getattr(listeners, request.param)
-    if kind is listeners.InotifyListener and sys.platform != "linux":
-        pytest.skip("only Linux has inotify")
-    # the names of watchdog's that it needs are there
-    assert kind is listeners.ObserverListener or listeners.listen is kind
-    monkeypatch.setattr("paramsync.sources.watch.listen", kind)
-    return kind
 
 
 @pytest.fixture

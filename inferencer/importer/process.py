@@ -51,6 +51,7 @@ class _Importer:
             graph=settings.graph,
             verification=settings.verify,
             allowed=settings.allowed,
+            warmed=False,  # what it is called by first may end
         )
 
     def restore(self, version: Version, *, descriptors: Sequence[int]) -> Imported:
@@ -78,7 +79,7 @@ class _Importer:
 
 def _written(resident: Resident, descriptor: int) -> tuple[int, list[Place | Any]]:
     """The parameters one behind the other; strings stay with the message."""
-    arrays = [one.numpy() for one in resident.parameters]
+    arrays = [tensor.numpy() for tensor in resident.parameters]
     places: list[Place | Any] = []
     size = 0
     for tensor, array in zip(resident.parameters, arrays, strict=True):

@@ -26,7 +26,7 @@ def _unchanging(values: dict[Any, Any]) -> MappingProxyType[Any, Any]:
     return MappingProxyType(values)
 
 
-copyreg.pickle(MappingProxyType, lambda one: (_unchanging, (dict(one),)))  # which versions have
+copyreg.pickle(MappingProxyType, lambda proxy: (_unchanging, (dict(proxy),)))  # which versions have
 
 Handler = Callable[..., Any]
 """Gets the arguments of a question, and `descriptors` where some came, which it owns. What it returns is the answer."""
@@ -101,23 +101,23 @@ class Channel:
 
     def _handle(self, kind: int, number: int, message: tuple[str, tuple[Any, ...]], descriptors: list[int]) -> None:
         what, arguments = message
-        said = {"descriptors": descriptors} if descriptors else {}
+        files = {"descriptors": descriptors} if descriptors else {}
         try:
-            found = self._handlers[what](*arguments, **said)
+            answer = self._handlers[what](*arguments, **files)
         except Exception as error:  # noqa: BLE001, it is raised where it was asked
             self._reply(kind, number, _ERROR, error)
             return
-        if isinstance(found, Future):
-            found.add_done_callback(lambda one: self._reply_late(kind, number, one))
+        if isinstance(answer, Future):
+            answer.add_done_callback(lambda late: self._reply_late(kind, number, late))
         else:
-            self._reply(kind, number, _ANSWER, found)
+            self._reply(kind, number, _ANSWER, answer)
 
-    def _reply_late(self, kind: int, number: int, found: Future[Any]) -> None:
-        error = found.exception()
-        self._reply(kind, number, _ANSWER if error is None else _ERROR, found.result() if error is None else error)
+    def _reply_late(self, kind: int, number: int, answer: Future[Any]) -> None:
+        error = answer.exception()
+        self._reply(kind, number, _ANSWER if error is None else _ERROR, answer.result() if error is None else error)
 
-    def _reply(self, asked: int, number: int, kind: int, message: Any) -> None:
-        if asked == _NOTE:
+    def _reply(self, question: int, number: int, kind: int, message: Any) -> None:
+        if question == _NOTE:
             return
         with suppress(OSError):  # whoever asked is gone
             try:
@@ -165,9 +165,9 @@ def pair() -> tuple[socket.socket, socket.socket]:
 
 
 def close_all(descriptors: Sequence[int]) -> None:
-    for one in descriptors:
+    for descriptor in descriptors:
         with suppress(OSError):
-            os.close(one)
+            os.close(descriptor)
 
 
 def _settle(answer: Future[Any], kind: int, message: Any) -> None:

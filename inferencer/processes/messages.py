@@ -33,11 +33,11 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class VersionMessage:
-    """A version, whose files come as descriptors. `key` tells it from all others of this server."""
+    """A version. Its files come as descriptors, after that of its graph. `key` tells it from all others of a server."""
 
     key: int
     version: Version
-    graph: int
+    graph: GraphMessage
     sizes: tuple[int, ...]
     """Bytes of each file."""
     parameters: Sequence[Place | Any]

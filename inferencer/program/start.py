@@ -20,7 +20,6 @@ def run(settings: Settings, *, stop: Stop) -> None:
     prepare_environment()
     raise_descriptor_limit()
     start_logging()
-    logging.getLogger("watchdog").setLevel(logging.CRITICAL)  # it calls its own end an error
     asyncio.run(_serve(settings, stop))
 
 

@@ -21,27 +21,27 @@ from paramsync.program.process import ending_signals, start_logging
 
 def main() -> None:
     connection = socket.socket(fileno=int(sys.argv[1]))
-    for one in ending_signals():
-        signal.signal(one, signal.SIG_IGN)  # the supervisor is told, and ends its workers in its own order
+    for number in ending_signals():
+        signal.signal(number, signal.SIG_IGN)  # the supervisor is told, and ends its workers in its own order
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children are reaped by the kernel
     roles = _roles()
     gc.collect()
     gc.freeze()  # what was imported stays, in pages that all children share
     connection.send(b"ready")
     while True:
-        asked, descriptors, _, _ = socket.recv_fds(connection, 16, 8)
-        if not asked:
+        message, descriptors, _, _ = socket.recv_fds(connection, 16, 8)
+        if not message:
             return
         if os.fork():
             for descriptor in descriptors:
                 os.close(descriptor)
             continue
         connection.close()
-        said, *others = descriptors
-        role, arguments = pickle.loads(os.pread(said, os.fstat(said).st_size, 0))
+        request, *others = descriptors
+        role, arguments = pickle.loads(os.pread(request, os.fstat(request).st_size, 0))
         if role != "worker":  # which answers on without this process, and hears of the supervisor's end itself
             end_with_parent()
-        os.close(said)
+        os.close(request)
         try:
             roles[role](*arguments, descriptors=others)
         finally:

@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from paramsync.following.report import EventKind, Subscription
+from paramsync.following.status import EventKind, Subscription
 
 if TYPE_CHECKING:
     from paramsync.following.follower import Follower

@@ -73,8 +73,7 @@ class Fleet:
         self._closes_template = template is None
         self._lock = threading.RLock()  # of what follows, and of the order in which workers are told
         self._workers: list[Worker] = []
-        self._graphs: WeakValueDictionary[int, SharedGraph] = WeakValueDictionary()  # that workers have
-        self._versions: WeakValueDictionary[int, SharedFiles] = WeakValueDictionary()
+        self._versions: WeakValueDictionary[int, SharedFiles] = WeakValueDictionary()  # that workers have
         self._keys = 0
         self._ended = threading.Event()
         self.restarts = 0
@@ -87,10 +86,10 @@ class Fleet:
         """Start the workers, and return once all listen. Raises what keeps the first one from that."""
         self.change()
         listening: list[Future[None]] = [Future() for _ in range(self._count)]
-        for number, one in enumerate(listening):
-            threading.Thread(target=self._keep, args=(number, one), name=f"keep {number}", daemon=True).start()
-        for one in listening:
-            one.result()
+        for number, future in enumerate(listening):
+            threading.Thread(target=self._keep, args=(number, future), name=f"keep {number}", daemon=True).start()
+        for future in listening:
+            future.result()
 
     def _keep(self, number: int, listening: Future[None]) -> None:
         """Have a worker of this number, until the end."""
@@ -125,12 +124,9 @@ class Fleet:
         worker.number = number
         try:
             with self._lock:
-                for graph in list(self._graphs.values()):
-                    worker.channel.ask("graph", graph.message, descriptors=[graph.content]).result(TRIAL_SECONDS)
-                for one in list(self._versions.values()):
-                    worker.channel.ask("version", one.message, descriptors=one.descriptors).result(
-                        one.seconds + TRIAL_SECONDS
-                    )
+                for version in list(self._versions.values()):
+                    mapped = worker.channel.ask("version", version.message, descriptors=version.files)
+                    mapped.result(version.seconds + TRIAL_SECONDS)
                 worker.channel.ask("join", self._shown[0]).result(TRIAL_SECONDS)
                 worker.channel.ask("show", self._word[0], self._shown[0]).result(_SHOW_SECONDS)
                 self._workers.append(worker)
@@ -177,35 +173,33 @@ class Fleet:
             trial.close()
             raise
 
-    def prepare(self, one: SharedFiles) -> None:
+    def prepare(self, version: SharedFiles) -> None:
         """Have every worker map a version, beside what it answers from.
 
         Its graph, where it is new, was called in a process of its own before. Raises GraphError, also where that ended
         the process or took too long, and UnfinishedError where no worker came through, of which nobody knows why.
         """
-        if not one.graph.works:
-            self._call_once(one)
+        graph = version.graph
+        if not graph.works:
+            self._call_once(version)
         with self._lock:
-            seconds = one.seconds
-            if one.graph.key not in self._graphs:
-                self._all("graph", one.graph.message, descriptors=[one.graph.content], seconds=TRIAL_SECONDS)
-                self._graphs[one.graph.key] = one.graph
-                seconds += TRIAL_SECONDS
-            self._versions[one.message.key] = one
+            is_new = all(known.graph is not graph for known in self._versions.values())
+            seconds = version.seconds + (TRIAL_SECONDS if is_new else 0.0)
+            self._versions[version.message.key] = version
             try:
-                self._all("version", one.message, descriptors=one.descriptors, seconds=seconds)
+                self._all("version", version.message, descriptors=version.files, seconds=seconds)
             except BaseException:
-                self._versions.pop(one.message.key, None)
+                self._versions.pop(version.message.key, None)
                 raise
 
-    def _call_once(self, one: SharedFiles) -> None:
-        graph = one.graph
+    def _call_once(self, version: SharedFiles) -> None:
+        graph = version.graph
         if graph.trial is None:
             self.try_graph(graph)
         trial, graph.trial = graph.trial, None
         assert trial is not None
         try:
-            trial.called(one)
+            trial.called(version)
         finally:
             trial.close()
         graph.works = True
@@ -215,14 +209,14 @@ class Fleet:
         with self._lock:
             shown = self._show()
             epoch = self._word[0] + 1
-            if any(isinstance(one.settings, ConnectionSettings) for one in shown[0]):
+            if any(isinstance(model.settings, ConnectionSettings) for model in shown[0]):
                 self._all("join", shown[0], seconds=TRIAL_SECONDS)
             for joined in self._all("show", epoch, shown[0], seconds=_SHOW_SECONDS):
                 self.joined = joined
             self._word[0] = epoch
             self._shown = shown
             for worker in self._workers:
-                worker.channel.tell("shown", epoch, sorted(self._versions), sorted(self._graphs))
+                worker.channel.tell("shown", epoch, sorted(self._versions))
 
     def join(self, models: Sequence[ModelMessage]) -> Mapping[str, Joining]:
         """Have all workers join models as these say. Returns what came of it; nothing that answers changes."""
@@ -239,9 +233,9 @@ class Fleet:
         if not self._lock.acquire(blocking=False):
             return
         try:
-            asked = [(worker, worker.channel.ask("alive")) for worker in self._workers]
+            waiting = [(worker, worker.channel.ask("alive")) for worker in self._workers]
             end = time.monotonic() + _ALIVE_SECONDS
-            for worker, answer in asked:
+            for worker, answer in waiting:
                 try:
                     answer.result(max(0.0, end - time.monotonic()))
                 except LateError:
@@ -253,13 +247,13 @@ class Fleet:
 
     def ask_all(self, what: str, *arguments: Any, seconds: float) -> list[Any]:
         """The answers of those that answer."""
-        asked = [worker.channel.ask(what, *arguments) for worker in self._workers]
+        waiting = [worker.channel.ask(what, *arguments) for worker in self._workers]
         end = time.monotonic() + seconds
-        found = []
-        for one in asked:
+        answers = []
+        for answer in waiting:
             with suppress(LateError, ClosedError):
-                found.append(one.result(max(0.0, end - time.monotonic())))
-        return found
+                answers.append(answer.result(max(0.0, end - time.monotonic())))
+        return answers
 
     def replace_no_more(self) -> None:
         """Workers that end from now on have no successors."""
@@ -277,18 +271,18 @@ class Fleet:
 
     def _all(self, what: str, *arguments: Any, descriptors: Sequence[int] = (), seconds: float) -> list[Any]:
         """Returns what those answered that did. Who is late or gone is replaced; what the others refuse is raised."""
-        asked: list[tuple[Worker, Future[Any]]] = [
+        waiting: list[tuple[Worker, Future[Any]]] = [
             (worker, worker.channel.ask(what, *arguments, descriptors=descriptors)) for worker in self._workers
         ]
         end = time.monotonic() + seconds
-        found = []
-        for worker, answer in asked:
+        answers = []
+        for worker, answer in waiting:
             try:
-                found.append(answer.result(max(0.0, end - time.monotonic())))
+                answers.append(answer.result(max(0.0, end - time.monotonic())))
             except LateError:
                 worker.end(f"{what}: expected it within {seconds:g} s")  # before the others go on to what it lacks
             except ClosedError:
                 pass  # its own thread replaces it
-        if asked and not found and descriptors:
+        if waiting and not answers and descriptors:
             raise UnfinishedError("every worker ended while it was to have the version; it is tried again")
-        return found
+        return answers

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import queue
 from concurrent.futures import Future
-from pathlib import Path
 
 from paramsync.errors import GraphError
+from paramsync.sources.checkpoints import GraphCache
 from paramsync.sources.source import Progress, ProgressCallback
 from paramsync.version import Version
 
@@ -16,8 +16,7 @@ from ..processes.messages import Imported, VersionMessage
 from ..settings.settings import ModelSettings
 from .child import ChildProcess
 from .fleet import Fleet
-from .shared import SharedFiles
-from .versions import GraphFacts, KnownGraphs, SharedVersion, facts
+from .shared import GraphFacts, SharedFiles, SharedVersion, facts
 
 _QUIET_SECONDS = 120.0  # without a word of progress, after which it is held to hang
 
@@ -25,43 +24,39 @@ _QUIET_SECONDS = 120.0  # without a word of progress, after which it is held to 
 class Importer:
     """Of one model. For the thread of its follower."""
 
-    def __init__(self, settings: ModelSettings, fleet: Fleet, graphs: KnownGraphs) -> None:
+    def __init__(self, settings: ModelSettings, fleet: Fleet, graphs: GraphCache[GraphFacts]) -> None:
         self._settings = settings
         self._fleet = fleet
         self._graphs = graphs
-
-    def restored(self, version: Version, directory: Path, tell: ProgressCallback) -> SharedVersion:
-        """See SavedModelsSource."""
-        return self.restore(version, tell)
 
     def restore(self, version: Version, tell: ProgressCallback) -> SharedVersion:
         """Raises as Source.restore does, and GraphError where it ends the process, or where that hangs."""
         graph, parameters = (os.memfd_create(name) for name in ("graph", "parameters"))
         try:
-            found = self._imported(version, tell, graph, parameters)
+            imported = self._imported(version, tell, graph, parameters)
             content = os.pread(graph, os.fstat(graph).st_size, 0)
         except BaseException:
             os.close(parameters)
             raise
         finally:
             os.close(graph)
-        known = self._known(content, found)
+        graph_facts = self._known(content, imported)
         message = VersionMessage(
             key=self._fleet.key(),
             version=version,
-            graph=known.shared.key,
-            sizes=(found.size,),
-            parameters=found.parameters,
-            ranges=((0, 0, found.size),) if found.size else (),
+            graph=graph_facts.shared.message,
+            sizes=(imported.size,),
+            parameters=imported.parameters,
+            ranges=((0, 0, imported.size),) if imported.size else (),
         )
-        return SharedVersion(version, known, SharedFiles(known.shared, message, (parameters,)), None)
+        return SharedVersion(version, graph_facts, SharedFiles(graph_facts.shared, message, (parameters,)), None)
 
-    def _known(self, content: bytes, found: Imported) -> GraphFacts:
+    def _known(self, content: bytes, imported: Imported) -> GraphFacts:
         def made() -> GraphFacts:
-            shared = self._fleet.graph(content, allowed=self._settings.allowed, refused=found.refused)
-            return facts(content, shared, found.digest, found.embeddings, found.refused)
+            shared = self._fleet.graph(content, allowed=self._settings.allowed, refused=imported.refused)
+            return facts(content, shared, imported.digest, imported.embeddings, imported.refused)
 
-        return self._graphs.find((found.digest, tuple(sorted(found.refused.items()))), made)
+        return self._graphs.built((imported.digest, tuple(sorted(imported.refused.items()))), made)
 
     def _imported(self, version: Version, tell: ProgressCallback, *descriptors: int) -> Imported:
         news: queue.SimpleQueue[Progress | None] = queue.SimpleQueue()

@@ -55,7 +55,7 @@ class Server:
         Raises ParamsyncError where a model cannot be made.
         """
         self._loop = asyncio.get_running_loop()
-        self._tf_serving = theirs = settings.tf_serving or TfServing()
+        self._tf_serving = tf_serving = settings.tf_serving or TfServing()
         self._reserved, settings = _reserve(settings)
         self._settings = settings
         handlers: dict[str, Handler] = {
@@ -71,7 +71,7 @@ class Server:
         self._configuring = Configuring(self.models, self.apply)
         self._allowed = Allowed(settings.reload_roots, host=settings.host)
         self._following_file: asyncio.Future[None] | None = None
-        self._metrics = Metrics(self.models, as_tf_serving=theirs.metrics_path is not None)
+        self._metrics = Metrics(self.models, as_tf_serving=tf_serving.metrics_path is not None)
         self._summing = threading.Lock()
         self._draining = asyncio.Event()
         self._health = Health(self.models, [sync_pb2.DESCRIPTOR.services_by_name["Sync"].full_name])
@@ -123,8 +123,8 @@ class Server:
         self._ended.set()
         self._news.set()
         self._control.close()
-        for one in self._reserved:
-            one.close()
+        for reserved in self._reserved:
+            reserved.close()
         self._fleet.close()
 
     async def drain(self, *, quiet_seconds: float = 0.5) -> None:
@@ -159,14 +159,14 @@ class Server:
         """Serve these from now on, and nothing else. See `Registry.apply`."""
         await self.models.apply(models, changes)
         await asyncio.to_thread(self._fleet.change)
-        for one in self.models:
-            if isinstance(one, SharedJoined):
-                one.tried = None
+        for model in self.models:
+            if isinstance(model, SharedJoined):
+                model.tried = None
 
-    def _follow(self, model: str, action: Action, *asked: Any) -> Future[Status]:
+    def _follow(self, model: str, action: Action, *arguments: Any) -> Future[Status]:
         async def followed() -> Status:
             try:
-                return await asyncio.wrap_future(self.models.follower(model).ask(action, *asked))
+                return await asyncio.wrap_future(self.models.follower(model).ask(action, *arguments))
             finally:
                 await self._tell()
 
@@ -188,27 +188,27 @@ class Server:
 
     def _summed(self) -> Metrics:
         """What all workers counted, as one."""
-        found = self._metrics
-        found.requests, found.calls, waiting = {}, {}, 0
+        metrics = self._metrics
+        metrics.requests, metrics.calls, waiting = {}, {}, 0
         for requests, calls, waits in self._fleet.ask_all("counts", seconds=_COUNTING_SECONDS):
-            _add(found.requests, requests)
-            _add(found.calls, calls)
+            _add(metrics.requests, requests)
+            _add(metrics.calls, calls)
             waiting += waits
-        found.waiting = lambda: waiting
-        return found
+        metrics.waiting = lambda: waiting
+        return metrics
 
     # What workers are told --------------------------------------------------------------------------------------------
 
     def _shown(self) -> Shown:
-        found = [message_of(one, awaited=self.models.is_awaited(one)) for one in self.models]
-        return [message for message, _ in found], [kept for _, kept in found]
+        messages = [message_of(model, awaited=self.models.is_awaited(model)) for model in self.models]
+        return [message for message, _ in messages], [kept for _, kept in messages]
 
     async def _tell(self) -> None:
         """Returns once the workers know how the followers are."""
         await asyncio.to_thread(self._fleet.ask_all, "states", self._states(), seconds=_TELLING_SECONDS)
 
     def _states(self) -> dict[str, Status]:
-        return {one.name: one.status() for one in self.models}
+        return {model.name: model.status() for model in self.models}
 
     def _tell_news(self) -> None:
         """As soon as anything happened, but not more often than that is worth."""
@@ -226,18 +226,18 @@ class Server:
         followers = self.models.followers()
         for gone in self._subscriptions.keys() - set(followers):
             self._subscriptions.pop(gone).close()
-        for one in followers:
-            if one not in self._subscriptions:
-                self._subscriptions[one] = one.subscribe(self._news.set)
-            self._subscriptions[one].take()
+        for follower in followers:
+            if follower not in self._subscriptions:
+                self._subscriptions[follower] = follower.subscribe(self._news.set)
+            self._subscriptions[follower].take()
 
 
-def _add(found: dict[Any, Any], more: Mapping[Any, Any]) -> None:
-    for key, one in more.items():
-        if key in found:
-            found[key].take_in(one)
+def _add(total: dict[Any, Any], more: Mapping[Any, Any]) -> None:
+    for key, count in more.items():
+        if key in total:
+            total[key].take_in(count)
         else:
-            found[key] = one
+            total[key] = count
 
 
 def _reserve(settings: Settings) -> tuple[list[socket.socket], Settings]:
@@ -246,19 +246,19 @@ def _reserve(settings: Settings) -> tuple[list[socket.socket], Settings]:
     Raises SettingsError where one is taken, also by another server, whose workers would share it.
     """
     check_ports(settings.host, ports(settings))
-    reserved, found = [], {}
-    theirs = settings.tf_serving or TfServing()
-    for name, option, wanted in (("port", "--port", theirs.port), ("rest_port", "--rest-port", theirs.http)):
+    reserved, numbers = [], {}
+    tf_serving = settings.tf_serving or TfServing()
+    for name, option, wanted in (("port", "--port", tf_serving.port), ("rest_port", "--rest-port", tf_serving.http)):
         if not wanted:
             continue
         number = getattr(settings, name)
         family, kind, protocol, _, where = socket.getaddrinfo(settings.host, number, type=socket.SOCK_STREAM)[0]
-        one = socket.socket(family, kind, protocol)
-        reserved.append(one)
-        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        listener = socket.socket(family, kind, protocol)
+        reserved.append(listener)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         try:
-            one.bind(where)
+            listener.bind(where)
         except OSError as error:
             raise refused(settings.host, number, option) from error
-        found[name] = one.getsockname()[1]
-    return reserved, dataclasses.replace(settings, **found)
+        numbers[name] = listener.getsockname()[1]
+    return reserved, dataclasses.replace(settings, **numbers)

@@ -1,11 +1,18 @@
-"""What workers get of a graph and of a version: a message, and files as descriptors."""
+"""Graphs and versions that the workers have: the messages they get, files as descriptors, and what is known here."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from google.protobuf.message import DecodeError
+
+from paramsync.errors import GraphError
+from paramsync.graphs.specs import TensorSpec, spec_of
+from paramsync.v1 import graph_pb2
+from paramsync.version import Version
 
 from ..processes.messages import GraphMessage, VersionMessage
 
@@ -49,6 +56,11 @@ class SharedFiles:
     descriptors: tuple[int, ...]
 
     @property
+    def files(self) -> list[int]:
+        """The descriptors that go with the message."""
+        return [self.graph.content, *self.descriptors]
+
+    @property
     def seconds(self) -> float:
         """In which a worker maps it."""
         return _MAP_SECONDS + sum(self.message.sizes) / _MAP_BYTES
@@ -56,3 +68,48 @@ class SharedFiles:
     def __del__(self) -> None:
         for descriptor in self.descriptors:
             os.close(descriptor)
+
+
+@dataclass(frozen=True, eq=False)
+class GraphFacts:
+    """What has to be known of a graph to check a checkpoint for it, and the graph itself, for the workers."""
+
+    shared: SharedGraph
+    digest: str
+    parameters: Sequence[TensorSpec]
+    called: Mapping[str, str]
+    embeddings: Collection[str]
+    refused: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class SharedVersion:
+    """A version that every worker has in memory."""
+
+    version: Version
+    graph: GraphFacts
+    files: SharedFiles
+    held: Any
+    """What keeps its files from being overwritten."""
+
+
+def facts(
+    content: bytes,
+    shared: SharedGraph,
+    digest: str,
+    embeddings: Collection[str],
+    refused: Mapping[str, str] | None = None,
+) -> GraphFacts:
+    """Of a graph that could be built. Raises GraphError."""
+    try:
+        message = graph_pb2.Graph.FromString(content)
+    except DecodeError as error:
+        raise GraphError(f"the graph file is not readable: {error}") from error
+    return GraphFacts(
+        shared,
+        digest,
+        tuple(spec_of(parameter) for parameter in message.parameters),
+        {parameter.name: parameter.variable for parameter in message.parameters if parameter.variable},
+        embeddings,
+        refused or {},
+    )

@@ -31,7 +31,7 @@ class Trial:
 
     def called(self, version: SharedFiles) -> None:
         """Have it map the version and call the graph. Raises GraphError."""
-        answer = self._process.channel.ask("version", version.message, descriptors=version.descriptors)
+        answer = self._process.channel.ask("version", version.message, descriptors=version.files)
         self._result(answer, "called once")
 
     def close(self) -> None:

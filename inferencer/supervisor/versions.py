@@ -1,125 +1,84 @@
-"""What a version is in the supervisor: checked, held by its locks, and handed to the workers."""
+"""How versions come to the workers: checked here and handed on with their locks, or imported."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
-
-from google.protobuf.message import DecodeError
+from collections.abc import Sequence
+from pathlib import Path
 
 from paramsync.checkpoint.reader import Bundle
 from paramsync.errors import GraphError
-from paramsync.following.residents import Residents
-from paramsync.graphs.locating import located
-from paramsync.graphs.specs import TensorSpec, spec_of
+from paramsync.graphs.specs import located
 from paramsync.host import files
-from paramsync.sources.source import Progress, ProgressCallback, Source
+from paramsync.inference.residents import Residents
+from paramsync.sources.checkpoints import Checkpoints, GraphCache
+from paramsync.sources.source import Progress, ProgressCallback, Source, graph_options
 from paramsync.store.store import Store
-from paramsync.v1 import graph_pb2
 from paramsync.version import Version
 
 from ..processes.messages import Place, VersionMessage
+from ..settings.settings import ModelSettings
 from .fleet import Fleet
-from .shared import SharedFiles, SharedGraph
-
-_KEPT = 4  # graphs: those of a version and its predecessor, and of some that were there before
-
-
-@dataclass(frozen=True, eq=False)
-class GraphFacts:
-    """What has to be known of a graph to check a checkpoint for it, and the graph itself, for the workers."""
-
-    shared: SharedGraph
-    digest: str
-    parameters: Sequence[TensorSpec]
-    called: Mapping[str, str]
-    embeddings: Collection[str]
-    refused: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, eq=False)
-class SharedVersion:
-    """A version that every worker has in memory."""
-
-    version: Version
-    graph: GraphFacts
-    files: SharedFiles
-    held: Any
-    """What keeps its files from being overwritten."""
-
-
-class KnownGraphs:
-    """The graphs of one model that were used last: versions that have the same one share it. One thread."""
-
-    def __init__(self) -> None:
-        self._graphs: dict[Hashable, GraphFacts] = {}
-
-    def find(self, key: Hashable, make: Callable[[], GraphFacts]) -> GraphFacts:
-        found = self._graphs.pop(key, None) or make()
-        self._graphs[key] = found
-        while len(self._graphs) > _KEPT:
-            del self._graphs[next(iter(self._graphs))]
-        return found
-
-    def clear(self) -> None:
-        self._graphs.clear()
+from .imports import Importer
+from .shared import GraphFacts, SharedFiles, SharedVersion, facts
 
 
 class SharedResidents(Residents[SharedVersion]):
     """The versions of one model that the workers answer from."""
 
-    def __init__(
-        self, model: str, source: Source[SharedVersion], fleet: Fleet, graphs: KnownGraphs, *, resident: int
-    ) -> None:
-        super().__init__(model, source, resident=resident)
-        self._fleet = fleet
-        self._graphs = graphs
+    def __init__(self, settings: ModelSettings, fleet: Fleet) -> None:
+        self._restores = restores = SharedRestores(settings, fleet)
+        options = graph_options(settings.graph, settings.inputs)
+        source = Source(settings.store, restores, graph=settings.graph, options=options)
+        super().__init__(settings.name, source, resident=settings.resident, changed=fleet.change)
 
     def release(self) -> None:
         super().release()
-        self._graphs.clear()  # not when all of this is collected: each has a file open
-
-    def _ready(self, restored: SharedVersion, tell: ProgressCallback) -> None:
-        if not restored.files.graph.works:
-            tell(Progress(phase="warming"))
-        self._fleet.prepare(restored.files)
-
-    def _parts(self, one: SharedVersion) -> tuple[Any, ...]:
-        return ()
-
-    def _show(self, view: Any) -> None:
-        super()._show(view)
-        self._fleet.change()
+        self._restores.graphs.clear()  # not when all of this is collected: each has a file open
 
 
-class CheckpointBuild:
-    """See Build, for checkpoints that name their graph, as our publisher's do."""
+class SharedRestores:
+    """See Restores. Checkpoints that name their graph are handed on as they are, and all others imported."""
 
-    def __init__(self, store: Store, fleet: Fleet, graphs: KnownGraphs, *, allowed: Collection[str] = ()) -> None:
-        self._store = store
+    def __init__(self, settings: ModelSettings, fleet: Fleet) -> None:
+        self.graphs: GraphCache[GraphFacts] = GraphCache()
+        self._store = Store(settings.store)
         self._fleet = fleet
-        self._allowed = tuple(allowed)
-        self._graphs = graphs
-
-    def graph(self, version: Version) -> GraphFacts:
-        return self._graphs.find(version.graph, lambda: self._read(version))
-
-    def keys(self, version: Version, graph: GraphFacts, bundle: Bundle) -> tuple[str, ...]:
-        return located(graph, bundle, where=f"version {version.number}")
-
-    def build(self, version: Version, graph: GraphFacts, bundle: Bundle, keys: Sequence[str]) -> SharedVersion:
-        needed = [key for spec, key in zip(graph.parameters, keys, strict=True) if spec.name not in graph.embeddings]
-        loan = bundle.lend(keys, needed)
-        message = VersionMessage(
-            key=self._fleet.key(),
-            version=version,
-            graph=graph.shared.key,
-            sizes=loan.sizes,
-            parameters=[Place(*one) if isinstance(one, tuple) else one for one in loan.places],
-            ranges=loan.ranges,
+        self._allowed = settings.allowed
+        self._importer = Importer(settings, fleet, self.graphs)
+        self._checkpoints: Checkpoints[SharedVersion] = Checkpoints(
+            self._store, located, verification=settings.verify, answers_here=False
         )
-        return SharedVersion(version, graph, SharedFiles(graph.shared, message, loan.descriptors), bundle)
+        self.tend = self._checkpoints.tend
+
+    def saved_model(self, version: Version, directory: Path, tell: ProgressCallback) -> SharedVersion:
+        return self._ready(self._importer.restore(version, tell), tell)
+
+    def checkpoint(self, version: Version, tell: ProgressCallback) -> SharedVersion:
+        if not version.graph:
+            return self._ready(self._importer.restore(version, tell), tell)
+        graph = self.graphs.built(version.graph, lambda: self._read(version))
+
+        def build(bundle: Bundle, keys: Sequence[str]) -> SharedVersion:
+            named = zip(graph.parameters, keys, strict=True)
+            loan = bundle.lend(keys, [key for spec, key in named if spec.name not in graph.embeddings])
+            message = VersionMessage(
+                key=self._fleet.key(),
+                version=version,
+                graph=graph.shared.message,
+                sizes=loan.sizes,
+                parameters=[Place(*place) if isinstance(place, tuple) else place for place in loan.places],
+                ranges=loan.ranges,
+            )
+            return SharedVersion(version, graph, SharedFiles(graph.shared, message, loan.descriptors), bundle)
+
+        return self._ready(self._checkpoints.restore(version, graph, build, tell), tell)
+
+    def _ready(self, version: SharedVersion, tell: ProgressCallback) -> SharedVersion:
+        """Have every worker map it."""
+        if not version.graph.shared.works:
+            tell(Progress(phase="warming"))
+        self._fleet.prepare(version.files)
+        return version
 
     def _read(self, version: Version) -> GraphFacts:
         path = self._store.graph_file(version.graph)
@@ -135,25 +94,3 @@ class CheckpointBuild:
         if digest != version.graph:
             raise GraphError(f"{path}: expected the graph {version.graph}, found {digest}")
         return facts(content, shared, digest, embeddings)
-
-
-def facts(
-    content: bytes,
-    shared: SharedGraph,
-    digest: str,
-    embeddings: Collection[str],
-    refused: Mapping[str, str] | None = None,
-) -> GraphFacts:
-    """Of a graph that could be built. Raises GraphError."""
-    try:
-        message = graph_pb2.Graph.FromString(content)
-    except DecodeError as error:
-        raise GraphError(f"the graph file is not readable: {error}") from error
-    return GraphFacts(
-        shared,
-        digest,
-        tuple(spec_of(one) for one in message.parameters),
-        {one.name: one.variable for one in message.parameters if one.variable},
-        embeddings,
-        refused or {},
-    )

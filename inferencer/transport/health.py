@@ -9,8 +9,7 @@ from typing import Any
 from grpc_health.v1 import health_pb2
 
 from paramsync.errors import UnknownModelError
-from paramsync.following.report import EventKind
-from paramsync.following.status import State
+from paramsync.following.status import EventKind, State
 
 from ..serving.feed import Feed
 from ..serving.served import Models

@@ -40,10 +40,10 @@ class MappedFiles:
             os.close(descriptor)
             return np.empty(0, np.uint8)
         lease = _Lease(descriptor)
-        found = os.fstat(descriptor)
-        if found.st_size < size:
+        facts = os.fstat(descriptor)
+        if facts.st_size < size:
             raise GraphError("a data file was cut while it was handed over")
-        file_id = found.st_dev, found.st_ino
+        file_id = facts.st_dev, facts.st_ino
         mapping = self._mappings.get(file_id)
         if mapping is None or mapping.size != size:
             mapping = self._mappings[file_id] = _Mapping(descriptor, size)
@@ -55,10 +55,11 @@ class MappedFiles:
     def tend(self) -> bool:
         """Undo mappings that no version needs; False where there is none that may have to be undone later."""
         late = time.monotonic() - _KEPT_SECONDS
-        for file_id, one in list(self._mappings.items()):
-            if not one.users and (one.used_at < late or one.is_gone) and self._mappings.pop(file_id, None) is one:
-                one.drop_pages()
-        return any(not one.users for one in list(self._mappings.values()))
+        for file_id, mapping in list(self._mappings.items()):
+            unused = not mapping.users and (mapping.used_at < late or mapping.is_gone)
+            if unused and self._mappings.pop(file_id, None) is mapping:
+                mapping.drop_pages()
+        return any(not mapping.users for mapping in list(self._mappings.values()))
 
 
 class _Mapping:

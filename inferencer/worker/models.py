@@ -10,10 +10,9 @@ from dataclasses import replace
 from typing import Any
 
 from paramsync.errors import NotServingError, UnknownModelError
-from paramsync.following.report import EVERY_KIND, EventKind
-from paramsync.following.status import State, Status
+from paramsync.following.status import EVERY_KIND, EventKind, State, Status
 from paramsync.inference.resident import Resident
-from paramsync.inference.view import View
+from paramsync.inference.residents import View
 
 from ..processes.channel import Channel
 from ..processes.messages import Joining
@@ -56,7 +55,7 @@ class Model:
         """As the follower last said, but for what answers here."""
         status, view = self.last, self.view
         if view.recent and status.serving != view.recent[0].version:
-            numbers = tuple(dict.fromkeys(one.version.number for one in view.residents))
+            numbers = tuple(dict.fromkeys(resident.version.number for resident in view.residents))
             state = State.DRAINING if status.state is State.DRAINING else State.SERVING
             status = replace(status, state=state, serving=view.recent[0].version, resident=numbers)
         return status.at(time.time())
@@ -72,8 +71,8 @@ class RemoteFollower:
     def status(self) -> Status:
         return self._models.find(self.model).status()
 
-    def ask(self, *asked: Any) -> Future[Status]:
-        return self._models.supervisor.ask("follow", self.model, *asked)
+    def ask(self, *arguments: Any) -> Future[Status]:
+        return self._models.supervisor.ask("follow", self.model, *arguments)
 
     def late(self, number: int | None, seconds: float | None) -> str:
         return str(self._models.supervisor.ask("late", self.model, number, seconds).result())
@@ -124,20 +123,23 @@ class Models:
         return [self.find(model)] if model else list(self)
 
     def batched(self, model: str) -> bool:
-        found = self._now().get(model)
-        return found is None or found.batched
+        known = self._now().get(model)
+        return known is None or known.batched
 
     def followers(self, model: str = "") -> list[RemoteFollower]:
         """Of models that are joined, those of their parts."""
         names: dict[str, None] = {}
-        for one in self.some(model):
-            said = one.settings
-            names |= dict.fromkeys((said.first, said.second) if isinstance(said, ConnectionSettings) else (one.name,))
+        for served in self.some(model):
+            settings = served.settings
+            if isinstance(settings, ConnectionSettings):
+                names |= dict.fromkeys((settings.first, settings.second))
+            else:
+                names[served.name] = None
         return [RemoteFollower(name, self) for name in names]
 
     def missing(self) -> dict[str, str]:
         """Of the models that were there from the start those that do not serve, or not yet, and why."""
-        statuses = {one.name: one.status() for one in self if one.awaited}
+        statuses = {model.name: model.status() for model in self if model.awaited}
         return {name: status.obstacle for name, status in statuses.items() if status.state is not State.SERVING}
 
     def news(self) -> None:

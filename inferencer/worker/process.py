@@ -64,9 +64,9 @@ def work(number: int, settings: Settings, *, descriptors: Sequence[int]) -> None
 
 class _Worker:
     def __init__(self, number: int, settings: Settings, connection: socket.socket, shared: memoryview) -> None:
-        theirs = settings.tf_serving
-        if number and theirs is not None:  # one of them listens on the socket
-            settings = replace(settings, tf_serving=replace(theirs, socket=None))
+        tf_serving = settings.tf_serving
+        if number and tf_serving is not None:  # one of them listens on the socket
+            settings = replace(settings, tf_serving=replace(tf_serving, socket=None))
         self._settings = settings
         self._number = number
         self._shared = shared
@@ -166,9 +166,9 @@ class _Configuring:
 
 def _words(descriptor: int) -> memoryview:
     """The memory that all processes share: the epoch, and what requests take in each worker."""
-    found = memoryview(mmap.mmap(descriptor, mmap.PAGESIZE)).cast("Q")
+    words = memoryview(mmap.mmap(descriptor, mmap.PAGESIZE)).cast("Q")
     os.close(descriptor)
-    return found
+    return words
 
 
 def _is_no_leaving(record: logging.LogRecord) -> bool:

@@ -53,7 +53,7 @@ class PredictionServer:
         `all_taken` and `number` are as in MemoryBudget.
         """
         self._settings = settings
-        self._tf_serving = theirs = settings.tf_serving or TfServing()
+        self._tf_serving = tf_serving = settings.tf_serving or TfServing()
         self.models = models
         self.metrics = metrics
         allowed = Allowed(settings.reload_roots, host=settings.host)
@@ -74,15 +74,15 @@ class PredictionServer:
             model_service_pb2.DESCRIPTOR.services_by_name["ModelService"]: ModelService(models, configuring, allowed),
             kserve_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"]: self.kserve,
         }
-        self.health = Health(models, [*(one.full_name for one in servicers), *also])
-        common = [one for one in options(settings.message_bytes) if one[0] != _SHARED]
+        self.health = Health(models, [*(service.full_name for service in servicers), *also])
+        common = [(name, value) for name, value in options(settings.message_bytes) if name != _SHARED]
         self.grpc = GrpcPort(
             servicers,
             self.health,
             self.room,
             self.draining,
             answering=self.answering,
-            channel_options=(*common, (_SHARED, 1), *theirs.channel_arguments),
+            channel_options=(*common, (_SHARED, 1), *tf_serving.channel_arguments),
             selector=selector,
         )
         self._counted: list[GrpcPort] = []
@@ -91,16 +91,16 @@ class PredictionServer:
     def count(self, port: GrpcPort) -> None:
         """What comes at this port takes room too."""
         self._counted.append(port)
-        self.room.coming = lambda: sum([one.arrivals.coming.total for one in self._counted])
+        self.room.coming = lambda: sum([counted.arrivals.coming.total for counted in self._counted])
 
     async def bind(self) -> tuple[int, int]:
         """Returns the ports for gRPC and HTTP, 0 for none; HTTP answers. Raises SettingsError where one is taken."""
         from ..protocols.rest.server import Rest
 
-        host, theirs = self._settings.host, self._tf_serving
-        port = self.grpc.bind(host, self._settings.port, "--port") if theirs.port else 0
-        if theirs.socket is not None:
-            self.grpc.bind_socket(theirs.socket)
+        host, tf_serving = self._settings.host, self._tf_serving
+        port = self.grpc.bind(host, self._settings.port, "--port") if tf_serving.port else 0
+        if tf_serving.socket is not None:
+            self.grpc.bind_socket(tf_serving.socket)
         self._rest = Rest(
             self.models,
             self.batching,
@@ -108,9 +108,9 @@ class PredictionServer:
             self.room,
             self.kserve,
             message_bytes=self._settings.message_bytes,
-            metrics_path=theirs.metrics_path,
+            metrics_path=tf_serving.metrics_path,
         )
-        rest_port = await self._rest.start(host, self._settings.rest_port) if theirs.http else 0
+        rest_port = await self._rest.start(host, self._settings.rest_port) if tf_serving.http else 0
         return port, rest_port
 
     async def start(self) -> None:

@@ -18,7 +18,7 @@ from paramsync.graphs.parameters import alias
 from paramsync.inference import batchable
 from paramsync.inference.joined import Joiner, Pair
 from paramsync.inference.resident import Resident, warm
-from paramsync.inference.view import View
+from paramsync.inference.residents import View
 
 from ..processes.channel import close_all
 from ..processes.messages import GraphMessage, Joining, ModelMessage, Place, VersionMessage
@@ -41,7 +41,8 @@ class Versions:
     def __init__(self, word: memoryview) -> None:
         self._word = word
         self._epochs: dict[int, Mapping[str, Model]] = {0: {}}
-        self._graphs: dict[int, Graph] = {}
+        self._graphs: weakref.WeakValueDictionary[int, Graph] = weakref.WeakValueDictionary()  # of versions
+        self._built_last: Graph | None = None  # whose first version may be still to come
         self._residents: dict[int, Resident] = {}
         self._called: weakref.WeakSet[Graph] = weakref.WeakSet()
         self._joiners: dict[str, tuple[ConnectionSettings, Joiner]] = {}
@@ -62,35 +63,39 @@ class Versions:
 
     # What the supervisor says -----------------------------------------------------------------------------------------
 
-    def graph(self, said: GraphMessage, *, descriptors: Sequence[int]) -> tuple[str, frozenset[str]]:
+    def graph(self, message: GraphMessage, *, descriptors: Sequence[int]) -> tuple[str, frozenset[str]]:
         """Build a graph. Returns its digest, and the parameters of which it only looks up rows. Raises GraphError."""
         try:
             content = os.pread(descriptors[0], os.fstat(descriptors[0]).st_size, 0)
         finally:
             close_all(descriptors)
-        graph = Graph.from_bytes(content, allowed=said.allowed)
-        graph.refused = said.refused
-        self._graphs[said.key] = graph
+        graph = Graph.from_bytes(content, allowed=message.allowed)
+        graph.refused = message.refused
+        self._graphs[message.key] = self._built_last = graph
         return graph.digest, graph.embeddings
 
-    def version(self, said: VersionMessage, *, descriptors: Sequence[int] = ()) -> None:
-        """Map a version beside what answers, and call its graph once where it is new."""
-        given = list(descriptors)
+    def version(self, message: VersionMessage, *, descriptors: Sequence[int]) -> None:
+        """Map a version beside what answers; where its graph is new, build it and call it once. Raises GraphError."""
+        graph_file, *files = descriptors
         try:
-            graph = self._graphs[said.graph]
-            files = []
-            for number, size in enumerate(said.sizes):
-                ranges = [(start, stop) for file, start, stop in said.ranges if file == number]
-                files.append(self._files.map(given.pop(0), size, ranges))
+            if message.graph.key in self._graphs:
+                os.close(graph_file)
+            else:
+                self.graph(message.graph, descriptors=[graph_file])
+            graph = self._graphs[message.graph.key]
+            mapped = []
+            for number, size in enumerate(message.sizes):
+                ranges = [(start, stop) for file, start, stop in message.ranges if file == number]
+                mapped.append(self._files.map(files.pop(0), size, ranges))
         finally:
-            close_all(given)
-        parameters = tuple([alias(_array(one, files)) for one in said.parameters])
-        resident = Resident(said.version, graph, parameters)
+            close_all(files)
+        parameters = tuple([alias(_array(parameter, mapped)) for parameter in message.parameters])
+        resident = Resident(message.version, graph, parameters)
         if graph not in self._called:
             warm(resident)
             batchable.examine(resident)
             self._called.add(graph)
-        self._residents[said.key] = resident
+        self._residents[message.key] = resident
 
     def join(self, models: Sequence[ModelMessage]) -> dict[str, Joining]:
         """Have the graphs of models that are joined, which takes as long as for any new graph. Returns what came of it.
@@ -98,35 +103,32 @@ class Versions:
         Nothing that answers changes.
         """
         parts = self._parts(models)
-        return {
-            one.settings.name: self._built(one.settings, parts)[1]
-            for one in models
-            if isinstance(one.settings, ConnectionSettings)
-        }
+        settings = [model.settings for model in models if isinstance(model.settings, ConnectionSettings)]
+        return {joined.name: self._built(joined, parts)[1] for joined in settings}
 
     def show(self, epoch: int, models: Sequence[ModelMessage]) -> dict[str, Joining]:
         """Know an epoch, which answers once the word says so. Returns what came of models that are joined."""
         parts = self._parts(models)
         before = self._epochs[max(self._epochs)]
-        found: dict[str, Model] = {}
-        for one in models:
-            name = one.settings.name
-            if isinstance(one.settings, ConnectionSettings):
-                found[name] = self._joined(one, one.settings, parts, before.get(name))
+        shown: dict[str, Model] = {}
+        for message in models:
+            settings = message.settings
+            if isinstance(settings, ConnectionSettings):
+                shown[settings.name] = self._joined(message, settings, parts, before.get(settings.name))
             else:
-                found[name] = parts[name]
-        self._epochs[epoch] = found
-        self._joiners = {name: one for name, one in self._joiners.items() if name in found}
-        return {name: one.joining for name, one in found.items() if one.joining is not None}
+                shown[settings.name] = parts[settings.name]
+        self._epochs[epoch] = shown
+        self._joiners = {name: joiner for name, joiner in self._joiners.items() if name in shown}
+        return {name: model.joining for name, model in shown.items() if model.joining is not None}
 
-    def shown(self, epoch: int, keys: Sequence[int], graphs: Sequence[int]) -> None:
-        """The epoch answers now. Forget those before it, and versions and graphs other than these."""
-        self._epochs = {number: one for number, one in self._epochs.items() if number >= epoch}
+    def shown(self, epoch: int, keys: Sequence[int]) -> None:
+        """The epoch answers now. Forget those before it, and versions other than these."""
+        self._epochs = {number: models for number, models in self._epochs.items() if number >= epoch}
         for key in self._residents.keys() - set(keys):
             gone = self._residents.pop(key)
             self._leaving.append((weakref.ref(gone), (gone.graph, gone.parameters)))
             del gone
-        self._graphs = {key: one for key, one in self._graphs.items() if key in graphs}
+        self._built_last = None
         self._freeing.set()
         self.changed()
 
@@ -139,9 +141,8 @@ class Versions:
         self.changed()
 
     def _parts(self, models: Sequence[ModelMessage]) -> dict[str, Model]:
-        return {
-            one.settings.name: self._model(one) for one in models if not isinstance(one.settings, ConnectionSettings)
-        }
+        parts = [message for message in models if not isinstance(message.settings, ConnectionSettings)]
+        return {message.settings.name: self._model(message) for message in parts}
 
     def _joiner(self, settings: ConnectionSettings) -> Joiner:
         known = self._joiners.get(settings.name)
@@ -151,53 +152,38 @@ class Versions:
         return known[1]
 
     def _joined(
-        self, said: ModelMessage, settings: ConnectionSettings, parts: Mapping[str, Model], before: Model | None
+        self, message: ModelMessage, settings: ConnectionSettings, parts: Mapping[str, Model], before: Model | None
     ) -> Model:
         """Two models of the same epoch as one. Where they do not fit, what was joined last goes on serving."""
         pair, joining = self._built(settings, parts)
-        if pair is None:
-            return Model(settings, View(), said.status, awaited=said.awaited, joining=joining)
-        if joining.problem:
-            if before is not None and before.joining is not None:
-                view, joining = before.view, Joining(joining.problem, before.joining.versions)
-            else:
-                view = View()
-            return Model(settings, view, said.status, awaited=said.awaited, joining=joining)
-        joiner = self._joiner(settings)
-
-        def with_first(residents: Sequence[Resident]) -> list[Resident]:
-            found = (joiner.joined((pair[0], one)) for one in residents)
-            return [one for one in found if one is not None]
-
-        second = parts[settings.second].view
-        labels = {label: joiner.joined((pair[0], one)) for label, one in second.labels.items()}
-        view = View(
-            tuple(with_first(second.recent)),
-            {label: one for label, one in labels.items() if one is not None},
-            tuple(with_first(second.beside)),
-        )
-        return Model(settings, view, said.status, awaited=said.awaited, joining=joining)
+        view: View[Resident] = View()
+        if pair is not None and not joining.problem:
+            view = self._joiner(settings).view(pair[0], parts[settings.second].view)
+        elif pair is not None and before is not None and before.joining is not None:
+            view, joining = before.view, Joining(joining.problem, before.joining.versions)
+        return Model(settings, view, message.status, awaited=message.awaited, joining=joining)
 
     def _built(self, settings: ConnectionSettings, parts: Mapping[str, Model]) -> tuple[Pair | None, Joining]:
         """The versions that are joined, and what came of that."""
-        pair = _serving(settings, parts)
-        if pair is None:
-            missing = [parts[name] for name in (settings.first, settings.second) if not parts[name].view.recent]
-            return None, Joining(_absent(missing))
+        both = parts[settings.first], parts[settings.second]
+        missing = [part for part in both if not part.view.recent]
+        if missing:
+            return None, Joining(", ".join(map(_absent, missing)))
+        pair = both[0].view.recent[0], both[1].view.recent[0]
         try:
             self._joiner(settings).build(pair)
         except ParamsyncError as error:
             return pair, Joining(str(error))
         return pair, Joining("", (pair[0].version, pair[1].version))
 
-    def _model(self, said: ModelMessage) -> Model:
-        found = self._residents
+    def _model(self, message: ModelMessage) -> Model:
+        residents = self._residents
         view = View(
-            tuple([found[key] for key in said.recent]),
-            {label: found[key] for label, key in said.labels.items()},
-            tuple([found[key] for key in said.beside]),
+            tuple([residents[key] for key in message.recent]),
+            {label: residents[key] for label, key in message.labels.items()},
+            tuple([residents[key] for key in message.beside]),
         )
-        return Model(said.settings, view, said.status, awaited=said.awaited)
+        return Model(message.settings, view, message.status, awaited=message.awaited)
 
     def _free(self) -> None:
         """Versions that have left are freed here, not on the thread whose request was the last to hold them."""
@@ -206,25 +192,21 @@ class Versions:
             self._freeing.wait(pause)
             self._freeing.clear()
             while self._leaving:
-                self._leaving = [one for one in self._leaving if one[0]() is not None]
+                self._leaving = [leaving for leaving in self._leaving if leaving[0]() is not None]
                 self._freeing.wait(_TEND_SECONDS)
             pause = _UNMAP_SECONDS if self._files.tend() else None
 
 
-def _serving(settings: ConnectionSettings, parts: Mapping[str, Model]) -> Pair | None:
-    first, second = (parts[name].view.recent[:1] for name in (settings.first, settings.second))
-    return (first[0], second[0]) if first and second else None
+def _absent(part: Model) -> str:
+    obstacle = f", {part.last.obstacle}" if part.last.obstacle else ""
+    return f"part {part.name!r} has no version yet (store {part.last.store}{obstacle})"
 
 
-def _absent(parts: Sequence[Model]) -> str:
-    said = ((one, f", {one.last.obstacle}" if one.last.obstacle else "") for one in parts)
-    return ", ".join(f"part {one.name!r} has no version yet (store {one.last.store}{why})" for one, why in said)
-
-
-def _array(said: Place | Any, files: Sequence[Bytes]) -> np.ndarray[Any, Any]:
-    if not isinstance(said, Place):
-        return said  # type: ignore[no-any-return]
-    dtype = dtypes.to_numpy(said.dtype)
+def _array(parameter: Place | Any, files: Sequence[Bytes]) -> np.ndarray[Any, Any]:
+    if not isinstance(parameter, Place):
+        return parameter  # type: ignore[no-any-return]
+    dtype = dtypes.to_numpy(parameter.dtype)
     assert dtype is not None  # the supervisor has looked
-    size = int(np.prod(said.shape, dtype=np.int64)) * dtype.itemsize
-    return files[said.file][said.offset : said.offset + size].view(dtype).reshape(said.shape)
+    size = int(np.prod(parameter.shape, dtype=np.int64)) * dtype.itemsize
+    file = files[parameter.file]
+    return file[parameter.offset : parameter.offset + size].view(dtype).reshape(parameter.shape)

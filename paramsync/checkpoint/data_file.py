@@ -224,15 +224,6 @@ class DataFile:
         """Whether none of these bytes of some `memory` would be read from a disk now, as far as the kernel tells."""
         return self._mapping is None or not size or memory.is_present(self._pages(), offset, offset + size)
 
-    def let_pages_go(self) -> None:
-        """Take every `memory` of a mapped file out of this process's page table; a reader has it again.
-
-        Others that hold the file in the same memory are affected too. The bytes come from the file again: nobody may
-        have written to a `memory`. A copy stays: the same advice to the kernel would fill it with zeros.
-        """
-        if self._mapping is not None:
-            memory.drop_pages(self._pages())
-
     def _pages(self) -> Array:
         return np.frombuffer(self._mapping or b"", np.uint8)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -226,15 +226,6 @@ class Bundle:
         """Raise CorruptCheckpointError where a file was cut, so that reading these tensors would end the process."""
         for piece in self._pieces(names):
             self._shards[piece.shard].check(piece.offset, piece.size)
-
-    def let_pages_go(self, but: Collection[FileId] = ()) -> None:
-        """Take all mapped files but these out of this process's page table, until somebody reads them.
-
-        Copies stay. On this thread, with the GIL released. Nobody may have written to an array of the files.
-        """
-        for shard in self._shards.values():
-            if shard.stamp.file_id not in but:
-                shard.let_pages_go()
 
     def _pieces(self, names: Iterable[str]) -> list[Entry]:
         return [piece for name in names for piece in self.entries[name].pieces]

@@ -72,8 +72,10 @@ class Connection:
         if serving is None:
             return ()
         first, last = serving.pair
-        others = [self._joiner.joined((first, one)) for one in self.parts[1].residents if one is not last]
-        return (serving, *(one for one in others if one is not None))
+        others = [
+            self._joiner.joined((first, resident)) for resident in self.parts[1].residents if resident is not last
+        ]
+        return (serving, *(joined for joined in others if joined is not None))
 
     @property
     def problem(self) -> str | None:
@@ -107,7 +109,7 @@ class Connection:
             serving=None if view.serving is None else view.serving.version,
             parts=() if view.serving is None else view.serving.parts,
             labels={} if view.serving is None else self.parts[1].labels,
-            resident=tuple(one.version.number for one in self.residents),
+            resident=tuple(resident.version.number for resident in self.residents),
             last_error=view.problem,
             swaps=self._swaps,
         )
@@ -115,7 +117,7 @@ class Connection:
     def _missing(self, view: _View) -> str:
         if view.problem is not None:
             return view.problem
-        waiting = [one for one in self.parts if not one.residents]
+        waiting = [part for part in self.parts if not part.residents]
         return ", ".join(map(_absent, waiting)) or "its parts are being joined"
 
     # For the followers of the parts -----------------------------------------------------------------------------------
@@ -145,7 +147,7 @@ class Connection:
                     return
 
     def _serving_pair(self) -> Pair | None:
-        first, second = (one.residents[:1] for one in self.parts)
+        first, second = (part.residents[:1] for part in self.parts)
         return (first[0], second[0]) if first and second else None
 
     def _show(self, pair: Pair, problem: str | None) -> bool:

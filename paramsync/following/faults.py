@@ -42,7 +42,7 @@ _CODES_OF_THE_MACHINE = frozenset((4, 7, 8, 14))
 
 def fault_of(error: BaseException) -> Fault:
     """Whatever else it became on its way: what the machine could not do says nothing of a version."""
-    if any(isinstance(one, _THE_MACHINES) or _is_the_machines(one) for one in _causes(error)):
+    if any(isinstance(cause, _THE_MACHINES) or _is_the_machines(cause) for cause in _causes(error)):
         return Fault.THE_MACHINES
     return next((_FAULTS[kind] for kind in type(error).__mro__ if kind in _FAULTS), Fault.UNFORESEEN)
 

@@ -156,7 +156,7 @@ def _prepared(request: OperatorRequest, status: Status, published: Collection[in
         return True
     if published is None:
         return status.last_error is not None
-    wanted = usable(published, {one.number for one in status.quarantined})[: request.change.latest]
+    wanted = usable(published, {case.number for case in status.quarantined})[: request.change.latest]
     return all(number in status.resident for number in wanted)
 
 
@@ -166,7 +166,7 @@ def _begun(status: Status, published: Collection[int] | None) -> bool:
         return True
     if status.last_error is not None:
         raise SyncError(f"model {status.model!r} cannot serve: {status.last_error}")
-    if published and not usable(published, {one.number for one in status.quarantined}):
+    if published and not usable(published, {case.number for case in status.quarantined}):
         raise SyncError(f"model {status.model!r} cannot serve: {status.obstacle}")
     return published is not None and not published
 

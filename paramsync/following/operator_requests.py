@@ -148,8 +148,8 @@ class OperatorRequests:
             else:
                 self._try(request, status, known)
         admitted = [request for request in fresh if request.admitted]
-        asked = {request.number for request in admitted if request.number is not None}
-        return asked.union(*(request.change.versions for request in admitted if request.action in PREPARING))
+        numbers = {request.number for request in admitted if request.number is not None}
+        return numbers.union(*(request.change.versions for request in admitted if request.action in PREPARING))
 
     def _change(self, request: OperatorRequest, status: Status) -> None:
         """From here on it is chosen: what it needs is in memory."""
@@ -259,9 +259,9 @@ def _sync_admitted(request: OperatorRequest, status: Status, known: Known) -> bo
 def _before(status: Status, known: Known, there: Collection[int]) -> int | None:
     """The version that served before what serves. Where that is not known, as after a restart, or is gone, the next
     lower one that is not in quarantine: the store says whether there is one."""
-    found = next((number for number in known.before if number in there), None)
-    if found is not None or known.published is None or status.serving is None:
-        return found
+    number_before = next((number for number in known.before if number in there), None)
+    if number_before is not None or known.published is None or status.serving is None:
+        return number_before
     lower = [number for number in there if number < status.serving.number and status.quarantine_of(number) is None]
     return max(lower, default=None)
 

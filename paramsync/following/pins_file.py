@@ -70,13 +70,13 @@ class PinsFile:
     def read(self) -> Choices:
         """The choices in the file, as far as it can be understood, and in settings since."""
         try:
-            found = self._content()
+            content = self._content()
         except _ERRORS as error:
             _log.warning("%s: no pin and no label is known from before: %s: %s", self._model, self._path, error)
             return self._known
-        if found is None:
+        if content is None:
             return self._known
-        self._known, given = found
+        self._known, given = content
         if given != self._given:  # what they said since is chosen now, and no news at the next start
             self._save(self._known)
         return self._known
@@ -87,10 +87,10 @@ class PinsFile:
             return
         before, self._known = self._known, choices
         try:
-            found = self._content()
+            content = self._content()
         except _ERRORS:
-            found = None
-        now = before if found is None else found[0]
+            content = None
+        now = before if content is None else content[0]
         pinned = now.pinned if choices.pinned == before.pinned else choices.pinned
         beside = now.beside if choices.beside == before.beside else choices.beside
         labels = _changed(now.labels, before.labels, choices.labels)
@@ -104,11 +104,11 @@ class PinsFile:
         if self._path is None:
             return None
         try:
-            found = json.loads(files.content(self._path, limit=_LIMIT))
+            content = json.loads(files.content(self._path, limit=_LIMIT))
         except FileNotFoundError:
             return None
-        choices, given = _choices(found), _labels(found, "given")
-        if found.get("store") != self._store:
+        choices, given = _choices(content), _labels(content, "given")
+        if content.get("store") != self._store:
             _log.info("%s: pins and labels of another store do not count for %s", self._model, self._store)
             return None
         return replace(choices, labels=_changed(choices.labels, given, self._given)), given
@@ -116,8 +116,8 @@ class PinsFile:
     def _save(self, choices: Choices) -> None:
         assert self._path is not None
         chosen = {"pinned": choices.pinned, "labels": dict(choices.labels), "beside": list(choices.beside)}
-        found = {"model": self._model, "store": self._store, **chosen, "given": self._given}
-        content = f"{json.dumps(found, indent=1, ensure_ascii=False)}\n".encode()
+        record = {"model": self._model, "store": self._store, **chosen, "given": self._given}
+        content = f"{json.dumps(record, indent=1, ensure_ascii=False)}\n".encode()
         # Of a name that no other process takes, which may write the same file at this moment.
         aside = self._path.with_name(f"{files.TEMPORARY}{secrets.token_hex(4)}-{self._path.name}")
         try:
@@ -147,21 +147,21 @@ def _changed(labels: Mapping[str, int], before: Mapping[str, int], now: Mapping[
     return same | {label: number for label, number in now.items() if before.get(label) != number}
 
 
-def _choices(found: Any) -> Choices:
+def _choices(content: Any) -> Choices:
     """Raises ValueError for what was not written here."""
-    if not isinstance(found, dict) or "labels" not in found:
+    if not isinstance(content, dict) or "labels" not in content:
         raise ValueError("expected an object with pinned and labels")
-    pinned = found.get("pinned")
+    pinned = content.get("pinned")
     if pinned is not None and not _is_number(pinned):
         raise ValueError(f"pinned: expected a version's number or null, found {files.shown(str(pinned))}")
-    beside = found.get("beside", [])
+    beside = content.get("beside", [])
     if not isinstance(beside, list) or not all(map(_is_number, beside)):
         raise ValueError("beside: expected a list of versions' numbers")
-    return Choices(pinned=pinned, labels=_labels(found, "labels"), beside=tuple(beside))
+    return Choices(pinned=pinned, labels=_labels(content, "labels"), beside=tuple(beside))
 
 
-def _labels(found: Mapping[str, Any], key: str) -> dict[str, int]:
-    labels = found.get(key, {})
+def _labels(content: Mapping[str, Any], key: str) -> dict[str, int]:
+    labels = content.get(key, {})
     if not isinstance(labels, dict):
         raise ValueError(f"{key}: expected an object, found {files.shown(str(labels))}")
     if not all(label.isprintable() and label and _is_number(number) for label, number in labels.items()):
@@ -169,5 +169,5 @@ def _labels(found: Mapping[str, Any], key: str) -> dict[str, int]:
     return labels
 
 
-def _is_number(found: Any) -> bool:
-    return isinstance(found, int) and not isinstance(found, bool) and 0 <= found < NUMBERS
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < NUMBERS

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from paramsync.following.faults import Fault, fault_of, let_go, told
 from paramsync.following.operator_request import OperatorRequest
 from paramsync.following.operator_requests import Known, OperatorRequests
-from paramsync.following.policy import next_restore, served_before
-from paramsync.following.prefetch_versions import PrefetchedVersions
-from paramsync.following.quarantine import Backoff, MachineFailures, Quarantine, UnfinishedVersions
-from paramsync.following.report import Report
-from paramsync.following.residents import Residents
-from paramsync.inference.view import InMemory
+from paramsync.following.policy import (
+    Backoff,
+    MachineFailures,
+    Quarantine,
+    UnfinishedVersions,
+    newest,
+    next_restore,
+    served_before,
+)
+from paramsync.following.status import Report
+from paramsync.inference.residents import InMemory, Residents
 from paramsync.sources import diagnosis
 from paramsync.sources.source import Look, Progress
 from paramsync.version import Candidate, Version
@@ -60,9 +65,7 @@ class Reconciler:
         self._wanted: set[int] = set()  # the versions that this round would restore, or did
         self._looks = Backoff()
         self._problem: str | None = None  # of the last look
-        self._beside = PrefetchedVersions(
-            replica, requests, self._quarantine, in_memory=self._resident, restored=self._restored_beside
-        )
+        self._newest: list[InMemory] = []  # of the store, which are to stay
 
     def run_once(self) -> Version | None:
         """One round. Returns the version that came to serve, if one did.
@@ -92,24 +95,24 @@ class Reconciler:
         self._replica.obstacle = self._report.now().obstacle
 
     def _look(self) -> Look:
-        found = self._replica.source.look()
-        problem = None if found.problem is None else told(found.problem)
-        if found.numbers is not None:
-            self._report.found(found.latest, found.numbers)
-            self._quarantine.keep(found.numbers)
-            self._unfinished.keep(found.numbers)
-            problem = problem or self._missing(found.numbers)
-        if found.problem is not None and fault_of(found.problem) is Fault.THE_MACHINES:
+        look = self._replica.source.look()
+        problem = None if look.problem is None else told(look.problem)
+        if look.numbers is not None:
+            self._report.found(look.latest, look.numbers)
+            self._quarantine.keep(look.numbers)
+            self._unfinished.keep(look.numbers)
+            problem = problem or self._missing(look.numbers)
+        if look.problem is not None and fault_of(look.problem) is Fault.THE_MACHINES:
             now = time.monotonic()
             self._looks.failed(now)
             self._soon(self._looks.left(now))
         else:
             self._looks = Backoff()
-        absent = found.latest is None and found.problem is None
+        absent = look.latest is None and look.problem is None
         self._report.waiting(diagnosis.absence(self._replica.source.path) if absent else None)
         self._problem = problem
         self._report.problem(problem or self._machine_failures.reason)
-        return found
+        return look
 
     def _soon(self, seconds: float) -> None:
         self.look_again = seconds if self.look_again is None else min(seconds, self.look_again)
@@ -125,11 +128,11 @@ class Reconciler:
         lost += [f"a configuration names version {number}" for number in self._requests.beside if number not in there]
         return f"{', '.join(lost)}, which store {store} does not have" if lost else None
 
-    def _round(self, fresh: Iterable[OperatorRequest], looked: Look | None) -> Version | None:
-        """Without a look, only versions in memory count."""
-        found, whole = looked or Look(), looked is not None
-        latest = found.latest.number if found.latest is not None and found.problem is None else None
-        known = Known(published=found.numbers, latest=latest, before=self._before)
+    def _round(self, fresh: Iterable[OperatorRequest], store: Look | None) -> Version | None:
+        """Without a look at the store, only versions in memory count."""
+        look, whole = store or Look(), store is not None
+        latest = look.latest.number if look.latest is not None and look.problem is None else None
+        known = Known(published=look.numbers, latest=latest, before=self._before)
         for number in self._requests.admit(fresh, self._report.now(), known):
             self._quarantine.forget(number)
             self._machine_failures.forget(number)
@@ -140,176 +143,202 @@ class Reconciler:
         swapped = None
         self._wanted.clear()
         try:
-            swapped = self._advance(found, pinned)
+            swapped = self._advance(look, pinned)
             self._label()  # a version written again is labelled anew where it came to serve
-            self._restore_labelled(found.published or [])
-            self._beside.bring(self._held(found.published or []), found.published)
-            self._report.memory(self._replica)
-            if found.published is not None:
+            self._bring_beside(look.published)
+            if look.published is not None:
                 self._machine_failures.keep(self._wanted)
-                self._quarantine.forget_rewritten(found.published)
+                self._quarantine.forget_rewritten(look.published)
                 self._report.quarantine(self._quarantine)
         except _OvertakenError:
             whole = False
             self._report.gave_up()
             self._notify()
-        self._requests.settle(self._report.status, found.numbers, whole=whole)
+        self._requests.settle(self._report.status, look.numbers, whole=whole)
         if self._requests.pinned != pinned:  # a pin that failed
             self._report.pinned(self._requests.pinned)
             self._notify()
         return swapped
 
-    def _advance(self, found: Look, pinned: int | None) -> Version | None:
+    def _advance(self, look: Look, pinned: int | None) -> Version | None:
         """Swap to the version that policy names, or to the next best one where that cannot be used."""
-        published = found.published or []
-        if found.problem is not None and self._serving is not None and pinned is None:
+        published, serving = look.published or [], self._serving
+        if look.problem is not None and serving is not None and pinned is None:
             # newer versions cannot be seen now: the store did not start over with lower numbers
-            published = [one for one in published if one.number >= self._serving.number]
-        if self._serving is not None and any(one.same_as(self._serving) for one in published):
-            self._quarantine.forget(self._serving.number)  # its files could not be read for a while
-        gone = pinned is not None and pinned not in {one.number for one in published}
-        candidates: list[Candidate[Version]] = [*(self._in_memory(pinned) if gone else ()), *published]
+            published = [candidate for candidate in published if candidate.number >= serving.number]
+        if serving is not None and any(candidate.same_as(serving) for candidate in published):
+            self._quarantine.forget(serving.number)  # its files could not be read for a while
+        candidates = list(published)
+        if (
+            pinned not in {candidate.number for candidate in published}
+            and (kept := self._by_number(pinned)) is not None
+        ):
+            candidates.insert(0, Candidate(kept.version, self._files.get(kept)))  # whatever became of its files
         passed_over = self._quarantine.files()
         while not self._ended():
-            one = next_restore(candidates, serving=self._serving, quarantined=passed_over, pinned=pinned)
-            if one is None:
+            candidate = next_restore(candidates, serving=serving, quarantined=passed_over, pinned=pinned)
+            if candidate is None:
                 return None
             began = time.monotonic()
-            resident = self._resident(one) or self._restored(one)
+            resident = self._resident(candidate) or self._restored(candidate)
             if self._ended():
                 return None
             if resident is not None:
-                self._swap(one, resident, time.monotonic() - began)
-                return one.version
-            passed_over[one.number] = one.files
+                self._swap(candidate, resident, time.monotonic() - began)
+                return candidate.version
+            passed_over[candidate.number] = candidate.files
         return None
 
-    def _in_memory(self, number: int | None) -> list[Candidate[Version]]:
-        """That version, if it is there, whatever became of its files since."""
-        resident = self._by_number(number)
-        return [] if resident is None else [Candidate(resident.version, self._files.get(resident))]
-
-    def _resident(self, one: Candidate[Version]) -> InMemory | None:
+    def _resident(self, candidate: Candidate[Version]) -> InMemory | None:
         """That version with these files, where it is in memory."""
-        known = ((have, Candidate(have.version, self._files.get(have))) for have in self._replica.residents)
-        return next((have for have, candidate in known if one.same_as(candidate)), None)
+        residents = self._replica.residents
+        same = (one for one in residents if candidate.same_as(Candidate(one.version, self._files.get(one))))
+        return next(same, None)
 
-    def _restored_beside(self, one: Candidate[Version]) -> InMemory | None:
-        """Restore a prefetched version: news ends it, unless somebody waits for it."""
-        return self._restored(one, until=lambda: self._asked() and not self._requests.preparing)
-
-    def _restored(self, one: Candidate[Version], *, until: Callable[[], bool] = lambda: False) -> InMemory | None:
+    def _restored(self, candidate: Candidate[Version], *, until: Callable[[], bool] = lambda: False) -> InMemory | None:
         """That version, brought in aside; None where that cannot be done, or not yet again. Raises _OvertakenError."""
+        number, version = candidate.number, candidate.version
 
         def tell(progress: Progress) -> None:
-            self._report.progress(one.version, progress)
+            self._report.progress(version, progress)
             if self._ended() or until() or self._requests.overtaking(self._report.now().resident, self._before):
                 raise _OvertakenError
 
-        self._wanted.add(one.number)
-        if left := self._machine_failures.left(one, time.monotonic()):
+        self._wanted.add(number)
+        if left := self._machine_failures.left(candidate, time.monotonic()):
             self._soon(left)
             return None
-        self._report.restoring(one.version)
+        self._report.restoring(version)
         began = time.monotonic()
         try:
-            resident: InMemory = self._replica.restore(one.version, tell)
+            resident: InMemory = self._replica.restore(version, tell)
         except _OvertakenError:
             raise
         except Exception as error:  # noqa: BLE001, no content of a store may end the follower
             self._report.gave_up()
             let_go(error)
-            self._failed(one, error)
+            self._failed(candidate, error)
             return None
-        self._files[resident] = one.files
-        self._quarantine.forget(one.number)
-        self._machine_failures.forget(one.number)
+        self._files[resident] = candidate.files
+        self._quarantine.forget(number)
+        self._machine_failures.forget(number)
         self._report.quarantine(self._quarantine)
-        self._report.restored(one.version, time.monotonic() - began)
+        self._report.restored(version, time.monotonic() - began)
         return resident
 
-    def _swap(self, one: Candidate[Version], resident: InMemory, seconds: float) -> None:
+    def _swap(self, candidate: Candidate[Version], resident: InMemory, seconds: float) -> None:
         self._replica.swap(resident)
         left = None if self._serving is None else self._serving.number
-        self._before = served_before(self._before, left=left, now=one.number, back=self._requests.going_back)
-        self._serving = one
+        self._before = served_before(self._before, left=left, now=candidate.number, back=self._requests.going_back)
+        self._serving = candidate
         self._report.memory(self._replica)
-        self._report.swapped(one.version, seconds, not_served=resident.graph.refused)
+        self._report.swapped(candidate.version, seconds, not_served=resident.graph.refused)
 
     def _label(self) -> None:
-        """Have every label lead to the version it should lead to, where that is in memory."""
-        wanted, labelling = self._requests.labels, self._requests.labelling
-        given = self._replica.labels
-        for label in given.keys() - wanted.keys():
-            self._replica.unlabel(label)
-        for label, number in wanted.items():
-            resident = self._by_number(number)
-            if resident is not None and (given.get(label) != number or label in labelling):
-                self._replica.label(label, resident)
-        self._report.memory(self._replica)
+        """Have every label lead to the version it should lead to, where that is in memory.
 
-    def _restore_labelled(self, published: list[Candidate[Version]]) -> None:
-        """Bring in labelled versions that are not in memory. Raises _OvertakenError."""
-        given = self._replica.labels
+        A label keeps its version when that is rewritten, unless somebody asks for the label anew.
+        """
+        labels, given = {}, self._replica.view.labels
         for label, number in self._requests.labels.items():
-            if given.get(label) != number:
-                resident = self._by_number(number) or self._labelled(number, published)
-                if resident is not None:
-                    self._replica.label(label, resident)
+            resident = given.get(label)
+            if resident is None or resident.version.number != number or label in self._requests.labelling:
+                resident = self._by_number(number) or resident
+            if resident is not None:
+                labels[label] = resident
+        self._replica.arrange(labels=labels)
         self._report.memory(self._replica)
 
-    def _held(self, published: list[Candidate[Version]]) -> list[InMemory]:
-        """What a change is about to need, or said is to stay, where that can be in memory. Raises _OvertakenError."""
-        there = (self._by_number(number) or self._labelled(number, published) for number in self._requests.held)
-        return [resident for resident in there if resident is not None]
+    def _bring_beside(self, published: list[Candidate[Version]] | None) -> None:
+        """Have in memory what is to be there beside what serves. Raises _OvertakenError.
+
+        Labelled versions come first, then those that a configuration names, then the newest of the store. Versions that
+        nobody wants any more leave before the newest are restored, but for as many as shall stay. Where nobody knows
+        what is published, or a version is pinned, the newest stay what they are.
+        """
+        requests, given = self._requests, self._replica.labels
+        candidates = {candidate.number: candidate for candidate in published or []}
+        for label, number in requests.labels.items():
+            if given.get(label) != number and (resident := self._beside(candidates, number)) is not None:
+                self._replica.label(label, resident)
+        residents = (self._beside(candidates, number) for number in requests.held)
+        held = [resident for resident in residents if resident is not None]
+        count = requests.latest
+        if count is None:
+            self._newest = []
+        self._hold(held)
+        while count is not None and published is not None and requests.pinned is None:
+            wanted = newest(published, quarantined=self._quarantine.files(), count=count)
+            there = [(candidate, self._resident(candidate)) for candidate in wanted]
+            self._newest = [resident for _, resident in there if resident is not None]
+            self._hold(held)
+            missing = next((candidate for candidate, resident in there if resident is None), None)
+            if missing is None:
+                return
+            # news ends it, unless somebody waits for it
+            new = self._restored(missing, until=lambda: self._asked() and not requests.preparing)
+            if new is not None:
+                self._newest.append(new)
+                self._hold(held)
+            elif missing.number not in self._quarantine.files():
+                return  # it is tried at the next look
+
+    def _hold(self, held: list[InMemory]) -> None:
+        count, serving = self._requests.latest, self._replica.residents[:1]
+        most = self._replica.resident if count is None else count
+        others = sum(resident not in serving for resident in self._newest)
+        recent = most if count is None else max(1, count - others)
+        self._replica.hold([*dict.fromkeys((*held, *self._newest))], recent=recent, most=most)
+        self._report.memory(self._replica)
 
     def _by_number(self, number: int | None) -> InMemory | None:
-        return next((one for one in self._replica.residents if one.version.number == number), None)
+        residents = self._replica.residents
+        return next((resident for resident in residents if resident.version.number == number), None)
 
-    def _labelled(self, number: int, published: list[Candidate[Version]]) -> InMemory | None:
-        """Restore a version for its label alone. A rewritten one keeps the label it has: this is for new labels."""
-        passed_over = self._quarantine.files()
-        for one in published:
-            if one.number == number and passed_over.get(number) != one.files and not self._ended():
-                return self._restored(one)
-        return None
+    def _beside(self, candidates: Mapping[int, Candidate[Version]], number: int) -> InMemory | None:
+        """That version in memory, restored where it is not; None where it cannot be."""
+        if (resident := self._by_number(number)) is not None:
+            return resident
+        candidate = candidates.get(number)
+        if candidate is None or self._quarantine.files().get(number) == candidate.files or self._ended():
+            return None
+        return self._restored(candidate)
 
-    def _failed(self, one: Candidate[Version], error: Exception) -> None:
+    def _failed(self, candidate: Candidate[Version], error: Exception) -> None:
         """Decide on quarantine. An incomplete version is looked at again soon; after a while that is a fault too.
 
         A failure of this machine is tried again, and never held against the version.
         """
-        fault = fault_of(error)
+        number, fault = candidate.number, fault_of(error)
         if fault is Fault.THE_MACHINES:
-            self._postpone(one, error)
+            self._postpone(candidate, error)
             return
-        left = self._unfinished.left(one, time.monotonic()) if fault is Fault.UNFINISHED else None
+        left = self._unfinished.left(candidate, time.monotonic()) if fault is Fault.UNFINISHED else None
         if fault is Fault.UNFORESEEN:
-            _log.error("%s: version %d failed in a way nobody foresaw", self._report.called, one.number, exc_info=error)
+            _log.error("%s: version %d failed in a way nobody foresaw", self._report.called, number, exc_info=error)
         if left is None:
-            self._set_aside(one, told(error), own_fault=fault is not Fault.NOT_ITS_OWN)
+            self._set_aside(candidate, told(error), files=None if fault is Fault.NOT_ITS_OWN else candidate.files)
         else:
-            _log.debug("%s: version %d is not complete yet: %s", self._report.called, one.number, told(error))
+            _log.debug("%s: version %d is not complete yet: %s", self._report.called, number, told(error))
             self._soon(left)
 
-    def _postpone(self, one: Candidate[Version], error: Exception) -> None:
+    def _postpone(self, candidate: Candidate[Version], error: Exception) -> None:
         now = time.monotonic()
-        self._machine_failures.add(one, f"version {one.number} is tried again: {told(error)}", now)
-        self._soon(self._machine_failures.left(one, now))
+        self._machine_failures.add(candidate, f"version {candidate.number} is tried again: {told(error)}", now)
+        self._soon(self._machine_failures.left(candidate, now))
 
-    def _set_aside(self, one: Candidate[Version], reason: str, *, own_fault: bool) -> None:
-        """Quarantine a version, unless its files are others by now."""
+    def _set_aside(self, candidate: Candidate[Version], reason: str, *, files: Hashable | None) -> None:
+        """Quarantine a version, unless its files are others by now. For `files` see Quarantine.add."""
+        number = candidate.number
         try:
-            is_another = self._replica.source.identity(one.version) != one.files
+            is_another = self._replica.source.identity(candidate.version) != candidate.files
         except OSError as error:
-            self._postpone(one, error)
+            self._postpone(candidate, error)
             return
         if is_another:
-            _log.debug("%s: version %d was pruned or rewritten while it was read", self._report.called, one.number)
+            _log.debug("%s: version %d was pruned or rewritten while it was read", self._report.called, number)
             self._notify()
-            return
-        news = self._quarantine.add(one.number, reason, since=self._clock(), files=one.files if own_fault else None)
-        if news:
-            self._report.quarantined(one.version, reason, self._quarantine)
+        elif self._quarantine.add(number, reason, since=self._clock(), files=files):
+            self._report.quarantined(candidate.version, reason, self._quarantine)
         else:
             self._report.quarantine(self._quarantine)

@@ -8,12 +8,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from paramsync.following.residents import RESIDENT, Prepare, Residents
 from paramsync.graphs.specs import DEFAULT_SIGNATURE
-from paramsync.inference import batchable
-from paramsync.inference.resident import Resident, warm
+from paramsync.inference.resident import Resident
+from paramsync.inference.residents import RESIDENT, Prepare, Residents
 from paramsync.sources.opening import open_source
-from paramsync.sources.source import Progress, ProgressCallback, Source, Verification
+from paramsync.sources.source import Source, Verification
 from paramsync.store.store import Store
 from paramsync.version import Version
 
@@ -47,7 +46,7 @@ class Replica(Residents[Resident]):
             source = open_source(
                 path, inputs=inputs, outputs=outputs, graph=graph, verification=verification, allowed=allowed
             )
-        super().__init__(model, source, resident=resident)
+        super().__init__(model, source, resident=resident, parts=lambda resident: (resident.graph, resident.parameters))
 
     def predict(
         self,
@@ -59,14 +58,5 @@ class Replica(Residents[Resident]):
         label: str = "",
     ) -> tuple[dict[str, tf.Tensor], Version]:
         """Answers from exactly one version, and says which. Raises as `take` and `Resident.predict` do."""
-        one = self.take(version, label)
-        return one.predict(inputs, signature=signature, outputs=outputs), one.version
-
-    def _parts(self, one: Resident) -> tuple[Any, ...]:
-        return one.graph, one.parameters
-
-    def _ready(self, restored: Resident, tell: ProgressCallback) -> None:
-        if not any(one.graph is restored.graph for one in self._view.residents):
-            tell(Progress(phase="warming"))
-            warm(restored)
-            batchable.examine(restored)
+        resident = self.take(version, label)
+        return resident.predict(inputs, signature=signature, outputs=outputs), resident.version

@@ -1,16 +1,31 @@
-"""The one value that tells an operator how a model is doing."""
+"""What a follower reports of its model: one status, and events. Its worker writes, everybody reads."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+import math
+import statistics
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
+from typing import Any
 
+from paramsync.following.policy import Quarantine, Quarantined
+from paramsync.inference.residents import Residents
 from paramsync.sources.source import Progress
 from paramsync.version import Version
 
+_log = logging.getLogger("paramsync.follower")
 _SHORT = 400  # characters of a reason, where others are told
+MOST_UNREAD = 256  # events that a subscriber may leave unread
+_MOST_PROGRESS = 64  # unread events beyond which progress is left out
+_BETWEEN = 0.05  # seconds between events about the progress of one restore
+_BETWEEN_SWAPS = 10.0  # and between log lines about swaps
+_ENDED = 8  # versions that left and are still spoken of
 
 
 class State(Enum):
@@ -27,15 +42,6 @@ class Stage(Enum):
     RESIDENT = "resident"  # requests may name it
     LEAVING = "leaving"  # requests that hold it are still answered from it
     ENDED = "ended"  # it left, or it cannot be used and then has a reason
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Quarantined:
-    """A version that cannot be used. `since` is in seconds since the epoch."""
-
-    number: int
-    reason: str
-    since: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +100,7 @@ class Status:
             serves = serving is not None and serving.number == published.number
             ages["since_publication_seconds"] = age
             ages["lag_seconds"] = 0.0 if serves else age
-            ages["lag_versions"] = sum(serving is None or one > serving.number for one in self.in_store)
+            ages["lag_versions"] = sum(serving is None or number > serving.number for number in self.in_store)
             if serving is not None:
                 ages["lag_steps"] = published.step - serving.step
         return replace(self, **ages)  # type: ignore[arg-type]
@@ -117,7 +123,7 @@ class Status:
         return f"{why}: {self.obstacle}" if self.obstacle else why
 
     def quarantine_of(self, number: int) -> Quarantined | None:
-        return next((one for one in self.quarantined if one.number == number), None)
+        return next((case for case in self.quarantined if case.number == number), None)
 
     def courses(self) -> tuple[Course, ...]:
         """Every version there is something to say of, the highest number first.
@@ -125,24 +131,24 @@ class Status:
         Where a version is several things at once, it is what serves requests best: one in memory is RESIDENT also while
         its rewritten files are restored, or cannot be.
         """
-        found: dict[int, Course] = {}
+        courses: dict[int, Course] = {}
 
         def put(number: int, stage: Stage, reason: str = "") -> None:
-            found[number] = Course(number=number, stage=stage, reason=reason)
+            courses[number] = Course(number=number, stage=stage, reason=reason)
 
         for number in self.ended:
             put(number, Stage.ENDED)
         if self.published is not None and self.pinned in (None, self.published.number):
             put(self.published.number, Stage.FOUND)
-        for one in self.quarantined:
-            put(one.number, Stage.ENDED, one.reason)
+        for case in self.quarantined:
+            put(case.number, Stage.ENDED, case.reason)
         for number in self.leaving:
             put(number, Stage.LEAVING)
         if self.restoring is not None:
             put(self.restoring, Stage.RESTORING)
         for number in self.resident:
             put(number, Stage.LEAVING if self.state is State.DRAINING else Stage.RESIDENT)
-        return tuple(found[number] for number in sorted(found, reverse=True))
+        return tuple(courses[number] for number in sorted(courses, reverse=True))
 
 
 def _short(text: str) -> str:
@@ -151,3 +157,268 @@ def _short(text: str) -> str:
 
 def _age(version: Version, now: float, known_for: float) -> float | None:
     return None if version.committed_at is None else max(known_for, now - version.committed_at)
+
+
+# Events --------------------------------------------------------------------------------------------------------------
+
+
+class EventKind(Enum):
+    FOUND = "found"  # a version that was not the latest before is in the store
+    RESTORING = "restoring"  # it is being restored; again, with progress, where that takes long
+    RESTORED = "restored"  # it is in memory and was checked
+    SWAPPED = "swapped"  # it serves
+    QUARANTINED = "quarantined"  # it cannot be used, see reason
+
+
+EVERY_KIND = frozenset(EventKind)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Something that happened to a version. `at` is in seconds since the epoch."""
+
+    kind: EventKind
+    model: str
+    version: Version
+    at: float
+    reason: str = ""
+    restore_seconds: float = 0.0
+    progress: Progress | None = None
+
+
+class Subscription:
+    """One listener's queue of the events of a follower, of these kinds, from now on. Any thread may use it.
+
+    `wake` is called on the follower's thread after each event: it must return at once and must not raise. A
+    listener that leaves too many unread has fallen behind, and gets no more. Progress is left out before that.
+    """
+
+    def __init__(
+        self, wake: Callable[[], None], leave: Callable[[Subscription], None], kinds: Collection[EventKind]
+    ) -> None:
+        self._events: deque[Event] = deque()
+        self._kinds = kinds
+        self._wake = wake
+        self._leave = leave
+        self.fell_behind = False
+
+    def put(self, event: Event) -> None:
+        if event.kind not in self._kinds:
+            return
+        if event.kind is EventKind.RESTORING and event.progress is not None and len(self._events) >= _MOST_PROGRESS:
+            return
+        self.fell_behind = self.fell_behind or len(self._events) >= MOST_UNREAD
+        if not self.fell_behind:
+            self._events.append(event)
+        self._wake()
+
+    def take(self) -> list[Event]:
+        """Every event since the last call, oldest first."""
+        taken = []
+        while True:
+            try:
+                taken.append(self._events.popleft())
+            except IndexError:
+                return taken
+
+    def close(self) -> None:
+        self._leave(self)
+
+
+class Subscribers:
+    """The listeners of one follower. The lock is held to change the list, never while an event is delivered."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._members: tuple[Subscription, ...] = ()
+
+    def add(self, wake: Callable[[], None], kinds: Collection[EventKind] = EVERY_KIND) -> Subscription:
+        member = Subscription(wake, self._remove, kinds)
+        with self._lock:
+            self._members = (*self._members, member)
+        return member
+
+    def _remove(self, member: Subscription) -> None:
+        with self._lock:
+            self._members = tuple(other for other in self._members if other is not member)
+
+    def tell(self, event: Event) -> None:
+        for member in self._members:
+            member.put(event)
+
+
+# The report, which the worker writes ---------------------------------------------------------------------------------
+
+
+class Report:
+    """Reports after the fact. `status` and `subscribers` are for every thread, all else for the worker."""
+
+    def __init__(self, model: str, store: Path, *, pinned: int | None, clock: Callable[[], float]) -> None:
+        self.subscribers = Subscribers()
+        self._clock = clock
+        self._status = Status(model=model, store=store, pinned=pinned)
+        self._progress: Progress | None = None
+        self._told_at = 0.0
+        self._found_at = self._served_at = time.monotonic()
+        self._swaps = SwapLog(model)
+        self._on_trial = False
+
+    def on_trial(self, trial: bool) -> None:
+        """Whether it speaks of what may come to serve, beside a model of that name that may serve. Any thread."""
+        self._on_trial = trial
+
+    @property
+    def called(self) -> str:
+        """Of whom log lines speak."""
+        status = self._status
+        return f"{status.model} (new configuration on trial, store {status.store})" if self._on_trial else status.model
+
+    def status(self) -> Status:
+        """How the model is doing now."""
+        status = self._status
+        progress = self._progress if status.restoring is not None else None
+        now = time.monotonic()
+        return replace(status, restoring_progress=progress).at(
+            self._clock(), known_for=now - self._found_at, served_for=now - self._served_at
+        )
+
+    def now(self) -> Status:
+        """The same without lags and ages."""
+        return self._status
+
+    def problem(self, text: str | None) -> None:
+        """Trouble with the store, which changes nothing about what serves."""
+        if text is not None and text != self._status.last_error:
+            _log.warning("%s: %s", self.called, text)
+        self._set(last_error=text)
+
+    def waiting(self, reason: str | None) -> None:
+        """Why the store has no version; None where it has one."""
+        if reason is not None and reason != self._status.waiting_for:
+            _log.warning("%s: waits for a version: %s", self.called, reason)
+        self._set(waiting_for=reason)
+
+    def found(self, latest: Version | None, numbers: Sequence[int]) -> None:
+        self._log_swaps()
+        known = self._status.published
+        news = latest is not None and (known is None or known.number != latest.number)
+        if news:
+            self._found_at = time.monotonic()
+        self._set(published=latest, in_store=tuple(numbers))
+        if latest is not None and news:
+            self._tell(EventKind.FOUND, latest)
+
+    def pinned(self, number: int | None) -> None:
+        self._set(pinned=number)
+
+    def restoring(self, version: Version) -> None:
+        self._progress = None
+        self._told_at = time.monotonic()
+        self._set(restoring=version.number)
+        self._tell(EventKind.RESTORING, version)
+
+    def progress(self, version: Version, progress: Progress) -> None:
+        """How far the restore is. Told now and then; may be called from any thread."""
+        known = self._progress
+        if known is not None and not progress.bytes_total:  # a later phase, which has no numbers of its own
+            progress = replace(known, phase=progress.phase)
+        self._progress = progress
+        now = time.monotonic()
+        if now - self._told_at >= _BETWEEN:
+            self._told_at = now
+            self._tell(EventKind.RESTORING, version, progress=progress)
+
+    def restored(self, version: Version, seconds: float) -> None:
+        self._set(restoring=None, restores=self._status.restores + 1)
+        self._tell(EventKind.RESTORED, version, restore_seconds=seconds, progress=self._progress)
+
+    def gave_up(self) -> None:
+        """The restore was given up, or failed."""
+        self._set(restoring=None)
+
+    def swapped(self, version: Version, seconds: float, *, not_served: Mapping[str, str]) -> None:
+        """It serves, without the signatures that are not served."""
+        self._served_at = time.monotonic()
+        swaps = self._status.swaps + 1
+        self._set(state=State.SERVING, serving=version, not_served=not_served, swaps=swaps, restore_seconds=seconds)
+        self._swaps.add(version.number, seconds)
+        self._log_swaps()
+        self._tell(EventKind.SWAPPED, version, restore_seconds=seconds)
+
+    def _log_swaps(self) -> None:
+        """What is on trial serves nobody yet."""
+        if not self._on_trial:
+            self._swaps.flush()
+
+    def quarantined(self, version: Version, reason: str, quarantine: Quarantine) -> None:
+        """One more is quarantined."""
+        self._set(quarantined=quarantine.told(), quarantines=self._status.quarantines + 1)
+        _log.warning("%s: version %d is quarantined: %s", self.called, version.number, reason)
+        self._tell(EventKind.QUARANTINED, version, reason=reason)
+
+    def quarantine(self, quarantine: Quarantine) -> None:
+        """The quarantine has changed."""
+        self._set(quarantined=quarantine.told())
+
+    def memory(self, replica: Residents[Any]) -> None:
+        """Versions came into memory, or left it."""
+        before = self._status
+        resident = tuple(dict.fromkeys(version.version.number for version in replica.residents))
+        leaving = tuple(number for number in dict.fromkeys(replica.leaving) if number not in resident)
+        left = [
+            number for number in (*before.resident, *before.leaving) if number not in resident and number not in leaving
+        ]
+        self._set(
+            resident=resident,
+            leaving=leaving,
+            labels=replica.labels,
+            ended=_latest([*before.ended, *left], without={*resident, *leaving}),
+        )
+
+    def _set(self, **changes: Any) -> None:
+        if any(getattr(self._status, name) != value for name, value in changes.items()):  # mostly nothing is new
+            self._status = replace(self._status, **changes)
+
+    def _tell(self, kind: EventKind, version: Version, **more: Any) -> None:
+        self.subscribers.tell(
+            Event(kind=kind, model=self._status.model, version=version, at=self._clock(), **more),
+        )
+
+
+class SwapLog:
+    """Logs a swap at its next `flush` where none was logged for a while, and otherwise one line about all since.
+
+    One thread's.
+    """
+
+    def __init__(self, model: str, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._model = model
+        self._clock = clock
+        self._number = 0
+        self._seconds: list[float] = []  # of the restore before each swap that was not logged
+        self._logged_at = -math.inf
+
+    def add(self, number: int, seconds: float) -> None:
+        self._number = number
+        self._seconds.append(seconds)
+
+    def flush(self) -> None:
+        """Log what is due. To be called now and then."""
+        now = self._clock()
+        if not self._seconds or now - self._logged_at < _BETWEEN_SWAPS:
+            return
+        took = statistics.median(self._seconds) * 1000
+        if len(self._seconds) == 1:
+            _log.info("%s: version %d serves, after %.1f ms", self._model, self._number, took)
+        else:
+            since = now - self._logged_at
+            text = "%s: version %d serves, the last of %d swaps in %.0f s, each after %.1f ms (median)"
+            _log.info(text, self._model, self._number, len(self._seconds), since, took)
+        self._seconds.clear()
+        self._logged_at = now
+
+
+def _latest(numbers: list[int], *, without: Collection[int]) -> tuple[int, ...]:
+    """The last few, each at its last place."""
+    kept = [number for number in reversed(dict.fromkeys(reversed(numbers))) if number not in without]
+    return tuple(kept[-_ENDED:])

@@ -14,9 +14,9 @@ import tensorflow as tf
 from paramsync.checkpoint.data_file import ALIGNMENT
 from paramsync.checkpoint.reader import Bundle
 from paramsync.graphs.graph import Graph
-from paramsync.graphs.locating import check
-from paramsync.graphs.locating import located as _located
 from paramsync.graphs.object_paths import keys_of
+from paramsync.graphs.specs import check
+from paramsync.graphs.specs import located as _located
 
 
 def arrange(graph: Graph, values: Mapping[str, Any], *, where: str = "the graph") -> tuple[tf.Tensor, ...]:
@@ -46,7 +46,7 @@ def read(graph: Graph, checkpoint: Path | Bundle, *, where: str | None = None) -
 
 
 def located(graph: Graph, bundle: Bundle, *, where: str | None = None) -> tuple[str, ...]:
-    """As `paramsync.graphs.locating` has it, where names may also be paths through TensorFlow's objects."""
+    """As `paramsync.graphs.specs` has it, where names may also be paths through TensorFlow's objects."""
     return _located(graph, bundle, where=where, keys_of=keys_of)
 
 

@@ -79,7 +79,7 @@ def _independent(resident: Resident, name: str, signature: Signature) -> bool:
         return False
     try:
         return are_apart(resident.graph, name) and _same(
-            resident, name, {one: _made_up(spec) for one, spec in signature.inputs.items()}
+            resident, name, {input_name: _made_up(spec) for input_name, spec in signature.inputs.items()}
         )
     except Exception as error:  # noqa: BLE001, what does not compute on such inputs may well do so on real ones
         _log.debug("%s is called for each request: %s", name, error)
@@ -90,22 +90,24 @@ def _same(resident: Resident, name: str, inputs: Arrays) -> bool:
     """Whether three rows give the same together as one alone and the other two in another order."""
 
     def ask(rows: list[int]) -> Answer:
-        return called(resident, name, {one: array[rows] for one, array in inputs.items()})
+        return called(resident, name, {input_name: array[rows] for input_name, array in inputs.items()})
 
     whole, alone, others = ask([0, 1, 2]), ask([1]), ask([2, 0])
     return all(
-        array.shape[:1] == (_ROWS,) and _close(array[[1]], alone[one]) and _close(array[[2, 0]], others[one])
-        for one, array in whole.items()
+        array.shape[:1] == (_ROWS,)
+        and _close(array[[1]], alone[output_name])
+        and _close(array[[2, 0]], others[output_name])
+        for output_name, array in whole.items()
     )
 
 
-def _close(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> bool:
-    if one.shape != other.shape:
+def _close(first_array: npt.NDArray[Any], second_array: npt.NDArray[Any]) -> bool:
+    if first_array.shape != second_array.shape:
         return False
-    if one.dtype.kind not in "fcV":
-        return bool(np.array_equal(one, other))
-    wide = np.complex128 if one.dtype.kind == "c" else np.float64
-    first, second = one.astype(wide), other.astype(wide)
+    if first_array.dtype.kind not in "fcV":
+        return bool(np.array_equal(first_array, second_array))
+    wide = np.complex128 if first_array.dtype.kind == "c" else np.float64
+    first, second = first_array.astype(wide), second_array.astype(wide)
     scale = float(np.max(np.abs(first), initial=0.0, where=np.isfinite(first)))
     return bool(np.allclose(first, second, rtol=_RELATIVE, atol=_RELATIVE * scale, equal_nan=True))
 

@@ -27,10 +27,12 @@ def called(
     # the op makes tensors of arrays at a fraction of the cost of making them one by one
     given: Any = {name: value if value.dtype.kind in "fiubc" else tf.constant(value) for name, value in inputs.items()}
     try:
-        found = resident.graph(resident.parameters, given, signature=signature, outputs=outputs, of_any_shape=not fits)
+        tensors = resident.graph(
+            resident.parameters, given, signature=signature, outputs=outputs, of_any_shape=not fits
+        )
     except UnicodeDecodeError as error:  # the kernel's own words, which contain bytes of its inputs
         raise RequestError(error.object.decode(errors="backslashreplace")) from error
-    return {name: _array(tensor) for name, tensor in found.items()}
+    return {name: _array(tensor) for name, tensor in tensors.items()}
 
 
 def answer(question: Question) -> Answer:
@@ -55,26 +57,26 @@ def answers(questions: Sequence[Question]) -> list[Answer | Exception]:
         try:
             return [*_together(questions)]
         except Exception:  # noqa: BLE001, whose fault it is shows when each is computed alone
-            return [_tried(one) for one in questions]
-    return [_tried(one) for one in questions]
+            return [_tried(question) for question in questions]
+    return [_tried(question) for question in questions]
 
 
 def rows_of(question: Question) -> int | None:
     """How many rows all its inputs have; None where they have not all the same number of them."""
-    found = {array.shape[0] if array.ndim else None for array in question.inputs.values()}
-    return found.pop() if len(found) == 1 else None
+    counts = {array.shape[0] if array.ndim else None for array in question.inputs.values()}
+    return counts.pop() if len(counts) == 1 else None
 
 
 def _together(questions: Sequence[Question]) -> list[Answer]:
     first = questions[0]
-    inputs = {name: np.concatenate([one.inputs[name] for one in questions]) for name in first.inputs}
-    found = called(first.resident, first.signature, inputs, first.outputs)
-    counts = [len(next(iter(one.inputs.values()))) for one in questions]
-    if any(len(array) != sum(counts) for array in found.values()):
+    inputs = {name: np.concatenate([question.inputs[name] for question in questions]) for name in first.inputs}
+    arrays = called(first.resident, first.signature, inputs, first.outputs)
+    counts = [len(next(iter(question.inputs.values()))) for question in questions]
+    if any(len(array) != sum(counts) for array in arrays.values()):
         raise ValueError("an output has other rows than the inputs")
     ends = np.cumsum(counts).tolist()
     return [
-        {name: array[end - count : end] for name, array in found.items()}
+        {name: array[end - count : end] for name, array in arrays.items()}
         for end, count in zip(ends, counts, strict=True)
     ]
 
@@ -86,13 +88,13 @@ def _tried(question: Question) -> Answer | Exception:
         # frames would keep the version in memory until garbage is collected, for they lead to the list that this goes
         # into; the message says all
         error.__context__ = None
-        found: Exception = error.with_traceback(None)
-        return found
+        bare: Exception = error.with_traceback(None)
+        return bare
     except Exception as error:  # noqa: BLE001, the edge of a thread: it is raised where the answer is awaited
         return error
 
 
 def _array(tensor: Any) -> npt.NDArray[Any]:
     """The tensor's own memory; of a scalar a copy."""
-    found = tensor.numpy()
-    return found if isinstance(found, np.ndarray) else np.array(found, tensor.dtype.as_numpy_dtype)
+    array = tensor.numpy()
+    return array if isinstance(array, np.ndarray) else np.array(array, tensor.dtype.as_numpy_dtype)

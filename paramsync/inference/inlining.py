@@ -37,15 +37,15 @@ class Inlined:
 
 def inlined(graph_def: Any) -> Inlined:
     """Raises TooManyError. A call that cannot be replaced stays one."""
-    functions = {one.signature.name: one for one in graph_def.library.function}
-    found = Inlined(tf.compat.v1.GraphDef(versions=graph_def.versions))
-    nodes = found.graph_def.node
+    functions = {function.signature.name: function for function in graph_def.library.function}
+    whole = Inlined(tf.compat.v1.GraphDef(versions=graph_def.versions))
+    nodes = whole.graph_def.node
     taken = {node.name for node in graph_def.node}
     # each scope has nodes, and how their inputs are called in the whole
     waiting: list[tuple[Any, _Scope]] = [(node, _Scope()) for node in reversed(graph_def.node)]
     while waiting:
         node, scope = waiting.pop()
-        inputs = [scope.tensor(one) for one in node.input if not one.startswith("^")]
+        inputs = [scope.tensor(name) for name in node.input if not name.startswith("^")]
         name = scope.prefix + node.name
         function = functions.get(node.attr["f"].func.name if node.op in _CALLS else node.op)
         if function is None or _is_open(function):
@@ -59,20 +59,20 @@ def inlined(graph_def: Any) -> Inlined:
             made.attr.pop("_class", None)
             continue
         prefix = f"{name}/"
-        while any(f"{prefix}{one.name}" in taken for one in function.node_def):
+        while any(f"{prefix}{inner_node.name}" in taken for inner_node in function.node_def):
             prefix += "_/"
-        taken.update(f"{prefix}{one.name}" for one in function.node_def)
+        taken.update(f"{prefix}{inner_node.name}" for inner_node in function.node_def)
         if len(taken) >= _MOST:
             raise TooManyError(f"more than {_MOST} nodes")
-        arguments = dict(zip((one.name for one in function.signature.input_arg), inputs, strict=True))
-        inner = _Scope(prefix, arguments, {one.name: one for one in function.node_def}, functions)
+        arguments = dict(zip((argument.name for argument in function.signature.input_arg), inputs, strict=True))
+        inner = _Scope(prefix, arguments, {inner_node.name: inner_node for inner_node in function.node_def}, functions)
         for at, result in enumerate(function.signature.output_arg):
-            found._others[f"{name}:{at}"] = inner.tensor(function.ret[result.name])
-        waiting += [(one, inner) for one in reversed(function.node_def)]
+            whole._others[f"{name}:{at}"] = inner.tensor(function.ret[result.name])
+        waiting += [(inner_node, inner) for inner_node in reversed(function.node_def)]
     for node in nodes:
-        node.input[:] = [found.tensor(one) for one in node.input]
-    found.graph_def.library.function.extend(functions_called(graph_def.library.function, nodes))
-    return found
+        node.input[:] = [whole.tensor(name) for name in node.input]
+    whole.graph_def.library.function.extend(functions_called(graph_def.library.function, nodes))
+    return whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,15 +104,15 @@ class _Scope:
 
     def _results(self, node: Any) -> Iterator[tuple[str, int]]:
         if node.op in self.functions:
-            yield from ((one.name, 1) for one in self.functions[node.op].signature.output_arg)
+            yield from ((result.name, 1) for result in self.functions[node.op].signature.output_arg)
             return
-        for one in _known_ops().op_def_for_type(node.op).output_arg:
-            if one.number_attr:
-                yield one.name, node.attr[one.number_attr].i
-            elif one.type_list_attr:
-                yield one.name, len(node.attr[one.type_list_attr].list.type)
+        for result in _known_ops().op_def_for_type(node.op).output_arg:
+            if result.number_attr:
+                yield result.name, node.attr[result.number_attr].i
+            elif result.type_list_attr:
+                yield result.name, len(node.attr[result.type_list_attr].list.type)
             else:
-                yield one.name, 1
+                yield result.name, 1
 
 
 @cache

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 import threading
 import weakref
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from paramsync.graphs.graph import Graph
 from paramsync.graphs.joining import join
 from paramsync.inference import batchable
 from paramsync.inference.resident import Resident, warm
+from paramsync.inference.residents import View
 
 _KEPT = 4  # joined graphs: of the pair that serves, of those before it, and of what is being joined
 
@@ -67,29 +68,43 @@ class Joiner:
             warm(joined)
             batchable.examine(joined)
         with self._lock:
-            plans = {key: one for key, one in self._plans.items() if key != graphs}
+            plans = {key: plan_before for key, plan_before in self._plans.items() if key != graphs}
             self._plans = dict([*plans.items(), (graphs, plan)][-_KEPT:])
 
     def joined(self, pair: Pair) -> Joined | None:
         """A pair of versions as one, the same one for all who hold it; None where their graphs were never joined."""
-        one = self._held.get((id(pair[0]), id(pair[1])))  # which it keeps alive
-        if one is None:
+        joined = self._held.get((id(pair[0]), id(pair[1])))  # which it keeps alive
+        if joined is None:
             plan = self._plans.get((pair[0].graph, pair[1].graph))
             if plan is not None:
-                one = self._held[id(pair[0]), id(pair[1])] = plan.join(pair, self._names)
-        return one
+                joined = self._held[id(pair[0]), id(pair[1])] = plan.join(pair, self._names)
+        return joined
+
+    def view(self, first: Resident, second: View[Resident]) -> View[Resident]:
+        """What is answered where this version of the first is joined with each of the second's, as far as they fit."""
+
+        def joined(residents: Iterable[Resident]) -> tuple[Resident, ...]:
+            pairs = (self.joined((first, resident)) for resident in residents)
+            return tuple(pair for pair in pairs if pair is not None)
+
+        labels = {label: self.joined((first, resident)) for label, resident in second.labels.items()}
+        return View(
+            joined(second.recent),
+            {label: pair for label, pair in labels.items() if pair is not None},
+            joined(second.beside),
+        )
 
 
 def _prefixes(first: str, second: str) -> tuple[str, str]:
     """The parts' own names where they can be prefixes."""
-    sound = first != second and all(re.fullmatch(r"[A-Za-z0-9][\w.-]*", one, re.ASCII) for one in (first, second))
+    sound = first != second and all(re.fullmatch(r"[A-Za-z0-9][\w.-]*", name, re.ASCII) for name in (first, second))
     return (first, second) if sound else ("first", "second")
 
 
 def _places(graph: Graph, graphs: tuple[Graph, Graph], prefixes: tuple[str, str]) -> tuple[tuple[int, int], ...]:
     known = {
         f"{prefix}/{spec.name}": (part, at)
-        for part, (one, prefix) in enumerate(zip(graphs, prefixes, strict=True))
-        for at, spec in enumerate(one.parameters)
+        for part, (part_graph, prefix) in enumerate(zip(graphs, prefixes, strict=True))
+        for at, spec in enumerate(part_graph.parameters)
     }
     return tuple(known[spec.name] for spec in graph.parameters)

@@ -93,7 +93,7 @@ def _computed(graph: Graph, signature: str) -> _Computed | None:
         return None
     described = message.signatures[signature]
     nodes = {node.name: node for node in whole.graph_def.node}
-    needed = leading_to(nodes, [whole.tensor(one.tensor) for one in described.outputs])
+    needed = leading_to(nodes, [whole.tensor(output.tensor) for output in described.outputs])
     computed = with_functions(whole.graph_def, needed)
     for node in computed.node:
         if node.op == "Const" and node.attr["value"].ByteSize() > _LARGE:
@@ -101,7 +101,7 @@ def _computed(graph: Graph, signature: str) -> _Computed | None:
             node.op = "Placeholder"
             node.attr.pop("value")
             node.attr["shape"].shape.CopyFrom(shape.as_proto())
-    return _Computed(computed, {one.name: one.tensor for one in described.inputs})
+    return _Computed(computed, {spec.name: spec.tensor for spec in described.inputs})
 
 
 def _bytes(tensor: Any) -> int:

@@ -33,7 +33,7 @@ def _why(store: Path) -> str:
     try:
         names = files.names(store)
     except FileNotFoundError:
-        nearest = next((one for one in store.absolute().parents if one.is_dir()), None)
+        nearest = next((parent for parent in store.absolute().parents if parent.is_dir()), None)
         return "no such directory" if nearest is None else f"no such directory, {nearest} is there"
     except NotADirectoryError:
         return "no directory"
@@ -57,7 +57,7 @@ def misplaced(path: Path) -> str | None:
                 f" move it to {path / '1'}"
             )
         below = [path / name for _, name in sorted(numbered(path).items(), reverse=True)[:_LOOKED_INTO]]
-        return next((wrong for one in (*below, path) if (wrong := _other(one))), None) or _unlisted(path)
+        return next((wrong for directory in (*below, path) if (wrong := _other(directory))), None) or _unlisted(path)
     except OSError:
         return None
 
@@ -73,17 +73,17 @@ def _other(directory: Path) -> str | None:
 def _unlisted(path: Path) -> str | None:
     """Tells of checkpoints that no file `checkpoint` lists."""
     names = files.names(path)
-    indexes = [one for one in names if one.endswith(".index") and not layout.is_ours(one.removesuffix(".index"))]
+    indexes = [name for name in names if name.endswith(".index") and not layout.is_ours(name.removesuffix(".index"))]
     if not indexes or layout.state_file(path).name in names:
         return None
     expected = f"expected a file {layout.state_file(path).name}, which names the latest one"
-    for name in [one for one in sorted(names) if not _PARTS.fullmatch(one)][:_TRIED]:
+    for name in [name for name in sorted(names) if not _PARTS.fullmatch(name)][:_TRIED]:
         if _is_state(path, name):
             return (
                 f"{expected}, found {files.shown(name)} in its place: leave out latest_filename={files.shown(name)}"
                 " where the Saver saves"
             )
-    newest = max((path / one).lstat().st_mtime for one in indexes)
+    newest = max((path / index).lstat().st_mtime for index in indexes)
     if time.time() - newest < _SETTLED:
         return None
     return (

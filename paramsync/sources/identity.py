@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
@@ -28,59 +29,48 @@ class StoreListing:
         self._names: set[str] = set()
         self._of_checkpoints: defaultdict[str, list[str]] = defaultdict(list)
         self._facts: dict[str, os.stat_result | int] = {}  # of files that were asked for, or the number of the error
-        for name in _names(directory):
-            self._names.add(name)
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            self._names.update(files.names(directory))
+        for name in self._names:
             if match := _OF_A_CHECKPOINT.fullmatch(name):
                 self._of_checkpoints[match["prefix"]].append(name)
 
     def of_checkpoint(self, prefix: str) -> Hashable:
-        return frozenset(map(self._identity, self._of_checkpoints[prefix]))
+        return frozenset((name, _identity(self._facts_of(name))) for name in self._of_checkpoints[prefix])
 
     def trace(self, prefix: str) -> Hashable:
         """A value that changes with a checkpoint's files even where their times were put back, and with new links."""
-        return frozenset((self._identity(one), self._changed_at(one)) for one in self._of_checkpoints[prefix])
+        facts = {name: self._facts_of(name) for name in self._of_checkpoints[prefix]}
+        return frozenset((name, _identity(one), getattr(one, "st_ctime_ns", 0)) for name, one in facts.items())
 
     def of_file(self, name: str) -> Hashable | None:
         """None where there is no such file."""
-        return self._identity(name) if name in self._names else None
+        return _identity(self._facts_of(name)) if name in self._names else None
 
-    def _identity(self, name: str) -> Hashable:
-        found = self._found(name)
-        return (name, found) if isinstance(found, int) else (name, *_identity(found))
-
-    def _changed_at(self, name: str) -> int:
-        found = self._found(name)
-        return 0 if isinstance(found, int) else found.st_ctime_ns
-
-    def _found(self, name: str) -> os.stat_result | int:
+    def _facts_of(self, name: str) -> os.stat_result | int:
         """Facts of a link, not of its target."""
         if name not in self._facts:
-            try:
-                self._facts[name] = os.lstat(self._directory / name)
-            except OSError as error:
-                self._facts[name] = error.errno or errno.EIO
+            self._facts[name] = _facts(self._directory / name, follow_symlinks=False)
         return self._facts[name]
 
 
 def of_saved_model(directory: Path) -> Hashable:
     """A value that is another one once a file of the SavedModel that counts was replaced or added."""
-    return frozenset(found for folder in _OF_A_SAVED_MODEL for found in _files(directory, folder))
+    return frozenset(file for folder in _OF_A_SAVED_MODEL for file in _files(directory, folder))
 
 
 def of_graph(path: Path) -> Hashable:
     """The same for a graph file, or the directory of a SavedModel."""
-    try:
-        found = path.stat()
-    except OSError as error:
-        return error.errno
-    return of_saved_model(path) if path.is_dir() else _identity(found)
+    facts = _facts(path)
+    return of_saved_model(path) if path.is_dir() else _identity(facts)
 
 
 def _files(directory: Path, folder: str) -> list[Hashable]:
     try:
         with files.beneath(directory, *([folder] if folder else [])) as descriptor, os.scandir(descriptor) as entries:
-            found = [one for one in entries if one.name not in _UNREAD and not one.is_dir(follow_symlinks=False)]
-            return [(folder, _of_entry(one)) for one in found]
+            counted = (entry for entry in entries if entry.name not in _UNREAD)
+            there = [entry for entry in counted if not entry.is_dir(follow_symlinks=False)]
+            return [(folder, entry.name, _identity(_facts(entry, follow_symlinks=False))) for entry in there]
     except (FileNotFoundError, NotADirectoryError):
         return []
     except CorruptCheckpointError:  # it is a link, which is not followed
@@ -89,22 +79,16 @@ def _files(directory: Path, folder: str) -> list[Hashable]:
         return [(folder, error.errno)]
 
 
-def _of_entry(entry: os.DirEntry[str]) -> Hashable:
+def _facts(file: Path | os.DirEntry[str], *, follow_symlinks: bool = True) -> os.stat_result | int:
+    """Or the number of the error."""
     try:
-        return entry.name, *_identity(entry.stat(follow_symlinks=False))
+        return file.stat(follow_symlinks=follow_symlinks)
     except OSError as error:
-        return entry.name, error.errno
+        return error.errno or errno.EIO
 
 
-def _names(directory: Path) -> list[str]:
-    try:
-        return files.names(directory)
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-
-
-def _identity(found: os.stat_result) -> tuple[int, int, int]:
-    return found.st_ino, found.st_size, found.st_mtime_ns
+def _identity(facts: os.stat_result | int) -> Hashable:
+    return facts if isinstance(facts, int) else (facts.st_ino, facts.st_size, facts.st_mtime_ns)
 
 
 @dataclass(frozen=True)
@@ -148,8 +132,12 @@ class VersionRecords:
             versions, listing = self._store.versions(), None
             traces.clear()
         listing = listing or StoreListing(self._store.path)
-        self._seen = {one.prefix: (traces[one.prefix], one) for one in versions if one.prefix in traces}
-        return Listed(latest, versions, {one.number: self._files(one, listing) for one in versions}, problem)
+        self._seen = {
+            version.prefix: (traces[version.prefix], version) for version in versions if version.prefix in traces
+        }
+        return Listed(
+            latest, versions, {version.number: self._files(version, listing) for version in versions}, problem
+        )
 
     def files(self, version: Version) -> Hashable:
         """A value that is another one once any file of the version, or its graph, was replaced."""

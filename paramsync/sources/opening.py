@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+import hashlib
+import logging
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from weakref import WeakSet
 
 import tensorflow as tf
+from google.protobuf.message import DecodeError
+from tensorflow.core.protobuf import saved_model_pb2
 
-from paramsync.errors import SettingsError
-from paramsync.inference.resident import Resident
-from paramsync.sources.checkpoints import CheckpointSource
-from paramsync.sources.graphs import CheckpointGraphs, SavedModelGraphs
-from paramsync.sources.kinds import DetectedSource
-from paramsync.sources.saved_models import SavedModelsSource
-from paramsync.sources.source import Source, Verification
+from paramsync.checkpoint.reader import Bundle
+from paramsync.errors import GraphError, SettingsError, UnfinishedError, UnfinishedMetaError, UnsafeGraphError
+from paramsync.graphs.capturing import capture
+from paramsync.graphs.graph import Graph
+from paramsync.graphs.parameters import located, shared
+from paramsync.graphs.sources.meta_graphs import capture_meta
+from paramsync.graphs.sources.v1_saved_models import variables
+from paramsync.host import files
+from paramsync.inference.resident import Resident, warm
+from paramsync.sources import identity
+from paramsync.sources.checkpoints import Checkpoints, GraphCache, verify
+from paramsync.sources.saved_models import AS_TEXT, COMMIT
+from paramsync.sources.source import Progress, ProgressCallback, Source, Verification, graph_options
 from paramsync.store.store import Store
+from paramsync.version import Version
+
+_log = logging.getLogger("paramsync.sources")
 
 
 def open_source(
@@ -25,6 +39,7 @@ def open_source(
     graph: Path | str | None = None,
     verification: Verification = "auto",
     allowed: Collection[str] = (),
+    warmed: bool = True,
 ) -> Source[Resident]:
     """The source in a directory, which need not exist yet, nor show yet of which kind it is.
 
@@ -33,7 +48,8 @@ def open_source(
     - SavedModels in directories whose names are numbers, as TensorFlow Serving follows them.
 
     `allowed` names ops that a graph may use although they are not known to be safe, and
-    `verification` is "auto", "checksums", or "sizes" to believe our own publisher. Raises SettingsError.
+    `verification` is "auto", "checksums", or "sizes" to believe our own publisher. Where versions are `warmed`, each
+    new graph is called once, so that its first request is answered as fast as any. Raises SettingsError.
     """
     with tf.init_scope():
         if not tf.executing_eagerly():
@@ -45,10 +61,143 @@ def open_source(
         raise SettingsError("expected inputs and outputs together, found one of them")
     if inputs and graph is not None:
         raise SettingsError("expected inputs and outputs, or a graph, found both")
-    given = None if graph is None else Path(graph)
-    graphs = CheckpointGraphs(Store(Path(path)), inputs=inputs, outputs=outputs, graph=given, allowed=allowed)
-    checkpoints = CheckpointSource(Path(path), graphs, graph=given, verification=verification)
-    told = "graph" if graph is not None else "inputs and outputs" if inputs else ""
-    return DetectedSource(
-        Path(path), checkpoints, SavedModelsSource(Path(path), SavedModelGraphs(allowed).restored), told
-    )
+    file = None if graph is None else Path(graph)
+    restores = _Restores(Store(Path(path)), inputs, outputs, file, verification, frozenset(allowed), warmed)
+    return Source(Path(path), restores, graph=file, options=graph_options(file, inputs))
+
+
+class _Restores:
+    """See Restores. A checkpoint's graph is the recorded one, the given one, or the one that a Saver wrote beside it.
+
+    Graphs of others are code, so that only ops that are known to be safe, or `allowed`, are run.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        inputs: Sequence[str],
+        outputs: Sequence[str],
+        graph: Path | None,
+        verification: Verification,
+        allowed: frozenset[str],
+        warmed: bool,
+    ) -> None:
+        self._store = store
+        self._inputs = tuple(inputs)
+        self._outputs = tuple(outputs)
+        self._given = graph
+        self._allowed = allowed
+        self._warmed = warmed
+        self._called: WeakSet[Graph] = WeakSet()
+        self._graphs: GraphCache[Graph] = GraphCache()
+        self._checkpoints: Checkpoints[Resident] = Checkpoints(store, located, verification=verification)
+        self.tend = self._checkpoints.tend
+
+    def checkpoint(self, version: Version, tell: ProgressCallback) -> Resident:
+        graph = self._graph(version)
+
+        def build(bundle: Bundle, keys: Sequence[str]) -> Resident:
+            return Resident(version, graph, shared(bundle, keys))
+
+        return self._ready(self._checkpoints.restore(version, graph, build, tell), tell)
+
+    def saved_model(self, version: Version, directory: Path, tell: ProgressCallback) -> Resident:
+        """Its parameters are copied, and checked in full."""
+        tell(Progress("mapping"))
+        graph = self._graph_of(directory)
+        parameters: tuple[tf.Tensor, ...] = ()
+        if graph.parameters:
+            bundle = variables(directory)
+            keys = located(graph, bundle, where=f"version {version.number}")
+            verify(bundle, keys, tell)
+            parameters = shared(bundle, keys)
+        return self._ready(Resident(version, graph, parameters), tell)
+
+    def _ready(self, resident: Resident, tell: ProgressCallback) -> Resident:
+        if self._warmed and resident.graph not in self._called:
+            tell(Progress(phase="warming"))
+            warm(resident)
+            self._called.add(resident.graph)
+        return resident
+
+    def _graph(self, version: Version) -> Graph:
+        if version.graph:
+            return self._graphs.built(version.graph, lambda: self._published(version))
+        if self._given is not None:
+            path = self._given
+            if not path.exists():
+                raise GraphError(_needs(version, path))
+            return self._graphs.built((path, identity.of_graph(path)), lambda: self._captured(path))
+        meta = Path(f"{self._store.prefix(version)}.meta")
+        if not (self._inputs and self._outputs):
+            raise GraphError(
+                f"version {version.number} names no graph: give --inputs and --outputs to take it from {meta},"
+                " or a graph: the directory of a SavedModel, or a graph file"
+            )
+        try:
+            content = files.content(meta, limit=files.MAX_MESSAGE)
+        except FileNotFoundError as error:
+            raise UnfinishedMetaError(_needs(version, meta)) from error
+        return self._graphs.built(
+            hashlib.sha256(content).digest(),
+            lambda: capture_meta(content, path=meta, inputs=self._inputs, outputs=self._outputs, allowed=self._allowed),
+        )
+
+    def _published(self, version: Version) -> Graph:
+        path = self._store.graph_file(version.graph)
+        try:
+            graph = self._of_file(path)
+        except FileNotFoundError as error:
+            raise GraphError(_needs(version, path)) from error
+        if graph.digest != version.graph:
+            raise GraphError(f"{path}: expected the graph {version.graph}, found {graph.digest}")
+        return graph
+
+    def _of_file(self, path: Path) -> Graph:
+        content = files.content(path, limit=files.MAX_MESSAGE)
+        try:
+            return Graph.from_bytes(content, allowed=self._allowed)
+        except GraphError as error:
+            raise type(error)(f"{path}: {error}") from error
+
+    def _graph_of(self, directory: Path) -> Graph:
+        """The same SavedModel with other weights has the same graph, unless it has tables, which are in files too."""
+        if not (directory / COMMIT).exists() and (directory / AS_TEXT).exists():
+            raise GraphError(f"{directory}: expected {COMMIT}, found {AS_TEXT}: save it without as_text")
+        content = files.content(directory / COMMIT, limit=files.MAX_MESSAGE)
+        key = hashlib.sha256(content).digest()
+        if (known := self._graphs.find(key)) is not None:
+            return known
+        try:
+            graph = self._captured(directory)
+        except GraphError as error:
+            if not isinstance(error, UnsafeGraphError) and _is_cut(content):
+                raise UnfinishedError(str(error)) from error
+            raise
+        if files.content(directory / COMMIT, limit=files.MAX_MESSAGE) != content:
+            raise UnfinishedError(f"{directory}: expected {COMMIT} at rest, found one that changed while it was read")
+        same = (
+            known for known in self._graphs.graphs() if (known.digest, known.refused) == (graph.digest, graph.refused)
+        )
+        return self._graphs.keep(graph.digest if graph.message().tables else key, next(same, graph))
+
+    def _captured(self, path: Path) -> Graph:
+        """The graph of a SavedModel, or in a graph file. Logs which of its signatures cannot be served."""
+        if not path.is_dir():
+            return self._of_file(path)
+        graph = capture(path, allowed=self._allowed).graph
+        for name, why in graph.refused.items():
+            _log.warning("%s: signature %s is not served: %s", path, files.shown(name), files.line(why))
+        return graph
+
+
+def _needs(version: Version, path: Path) -> str:
+    return f"version {version.number} needs the graph file {path}, which is not there"
+
+
+def _is_cut(content: bytes) -> bool:
+    """Whether the file ends too early for a SavedModel, as while it is being written."""
+    try:
+        return not saved_model_pb2.SavedModel.FromString(content).meta_graphs
+    except DecodeError:
+        return True

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Generic, Literal, Protocol, TypeAlias
 
-from paramsync.checkpoint.reader import Bundle
-from paramsync.graphs.locating import Wanting
-from paramsync.inference.view import InMemory, R_co
+from paramsync.errors import CorruptCheckpointError, ParamsyncError, StoreError, UnfinishedError
+from paramsync.inference.residents import R, R_co
+from paramsync.sources import diagnosis, identity, saved_models
+from paramsync.sources.identity import VersionRecords
+from paramsync.sources.watch import Place, Watch, graph_places, numbered_places, store_places
+from paramsync.store import layout
+from paramsync.store.store import Store
 from paramsync.version import Candidate, Version
 
 
@@ -29,7 +33,7 @@ ProgressCallback: TypeAlias = Callable[[Progress], None]
 """Called now and then during a restore, from any thread. What it raises ends the restore, and is raised there."""
 
 
-def ignore_progress(progress: Progress) -> None:
+def _ignore_progress(progress: Progress) -> None:
     """The callback of callers that show no progress."""
 
 
@@ -51,7 +55,7 @@ class Look:
 
     @property
     def numbers(self) -> list[int] | None:
-        return None if self.published is None else [one.number for one in self.published]
+        return None if self.published is None else [candidate.number for candidate in self.published]
 
 
 class Bell(Protocol):
@@ -61,51 +65,129 @@ class Bell(Protocol):
     def close(self) -> None: ...
 
 
-class GraphSpec(Wanting, Protocol):
-    """What has to be known of a graph to check a checkpoint for it."""
+class Restores(Protocol[R_co]):
+    """Brings versions into memory, checked and ready to answer. One thread uses it.
 
-    @property
-    def embeddings(self) -> Collection[str]:
-        """Names of parameters of which it only looks up rows."""
+    Raises CorruptCheckpointError, ParameterError, UnsafeGraphError, GraphError, UnknownVersionError, StoreError,
+    OSError, UnfinishedError where its writer may not be done, and what `tell` raises.
+    """
 
+    def checkpoint(self, version: Version, tell: ProgressCallback) -> R_co: ...
 
-class Build(Protocol[R_co]):
-    """What a checkpoint becomes. `graph` is always one that its own `graph` gave."""
+    def saved_model(self, version: Version, directory: Path, tell: ProgressCallback) -> R_co: ...
 
-    def graph(self, version: Version) -> GraphSpec:
-        """Raises GraphError, UnfinishedMetaError, UnsafeGraphError, CorruptCheckpointError, OSError."""
-
-    def keys(self, version: Version, graph: Any, bundle: Bundle) -> tuple[str, ...]:
-        """Where its parameters are. Raises ParameterError."""
-
-    def build(self, version: Version, graph: Any, bundle: Bundle, keys: Sequence[str]) -> R_co:
-        """The version in memory; the bundle was checked."""
+    def tend(self) -> None:
+        """Do after a swap what need not be done before it."""
 
 
-class Source(Protocol[R_co]):
-    """Where the versions of a model come from. One thread uses it, the follower's; `path` is for everybody."""
+class Source(Generic[R]):
+    """A directory, which need not exist yet: it has checkpoints, or numbered SavedModels, as it shows at each look.
 
-    @property
-    def path(self) -> Path: ...
+    Checkpoints are those of our publisher, or of a Saver, Checkpoint or CheckpointManager. A SavedModel is a version
+    once its `saved_model.pb` is there, and served once that can be read and its variables are whole, for tools copy a
+    directory in an order of their own. One thread uses a source, the follower's; `path` is for everybody.
+    """
+
+    def __init__(self, path: Path, restores: Restores[R], *, graph: Path | None = None, options: str = "") -> None:
+        """`graph` is the file of a graph, or the directory of a SavedModel, for checkpoints that name none themselves.
+
+        `options` names the options that were given about the graph of checkpoints.
+        """
+        self.path = path
+        self.restores = restores
+        self._graph = graph
+        self._options = options
+        self._records = VersionRecords(Store(path))
+        self._is_numbered = False
 
     def look(self) -> Look:
         """What is published now. Errors that files cause are returned, not raised."""
+        if not self._is_numbered and (look := self._checkpoints()).latest is not None:
+            return look  # it has the file `checkpoint`
+        self._is_numbered = self._shows_numbers()
+        if self._is_numbered and self._options:
+            wrong = f"expected checkpoints, found numbered SavedModels, which say themselves what {self._options} would"
+            return Look(problem=StoreError(self.path, f"{wrong}: leave that out"))
+        look = self._saved_models() if self._is_numbered else self._checkpoints()
+        if look.latest is None and look.problem is None and (misplaced := diagnosis.misplaced(self.path)):
+            return Look(published=look.published, problem=StoreError(self.path, misplaced))
+        return look
 
     def identity(self, version: Version) -> Hashable:
         """A value that identifies the files of a version, as a look gives it: another one once they were rewritten."""
+        if self._is_numbered:
+            return identity.of_saved_model(self.path / version.prefix)
+        return self._with_graph(version, self._records.files(version))
 
-    def restore(self, version: Version, tell: ProgressCallback) -> R_co:
-        """Brings a version into memory and checks it; what serves does not change.
+    def restore(self, version: Version, tell: ProgressCallback | None = None) -> R:
+        """Bring a version into memory, checked and ready to answer; what serves does not change.
 
-        Raises UnfinishedError where its writer may not be done, CorruptCheckpointError, ParameterError,
-        UnsafeGraphError, GraphError, UnknownVersionError, StoreError, OSError.
+        Raises as Restores does.
         """
+        tell = tell or _ignore_progress
+        if not self._is_numbered:
+            return self.restores.checkpoint(version, tell)
+        directory = self.path / version.prefix
+        before = self.identity(version)
+        try:
+            resident = self.restores.saved_model(version, directory, tell)
+        except (CorruptCheckpointError, FileNotFoundError) as error:  # its writer may not be done
+            raise UnfinishedError(str(error)) from error
+        if self.identity(version) != before:
+            raise UnfinishedError(f"{directory}: expected files at rest, found some that changed while they were read")
+        return resident
 
-    def let_pages_go(self, idle: Sequence[InMemory]) -> None:
-        """Evict the pages of these versions while another one is restored. They stay whole, and go on answering."""
-
-    def tend(self, used: Sequence[InMemory]) -> None:
-        """Do after a swap what need not be done before it. `used` are the versions that serve or have a label now."""
+    def tend(self) -> None:
+        """Do after a swap what need not be done before it."""
+        self.restores.tend()
 
     def bell(self, ring: Callable[[], None]) -> Bell:
         """A bell for what is published here. It calls `ring` from any thread."""
+        return Watch(self._places, ring)
+
+    def _checkpoints(self) -> Look:
+        try:
+            listed = self._records.look()
+        except (ParamsyncError, OSError) as error:
+            return Look(problem=error)
+        latest, versions = listed.latest, listed.versions
+        if latest is None and listed.problem is not None and versions:
+            latest = versions[-1]
+        published = [
+            Candidate(version, self._with_graph(version, listed.files[version.number]))
+            for version in versions
+            if latest is not None and version.number <= latest.number
+        ]
+        return Look(latest=latest, published=published, problem=listed.problem)
+
+    def _saved_models(self) -> Look:
+        try:
+            versions = saved_models.versions(self.path)
+        except OSError as error:
+            return Look(problem=StoreError(self.path, f"cannot be read: {error.strerror}"))
+        published = [Candidate(version, self.identity(version)) for version in versions]
+        return Look(latest=versions[-1] if versions else None, published=published)
+
+    def _with_graph(self, version: Version, files: Hashable) -> Hashable:
+        if version.graph:
+            return files
+        return files, None if self._graph is None else identity.of_graph(self._graph)
+
+    def _shows_numbers(self) -> bool:
+        """Whether it holds numbered SavedModels; what it held before where it shows nothing."""
+        try:
+            if layout.state_file(self.path).exists():
+                return False
+            return bool(saved_models.numbered(self.path)) or self._is_numbered
+        except OSError:
+            return self._is_numbered
+
+    def _places(self) -> list[Place]:
+        if self._shows_numbers():
+            return numbered_places(self.path, saved_models.highest(self.path))
+        return [*store_places(self.path), *([] if self._graph is None else graph_places(self._graph))]
+
+
+def graph_options(graph: Path | None, inputs: Sequence[str]) -> str:
+    """Which options about the graph of checkpoints were given."""
+    return "graph" if graph is not None else "inputs and outputs" if inputs else ""

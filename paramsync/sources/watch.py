@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from paramsync.sources.listeners import Listener, listen
+from paramsync.host.inotify import FolderListener
 
 _log = logging.getLogger("paramsync.watch")
 
@@ -46,7 +46,7 @@ class Watch:
     def arm(self) -> None:
         """Watch every place, or the nearest folder above it as long as it is missing."""
         places = self._places()
-        for place in [one for one in self._watches if one not in places]:
+        for place in self._watches.keys() - set(places):
             self._watches.pop(place).close()
         for place in places:
             if place not in self._watches:
@@ -65,7 +65,7 @@ class _PlaceWatch:
     def __init__(self, place: Place, ring: Callable[[], None]) -> None:
         self._place = place
         self._ring = ring
-        self._listener: Listener | None = None
+        self._listener: FolderListener | None = None
         self._armed: _Target | None = None
         self._warned = False
 
@@ -102,7 +102,7 @@ class _PlaceWatch:
 
         try:
             # resolved, for a link would be watched in place of what it leads to
-            self._listener = listen(path.resolve(), hear)
+            self._listener = FolderListener(path.resolve(), hear)
         except Exception as error:  # noqa: BLE001, whatever it is, no folder or no inotify watches left: there is the poll
             if not self._warned:
                 self._warned = True
@@ -114,17 +114,16 @@ class _PlaceWatch:
 
 def _nearest(folder: Path) -> _Target | None:
     """The folder, or the nearest one above it that is there."""
-    if found := _identity(folder):
-        return found
-    return next((found for one in folder.absolute().parents if (found := _identity(one))), None)
+    folders = (folder, *folder.absolute().parents)
+    return next((target for path in folders if (target := _target(path))), None)
 
 
-def _identity(path: Path) -> _Target | None:
+def _target(path: Path) -> _Target | None:
     try:
-        found = path.stat()
+        facts = path.stat()
     except OSError:
         return None
-    return path, found.st_dev, found.st_ino
+    return path, facts.st_dev, facts.st_ino
 
 
 def store_places(path: Path) -> list[Place]:
@@ -134,13 +133,13 @@ def store_places(path: Path) -> list[Place]:
 
 def numbered_places(path: Path, highest: list[Path]) -> list[Place]:
     """Where a directory of numbered SavedModels does, of which those at `highest` may still be written."""
-    return [Place(path, _NUMBERED), *(place for one in highest for place in _of_saved_model(one))]
+    return [Place(path, _NUMBERED), *(place for directory in highest for place in _of_saved_model(directory))]
 
 
 def graph_places(path: Path) -> list[Place]:
     """Where a graph file or SavedModel does, which may not exist yet."""
-    found = [Place(path.absolute().parent, re.compile(re.escape(path.name)))]
-    return [*found, *_of_saved_model(path)] if path.is_dir() else found
+    places = [Place(path.absolute().parent, re.compile(re.escape(path.name)))]
+    return [*places, *_of_saved_model(path)] if path.is_dir() else places
 
 
 def _of_saved_model(path: Path) -> list[Place]:

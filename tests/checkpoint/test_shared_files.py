@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from paramsync.following.replica import Replica
-from tests.support.checkpoints import present, resident
+from tests.support.checkpoints import resident
 from tests.support.locks import is_held
 from tests.support.wide import SIZE, Store, answers, follow, frozen, places
 
@@ -25,25 +25,6 @@ def test_it_is_mapped_once_for_all_versions(halves: Store) -> None:
         follow(replica, halves.publish(number))
         assert places(frozen(halves, number)) == {mapped}
     assert all(answers(replica, number) for number in (5, 4, 3))
-
-
-def test_it_stays_in_the_page_table_when_the_pages_of_a_version_go(halves: Store) -> None:
-    replica = Replica("m", halves.path)
-    begin(halves, replica)
-    for used in (replica.take(3), replica.take(2)):
-        replica.source.tend([used])
-        other = 5 - used.version.number
-        assert present(frozen(halves, 3)) >= SIZE
-        assert present(halves.data(used.version.number, 1, 2)) >= SIZE
-        assert present(halves.data(other, 1, 2)) == 0
-        replica.source.let_pages_go([replica.take(other)])
-        assert present(frozen(halves, 3)) >= SIZE
-    assert answers(replica, 3)
-    assert answers(replica, 2)
-    replica.source.let_pages_go(replica.residents)
-    assert present(frozen(halves, 3)) == 0
-    replica.source.tend(replica.residents)
-    assert present(frozen(halves, 3)) >= SIZE
 
 
 def test_a_version_is_restored_without_a_page_more_than_its_own(halves: Store) -> None:

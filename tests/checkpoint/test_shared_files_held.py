@@ -32,15 +32,6 @@ def pair(memory: Path) -> tuple[DataFile, DataFile]:
     return first, second
 
 
-def test_what_one_lets_go_of_the_other_brings_in_again(memory: Path, pair: tuple[DataFile, DataFile]) -> None:
-    for one, other in (pair, pair[::-1]):
-        one.prefault(0, 8 * SIZE)
-        other.let_pages_go()
-        assert resident(memory) == 0
-        one.prefault(0, 8 * SIZE)
-        assert resident(memory) == 8 * SIZE
-
-
 def test_what_the_kernel_dropped_is_brought_in_again(disk: Path) -> None:
     file = disk / "file"
     file.write_bytes(bytes(2 * SIZE))

@@ -74,15 +74,6 @@ def test_what_nobody_has_held_since_is_verified_again(halves: Store) -> None:
     assert verified(replica, unsealed(halves, 4)) == 2 * SIZE
 
 
-def test_what_is_not_in_the_page_table_is_verified_again(halves: Store) -> None:
-    replica = Replica("m", halves.path)
-    halves.publish(1)
-    assert [verified(replica, unsealed(halves, one)) for one in (2, 3)] == [2 * SIZE, SIZE]
-    replica.source.let_pages_go(replica.residents)
-    assert verified(replica, unsealed(halves, 4)) == 2 * SIZE
-    assert present(frozen(halves, 4)) >= SIZE
-
-
 def test_what_the_kernel_dropped_is_verified_again(store: Store) -> None:
     """It would be read from the disk again."""
     replica = Replica("m", store.path)

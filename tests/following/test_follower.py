@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from paramsync.following.follower import Follower
-from paramsync.following.report import MOST_UNREAD, EventKind
-from paramsync.following.status import State
+from paramsync.following.status import MOST_UNREAD, EventKind, State
 from tests.support.followers import LONG, serving
 from tests.support.published import Doubled, Publisher, ask, proven
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from paramsync.following.quarantine import UnfinishedVersions
-from paramsync.following.report import EventKind
+from paramsync.following.policy import UnfinishedVersions
+from paramsync.following.status import EventKind
 from paramsync.version import Candidate, Version
 from tests.support.followers import LONG, SILENT, quarantined, saver_follower, serving
 from tests.support.programs import eventually
@@ -48,7 +48,7 @@ def test_a_graph_still_being_written_is_waited_for_and_then_a_fault(
             meta.write_bytes(part)
         follower.run_once()
         assert (serving(follower), quarantined(follower)) == (None, [])
-    monkeypatch.setattr("paramsync.following.quarantine.UNFINISHED_SECONDS", 0.0)
+    monkeypatch.setattr("paramsync.following.policy.UNFINISHED_SECONDS", 0.0)
     follower.run_once()
     assert "not a readable meta graph" in follower.status().quarantined[0].reason
     meta.write_bytes(content)

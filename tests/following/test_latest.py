@@ -12,8 +12,7 @@ from paramsync.following.follower import Follower
 from paramsync.following.operator_request import Change
 from paramsync.following.operator_requests import Action
 from paramsync.following.replica import Replica
-from paramsync.following.report import EventKind
-from paramsync.following.status import Status
+from paramsync.following.status import EventKind, Status
 from tests.support.configurations import answers, apply, model
 from tests.support.followers import quarantined, serving
 from tests.support.published import Publisher, ask, proven

@@ -13,9 +13,10 @@ import pytest
 from inferencer.serving.served import FollowedModel, followers_of
 from inferencer.settings.settings import ModelSettings
 from paramsync.following.follower import Follower
-from paramsync.following.replica import Replica
+from paramsync.following.replica import Replica, Verification
 from paramsync.store.store import Store
 from paramsync.version import Version
+from tests.support.checkpoints import resident
 from tests.support.followers import LONG, freed_by, quarantined, serving
 from tests.support.in_process import LocalMaker
 from tests.support.programs import eventually
@@ -160,3 +161,16 @@ def test_versions_that_cannot_be_restored_leave_nothing_open(memory: Path, tmp_p
         one.close()
         one.release()
     assert len(descriptors()) == len(before)
+
+
+@pytest.mark.parametrize("verification", ["checksums", "sizes"])
+def test_a_version_that_no_request_holds_is_kept_by_nothing_that_knows_its_pages(
+    publisher: Publisher, verification: Verification
+) -> None:
+    replica = Replica("m", publisher.path, verification=verification)
+    replica.swap(replica.restore(publisher.publish(1)))
+    replica.tend()
+    assert resident(publisher.path) >= PARAMETERS * 64 * 32 * 4
+    replica.release()
+    replica.tend()
+    assert (replica.leaving, resident(publisher.path)) == ((), 0)

@@ -17,7 +17,7 @@ from paramsync.errors import CorruptCheckpointError, GraphError, StoreError, Unf
 from paramsync.following.faults import Fault, fault_of
 from paramsync.following.follower import Follower
 from paramsync.following.operator_requests import Action
-from paramsync.following.quarantine import Backoff, MachineFailures
+from paramsync.following.policy import Backoff, MachineFailures
 from paramsync.store.store import Store
 from paramsync.tensorbundle import index
 from paramsync.tensorbundle.index import data_file, index_file

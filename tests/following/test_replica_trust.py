@@ -83,19 +83,6 @@ def test_with_sizes_what_tensorflow_wrote_is_verified_all_the_same(tmp_path: Pat
         replica.restore(version)
 
 
-def test_a_swap_back_to_a_version_that_is_in_memory_touches_nothing(publisher: Publisher, trusting: Replica) -> None:
-    for step in (1, 2):
-        trusting.swap(trusting.restore(publisher.publish(step)))
-        trusting.tend()
-    before = resident(publisher.path)
-    trusting.swap(trusting.take(1))
-    assert resident(publisher.path) <= before  # the kernel may take pages back meanwhile
-    trusting.tend()
-    size = sum(tensor.numpy().nbytes for tensor in trusting.serving().parameters)
-    assert resident(publisher.path, "ckpt-1.data") >= size
-    assert resident(publisher.path, "ckpt-2.data") == 0
-
-
 def test_a_store_of_savers_checkpoints_is_served_with_the_graph_of_its_meta_file(tmp_path: Path) -> None:
     saver_store(tmp_path / "v1", 2)
     store = Store(tmp_path / "v1")

@@ -7,16 +7,18 @@ import threading
 import time
 from concurrent.futures import Future
 
+import numpy as np
 import pytest
 
 from paramsync.errors import SyncError
 from paramsync.following.follower import Follower
 from paramsync.following.operator_requests import Action
 from paramsync.following.replica import Replica
-from paramsync.following.report import EventKind
-from paramsync.following.status import Status
+from paramsync.following.status import EventKind, Status
 from tests.support.followers import LONG, SILENT, quarantined, serving
 from tests.support.published import Publisher, ask, follower_of, proven
+
+X = {"x": np.ones([3, 2], np.float32)}
 
 
 def followed(publisher: Publisher, *steps: int, resident: int = 2) -> Follower:
@@ -223,3 +225,13 @@ def test_a_pin_holds_against_everything_that_is_published_meanwhile(publisher: P
     watches.join(LONG)
     assert wrong == []
     follower.close()
+
+
+def test_a_rollback_after_a_restore_that_failed_answers_from_the_version_before(publisher: Publisher) -> None:
+    follower = followed(publisher, 1, 2)
+    publisher.publish_bad(3)
+    follower.run_once()
+    assert rolled_back(follower).pinned == 1
+    outputs, version = follower.replica.predict(X)
+    assert version.number == 1
+    assert proven(outputs["seen"].numpy().tolist(), 1)

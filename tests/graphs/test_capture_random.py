@@ -136,6 +136,7 @@ def test_what_keras_exports_draws_too_and_is_never_batched(tmp_path: Path) -> No
     (found, _), (other, _) = (follower.replica.predict({"x": X}) for _ in range(2))
     assert not np.array_equal(found["z"], other["z"])
     np.testing.assert_array_equal(found["mean"], other["mean"])
+    batchable.examine(resident)
     assert not batchable.of(resident.graph, "serving_default").together
 
 

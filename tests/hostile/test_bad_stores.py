@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from paramsync.following.follower import Follower
-from paramsync.following.report import EventKind
-from paramsync.following.status import State
+from paramsync.following.status import EventKind, State
 from tests.support.followers import quarantined, serving
 from tests.support.published import Publisher, ask, captured, proven, values
 

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
-from typing import final
 
 import pytest
 
 from paramsync.following.follower import Follower
 from paramsync.following.replica import Replica
-from paramsync.following.report import MOST_UNREAD, Event, EventKind, Subscribers
-from paramsync.following.status import Status
+from paramsync.following.status import MOST_UNREAD, Event, EventKind, Status, Subscribers
 from paramsync.inference.resident import Resident
-from paramsync.inference.view import InMemory
 from paramsync.sources.opening import open_source
-from paramsync.sources.source import Bell, Look, Progress, ProgressCallback, Source
+from paramsync.sources.source import Progress, ProgressCallback, Source
 from paramsync.version import Version
 from tests.support.followers import LONG, SILENT, serving
 from tests.support.published import PARAMETERS, Publisher
@@ -24,43 +20,29 @@ from tests.support.published import PARAMETERS, Publisher
 BYTES = 64 * 32 * 4
 
 
-@final
-class Gated:
+class Gated(Source[Resident]):
     """A source whose restores go on step by step, when they are told to."""
 
-    def __init__(self, source: Source[Resident]) -> None:
-        self._source = source
-        self.path: Path = source.path
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, open_source(path).restores)
         self.reached = threading.Semaphore(0)
         self.go_on = threading.Semaphore(0)
 
-    def look(self) -> Look:
-        return self._source.look()
-
-    def identity(self, version: Version) -> Hashable:
-        return self._source.identity(version)
-
-    def restore(self, version: Version, tell: ProgressCallback) -> Resident:
+    def restore(self, version: Version, tell: ProgressCallback | None = None) -> Resident:
         def told(progress: Progress) -> None:
+            assert tell is not None
             tell(progress)
+            if progress.phase == "warming":
+                return
             self.reached.release()
             assert self.go_on.acquire(timeout=LONG)
 
-        return self._source.restore(version, told)
-
-    def let_pages_go(self, idle: Sequence[InMemory]) -> None:
-        self._source.let_pages_go(idle)
-
-    def tend(self, used: Sequence[InMemory]) -> None:
-        self._source.tend(used)
-
-    def bell(self, ring: Callable[[], None]) -> Bell:
-        return self._source.bell(ring)
+        return super().restore(version, told)
 
 
 def test_the_status_says_how_far_a_restore_is(publisher: Publisher) -> None:
     publisher.publish(1)
-    source = Gated(open_source(publisher.path))
+    source = Gated(publisher.path)
     follower = Follower(Replica("m", source))
     assert follower.status().restoring_progress is None
     follower.start(SILENT)
@@ -87,7 +69,7 @@ def test_the_status_says_how_far_a_restore_is(publisher: Publisher) -> None:
 
 
 def test_a_rollback_in_the_middle_of_a_long_restore_is_not_held_up_by_it(publisher: Publisher) -> None:
-    source = Gated(open_source(publisher.path))
+    source = Gated(publisher.path)
     follower = Follower(Replica("m", source))
     for step in (1, 2):
         publisher.publish(step)
@@ -140,7 +122,7 @@ def test_a_short_restore_tells_its_progress_once_when_it_is_done(follower: Follo
 def test_a_long_restore_tells_its_progress_now_and_then(
     follower: Follower, publisher: Publisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("paramsync.following.report._BETWEEN", 0.0)
+    monkeypatch.setattr("paramsync.following.status._BETWEEN", 0.0)
     events = follower.subscribe(lambda: None)
     publisher.publish(1)
     follower.run_once()

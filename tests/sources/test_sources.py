@@ -156,6 +156,7 @@ def test_it_is_told_how_far_a_version_is(tmp_path: Path) -> None:
         Progress("mapping"),
         Progress("verifying", bytes_total=24, variables_total=1),
         Progress("verifying", bytes_done=24, bytes_total=24, variables_done=1, variables_total=1),
+        Progress("warming"),
     ]
 
 

@@ -12,8 +12,6 @@ from paramsync.sources.saved_models import highest
 from paramsync.sources.watch import Watch, numbered_places, store_places
 from tests.support.bells import Bell, commit, watch_on
 
-pytestmark = pytest.mark.usefixtures("listener")
-
 
 @pytest.fixture
 def store(tmp_path: Path) -> Path:

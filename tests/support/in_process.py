@@ -21,9 +21,12 @@ from paramsync.following.follower import Follower
 from paramsync.following.operator_request import Change
 from paramsync.following.replica import Replica
 from paramsync.following.status import Status
+from paramsync.inference import batchable
 from paramsync.inference.resident import Resident
 from paramsync.rpc.server import options
+from paramsync.sources.source import ProgressCallback
 from paramsync.v1 import sync_pb2
+from paramsync.version import Version
 
 
 class LocalServer:
@@ -74,9 +77,18 @@ class LocalServer:
         self.control.close()
 
 
+class _Examined(Replica):
+    """Its graphs are examined as a worker does, for requests that wait together."""
+
+    def restore(self, version: Version, tell: ProgressCallback | None = None) -> Resident:
+        resident = super().restore(version, tell)
+        batchable.examine(resident)
+        return resident
+
+
 class LocalMaker(Maker):
     def _follower(self, settings: ModelSettings, change: Change | None) -> Follower:
-        replica = Replica(
+        replica = _Examined(
             settings.name,
             settings.store,
             resident=settings.resident,

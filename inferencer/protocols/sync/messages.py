@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from paramsync.following.report import Event, EventKind
-from paramsync.following.status import State, Status
+from paramsync.following.status import Event, EventKind, State, Status
 from paramsync.rpc.server import of_version
 from paramsync.v1 import sync_pb2 as pb
 

@@ -10,8 +10,7 @@ from paramsync.errors import InputError, SyncError
 from paramsync.following.follower import Follower
 from paramsync.following.operator_requests import Action
 from paramsync.following.pins_file import check_label
-from paramsync.following.report import Event, EventKind
-from paramsync.following.status import Status
+from paramsync.following.status import Event, EventKind, Status
 from paramsync.v1 import sync_pb2 as pb
 
 from ...serving.feed import Feed

@@ -13,7 +13,7 @@ from google.protobuf.message import Message
 from tensorflow_serving.config import model_server_config_pb2
 
 from paramsync.errors import ParamsyncError, SettingsError
-from paramsync.following.quarantine import Backoff
+from paramsync.following.policy import Backoff
 
 _log = logging.getLogger("paramsync.inferencer")
 _OPTION = "--model_config_file"

@@ -1,4 +1,4 @@
-"""What a watch listens by: each way there is, with the real inotify."""
+"""What a watch listens by, with the real inotify."""
 
 from __future__ import annotations
 
@@ -13,13 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from paramsync.sources.listeners import InotifyListener, ObserverListener
+from paramsync.host import inotify
+from paramsync.host.inotify import FolderListener
 from paramsync.sources.watch import Watch, store_places
 from tests.support.bells import SOON, Bell, commit, watch_on
 from tests.support.programs import ROOT
-
-pytestmark = pytest.mark.usefixtures("listener")
-only_inotify = pytest.mark.parametrize("listener", ["InotifyListener"], indirect=True)  # observers differ in that
 
 
 @pytest.fixture
@@ -35,10 +33,9 @@ def test_close_ends_the_threads_and_may_be_called_twice(store: Path, bell: Bell)
     watch.close()
     watch.close()
     left = {one for one in threading.enumerate() if one.is_alive()} - before
-    assert {type(one).__name__ for one in left} <= {"InotifyFD"}  # which is the one for all folders
+    assert {one.name for one in left} <= {"inotify"}  # which is the one for all folders
 
 
-@only_inotify
 def test_no_folder_has_a_thread_of_its_own(tmp_path: Path, bell: Bell, watch: Watch) -> None:
     watch.arm()
     running = threading.active_count()
@@ -69,22 +66,19 @@ def test_two_watches_on_one_folder_know_nothing_of_each_other(store: Path, watch
         assert other.rings == 1
 
 
-def test_a_folder_that_is_moved_away_rings_and_its_successor_is_watched(
-    store: Path, watch: Watch, bell: Bell, listener: type[InotifyListener | ObserverListener]
-) -> None:
+def test_a_folder_that_is_moved_away_rings_and_its_successor_is_watched(store: Path, watch: Watch, bell: Bell) -> None:
     store.mkdir(parents=True)
     watch.arm()
     store.rename(store.with_name("former"))
     store.mkdir()
-    assert listener is ObserverListener or bell.rang()
+    assert bell.rang()
     watch.arm()
     commit(store.with_name("former"))
     commit(store)
     assert bell.rang()
-    assert bell.rings == 1 + (listener is InotifyListener)
+    assert bell.rings == 2
 
 
-@only_inotify
 def test_what_is_moved_away_holds_no_ring_back(tmp_path: Path, store: Path, watch: Watch, bell: Bell) -> None:
     store.mkdir(parents=True)
     watch.arm()
@@ -99,12 +93,11 @@ def test_what_is_moved_away_holds_no_ring_back(tmp_path: Path, store: Path, watc
     assert min(waited) < 0.25, waited  # where it went would be waited for for half a second, each time
 
 
-@only_inotify
 def test_a_folder_that_was_moved_away_is_listened_to_no_more(tmp_path: Path) -> None:
     """Though it may come back, and be the same."""
     (tmp_path / "a").mkdir()
     bell = Bell()
-    one = InotifyListener(tmp_path / "a", lambda name: bell.ring())
+    one = FolderListener(tmp_path / "a", lambda name: bell.ring())
     assert one.is_alive()
     (tmp_path / "a").rename(tmp_path / "b")
     assert bell.rang()
@@ -112,7 +105,6 @@ def test_a_folder_that_was_moved_away_is_listened_to_no_more(tmp_path: Path) -> 
     one.close()
 
 
-@only_inotify
 def test_after_more_events_than_the_kernel_keeps_all_folders_are_listened_to_anew(tmp_path: Path) -> None:
     """That a folder was removed is among what is lost, and the one made in its place may have its inode."""
     quiet, busy = tmp_path / "quiet", tmp_path / "busy"
@@ -126,7 +118,7 @@ def test_after_more_events_than_the_kernel_keeps_all_folders_are_listened_to_ane
         going_on.wait(10 * SOON)  # longer than it takes to make all the files, also where the machine is busy
 
     bell = Bell()
-    listeners = [InotifyListener(busy, hold), InotifyListener(quiet, lambda name: bell.ring())]
+    listeners = [FolderListener(busy, hold), FolderListener(quiet, lambda name: bell.ring())]
     (busy / "first").touch()
     assert held.rang()  # what was read with it is out of the kernel's queue, and nothing of what follows
     for number in range(most // 2 + 100):  # each is made, and closed
@@ -138,12 +130,11 @@ def test_after_more_events_than_the_kernel_keeps_all_folders_are_listened_to_ane
         one.close()
 
 
-@only_inotify
 def test_where_the_thread_could_not_begin_it_begins_with_the_next_arming(
     store: Path, watch: Watch, bell: Bell, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     store.mkdir(parents=True)
-    monkeypatch.setattr(InotifyListener, "_shared", None)
+    monkeypatch.setattr(inotify._Reader, "_latest", None)
     with monkeypatch.context() as without_threads:
         without_threads.setattr(threading.Thread, "start", no_thread)
         watch.arm()
@@ -179,58 +170,46 @@ def test_arming_never_raises_while_links_and_folders_take_turns(store: Path, wat
     turning.join()
 
 
-def test_one_that_cannot_begin_leaves_nothing_open(
-    tmp_path: Path, listener: type[InotifyListener | ObserverListener]
-) -> None:
+def test_one_that_cannot_begin_leaves_nothing_open(tmp_path: Path) -> None:
     def left() -> tuple[int, int]:
         return len(list(Path("/proc/self/fd").iterdir())), threading.active_count()
 
-    listener(tmp_path, lambda name: None).close()  # what is kept for all folders is open from here on
+    FolderListener(tmp_path, lambda name: None).close()  # what is kept for all folders is open from here on
     before = left()
     for _ in range(5):
         with pytest.raises(FileNotFoundError):
-            listener(tmp_path / "missing", lambda name: None)
+            FolderListener(tmp_path / "missing", lambda name: None)
     assert left() == before
 
 
-@pytest.mark.parametrize("spare", [1, 2])
-def test_one_that_has_too_few_descriptors_leaves_none_open(
-    spare: int, tmp_path: Path, listener: type[InotifyListener | ObserverListener], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of the three that it needs."""
-    if listener is InotifyListener:
-        monkeypatch.setattr(InotifyListener, "_shared", None)
+def test_one_that_has_no_descriptor_leaves_none_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inotify._Reader, "_latest", None)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     before = descriptors()
     with ExitStack() as taken:
         for _ in range(max(before) + 1 - len(before)):
             taken.enter_context(Path(os.devnull).open())
         all_before = descriptors()
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(all_before) + 1 + spare, hard))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(all_before) + 1, hard))
         try:
             for _ in range(5):
-                with pytest.raises(OSError, match=r"limit reached|Too many open files"):
-                    listener(tmp_path, lambda name: None)
+                with pytest.raises(OSError, match="Too many open files"):
+                    FolderListener(tmp_path, lambda name: None)
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         assert descriptors() == all_before
 
 
-def test_one_whose_thread_cannot_begin_leaves_nothing_open(
-    tmp_path: Path, listener: type[InotifyListener | ObserverListener], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    listener(tmp_path, lambda name: None).close()
-    if listener is InotifyListener:
-        monkeypatch.setattr(InotifyListener, "_shared", None)
+def test_one_whose_thread_cannot_begin_leaves_nothing_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    FolderListener(tmp_path, lambda name: None).close()
+    monkeypatch.setattr(inotify._Reader, "_latest", None)
     before = descriptors()
     with monkeypatch.context() as without_threads:
         without_threads.setattr(threading.Thread, "start", no_thread)
         for _ in range(5):
             with pytest.raises(RuntimeError, match="can't start new thread"):
-                listener(tmp_path, lambda name: None)
-    assert len(descriptors() - before) == (
-        3 if listener is InotifyListener else 0
-    )  # which are there for its next beginning
+                FolderListener(tmp_path, lambda name: None)
+    assert descriptors() == before
 
 
 def descriptors() -> set[int]:
@@ -239,13 +218,11 @@ def descriptors() -> set[int]:
     return {number for number in numbers if Path(f"/proc/self/fd/{number}").exists()}
 
 
-def test_without_descriptors_it_warns_once_and_watches_once_there_are_some(
-    tmp_path: Path, listener: type[InotifyListener | ObserverListener]
-) -> None:
+def test_without_descriptors_it_warns_once_and_watches_once_there_are_some(tmp_path: Path) -> None:
     """In a process of its own: one that watches already may need no more of them."""
     (tmp_path / "store").mkdir()
     ran = subprocess.run(
-        [sys.executable, "-c", WITHOUT_DESCRIPTORS, tmp_path / "store", listener.__name__],
+        [sys.executable, "-c", WITHOUT_DESCRIPTORS, tmp_path / "store"],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -259,10 +236,9 @@ def test_without_descriptors_it_warns_once_and_watches_once_there_are_some(
 WITHOUT_DESCRIPTORS = """
 import re, resource, sys, threading
 from pathlib import Path
-from paramsync.sources import listeners, watch as module
+from paramsync.sources import watch as module
 
 store, rung = Path(sys.argv[1]), threading.Event()
-module.listen = getattr(listeners, sys.argv[2])
 watch = module.Watch(lambda: [module.Place(store, re.compile("checkpoint"))], rung.set)
 soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))

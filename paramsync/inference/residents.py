@@ -4,19 +4,67 @@ from __future__ import annotations
 
 import logging
 import weakref
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from paramsync.errors import NotServingError
-from paramsync.inference.view import InMemory, R, View
-from paramsync.sources.source import ProgressCallback, Source, ignore_progress
+from paramsync.errors import NotServingError, UnknownLabelError, UnknownVersionError
 from paramsync.version import Version
+
+if TYPE_CHECKING:
+    from paramsync.sources.source import ProgressCallback, Source
 
 _log = logging.getLogger("paramsync.replica")
 _T = TypeVar("_T")
 RESIDENT = 2  # the serving version and the one before it, so that going back is a swap
+
+
+class InMemory(Protocol):
+    """A version in memory, complete and checked: here, or in the processes that answer from it."""
+
+    @property
+    def version(self) -> Version: ...
+
+    @property
+    def graph(self) -> Any:
+        """`refused` says of signatures that it was made without, why."""
+
+
+R = TypeVar("R", bound=InMemory)
+R_co = TypeVar("R_co", bound=InMemory, covariant=True)
+
+
+@dataclass(frozen=True, eq=False)
+class View(Generic[R]):
+    """The versions that requests are answered from, replaced as a whole."""
+
+    recent: tuple[R, ...] = ()  # those that served last, the serving one first
+    labels: Mapping[str, R] = field(default_factory=dict)
+    beside: tuple[R, ...] = ()  # what else is to be in memory
+    residents: tuple[R, ...] = field(init=False)
+    numbered: Mapping[int, R] = field(init=False)
+
+    def __post_init__(self) -> None:
+        residents = tuple(dict.fromkeys((*self.recent, *self.beside, *self.labels.values())))
+        object.__setattr__(self, "residents", residents)
+        # Of two with one number, a labelled one and the same rewritten, the one that served last is meant.
+        object.__setattr__(self, "numbered", {resident.version.number: resident for resident in reversed(residents)})
+
+    def take(self, model: str, version: int | None = None, label: str = "") -> R:
+        """The serving version, which there is, or the one with this number, or with this label.
+
+        Raises UnknownVersionError, UnknownLabelError.
+        """
+        if label:
+            if label not in self.labels:
+                raise UnknownLabelError(model, label, self.labels)
+            return self.labels[label]
+        if version is None:
+            return self.recent[0]
+        if version not in self.numbered:
+            raise UnknownVersionError(f"model {model!r}", version, self.numbered)
+        return self.numbered[version]
+
 
 Prepare = Callable[[R], Callable[[], None]]
 """Called with the version about to serve, on the follower's thread; what it returns is called once that serves."""
@@ -31,20 +79,34 @@ class _Leaving:
     parts: tuple[Any, ...]
 
 
-class Residents(ABC, Generic[R]):
+class Residents(Generic[R]):
     """The versions of one model that are in memory, wherever that is.
 
     `restore`, `swap`, `label`, `unlabel` and `tend` belong to one thread, the follower's. `take` and the
     properties may be used from any number of threads at once and take no lock: they read one reference, once.
     """
 
-    def __init__(self, model: str, source: Source[R], *, resident: int = RESIDENT) -> None:
-        """`resident` versions that served last stay in memory, and labelled ones beside them."""
+    def __init__(
+        self,
+        model: str,
+        source: Source[R],
+        *,
+        resident: int = RESIDENT,
+        parts: Callable[[R], tuple[Any, ...]] = lambda _: (),
+        changed: Callable[[], object] = lambda: None,
+    ) -> None:
+        """`resident` versions that served last stay in memory, and labelled ones beside them.
+
+        `parts` of a version are freed only by `tend`, once nobody holds it. `changed` is called after each change of
+        what requests are answered from.
+        """
         if resident < 1:
             raise ValueError(f"resident: expected at least 1, found {resident}")
         self.model = model
         self.source = source
         self.resident = resident
+        self._parts = parts
+        self._changed = changed
         self._most = resident
         self._view: View[R] = View()
         self._leaving: list[_Leaving] = []
@@ -67,12 +129,12 @@ class Residents(ABC, Generic[R]):
     @property
     def labels(self) -> Mapping[str, int]:
         """The version each label leads to."""
-        return {label: one.version.number for label, one in self._view.labels.items()}
+        return {label: resident.version.number for label, resident in self._view.labels.items()}
 
     @property
     def leaving(self) -> tuple[int, ...]:
         """Versions that have left, and that requests may still hold."""
-        return tuple(one.number for one in self._leaving)
+        return tuple(leaving.number for leaving in self._leaving)
 
     def serving(self) -> R:
         """The serving version. Raises NotServingError."""
@@ -97,62 +159,62 @@ class Residents(ABC, Generic[R]):
         self._prepares = (*self._prepares, prepare)
 
         def leave() -> None:
-            self._prepares = tuple(one for one in self._prepares if one is not prepare)
+            self._prepares = tuple(known for known in self._prepares if known is not prepare)
 
         return leave
 
     # For the follower -------------------------------------------------------------------------------------------------
 
-    def restore(self, version: Version, tell: ProgressCallback = ignore_progress) -> R:
+    def restore(self, version: Version, tell: ProgressCallback | None = None) -> R:
         """Brings a version into memory beside the serving one and checks it; what serves does not change.
 
-        Raises CorruptCheckpointError, ParameterError, UnsafeGraphError, GraphError, StoreError, OSError, and what
-        `tell` raises.
+        Raises as `Source.restore` does.
         """
-        view = self._view
-        self.source.let_pages_go([one for one in view.recent[1:] if one not in (*view.labels.values(), *view.beside)])
-        restored = self.source.restore(version, tell)
-        self._ready(restored, tell)
-        return restored
-
-    @abstractmethod
-    def _ready(self, restored: R, tell: ProgressCallback) -> None:
-        """Have it answer as fast as any from its first request on."""
-
-    @abstractmethod
-    def _parts(self, one: R) -> tuple[Any, ...]:
-        """What is freed only by `tend`, once nobody holds the version."""
+        return self.source.restore(version, tell)
 
     def swap(self, resident: R) -> None:
         """Makes it the serving version: one assignment. Those that served before it stay resident, as `hold` says."""
         view = self._view
         number = resident.version.number
-        others = [one for one in view.recent if one.version.number != number]
+        others = [other for other in view.recent if other.version.number != number]
         prepares = self._prepares
-        prepared = [self._prepared(prepare, resident) for prepare in prepares]
+        prepared = [self._guarded(number, prepare, resident) for prepare in prepares]
         self._show(View((resident, *others)[: self._most], view.labels, view.beside))
-        came = [one for one in self._prepares if one not in prepares]  # while others prepared
-        prepared += [self._prepared(prepare, resident) for prepare in came]
+        came = [prepare for prepare in self._prepares if prepare not in prepares]  # while others prepared
+        prepared += [self._guarded(number, prepare, resident) for prepare in came]
         for serve in prepared:
-            self._guarded(serve, resident)
+            if serve is not None:
+                self._guarded(number, serve)
 
     def label(self, label: str, resident: R) -> None:
         """Requests that name the label are answered from it from now on; it stays in memory as long as it has one."""
-        view = self._view
-        self._show(View(view.recent, {**view.labels, label: resident}, view.beside))
+        self.arrange(labels={**self._view.labels, label: resident})
 
     def unlabel(self, label: str) -> None:
         """Forget the label, if there is one."""
-        view = self._view
-        labels = {name: one for name, one in view.labels.items() if name != label}
-        self._show(View(view.recent, labels, view.beside))
+        self.arrange(labels={name: resident for name, resident in self._view.labels.items() if name != label})
 
     def hold(self, beside: Sequence[R], *, recent: int, most: int) -> None:
         """Keep these in memory beside so many of those that served last; from the next swap on that is `most`."""
         self._most = most
-        view = self._view
-        if (view.recent[:recent], view.beside) != (view.recent, tuple(beside)):
-            self._show(View(view.recent[:recent], view.labels, tuple(beside)))
+        self.arrange(beside=beside, recent=recent)
+
+    def arrange(
+        self,
+        *,
+        labels: Mapping[str, R] | None = None,
+        beside: Sequence[R] | None = None,
+        recent: int | None = None,
+    ) -> None:
+        """Have labels lead to these versions, and keep in memory these, and so many of those that served last."""
+        now = self._view
+        view = View(
+            now.recent[:recent],
+            now.labels if labels is None else labels,
+            now.beside if beside is None else tuple(beside),
+        )
+        if (view.recent, view.labels, view.beside) != (now.recent, now.labels, now.beside):
+            self._show(view)
 
     def release(self) -> None:
         """Nothing serves any more, and nothing stays in memory but what requests hold."""
@@ -164,26 +226,21 @@ class Residents(ABC, Generic[R]):
         The thread that drops the last reference pays: a request that holds a version holds the Resident, and its
         parts are held here until nobody does.
         """
-        self._leaving = [one for one in self._leaving if one.resident() is not None]
-        view = self._view
-        self.source.tend([*view.recent[:1], *view.labels.values(), *view.beside])
+        self._leaving = [leaving for leaving in self._leaving if leaving.resident() is not None]
+        self.source.tend()
 
     def _show(self, view: View[R]) -> None:
         before, self._view = self._view, view
         self._leaving += [
-            _Leaving(one.version.number, weakref.ref(one), self._parts(one))
-            for one in before.residents
-            if one not in view.residents
+            _Leaving(resident.version.number, weakref.ref(resident), self._parts(resident))
+            for resident in before.residents
+            if resident not in view.residents
         ]
+        self._changed()
 
-    def _prepared(self, prepare: Prepare[R], resident: R) -> Callable[[], None]:
-        return self._guarded(lambda: prepare(resident), resident) or (lambda: None)
-
-    def _guarded(self, call: Callable[[], _T], resident: R) -> _T | None:
+    def _guarded(self, number: int, call: Callable[..., _T], *arguments: R) -> _T | None:
         try:
-            return call()
+            return call(*arguments)
         except Exception:  # noqa: BLE001, what others make of a version does not keep it from serving
-            _log.exception(
-                "%s: version %d serves here, but not in what it is part of", self.model, resident.version.number
-            )
+            _log.exception("%s: version %d serves here, but not in what it is part of", self.model, number)
             return None
