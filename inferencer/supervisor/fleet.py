@@ -27,12 +27,12 @@ from .trial import TRIAL_SECONDS, Trial
 _log = logging.getLogger("paramsync.supervisor")
 _START_SECONDS = 30.0
 _ALIVE_SECONDS = 5.0
-_SHOW_SECONDS = 2.0  # in which it comes to know an epoch: the others wait for it
-_CALM_SECONDS = 10.0  # after which the end of a worker is not held to be a part of a loop of crashes
-_FIRST_PAUSE, _MOST_PAUSE = 0.05, 10.0  # before another one is started
+_SHOW_SECONDS = 2.0  # in which a worker comes to know an epoch: the others wait for it
+_CALM_SECONDS = 10.0  # a worker that lived longer is not part of a crash loop
+_FIRST_PAUSE, _MOST_PAUSE = 0.05, 10.0  # back-off before another worker is started
 
 Shown = tuple[Sequence[ModelMessage], Sequence[Any]]
-"""What is answered, and what has to be kept for that, for workers that start later too."""
+"""What is answered, and what must stay in memory for it: workers that start later need it too."""
 
 
 class Worker(ChildProcess):
@@ -46,7 +46,11 @@ class Worker(ChildProcess):
 
 
 class Fleet:
-    """Any thread may use it. One epoch follows the other: whoever changes what is shown waits for its turn."""
+    """Starts the workers, replaces those that end, and has all of them answer from the same epoch. Any thread.
+
+    An epoch is what the whole server answers from: one number in memory that all workers share names it. Changes of it
+    wait for each other.
+    """
 
     def __init__(
         self,
@@ -83,7 +87,7 @@ class Fleet:
     # Workers ----------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the workers, and return once all listen. Raises what keeps the first one from that."""
+        """Start the workers and return once all listen. Raises why the first one could not be started."""
         self.change()
         listening: list[Future[None]] = [Future() for _ in range(self._count)]
         for number, future in enumerate(listening):
@@ -92,7 +96,7 @@ class Fleet:
             future.result()
 
     def _keep(self, number: int, listening: Future[None]) -> None:
-        """Have a worker of this number, until the end."""
+        """Start a worker of this number, and another one whenever it ends, with back-off where it ends soon."""
         pause = 0.0
         while not self._ended.wait(pause):
             began = time.monotonic()
@@ -118,7 +122,7 @@ class Fleet:
             listening.set_exception(ClosedError("the server ends before it has begun"))
 
     def _add(self, number: int) -> Worker:
-        """Start a worker, which joins the others once it has all that they have. Raises where that fails."""
+        """Start a worker that has all that the others have, and let it answer. Raises where that fails."""
         arguments = (number, *self._arguments)
         worker = Worker(self.template, "worker", *arguments, descriptors=[self._word_file], handlers=self._handlers)
         worker.number = number
@@ -147,7 +151,7 @@ class Fleet:
     def graph(
         self, content: bytes, *, allowed: Sequence[str] = (), refused: Mapping[str, str] | None = None
     ) -> SharedGraph:
-        """A graph for versions that come. It is tried with the first of them."""
+        """A graph for versions to come, which is tried with the first of them."""
         file = os.memfd_create("graph")
         with os.fdopen(os.dup(file), "wb") as target:
             target.write(content)
@@ -163,7 +167,7 @@ class Fleet:
     def try_graph(self, graph: SharedGraph) -> tuple[str, frozenset[str]]:
         """Build a graph in a process of its own. Returns its digest, and the parameters of which it looks up rows.
 
-        Raises GraphError, where it kills that process or takes too long, too.
+        Raises GraphError, also where it ends that process or takes too long.
         """
         graph.trial = trial = Trial(self.template, self._word_file)
         try:
@@ -176,8 +180,8 @@ class Fleet:
     def prepare(self, version: SharedFiles) -> None:
         """Have every worker map a version, beside what it answers from.
 
-        Its graph, where it is new, was called in a process of its own before. Raises GraphError, also where that ended
-        the process or took too long, and UnfinishedError where no worker came through, of which nobody knows why.
+        A new graph is called in a process of its own before. Raises GraphError, also where it ends that process or
+        takes too long, and UnfinishedError where all workers ended, for reasons that nobody knows.
         """
         graph = version.graph
         if not graph.works:
@@ -205,7 +209,7 @@ class Fleet:
         graph.works = True
 
     def change(self) -> None:
-        """From now on all workers answer what `show` says. Where one does not come to know it in time, it is ended."""
+        """Have all workers answer from what `show` returns, from one instant on. One that is late is ended."""
         with self._lock:
             shown = self._show()
             epoch = self._word[0] + 1
@@ -219,7 +223,7 @@ class Fleet:
                 worker.channel.tell("shown", epoch, sorted(self._versions))
 
     def join(self, models: Sequence[ModelMessage]) -> Mapping[str, Joining]:
-        """Have all workers join models as these say. Returns what came of it; nothing that answers changes."""
+        """Have all workers join models as these say, and return the outcome. What answers does not change."""
         with self._lock:
             return next(iter(self._all("join", models, seconds=TRIAL_SECONDS)), {})
 
@@ -228,8 +232,7 @@ class Fleet:
             worker.channel.tell(what, *arguments)
 
     def check(self) -> None:
-        """End workers that do not answer, as those that were stopped. Not while they are told something, which may take
-        as long as it may."""
+        """End workers that do not answer, such as stopped ones. Returns at once while they map or show something."""
         if not self._lock.acquire(blocking=False):
             return
         try:
@@ -246,7 +249,7 @@ class Fleet:
             self._lock.release()
 
     def ask_all(self, what: str, *arguments: Any, seconds: float) -> list[Any]:
-        """The answers of those that answer."""
+        """The answers that come in time."""
         waiting = [worker.channel.ask(what, *arguments) for worker in self._workers]
         end = time.monotonic() + seconds
         answers = []
@@ -256,7 +259,7 @@ class Fleet:
         return answers
 
     def replace_no_more(self) -> None:
-        """Workers that end from now on have no successors."""
+        """Do not replace workers that end from now on."""
         self._ended.set()
 
     def close(self) -> None:
@@ -270,7 +273,7 @@ class Fleet:
             self.template.close()
 
     def _all(self, what: str, *arguments: Any, descriptors: Sequence[int] = (), seconds: float) -> list[Any]:
-        """Returns what those answered that did. Who is late or gone is replaced; what the others refuse is raised."""
+        """The answers of all workers. Those that are late or gone are replaced; what others refuse is raised."""
         waiting: list[tuple[Worker, Future[Any]]] = [
             (worker, worker.channel.ask(what, *arguments, descriptors=descriptors)) for worker in self._workers
         ]

@@ -33,9 +33,9 @@ class SharedGraph:
     allowed: tuple[str, ...] = ()
     refused: Mapping[str, str] = field(default_factory=dict)
     trial: Trial | None = None
-    """Where it was built, and is still to be called."""
+    """The process where it was built, and is to be called."""
     works: bool = False
-    """Whether it was called there."""
+    """Whether that call returned."""
 
     @property
     def message(self) -> GraphMessage:
@@ -62,7 +62,7 @@ class SharedFiles:
 
     @property
     def seconds(self) -> float:
-        """In which a worker maps it."""
+        """The time in which a worker has to map it."""
         return _MAP_SECONDS + sum(self.message.sizes) / _MAP_BYTES
 
     def __del__(self) -> None:

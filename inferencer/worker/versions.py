@@ -32,10 +32,10 @@ _UNMAP_SECONDS = 1.0  # between two looks for mappings that nothing needs any mo
 
 
 class Versions:
-    """What requests find: `now` may be read by any thread, and takes no lock. All else is for one thread.
+    """What requests are answered from. `now` may be called by any thread and takes no lock; all else is for one thread.
 
-    Several epochs are known at a time. The one that answers is the one that the word in shared memory names, which the
-    supervisor changes once every worker knows the next.
+    Several epochs are known at a time. The word in shared memory names the one that answers; the supervisor changes it
+    once every worker knows the next one.
     """
 
     def __init__(self, word: memoryview) -> None:
@@ -98,16 +98,13 @@ class Versions:
         self._residents[message.key] = resident
 
     def join(self, models: Sequence[ModelMessage]) -> dict[str, Joining]:
-        """Have the graphs of models that are joined, which takes as long as for any new graph. Returns what came of it.
-
-        Nothing that answers changes.
-        """
+        """Build the graphs of joined models, and return the outcome. What answers does not change."""
         parts = self._parts(models)
         settings = [model.settings for model in models if isinstance(model.settings, ConnectionSettings)]
         return {joined.name: self._built(joined, parts)[1] for joined in settings}
 
     def show(self, epoch: int, models: Sequence[ModelMessage]) -> dict[str, Joining]:
-        """Know an epoch, which answers once the word says so. Returns what came of models that are joined."""
+        """Know an epoch, which answers once the word names it. Returns what became of joined models."""
         parts = self._parts(models)
         before = self._epochs[max(self._epochs)]
         shown: dict[str, Model] = {}
@@ -122,7 +119,7 @@ class Versions:
         return {name: model.joining for name, model in shown.items() if model.joining is not None}
 
     def shown(self, epoch: int, keys: Sequence[int]) -> None:
-        """The epoch answers now. Forget those before it, and versions other than these."""
+        """The epoch answers now: forget those before it, and versions other than these."""
         self._epochs = {number: models for number, models in self._epochs.items() if number >= epoch}
         for key in self._residents.keys() - set(keys):
             gone = self._residents.pop(key)
@@ -164,7 +161,7 @@ class Versions:
         return Model(settings, view, message.status, awaited=message.awaited, joining=joining)
 
     def _built(self, settings: ConnectionSettings, parts: Mapping[str, Model]) -> tuple[Pair | None, Joining]:
-        """The versions that are joined, and what came of that."""
+        """The versions to join, with their graph built, and the outcome."""
         both = parts[settings.first], parts[settings.second]
         missing = [part for part in both if not part.view.recent]
         if missing:
@@ -186,7 +183,7 @@ class Versions:
         return Model(message.settings, view, message.status, awaited=message.awaited)
 
     def _free(self) -> None:
-        """Versions that have left are freed here, not on the thread whose request was the last to hold them."""
+        """Free versions that have left: the thread of the last request that held one does not pay for it."""
         pause = None
         while True:
             self._freeing.wait(pause)

@@ -85,7 +85,7 @@ class Follower(Generic[V]):
             clock=clock,
             ended=self._draining.is_set,
             notify=self.notify,
-            asked=self._rung.is_set,
+            notified=self._rung.is_set,
         )
 
     # For everybody ----------------------------------------------------------------------------------------------------

@@ -75,74 +75,9 @@ class Quarantined:
     since: float
 
 
-@dataclass(frozen=True)
-class _Case:
-    told: Quarantined
-    files: Hashable | None
-
-
-class Quarantine:
-    """Versions that cannot be used: why, since when, and with which files. One thread owns it."""
-
-    def __init__(self) -> None:
-        self._cases: dict[int, _Case] = {}
-
-    def add(self, number: int, reason: str, *, since: float, files: Hashable | None) -> bool:
-        """Whether this is news. Without `files` the fault is not the version's own: it is tried at every look."""
-        before = self._cases.get(number)
-        again = before is not None and before.told.reason == reason
-        told = before.told if before is not None and again else Quarantined(number=number, reason=reason, since=since)
-        self._cases[number] = _Case(told, files)
-        return not again
-
-    def forget(self, number: int) -> None:
-        self._cases.pop(number, None)
-
-    def keep(self, numbers: Collection[int]) -> None:
-        """Forget all others, which are not in the store any more."""
-        self._cases = {number: case for number, case in self._cases.items() if number in numbers}
-
-    def forget_rewritten(self, published: Iterable[Candidate[V]]) -> None:
-        """Forget versions with other files by now, which have not been tried."""
-        files = {candidate.number: candidate.files for candidate in published}
-        self._cases = {
-            number: case
-            for number, case in self._cases.items()
-            if case.files is None or number not in files or files[number] == case.files
-        }
-
-    def files(self) -> dict[int, Hashable]:
-        """The files that each version had when it was quarantined for a fault of its own."""
-        return {number: case.files for number, case in self._cases.items() if case.files is not None}
-
-    def told(self) -> tuple[Quarantined, ...]:
-        """All of it for a status, ascending by number."""
-        return tuple(case.told for _, case in sorted(self._cases.items()))
-
-
 UNFINISHED_SECONDS = 2.0  # for which files may be missing, or go on being written, before that is a fault
 _SOONEST = 0.05
 _LATEST = 30.0  # between two tries of what this machine could not do
-
-
-class UnfinishedVersions:
-    """How long versions may stay incomplete, each for as long as its files are the same. One thread owns it."""
-
-    def __init__(self) -> None:
-        self._since: dict[int, tuple[Hashable, float]] = {}
-
-    def left(self, candidate: Candidate[V], now: float) -> float | None:
-        """Seconds until the next look, doubled each time; None where the wait was long enough."""
-        files, since = self._since.get(candidate.number, (None, now))
-        if files != candidate.files:
-            since = now
-        self._since[candidate.number] = (candidate.files, since)
-        waited = now - since
-        return None if waited >= UNFINISHED_SECONDS else max(_SOONEST, waited)
-
-    def keep(self, numbers: Collection[int]) -> None:
-        """Forget all others, which are not in the store any more."""
-        self._since = {number: since for number, since in self._since.items() if number in numbers}
 
 
 class Backoff:
@@ -163,37 +98,98 @@ class Backoff:
 
 @dataclass(slots=True)
 class _Failure:
+    """What became of one version as long as its files were these."""
+
     files: Hashable
-    reason: str = ""
+    quarantined: Quarantined | None = None
+    own_fault: bool = True  # else it is tried at every look
+    incomplete_since: float | None = None
+    machine: str = ""  # why this machine could not restore it, where that is so
     back_off: Backoff = field(default_factory=Backoff)
 
 
-class MachineFailures:
-    """Versions that this machine could not restore, for no fault of theirs: tried again later. One thread owns it."""
+class Failures:
+    """Versions that could not be restored: in quarantine, not complete yet, or too much for this machine.
+
+    Other files of a version are another case. One thread owns it.
+    """
 
     def __init__(self) -> None:
         self._failures: dict[int, _Failure] = {}
 
-    def add(self, candidate: Candidate[V], reason: str, now: float) -> None:
-        known = self._failures.get(candidate.number)
-        if known is None or known.files != candidate.files:
-            known = self._failures[candidate.number] = _Failure(candidate.files)
-        known.reason = reason
-        known.back_off.failed(now)
+    def quarantine(self, candidate: Candidate[V], reason: str, *, since: float, own_fault: bool) -> bool:
+        """Whether this is news. Where the fault is not the version's own, it is tried at every look."""
+        failure = self._of(candidate)
+        news = failure.quarantined is None or failure.quarantined.reason != reason
+        if news:
+            failure.quarantined = Quarantined(number=candidate.number, reason=reason, since=since)
+        failure.own_fault = own_fault
+        return news
+
+    def incomplete(self, candidate: Candidate[V], now: float) -> float | None:
+        """Seconds until the next look, doubled each time; None where the wait was long enough."""
+        failure = self._of(candidate)
+        if failure.incomplete_since is None:
+            failure.incomplete_since = now
+        waited = now - failure.incomplete_since
+        return None if waited >= UNFINISHED_SECONDS else max(_SOONEST, waited)
+
+    def postpone(self, candidate: Candidate[V], reason: str, now: float) -> float:
+        """Seconds until the next try of what this machine could not do, for no fault of the version."""
+        failure = self._of(candidate)
+        failure.machine = reason
+        failure.back_off.failed(now)
+        return failure.back_off.left(now)
 
     def left(self, candidate: Candidate[V], now: float) -> float:
-        """Seconds until the next try; 0 where it may be tried now."""
-        known = self._failures.get(candidate.number)
-        return 0.0 if known is None or known.files != candidate.files else known.back_off.left(now)
+        """Seconds until that; 0 where it may be tried now."""
+        failure = self._failures.get(candidate.number)
+        return 0.0 if failure is None or failure.files != candidate.files else failure.back_off.left(now)
+
+    def pardon(self, number: int) -> None:
+        """Have it tried once more, now."""
+        if number in self._failures:
+            self._failures[number].quarantined = None
+            self._no_more_postponed(self._failures[number])
 
     def forget(self, number: int) -> None:
         self._failures.pop(number, None)
 
     def keep(self, numbers: Collection[int]) -> None:
-        """Forget all others, which nobody wants any more."""
+        """Forget all others, which are not in the store any more."""
         self._failures = {number: failure for number, failure in self._failures.items() if number in numbers}
+
+    def settle(self, published: Iterable[Candidate[V]], wanted: Collection[int]) -> None:
+        """Forget versions with other files by now, which have not been tried; postpone only those that are wanted."""
+        files = {candidate.number: candidate.files for candidate in published}
+        for number, failure in self._failures.items():
+            if failure.own_fault and files.get(number, failure.files) != failure.files:
+                failure.quarantined = None
+            if number not in wanted:
+                self._no_more_postponed(failure)
+
+    def files(self) -> dict[int, Hashable]:
+        """The files that each version had when it was quarantined for a fault of its own."""
+        cases = self._failures.items()
+        return {number: case.files for number, case in cases if case.quarantined is not None and case.own_fault}
+
+    def quarantined(self) -> tuple[Quarantined, ...]:
+        """All of it for a status, ascending by number."""
+        cases = (failure.quarantined for _, failure in sorted(self._failures.items()))
+        return tuple(case for case in cases if case is not None)
 
     @property
     def reason(self) -> str | None:
-        """Why the newest is not restored."""
-        return self._failures[max(self._failures)].reason if self._failures else None
+        """Why the newest is not restored, where this machine is why."""
+        reasons = {number: failure.machine for number, failure in self._failures.items() if failure.machine}
+        return reasons[max(reasons)] if reasons else None
+
+    def _of(self, candidate: Candidate[V]) -> _Failure:
+        failure = self._failures.get(candidate.number)
+        if failure is None or failure.files != candidate.files:
+            failure = self._failures[candidate.number] = _Failure(candidate.files)
+        return failure
+
+    def _no_more_postponed(self, failure: _Failure) -> None:
+        failure.machine = ""
+        failure.back_off = Backoff()

@@ -11,15 +11,7 @@ from weakref import WeakKeyDictionary
 from paramsync.following.faults import Fault, fault_of, let_go, told
 from paramsync.following.operator_request import OperatorRequest
 from paramsync.following.operator_requests import Known, OperatorRequests
-from paramsync.following.policy import (
-    Backoff,
-    MachineFailures,
-    Quarantine,
-    UnfinishedVersions,
-    newest,
-    next_restore,
-    served_before,
-)
+from paramsync.following.policy import Backoff, Failures, newest, next_restore, served_before
 from paramsync.following.status import Report
 from paramsync.inference.residents import InMemory, Residents
 from paramsync.sources import diagnosis
@@ -34,8 +26,11 @@ class _OvertakenError(Exception):
 
 
 class Reconciler:
-    """The rounds of one replica, on one thread. `ended` tells whether they are over, `notify` asks for another round,
-    and `asked` tells whether somebody has asked since the last one began."""
+    """The rounds of one replica, on one thread.
+
+    `ended` tells whether they are over, `notify` asks for another round, and `notified` tells whether somebody has
+    asked for one since the last one began.
+    """
 
     def __init__(
         self,
@@ -46,7 +41,7 @@ class Reconciler:
         clock: Callable[[], float],
         ended: Callable[[], bool],
         notify: Callable[[], None],
-        asked: Callable[[], bool],
+        notified: Callable[[], bool],
     ) -> None:
         self.look_again: float | None = None  # seconds, where that is sooner than the next poll
         self._replica = replica
@@ -55,13 +50,11 @@ class Reconciler:
         self._clock = clock
         self._ended = ended
         self._notify = notify
-        self._asked = asked
+        self._notified = notified
         self._serving: Candidate[Version] | None = None
         self._before: tuple[int, ...] = ()  # what served before that, the last one first
         self._files: WeakKeyDictionary[InMemory, Hashable] = WeakKeyDictionary()
-        self._quarantine = Quarantine()
-        self._unfinished = UnfinishedVersions()
-        self._machine_failures = MachineFailures()
+        self._failures = Failures()
         self._wanted: set[int] = set()  # the versions that this round would restore, or did
         self._looks = Backoff()
         self._problem: str | None = None  # of the last look
@@ -84,7 +77,7 @@ class Reconciler:
             steered = self._round(urgent, None)
         fresh = self._requests.fresh()
         swapped = self._round(fresh, self._look())
-        self._report.problem(self._problem or self._machine_failures.reason)
+        self._report.problem(self._problem or self._failures.reason)
         self.tend()
         return swapped or steered
 
@@ -99,8 +92,7 @@ class Reconciler:
         problem = None if look.problem is None else told(look.problem)
         if look.numbers is not None:
             self._report.found(look.latest, look.numbers)
-            self._quarantine.keep(look.numbers)
-            self._unfinished.keep(look.numbers)
+            self._failures.keep(look.numbers)
             problem = problem or self._missing(look.numbers)
         if look.problem is not None and fault_of(look.problem) is Fault.THE_MACHINES:
             now = time.monotonic()
@@ -111,7 +103,7 @@ class Reconciler:
         absent = look.latest is None and look.problem is None
         self._report.waiting(diagnosis.absence(self._replica.source.path) if absent else None)
         self._problem = problem
-        self._report.problem(problem or self._machine_failures.reason)
+        self._report.problem(problem or self._failures.reason)
         return look
 
     def _soon(self, seconds: float) -> None:
@@ -134,11 +126,10 @@ class Reconciler:
         latest = look.latest.number if look.latest is not None and look.problem is None else None
         known = Known(published=look.numbers, latest=latest, before=self._before)
         for number in self._requests.admit(fresh, self._report.now(), known):
-            self._quarantine.forget(number)
-            self._machine_failures.forget(number)
+            self._failures.pardon(number)
         pinned = self._requests.pinned
         self._report.pinned(pinned)
-        self._report.quarantine(self._quarantine)
+        self._report.quarantine(self._failures.quarantined())
         self._label()
         swapped = None
         self._wanted.clear()
@@ -147,9 +138,8 @@ class Reconciler:
             self._label()  # a version written again is labelled anew where it came to serve
             self._bring_beside(look.published)
             if look.published is not None:
-                self._machine_failures.keep(self._wanted)
-                self._quarantine.forget_rewritten(look.published)
-                self._report.quarantine(self._quarantine)
+                self._failures.settle(look.published, self._wanted)
+                self._report.quarantine(self._failures.quarantined())
         except _OvertakenError:
             whole = False
             self._report.gave_up()
@@ -167,14 +157,14 @@ class Reconciler:
             # newer versions cannot be seen now: the store did not start over with lower numbers
             published = [candidate for candidate in published if candidate.number >= serving.number]
         if serving is not None and any(candidate.same_as(serving) for candidate in published):
-            self._quarantine.forget(serving.number)  # its files could not be read for a while
+            self._failures.pardon(serving.number)  # its files could not be read for a while
         candidates = list(published)
         if (
             pinned not in {candidate.number for candidate in published}
             and (kept := self._by_number(pinned)) is not None
         ):
             candidates.insert(0, Candidate(kept.version, self._files.get(kept)))  # whatever became of its files
-        passed_over = self._quarantine.files()
+        passed_over = self._failures.files()
         while not self._ended():
             candidate = next_restore(candidates, serving=serving, quarantined=passed_over, pinned=pinned)
             if candidate is None:
@@ -205,7 +195,7 @@ class Reconciler:
                 raise _OvertakenError
 
         self._wanted.add(number)
-        if left := self._machine_failures.left(candidate, time.monotonic()):
+        if left := self._failures.left(candidate, time.monotonic()):
             self._soon(left)
             return None
         self._report.restoring(version)
@@ -220,9 +210,8 @@ class Reconciler:
             self._failed(candidate, error)
             return None
         self._files[resident] = candidate.files
-        self._quarantine.forget(number)
-        self._machine_failures.forget(number)
-        self._report.quarantine(self._quarantine)
+        self._failures.forget(number)
+        self._report.quarantine(self._failures.quarantined())
         self._report.restored(version, time.monotonic() - began)
         return resident
 
@@ -268,7 +257,7 @@ class Reconciler:
             self._newest = []
         self._hold(held)
         while count is not None and published is not None and requests.pinned is None:
-            wanted = newest(published, quarantined=self._quarantine.files(), count=count)
+            wanted = newest(published, quarantined=self._failures.files(), count=count)
             there = [(candidate, self._resident(candidate)) for candidate in wanted]
             self._newest = [resident for _, resident in there if resident is not None]
             self._hold(held)
@@ -276,11 +265,11 @@ class Reconciler:
             if missing is None:
                 return
             # news ends it, unless somebody waits for it
-            new = self._restored(missing, until=lambda: self._asked() and not requests.preparing)
+            new = self._restored(missing, until=lambda: self._notified() and not requests.preparing)
             if new is not None:
                 self._newest.append(new)
                 self._hold(held)
-            elif missing.number not in self._quarantine.files():
+            elif missing.number not in self._failures.files():
                 return  # it is tried at the next look
 
     def _hold(self, held: list[InMemory]) -> None:
@@ -300,7 +289,7 @@ class Reconciler:
         if (resident := self._by_number(number)) is not None:
             return resident
         candidate = candidates.get(number)
-        if candidate is None or self._quarantine.files().get(number) == candidate.files or self._ended():
+        if candidate is None or self._failures.files().get(number) == candidate.files or self._ended():
             return None
         return self._restored(candidate)
 
@@ -313,22 +302,21 @@ class Reconciler:
         if fault is Fault.THE_MACHINES:
             self._postpone(candidate, error)
             return
-        left = self._unfinished.left(candidate, time.monotonic()) if fault is Fault.UNFINISHED else None
+        left = self._failures.incomplete(candidate, time.monotonic()) if fault is Fault.UNFINISHED else None
         if fault is Fault.UNFORESEEN:
             _log.error("%s: version %d failed in a way nobody foresaw", self._report.called, number, exc_info=error)
         if left is None:
-            self._set_aside(candidate, told(error), files=None if fault is Fault.NOT_ITS_OWN else candidate.files)
+            self._set_aside(candidate, told(error), own_fault=fault is not Fault.NOT_ITS_OWN)
         else:
             _log.debug("%s: version %d is not complete yet: %s", self._report.called, number, told(error))
             self._soon(left)
 
     def _postpone(self, candidate: Candidate[Version], error: Exception) -> None:
-        now = time.monotonic()
-        self._machine_failures.add(candidate, f"version {candidate.number} is tried again: {told(error)}", now)
-        self._soon(self._machine_failures.left(candidate, now))
+        reason = f"version {candidate.number} is tried again: {told(error)}"
+        self._soon(self._failures.postpone(candidate, reason, time.monotonic()))
 
-    def _set_aside(self, candidate: Candidate[Version], reason: str, *, files: Hashable | None) -> None:
-        """Quarantine a version, unless its files are others by now. For `files` see Quarantine.add."""
+    def _set_aside(self, candidate: Candidate[Version], reason: str, *, own_fault: bool) -> None:
+        """Quarantine a version, unless its files are others by now."""
         number = candidate.number
         try:
             is_another = self._replica.source.identity(candidate.version) != candidate.files
@@ -338,7 +326,7 @@ class Reconciler:
         if is_another:
             _log.debug("%s: version %d was pruned or rewritten while it was read", self._report.called, number)
             self._notify()
-        elif self._quarantine.add(number, reason, since=self._clock(), files=files):
-            self._report.quarantined(candidate.version, reason, self._quarantine)
+        elif self._failures.quarantine(candidate, reason, since=self._clock(), own_fault=own_fault):
+            self._report.quarantined(candidate.version, reason, self._failures.quarantined())
         else:
-            self._report.quarantine(self._quarantine)
+            self._report.quarantine(self._failures.quarantined())

@@ -14,7 +14,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from paramsync.following.policy import Quarantine, Quarantined
+from paramsync.following.policy import Quarantined
 from paramsync.inference.residents import Residents
 from paramsync.sources.source import Progress
 from paramsync.version import Version
@@ -350,15 +350,15 @@ class Report:
         if not self._on_trial:
             self._swaps.flush()
 
-    def quarantined(self, version: Version, reason: str, quarantine: Quarantine) -> None:
+    def quarantined(self, version: Version, reason: str, quarantine: tuple[Quarantined, ...]) -> None:
         """One more is quarantined."""
-        self._set(quarantined=quarantine.told(), quarantines=self._status.quarantines + 1)
+        self._set(quarantined=quarantine, quarantines=self._status.quarantines + 1)
         _log.warning("%s: version %d is quarantined: %s", self.called, version.number, reason)
         self._tell(EventKind.QUARANTINED, version, reason=reason)
 
-    def quarantine(self, quarantine: Quarantine) -> None:
+    def quarantine(self, quarantine: tuple[Quarantined, ...]) -> None:
         """The quarantine has changed."""
-        self._set(quarantined=quarantine.told())
+        self._set(quarantined=quarantine)
 
     def memory(self, replica: Residents[Any]) -> None:
         """Versions came into memory, or left it."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from paramsync.following.policy import UnfinishedVersions
+from paramsync.following.policy import Failures
 from paramsync.following.status import EventKind
 from paramsync.version import Candidate, Version
 from tests.support.followers import LONG, SILENT, quarantined, saver_follower, serving
@@ -73,9 +73,9 @@ def test_a_graph_that_comes_unnoticed_is_found_long_before_the_next_poll(tmp_pat
 
 
 def test_patience_doubles_and_ends_and_begins_again_with_other_files() -> None:
-    patience = UnfinishedVersions()
+    patience = Failures()
     one = Candidate(Version(number=1, step=1, prefix="model-1", step_done_at=0.0, snapshot_at=0.0), "files")
-    assert [patience.left(one, now) for now in (10.0, 10.05, 10.1, 11.0, 12.0)] == pytest.approx(
+    assert [patience.incomplete(one, now) for now in (10.0, 10.05, 10.1, 11.0, 12.0)] == pytest.approx(
         [0.05, 0.05, 0.1, 1.0, None]
     )
-    assert patience.left(Candidate(one.version, "others"), 13.0) == 0.05
+    assert patience.incomplete(Candidate(one.version, "others"), 13.0) == 0.05

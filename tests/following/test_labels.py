@@ -11,7 +11,7 @@ from paramsync.following.follower import Follower
 from paramsync.following.operator_requests import Action
 from paramsync.following.replica import Replica
 from paramsync.following.status import EventKind, Status
-from tests.support.followers import serving
+from tests.support.followers import milestones, serving
 from tests.support.published import PARAMETERS, Publisher, captured, values
 
 
@@ -53,7 +53,7 @@ def test_a_version_that_is_not_in_memory_is_restored_beside_what_serves(
     status = labelled(follower, "canary", 1)
     assert (status.labels, status.resident, serving(follower)) == ({"canary": 1}, (3, 1), 3)
     assert seen(follower, "canary") == (1, [1.0] * PARAMETERS)
-    assert [one.kind for one in events.take()] == [EventKind.RESTORING, EventKind.RESTORED]
+    assert [event.kind for event in milestones(events)] == [EventKind.RESTORING, EventKind.RESTORED]
     assert (status.swaps, status.restores) == (1, 2)
 
 

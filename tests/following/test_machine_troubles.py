@@ -17,7 +17,7 @@ from paramsync.errors import CorruptCheckpointError, GraphError, StoreError, Unf
 from paramsync.following.faults import Fault, fault_of
 from paramsync.following.follower import Follower
 from paramsync.following.operator_requests import Action
-from paramsync.following.policy import Backoff, MachineFailures
+from paramsync.following.policy import Backoff, Failures
 from paramsync.store.store import Store
 from paramsync.tensorbundle import index
 from paramsync.tensorbundle.index import data_file, index_file
@@ -315,11 +315,11 @@ def test_it_is_tried_again_soon_and_then_ever_later_up_to_half_a_minute() -> Non
 
 def test_other_files_are_tried_at_once() -> None:
     version = Version(number=1, step=1, prefix="ckpt-1", step_done_at=1.0, snapshot_at=1.0)
-    troubles = MachineFailures()
+    troubles = Failures()
     for now in range(9):
-        troubles.add(Candidate(version, "these"), "why", now)
+        troubles.postpone(Candidate(version, "these"), "why", now)
     assert troubles.left(Candidate(version, "these"), 9.0) > 0.0
     assert troubles.left(Candidate(version, "others"), 9.0) == 0.0
     assert troubles.reason == "why"
-    troubles.keep([2])
+    troubles.settle([], [2])
     assert troubles.reason is None

@@ -9,7 +9,7 @@ import numpy as np
 
 from paramsync.following.follower import Follower
 from paramsync.following.status import EventKind, State
-from tests.support.followers import quarantined, serving
+from tests.support.followers import milestones, quarantined, serving
 from tests.support.published import Publisher, ask, captured, proven, values
 
 
@@ -48,7 +48,7 @@ def test_a_quarantined_version_is_not_tried_again_until_it_is_mended(follower: F
     events = follower.subscribe(lambda: None)
     follower.run_once()
     follower.run_once()
-    assert [one.kind for one in events.take()] == [EventKind.FOUND, EventKind.RESTORING, EventKind.QUARANTINED]
+    assert [event.kind for event in milestones(events)] == [EventKind.FOUND, EventKind.RESTORING, EventKind.QUARANTINED]
     publisher.flip(version)  # back again
     follower.run_once()
     assert (serving(follower), quarantined(follower)) == (1, [])

@@ -9,6 +9,7 @@ from typing import final
 
 from paramsync.following.follower import Follower
 from paramsync.following.replica import Replica
+from paramsync.following.status import Event, EventKind, Subscription
 from paramsync.inference.resident import Resident
 
 LONG = 30.0  # seconds; a test that waits this long has failed
@@ -24,6 +25,11 @@ class _Silent:
 
 
 SILENT = _Silent()
+
+
+def milestones(events: Subscription) -> list[Event]:
+    """What happened since the last call, without the progress that is told where a restore takes long."""
+    return [event for event in events.take() if event.kind is not EventKind.RESTORING or event.progress is None]
 
 
 def serving(follower: Follower) -> int | None:
