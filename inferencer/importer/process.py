@@ -51,7 +51,7 @@ class _Importer:
             graph=settings.graph,
             verification=settings.verify,
             allowed=settings.allowed,
-            warmed=False,  # what it is called by first may end
+            warmed=False,  # a trial calls its graph
         )
 
     def restore(self, version: Version, *, descriptors: Sequence[int]) -> Imported:

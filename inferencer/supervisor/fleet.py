@@ -20,7 +20,7 @@ from ..processes.channel import ClosedError, Handler
 from ..processes.messages import Joining, ModelMessage
 from ..settings.settings import ConnectionSettings
 from .child import ChildProcess
-from .shared import SharedFiles, SharedGraph
+from .shared import SharedGraph, SharedVersion
 from .template import Template
 from .trial import TRIAL_SECONDS, Trial
 
@@ -77,7 +77,7 @@ class Fleet:
         self._closes_template = template is None
         self._lock = threading.RLock()  # of what follows, and of the order in which workers are told
         self._workers: list[Worker] = []
-        self._versions: WeakValueDictionary[int, SharedFiles] = WeakValueDictionary()  # that workers have
+        self._versions: WeakValueDictionary[int, SharedVersion] = WeakValueDictionary()  # that workers have
         self._keys = 0
         self._ended = threading.Event()
         self.restarts = 0
@@ -177,7 +177,7 @@ class Fleet:
             trial.close()
             raise
 
-    def prepare(self, version: SharedFiles) -> None:
+    def prepare(self, version: SharedVersion) -> None:
         """Have every worker map a version, beside what it answers from.
 
         A new graph is called in a process of its own before. Raises GraphError, also where it ends that process or
@@ -196,7 +196,7 @@ class Fleet:
                 self._versions.pop(version.message.key, None)
                 raise
 
-    def _call_once(self, version: SharedFiles) -> None:
+    def _call_once(self, version: SharedVersion) -> None:
         graph = version.graph
         if graph.trial is None:
             self.try_graph(graph)

@@ -16,7 +16,7 @@ from ..processes.messages import Imported, VersionMessage
 from ..settings.settings import ModelSettings
 from .child import ChildProcess
 from .fleet import Fleet
-from .shared import GraphFacts, SharedFiles, SharedVersion, facts
+from .shared import SharedGraph, SharedVersion
 
 _QUIET_SECONDS = 120.0  # without a word of progress, after which it is held to hang
 
@@ -24,7 +24,7 @@ _QUIET_SECONDS = 120.0  # without a word of progress, after which it is held to 
 class Importer:
     """Of one model. For the thread of its follower."""
 
-    def __init__(self, settings: ModelSettings, fleet: Fleet, graphs: GraphCache[GraphFacts]) -> None:
+    def __init__(self, settings: ModelSettings, fleet: Fleet, graphs: GraphCache[SharedGraph]) -> None:
         self._settings = settings
         self._fleet = fleet
         self._graphs = graphs
@@ -40,21 +40,21 @@ class Importer:
             raise
         finally:
             os.close(graph)
-        graph_facts = self._known(content, imported)
+        shared = self._known(content, imported)
         message = VersionMessage(
             key=self._fleet.key(),
             version=version,
-            graph=graph_facts.shared.message,
+            graph=shared.message,
             sizes=(imported.size,),
             parameters=imported.parameters,
             ranges=((0, 0, imported.size),) if imported.size else (),
         )
-        return SharedVersion(version, graph_facts, SharedFiles(graph_facts.shared, message, (parameters,)), None)
+        return SharedVersion(shared, message, (parameters,))
 
-    def _known(self, content: bytes, imported: Imported) -> GraphFacts:
-        def made() -> GraphFacts:
-            shared = self._fleet.graph(content, allowed=self._settings.allowed, refused=imported.refused)
-            return facts(content, shared, imported.digest, imported.embeddings, imported.refused)
+    def _known(self, content: bytes, imported: Imported) -> SharedGraph:
+        def made() -> SharedGraph:
+            graph = self._fleet.graph(content, allowed=self._settings.allowed, refused=imported.refused)
+            return graph.describe(content, imported.embeddings)
 
         return self._graphs.built((imported.digest, tuple(sorted(imported.refused.items()))), made)
 

@@ -53,9 +53,9 @@ def message_of(model: FollowedModel, *, awaited: bool) -> tuple[ModelMessage, An
     message = ModelMessage(
         model.settings,
         model.status(),
-        recent=tuple(version.files.message.key for version in view.recent),
-        labels={label: version.files.message.key for label, version in view.labels.items()},
-        beside=tuple(version.files.message.key for version in view.beside),
+        recent=tuple(version.message.key for version in view.recent),
+        labels={label: version.message.key for label, version in view.labels.items()},
+        beside=tuple(version.message.key for version in view.beside),
         awaited=awaited,
     )
     return message, view

@@ -10,7 +10,7 @@ from paramsync.errors import GraphError
 
 from ..processes.channel import ClosedError
 from .child import ChildProcess
-from .shared import SharedFiles, SharedGraph
+from .shared import SharedGraph, SharedVersion
 from .template import Template
 
 TRIAL_SECONDS = 60.0  # in which a graph is built and called once
@@ -29,7 +29,7 @@ class Trial:
         digest, embeddings = self._result(answer, "built")
         return digest, embeddings
 
-    def called(self, version: SharedFiles) -> None:
+    def called(self, version: SharedVersion) -> None:
         """Have it map the version and call the graph. Raises GraphError."""
         answer = self._process.channel.ask("version", version.message, descriptors=version.files)
         self._result(answer, "called once")

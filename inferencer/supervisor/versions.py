@@ -19,7 +19,7 @@ from ..processes.messages import Place, VersionMessage
 from ..settings.settings import ModelSettings
 from .fleet import Fleet
 from .imports import Importer
-from .shared import GraphFacts, SharedFiles, SharedVersion, facts
+from .shared import SharedGraph, SharedVersion
 
 
 class SharedResidents(Residents[SharedVersion]):
@@ -40,7 +40,7 @@ class SharedRestores:
     """See Restores. Checkpoints that name their graph are handed on as they are, and all others imported."""
 
     def __init__(self, settings: ModelSettings, fleet: Fleet) -> None:
-        self.graphs: GraphCache[GraphFacts] = GraphCache()
+        self.graphs: GraphCache[SharedGraph] = GraphCache()
         self._store = Store(settings.store)
         self._fleet = fleet
         self._allowed = settings.allowed
@@ -64,33 +64,33 @@ class SharedRestores:
             message = VersionMessage(
                 key=self._fleet.key(),
                 version=version,
-                graph=graph.shared.message,
+                graph=graph.message,
                 sizes=loan.sizes,
                 parameters=[Place(*place) if isinstance(place, tuple) else place for place in loan.places],
                 ranges=loan.ranges,
             )
-            return SharedVersion(version, graph, SharedFiles(graph.shared, message, loan.descriptors), bundle)
+            return SharedVersion(graph, message, loan.descriptors, bundle)
 
         return self._ready(self._checkpoints.restore(version, graph, build, tell), tell)
 
     def _ready(self, version: SharedVersion, tell: ProgressCallback) -> SharedVersion:
         """Have every worker map it."""
-        if not version.graph.shared.works:
+        if not version.graph.works:
             tell(Progress(phase="warming"))
-        self._fleet.prepare(version.files)
+        self._fleet.prepare(version)
         return version
 
-    def _read(self, version: Version) -> GraphFacts:
+    def _read(self, version: Version) -> SharedGraph:
         path = self._store.graph_file(version.graph)
         try:
             content = files.content(path, limit=files.MAX_MESSAGE)
         except FileNotFoundError as error:
             raise GraphError(f"version {version.number} needs the graph file {path}, which is not there") from error
-        shared = self._fleet.graph(content, allowed=self._allowed)
+        graph = self._fleet.graph(content, allowed=self._allowed)
         try:
-            digest, embeddings = self._fleet.try_graph(shared)
+            digest, embeddings = self._fleet.try_graph(graph)
         except GraphError as error:
             raise type(error)(f"{path}: {error}") from error
         if digest != version.graph:
             raise GraphError(f"{path}: expected the graph {version.graph}, found {digest}")
-        return facts(content, shared, digest, embeddings)
+        return graph.describe(content, embeddings)

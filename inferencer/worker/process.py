@@ -75,7 +75,6 @@ class _Worker:
             connection,
             {
                 "pid": os.getpid,
-                "graph": self._versions.graph,
                 "version": self._versions.version,
                 "join": self._versions.join,
                 "show": self._versions.show,

@@ -83,7 +83,8 @@ class _Reader(threading.Thread):
                 listeners.remove(listener)
                 if not listeners:
                     del self._listeners[watch]
-                    _libc.inotify_rm_watch(self._file, watch)  # fails where the folder is gone, and its watch with it
+                    if self.is_alive():  # else it is another process's, of which this one is a fork
+                        _libc.inotify_rm_watch(self._file, watch)  # fails where the watch went with its folder
 
     def run(self) -> None:
         while True:
