@@ -29,7 +29,7 @@ def _unchanging(values: dict[Any, Any]) -> MappingProxyType[Any, Any]:
 copyreg.pickle(MappingProxyType, lambda proxy: (_unchanging, (dict(proxy),)))  # which versions have
 
 Handler = Callable[..., Any]
-"""Gets the arguments of a question, and `descriptors` where some came, which it owns. What it returns is the answer."""
+"""Gets the arguments of a question, and owns its `descriptors`, where some came. It returns the answer, or a Future."""
 
 
 class ClosedError(ParamsyncError):
@@ -37,7 +37,7 @@ class ClosedError(ParamsyncError):
 
 
 class Channel:
-    """One end. Questions of the other side are answered one after another, on a thread of this end, by `handlers`.
+    """One end. A thread of this end answers the questions of the other one by `handlers`, one after another.
 
     Messages are pickled: both ends are processes of the same server. Any thread may ask.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import mmap
 import os
@@ -78,9 +79,8 @@ class Fleet:
         self._lock = threading.RLock()  # of what follows, and of the order in which workers are told
         self._workers: list[Worker] = []
         self._versions: WeakValueDictionary[int, SharedVersion] = WeakValueDictionary()  # that workers have
-        self._keys = 0
+        self._keys = itertools.count(1)
         self._ended = threading.Event()
-        self.restarts = 0
         self.joined: Mapping[str, Joining] = {}
         """What came of models that are joined, by name."""
 
@@ -115,7 +115,6 @@ class Fleet:
             lived = time.monotonic() - began
             if self._ended.is_set():
                 return
-            self.restarts += 1
             pause = 0.0 if lived > _CALM_SECONDS else min(_MOST_PAUSE, max(_FIRST_PAUSE, 2 * pause))
             _log.warning("worker %d ended after %.1f s; another one takes its place", number, lived)
         if not listening.done():
@@ -155,14 +154,11 @@ class Fleet:
         file = os.memfd_create("graph")
         with os.fdopen(os.dup(file), "wb") as target:
             target.write(content)
-        with self._lock:
-            self._keys += 1
-            return SharedGraph(self._keys, file, tuple(allowed), dict(refused or {}))
+        return SharedGraph(self.key(), file, tuple(allowed), dict(refused or {}))
 
     def key(self) -> int:
-        with self._lock:
-            self._keys += 1
-            return self._keys
+        """Another number at each call, for a graph or a version."""
+        return next(self._keys)
 
     def try_graph(self, graph: SharedGraph) -> tuple[str, frozenset[str]]:
         """Build a graph in a process of its own. Returns its digest, and the parameters of which it looks up rows.

@@ -1,10 +1,10 @@
 """MappedFiles: the data files of versions, in this process's page table.
 
-A publisher writes the next version into a file that it has used before, so a mapping is kept for a while: to make one
-of 268 MB, and to undo it, takes 30 ms.
+A mapping is kept for a while after its last version, because a publisher writes again into files that it has used
+before, and because making and undoing a mapping of 268 MB takes 30 ms.
 
-Two descriptors belong to a file that is in use. The one that the supervisor sent has the lock which keeps publishers
-from the file, and is closed with the last array or tensor in it. The mapping is of another one, without a lock.
+A file in use has two descriptors. The supervisor sent the first one with the lock that keeps publishers from the file;
+it is closed with the last array or tensor of the file. The second one has no lock, and belongs to the mapping.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ class RemoteFollower:
 
 
 class Subscription:
-    """Wakes whenever anything of any model changes. It has no events: whoever is woken looks."""
+    """Wakes whenever anything of any model changes. It carries no events: its owner looks again."""
 
     fell_behind = False
 

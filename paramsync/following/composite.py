@@ -6,7 +6,6 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 
 from paramsync.errors import NotServingError, ParamsyncError
 from paramsync.following.faults import told
@@ -18,29 +17,21 @@ from paramsync.inference.resident import Resident
 _log = logging.getLogger("paramsync.connection")
 
 
-@dataclass(frozen=True, eq=False)
-class _View:
-    """The pair that requests are answered from, replaced as a whole."""
-
-    serving: Joined | None = None
-    problem: str | None = None
-
-
 class Connection:
-    """Answers of `second` to what `first` answers; each from exactly one version of each.
+    """Feeds what `first` answers into `second`; each answer comes from exactly one version of each.
 
-    A part that swaps has the pair joined on its own thread, and the joined graph built before that where it is a new
-    one, so that the pair serves as soon as the part's version does. Where the two do not fit, the parts go on for
-    themselves, and what was joined last goes on serving here.
+    The follower of a part joins the pair on its own thread, and builds a new joined graph before its part swaps: the
+    pair serves as soon as the part's version does. Where two versions do not fit, the parts go on for themselves, and
+    the pair that was joined last goes on serving here.
 
-    `take`, `status` and the properties may be used from any number of threads at once and take no lock. The number of a
-    joined version is that of the second part's.
+    `take`, `status` and the properties may be used from any number of threads at once and take no lock. A joined
+    version has the number of the second part's.
     """
 
     def __init__(
         self, model: str, first: Replica, second: Replica, inputs: Mapping[str, str], outputs: Collection[str] = ()
     ) -> None:
-        """`inputs` maps inputs of `second` to outputs of `first`, of which `outputs` are outputs of both together.
+        """`inputs` maps inputs of `second` to outputs of `first`; `outputs` of `first` are outputs of the pair as well.
 
         Its parts may be followed already.
         """
@@ -48,8 +39,9 @@ class Connection:
         self.parts = (first, second)
         self._names = (first.model, second.model)
         self._joiner = Joiner(self._names, inputs, outputs)
-        self._lock = threading.Lock()  # of what follows; held to look and to change, not while a graph is built
-        self._view = _View()
+        self._lock = threading.Lock()  # of what follows: one part's follower changes it at a time
+        self._serving: Joined | None = None  # what requests are answered from
+        self._problem: str | None = None
         self._swaps = 0
         self._leaves: tuple[Callable[[], None], ...] = (
             first.on_swap(lambda resident: self._prepare(0, resident)),
@@ -68,7 +60,7 @@ class Connection:
     @property
     def residents(self) -> tuple[Resident, ...]:
         """What requests may be answered from, the serving pair first."""
-        serving = self._view.serving
+        serving = self._serving
         if serving is None:
             return ()
         first, last = serving.pair
@@ -80,45 +72,41 @@ class Connection:
     @property
     def problem(self) -> str | None:
         """Why the versions that the parts serve are not joined; None where they are."""
-        return self._view.problem
+        return self._problem
 
     def take(self, version: int | None = None, label: str = "") -> Resident:
         """The serving pair, or the one with the second part's version of this number or label, and the first's serving.
 
         Raises NotServingError, which names the part that has no version yet, UnknownVersionError, UnknownLabelError.
         """
-        view = self._view
-        if view.serving is None:
-            raise NotServingError(self.model, self._missing(view))
+        serving = self._serving
+        if serving is None:
+            waiting = [part for part in self.parts if not part.residents]
+            missing = self._problem or ", ".join(map(_absent, waiting)) or "its parts are being joined"
+            raise NotServingError(self.model, missing)
         if version is None and not label:
-            return view.serving
-        first, serving = view.serving.pair
+            return serving
+        first, second = serving.pair
         last = self.parts[1].take(version, label)
-        joined = view.serving if last is serving else self._joiner.joined((first, last))
+        joined = serving if last is second else self._joiner.joined((first, last))
         if joined is None:
             raise NotServingError(self.model, f"version {last.version.number} of {self._names[1]!r} is not joined here")
         return joined
 
     def status(self) -> Status:
         """State, version and problem of what is joined; its parts have their own."""
-        view = self._view
+        serving = self._serving
         return Status(
             model=self.model,
             store=self.parts[1].source.path,
-            state=State.WAITING if view.serving is None else State.SERVING,
-            serving=None if view.serving is None else view.serving.version,
-            parts=() if view.serving is None else view.serving.parts,
-            labels={} if view.serving is None else self.parts[1].labels,
+            state=State.WAITING if serving is None else State.SERVING,
+            serving=None if serving is None else serving.version,
+            parts=() if serving is None else serving.parts,
+            labels={} if serving is None else self.parts[1].labels,
             resident=tuple(resident.version.number for resident in self.residents),
-            last_error=view.problem,
+            last_error=self._problem,
             swaps=self._swaps,
         )
-
-    def _missing(self, view: _View) -> str:
-        if view.problem is not None:
-            return view.problem
-        waiting = [part for part in self.parts if not part.residents]
-        return ", ".join(map(_absent, waiting)) or "its parts are being joined"
 
     # For the followers of the parts -----------------------------------------------------------------------------------
 
@@ -132,38 +120,27 @@ class Connection:
         return self._follow
 
     def _follow(self) -> None:
-        """Join what the parts serve now. Several threads may come at once: the last to look sees what is there last."""
-        while True:
+        """Join what the parts serve now. Each follower does so after its swap: the last one sees both versions."""
+        with self._lock:
             pair = self._serving_pair()
             if pair is None:
                 return
-            problem = None
             try:
-                self._joiner.build(pair)
+                joined = self._joiner.build(pair)
             except ParamsyncError as error:
                 problem = told(error)
-            with self._lock:
-                if self._serving_pair() == pair and self._show(pair, problem):
-                    return
+                if problem != self._problem:
+                    _log.warning("%s: %s", self.model, problem)
+                self._problem = problem
+                return
+            if self._serving is None or self._serving.pair != pair:
+                self._serving = joined
+                self._swaps += 1
+            self._problem = None
 
     def _serving_pair(self) -> Pair | None:
         first, second = (part.residents[:1] for part in self.parts)
         return (first[0], second[0]) if first and second else None
-
-    def _show(self, pair: Pair, problem: str | None) -> bool:
-        """Whether that could be done: the graph of the pair may be forgotten again."""
-        before = self._view
-        serving = before.serving
-        if problem is not None:
-            if problem != before.problem:
-                _log.warning("%s: %s", self.model, problem)
-        elif serving is None or serving.pair != pair:
-            serving = self._joiner.joined(pair)
-            if serving is None:
-                return False
-            self._swaps += 1
-        self._view = _View(serving, problem)
-        return True
 
 
 def _absent(part: Replica) -> str:

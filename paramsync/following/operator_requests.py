@@ -26,16 +26,16 @@ class Known:
 
 
 class OperatorRequests:
-    """The calls not answered yet, the version pinned and the labels. A lock guards the list; the worker does the rest.
+    """The open requests, the pinned version and the labels. A lock guards the list; the worker does the rest.
 
-    A pin or label is chosen once it is fulfilled. Until then it is tried: where it fails, its caller leaves or another
-    one takes its place, the choice before it stands.
+    A pin or label is chosen once it is fulfilled. Until then it is tried: the choice before it stands where it fails,
+    its caller leaves, or another request takes its place.
     """
 
     def __init__(self, choices: Choices, keep: Callable[[Choices], None], *, latest: int | None = None) -> None:
-        """`keep` is called whenever the choices become others, before anybody is told that they did.
+        """`keep` is called with each change of the choices, before anybody is told of it.
 
-        So many of the newest versions are to be in memory; without `latest` those that served last are.
+        `latest` is how many of the newest versions are to be in memory; without it those that served last are.
         """
         self._choices = choices
         self._keep = keep
@@ -63,17 +63,17 @@ class OperatorRequests:
         return request.answer
 
     def hold(self, change: Change | None) -> None:
-        """Have in memory what this change needs, from now on, whoever asks for what; None: no longer."""
+        """Have in memory what this change needs, from now on; None: no longer."""
         self._held = change
 
     @property
     def held(self) -> list[int]:
-        """The versions that a change will need, and those that stay in memory because one said so. For the worker."""
+        """The versions that a change will need, and those that a change before it named. For the worker."""
         return sorted({*self._choices.beside, *(() if self._held is None else self._held.versions)})
 
     @property
     def beside(self) -> tuple[int, ...]:
-        """The latter of them."""
+        """Those that a change before it named."""
         return self._choices.beside
 
     @property
@@ -96,7 +96,7 @@ class OperatorRequests:
 
     @property
     def going_back(self) -> bool:
-        """Whether that is because of a rollback which is not done yet."""
+        """Whether `pinned` is what a rollback asks for which is not done yet."""
         return self._tried is not None and not self._tried.answer.done() and self._tried.action is Action.ROLLBACK
 
     @property
@@ -106,7 +106,7 @@ class OperatorRequests:
 
     @property
     def labelling(self) -> Mapping[str, int]:
-        """Those of them that somebody waits for."""
+        """Those labels that somebody waits for."""
         return {
             label: request.number
             for label, request in self._labelling.items()
@@ -124,12 +124,12 @@ class OperatorRequests:
         return list(takewhile(lambda request: _in_memory(request, resident, before), changes))
 
     def overtaking(self, resident: Collection[int], before: Sequence[int]) -> bool:
-        """Whether one of them makes any restore idle."""
+        """Whether one of the urgent requests makes any restore needless."""
         urgent = self.urgent(resident, before)
         return any(request.action in PINNING or request.change.pinned is not None for request in urgent)
 
     def admit(self, fresh: Iterable[OperatorRequest], status: Status, known: Known) -> set[int]:
-        """Take up what can be judged now. Returns the versions it asks for: a quarantined one is tried once more."""
+        """Take up the requests that can be judged now. Returns the versions to try once more, even from quarantine."""
         for request in fresh:
             if request.action is Action.SYNC:
                 request.admitted = _sync_admitted(request, status, known)
@@ -152,7 +152,7 @@ class OperatorRequests:
         return numbers.union(*(request.change.versions for request in admitted if request.action in PREPARING))
 
     def _change(self, request: OperatorRequest, status: Status) -> None:
-        """From here on it is chosen: what it needs is in memory."""
+        """Choose what was prepared: what it needs is in memory."""
         request.admitted = True
         change = request.change
         self._latest = change.latest
@@ -194,7 +194,7 @@ class OperatorRequests:
             before.failure = SyncError(f"model {status.model!r}: {what} before version {before.number} had it")
 
     def settle(self, status: Callable[[], Status], published: Collection[int] | None, *, whole: bool) -> None:
-        """Answer every request that the status of now fulfils, or that never will be; see OperatorRequest.outcome."""
+        """Answer each request that is fulfilled now, or never will be; see OperatorRequest.outcome."""
         with self._lock:
             waiting = [request for request in self._open if request.admitted]
         if not waiting:
@@ -229,7 +229,7 @@ class OperatorRequests:
                 request.answered(error)
 
     def _take(self, request: OperatorRequest) -> bool:
-        """Whether it was still open, which it is no longer."""
+        """Take it off the list. Returns whether it was still open."""
         with self._lock:
             there = request in self._open
             if there:

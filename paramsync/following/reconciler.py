@@ -63,13 +63,12 @@ class Reconciler:
     def run_once(self) -> Version | None:
         """One round. Returns the version that came to serve, if one did.
 
-        1. Requests about versions in memory are met without a look at the store, however long that takes.
-        2. The store is looked at. Labels of versions in memory are given and taken away, before anything that a pin
-           could interrupt. The version to serve is restored and swapped to if it is another one; one that cannot be
-           used is quarantined, and the next best one is taken. Then labelled versions are restored, then what else is
-           to be in memory.
-        3. Callers are told which requests are fulfilled.
-        4. Versions that nobody needs any more are let go.
+        1. Meet requests about versions in memory, before a look at the store, which may take long.
+        2. Look at the store. Give and take away labels of versions in memory, before anything that a pin could
+           interrupt. Restore the version to serve and swap to it, if it is another one; quarantine one that cannot be
+           used, and take the next best. Then restore labelled versions, then what else is to be in memory.
+        3. Tell callers which requests are fulfilled.
+        4. Let go of versions that nobody needs any more.
         """
         steered = None
         self.look_again = None
@@ -110,7 +109,7 @@ class Reconciler:
         self.look_again = seconds if self.look_again is None else min(seconds, self.look_again)
 
     def _missing(self, published: list[int]) -> str | None:
-        """Which versions were chosen and are nowhere."""
+        """Which versions were chosen, and are neither in the store nor in memory."""
         there = {*published, *self._report.now().resident}
         chosen = {f"the label {label!r} names": number for label, number in self._requests.labels.items()}
         if self._requests.pinned is not None:

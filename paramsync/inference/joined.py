@@ -57,8 +57,8 @@ class Joiner:
         self._plans: dict[tuple[Graph, Graph], _Plan] = {}  # by the graphs of the parts
         self._held: weakref.WeakValueDictionary[tuple[int, int], Joined] = weakref.WeakValueDictionary()
 
-    def build(self, pair: Pair) -> None:
-        """Have the graph of a pair, built and called once. Raises GraphError, UnknownSignatureError."""
+    def build(self, pair: Pair) -> Joined:
+        """The pair as one, with its graph built and called once. Raises GraphError, UnknownSignatureError."""
         graphs = (pair[0].graph, pair[1].graph)
         plan = self._plans.get(graphs)
         if plan is None:
@@ -70,14 +70,18 @@ class Joiner:
         with self._lock:
             plans = {key: plan_before for key, plan_before in self._plans.items() if key != graphs}
             self._plans = dict([*plans.items(), (graphs, plan)][-_KEPT:])
+        return self._joined(pair, plan)
 
     def joined(self, pair: Pair) -> Joined | None:
         """A pair of versions as one, the same one for all who hold it; None where their graphs were never joined."""
-        joined = self._held.get((id(pair[0]), id(pair[1])))  # which it keeps alive
+        plan = self._plans.get((pair[0].graph, pair[1].graph))
+        return self._held.get((id(pair[0]), id(pair[1]))) if plan is None else self._joined(pair, plan)
+
+    def _joined(self, pair: Pair, plan: _Plan) -> Joined:
+        key = id(pair[0]), id(pair[1])  # which the joined pair keeps alive
+        joined = self._held.get(key)
         if joined is None:
-            plan = self._plans.get((pair[0].graph, pair[1].graph))
-            if plan is not None:
-                joined = self._held[id(pair[0]), id(pair[1])] = plan.join(pair, self._names)
+            joined = self._held[key] = plan.join(pair, self._names)
         return joined
 
     def view(self, first: Resident, second: View[Resident]) -> View[Resident]:

@@ -152,9 +152,9 @@ class Residents(Generic[R]):
         return view.take(self.model, version, label)
 
     def on_swap(self, prepare: Prepare[R]) -> Callable[[], None]:
-        """Have `prepare` called before each swap, until what this returns is called.
+        """Call `prepare` before each swap, until the function that this returns is called.
 
-        Where it or what it returns raises, that is logged, and the swap goes on.
+        An exception of `prepare`, or of the function that it returned, is logged, and the swap goes on.
         """
         self._prepares = (*self._prepares, prepare)
 

@@ -250,3 +250,25 @@ watch.arm()
 print("rang" if rung.wait(10) else "did not ring")
 watch.close()
 """
+
+
+def test_a_fork_that_closes_its_listener_leaves_that_of_its_parent(tmp_path: Path) -> None:
+    """They have one descriptor."""
+    ran = subprocess.run([sys.executable, "-c", FORKED, tmp_path], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert ran.stdout == "heard\n"
+
+
+FORKED = """
+import os, sys, threading
+from pathlib import Path
+from paramsync.host.inotify import FolderListener
+
+folder, heard = Path(sys.argv[1]), threading.Event()
+listener = FolderListener(folder, lambda name: heard.set())
+if not os.fork():
+    listener.close()
+    os._exit(0)
+os.wait()
+(folder / "file").touch()
+print("heard" if heard.wait(10) and listener.is_alive() else "did not hear")
+"""
