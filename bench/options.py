@@ -14,6 +14,7 @@ CALLS = ("session", "signature", "concrete", "keras_call", "predict_on_batch", "
 SAVINGS = ("checkpoint_save", "async_checkpoint", "model_checkpoint", "orbax_async")  # the peers of `stall`
 LOOPS = ("saver", "saver_poll", "savedmodel", "savedmodule")  # the peers of `freshness`
 SWAPPING = ("assign", "savedmodel")  # the peers of `swap`
+SERVING = ("tf_serving_emulated", "triton", "mlserver", "ray_serve", "litserve")  # the peers of `peers`
 MEMORY = Path("/dev/shm")  # where Linux keeps files in memory
 SEVERAL = 4  # processors, of which a publisher can have one of its own
 
@@ -61,6 +62,13 @@ BENCHMARKS = {
         "answers a second of an export, beside the same model published", ("seconds", "runs"), runs=5
     ),
     "workers": Benchmark("several workers against one", ("seconds", "runs"), runs=5, seconds=2),
+    "peers": Benchmark(
+        "other systems that serve, beside ours",
+        ("load", "seconds", "cache", "merge", "runs"),
+        SERVING,
+        runs=3,
+        seconds=3,
+    ),
     "start": Benchmark("until a server's first answer", ("tensors", "runs"), runs=5),
 }
 
@@ -229,6 +237,16 @@ _OPTIONS: dict[str, dict[str, Any]] = {
         "choices": ("cpu", "gpu"),
         "default": "cpu",
         "help": "what to train on (default %(default)s)",
+    },
+    "cache": {
+        "type": Path,
+        "default": Path("~/.cache/paramsync-bench").expanduser(),
+        "metavar": "DIR",
+        "help": "where peers are installed, each in a virtual environment (default ~/.cache/paramsync-bench)",
+    },
+    "merge": {
+        "action": "store_true",
+        "help": "add to the figures that are in the file of --json, of other peers or of other rounds",
     },
     "runs": {"type": _count, "metavar": "N", "help": "rounds that count (default %(default)s)"},
 }

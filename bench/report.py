@@ -229,7 +229,28 @@ def _show_exported(figures: Mapping[str, Any], conditions: Mapping[str, Any], sc
     )
 
 
+def _show_peers(figures: Mapping[str, Any], conditions: Mapping[str, Any], screen: Console) -> None:
+    _headline(
+        f"peers: 784-256-256-10, one row, and {figures['bytes'] / 1e6:.0f} MB once a second at {figures['load']:.0%} of"
+        f" capacity, {figures['processors']} processors, called by {figures['load_generator']}",
+        screen,
+    )
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    table.add_column("", overflow="fold")
+    for column in ("1 caller, p50 ms", "64: a second", "p99 ms", "quiet p99 ms", "updating", "quotient"):
+        table.add_column(column, justify="right")
+    for system in figures["systems"].values():
+        one, many, update = system["cases"]["c1_b1"], system["cases"]["c64_b1"], system["update"]
+        shown = [f"{one['p50_ms']:.2f}", f"{many['rate']:.0f}", f"{many['p99_ms']:.1f}"]
+        if update:
+            shown += [f"{update[name]['p99_ms']:.2f}" for name in ("quiet", "update")]
+            shown.append(f"{update['p99_over_quiet']:.2f}")
+        table.add_row(system["title"], *shown)
+    screen.print(table)
+
+
 _SHOWN = {
+    "peers": _show_peers,
     "exported": _show_exported,
     "serve": _show_serve,
     "call": _show_calls,

@@ -24,7 +24,8 @@ class Settings:
     What a benchmark has no option for is left as it is here. `parameters` are the numbers of parameters of the networks
     that are called; `sizes`, in bytes, those of the networks that are trained, on `device`, for `seconds` at a time;
     `frozen` is how many percent of the parameters do not change; `load` is the share that is asked of a server of what
-    it can answer while versions are published.
+    it can answer while versions are published; `cache` is where peers are installed; with `merge`, figures are added to
+    those in the file `json`.
     """
 
     benchmark: str
@@ -42,6 +43,8 @@ class Settings:
     swaps: int = 0
     load: float = 0.0
     device: str = "cpu"
+    cache: Path = Path()
+    merge: bool = False
 
 
 def parse(argv: Sequence[str]) -> Settings:
@@ -79,6 +82,12 @@ def set_environment() -> None:
     os.environ.setdefault("JAX_PLATFORMS", "cpu")  # Orbax brings jax, which would look for accelerators
 
 
+def environment_of_peers() -> dict[str, str]:
+    """For processes of other systems: nothing of ours, and one thread for each product of matrices."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    return kept | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+
+
 def _needed(settings: Settings) -> int:
     """Bytes of files at one time: old and new versions, retired files, and what each peer keeps until it is removed."""
     size, peers = settings.bytes, len(settings.peers)
@@ -87,6 +96,7 @@ def _needed(settings: Settings) -> int:
         "stall": (5 + 3 * peers) * max(settings.sizes, default=0),
         "freshness": (10 + 4 * peers) * size,
         "swap": (10 + 4 * peers) * size,
+        "peers": (12 + 8 * peers) * size,
         "restore": (2 + peers) * size + settings.large_bytes,
         "delta": 16 * size,
     }.get(settings.benchmark, 8 * size)

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import signal
 import statistics
-import struct
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -18,6 +15,7 @@ from typing import Any
 
 import grpc
 
+from bench import h2load
 from bench.callers import Task, callers
 from bench.progress import Progress
 from bench.publishing import INPUTS
@@ -76,13 +74,12 @@ def _publisher(place: Path, kind: str, size: int, *, first: int, count: int) -> 
 
 def _rates(servers: dict[str, Served], asked: Path, settings: Settings, progress: Progress) -> dict[str, Any]:
     """By turns."""
-    compiled = shutil.which("h2load")
     with callers(_PROCESSES) as calling:
 
         def by_python(address: str, count: int, seconds: float) -> float:
             return calling.call(Task(address, PREDICT, str(asked), count, seconds)).rate
 
-        rate = _by_h2load(compiled, asked) if compiled else by_python
+        rate = _by_h2load(asked) if h2load.is_installed() else by_python
         samples: dict[tuple[str, int], list[float]] = {}
         for number in progress.track(range(settings.runs), settings.runs):
             for count in CONCURRENCIES:
@@ -90,7 +87,7 @@ def _rates(servers: dict[str, Served], asked: Path, settings: Settings, progress
                     got = rate(servers[name].addresses["predictions"], count, settings.seconds)
                     samples.setdefault((name, count), []).append(got)
     medians = {key: statistics.median(one) for key, one in samples.items()}
-    figures: dict[str, Any] = {"load_generator": "h2load" if compiled else "grpc.aio"}
+    figures: dict[str, Any] = {"load_generator": h2load.PROGRAM if h2load.is_installed() else "grpc.aio"}
     for count in CONCURRENCIES:
         for name in servers:
             figures[f"{name}_per_second_c{count}"] = medians[name, count]
@@ -98,20 +95,14 @@ def _rates(servers: dict[str, Served], asked: Path, settings: Settings, progress
     return figures | {"samples_per_second": {f"{name}_c{count}": one for (name, count), one in samples.items()}}
 
 
-def _by_h2load(program: str, asked: Path) -> Rate:
+def _by_h2load(asked: Path) -> Rate:
     """Each caller has a connection of its own."""
     content = asked.read_bytes()
-    framed = asked.with_name("framed")
-    framed.write_bytes(struct.pack(">BI", 0, len(content)) + content)
-    said = ["-H", "content-type: application/grpc", "-H", "te: trailers", "-d", str(framed), "-m", "1"]
 
     def rate(address: str, count: int, seconds: float) -> float:
-        times = ["--warm-up-time", "1", "--duration", str(max(1, round(seconds)))]  # it counts whole seconds
-        command = [program, *times, "-c", str(count), *said, f"http://{address}{PREDICT}"]
-        output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        found = re.search(r"([\d.]+) req/s", output)
-        assert found is not None, output
-        return float(found[1])
+        return h2load.closed(
+            h2load.Target.grpc(address, PREDICT, content, asked.with_name("framed")), count, seconds
+        ).rate
 
     return rate
 

@@ -47,6 +47,8 @@ atexit.register(lambda: sys.stderr.write(repr(sorted({{'numpy', 'tensorflow', 'r
         "stall --sizes 0",
         "stall --seconds 0",
         "stall --device tpu",
+        "peers --only h5",
+        "peers --seconds 0",
     ],
 )
 def test_wrong_arguments_get_the_usage_and_exit_code_2(arguments: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bench import h2load
 from bench.__main__ import main
 
 pytestmark = pytest.mark.slow
@@ -87,6 +89,39 @@ def test_exported_reports_both_forms_of_a_model_and_their_quotient(capsys: pytes
     assert found["exported_of_published"] == found["exported_per_second"] / found["published_per_second"]
     assert found["exported_per_second"] > 0
     assert "answers a second as an export" in captured.err.replace("\n", " ")
+
+
+@pytest.mark.skipif(not h2load.is_installed(), reason="there is no h2load here: apt-get install nghttp2-client")
+def test_peers_adds_to_what_was_measured_before(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sample = {"rate": 100.0, "p50_ms": 2.0, "p99_ms": 3.0}
+    windows = {"quiet": [sample], "update": [sample | {"p99_ms": 9.0}]}
+    versions = {"capacity_per_second": 100.0, "load_per_second": 40.0, "publish_ms": [50.0], "failed": 0}
+    versions |= {"window_s": 2.0, **windows}
+    cases = {f"c{callers}_b{batch}": [sample] for callers in (1, 8, 64) for batch in (1, 32)}
+    file = tmp_path / "peers.json"
+    file.write_text(json.dumps({"rates": {"triton": cases}, "updates": {"triton": [versions]}}))
+    tiny = ["--mb", "1", "--runs", "1", "--seconds", "1"]
+    assert main(["peers", *tiny, "--only", "tf_serving_emulated", "--merge", "--json", str(file)]) == 0
+    found = json.loads(file.read_text())
+    assert found["absent"] == dict.fromkeys(("mlserver", "ray_serve", "litserve"), "not asked for")
+    assert (found["rate_over_mlserver_c64"], found["mlserver_update_p99_over_quiet"]) == (None, None)
+    systems = found["systems"]
+    assert list(systems) == ["ours_1", "ours_n", "tf_serving_emulated", "triton"]
+    ours = systems["ours_n"]
+    for name in ("tf_serving_emulated", "triton"):
+        theirs = systems[name]["cases"]
+        assert found[f"rate_over_{name}_c64"] == ours["cases"]["c64_b1"]["rate"] / theirs["c64_b1"]["rate"]
+        assert found[f"latency_over_{name}_c1"] == ours["cases"]["c1_b1"]["p50_ms"] / theirs["c1_b1"]["p50_ms"]
+    assert found["triton_update_p99_over_quiet"] == 3
+    assert systems["triton"]["update"]["versions_per_second"] == 0.5
+    for system in systems.values():
+        update = system["update"]
+        assert system["cases"].keys() == cases.keys()
+        assert all(0 < case["p50_ms"] <= case["p99_ms"] for case in system["cases"].values())
+        assert update["p99_over_quiet"] == update["update"]["p99_ms"] / update["quiet"]["p99_ms"]
+        assert update["failed"] == 0
+    assert found["update_p99_over_quiet"] == ours["update"]["p99_over_quiet"]
+    assert "peers: 784-256-256-10, one row, and 1 MB once a second" in capsys.readouterr().out
 
 
 def _measured(capsys: pytest.CaptureFixture[str], benchmark: str, *arguments: str) -> dict[str, Any]:

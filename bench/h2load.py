@@ -1,0 +1,130 @@
+"""The compiled load generator, Debian's `h2load`: one request, sent again and again, and how long it took."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import struct
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+
+from paramsync.errors import CallError, SettingsError
+
+PROGRAM = "h2load"
+_WARM_UP = 1  # seconds; it counts whole ones
+_GRPC = {"content-type": "application/grpc", "te": "trailers"}
+_DATA = re.compile(r"\((\d+)\) data")
+_REQUESTS = re.compile(r"(\d+) succeeded")
+_SHORTER = 0.98  # of the bytes that answers have: an error of gRPC's is an answer without any
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What is sent where: by gRPC a message with its length in front, else by HTTP/1.1 what is in `body`.
+
+    `answer` is how many bytes each answer has, where that is known.
+    """
+
+    url: str
+    body: Path
+    headers: Mapping[str, str] = field(default_factory=lambda: _GRPC)
+    answer: int = 0
+
+    @classmethod
+    def grpc(cls, address: str, method: str, message: bytes, body: Path, answer: int = 0) -> Target:
+        body.write_bytes(struct.pack(">BI", 0, len(message)) + message)
+        return cls(f"http://{address}{method}", body, _GRPC, answer)
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """How long each took that came within so many seconds, and how many failed."""
+
+    seconds: float
+    milliseconds: Sequence[float]
+    failed: int
+
+    @property
+    def rate(self) -> float:
+        return len(self.milliseconds) / self.seconds
+
+    def percentile(self, percent: float) -> float:
+        """Raises CallError where nothing was answered."""
+        if not self.milliseconds:
+            raise CallError("no call was answered", "UNKNOWN")
+        ordered = sorted(self.milliseconds)
+        return ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))]
+
+
+def is_installed() -> bool:
+    return shutil.which(PROGRAM) is not None
+
+
+def require() -> None:
+    """Raises SettingsError where it is not installed."""
+    if not is_installed():
+        raise SettingsError(f"{PROGRAM} is not installed: apt-get install nghttp2-client")
+
+
+def closed(target: Target, callers: int, seconds: float) -> Answers:
+    """Callers with a connection each, who call again when they are answered. Raises CallError for errors of gRPC's."""
+    whole = max(1, round(seconds))
+    log = target.body.with_suffix(".log")
+    command = _command(target, callers, log, f"--duration={whole}", f"--warm-up-time={_WARM_UP}")
+    said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    data, requests = _DATA.search(said), _REQUESTS.search(said)
+    if target.answer and data and requests and int(data[1]) < _SHORTER * target.answer * int(requests[1]):
+        raise CallError(f"answers of {target.answer} bytes were expected:\n{said}", "UNKNOWN")
+    rows = _rows(log)
+    answered = [milliseconds for _, good, milliseconds in rows if good]
+    return Answers(whole, answered, len(rows) - len(answered))
+
+
+class Paced:
+    """Calls at a pace, from several connections, while the block runs: at most one at a time on each.
+
+    All connections are made within the first second, one after the other, so that they do not call together.
+    """
+
+    def __init__(self, target: Target, *, connections: int, rate: float, seconds: float) -> None:
+        self.log = target.body.with_suffix(".paced")
+        apart = f"--rate-period={1000 // connections}ms"
+        pace = [f"--rps={rate / connections:.2f}", "--rate=1", apart, f"--requests={int(rate * seconds)}"]
+        command = _command(target, connections, self.log, *pace)
+        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+
+    def wait(self) -> None:
+        """Until its seconds are over, and everything is in the log."""
+        self._process.wait()
+
+    def __enter__(self) -> Paced:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def between(self, begin: float, seconds: float) -> Answers:
+        """To what was sent within these seconds from a moment of the wall's clock on. After `wait`."""
+        rows = [row for row in _rows(self.log) if begin <= row[0] < begin + seconds]
+        answered = [milliseconds for _, good, milliseconds in rows if good]
+        return Answers(seconds, answered, len(rows) - len(answered))
+
+
+def _rows(log: Path) -> list[tuple[float, bool, float]]:
+    """When each was sent, by the wall's clock, whether it was answered, and how many milliseconds that took."""
+    rows = [line.split("\t") for line in log.read_text().splitlines()]
+    return [(int(row[0]) / 1e6, row[1] == "200", int(row[2]) / 1e3) for row in rows if len(row) == 3]
+
+
+def _command(target: Target, clients: int, log: Path, *more: str) -> list[str]:
+    log.unlink(missing_ok=True)
+    headers = [part for name, value in target.headers.items() for part in ("-H", f"{name}: {value}")]
+    version = [] if target.headers is _GRPC else ["--h1"]
+    fixed = [PROGRAM, "-c", str(clients), "-t", "1", "-m", "1", "-d", str(target.body), f"--log-file={log}"]
+    return [*fixed, *more, *version, *headers, target.url]
