@@ -1,16 +1,46 @@
-"""The watch on folders: rings when something was committed. A lost ring costs a poll, no more."""
+"""The watch on folders: rings when something was committed. A lost ring costs a poll, no more.
+
+watchdog is known here alone. One observer serves all folders of this process.
+"""
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import re
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from paramsync.host.inotify import FolderListener
+from watchdog.events import (
+    DirCreatedEvent,
+    DirDeletedEvent,
+    DirMovedEvent,
+    FileClosedEvent,
+    FileCreatedEvent,
+    FileMovedEvent,
+    FileSystemEvent,
+    FileSystemEventHandler,
+)
+from watchdog.observers import Observer
+
+if TYPE_CHECKING:
+    from watchdog.observers.api import BaseObserver
 
 _log = logging.getLogger("paramsync.watch")
+
+# Created links are news. Of a file that is being written creation is too early to tell, which does no harm.
+_NEWS: list[type[FileSystemEvent]] = [
+    FileMovedEvent,
+    FileCreatedEvent,
+    FileClosedEvent,
+    DirCreatedEvent,
+    DirMovedEvent,
+    DirDeletedEvent,
+]
 
 _TRIES = 10  # folders that come and go faster than this are found by polling
 # A publisher and TensorFlow rename onto `checkpoint`; a Saver writes its graph after that, and so may anybody.
@@ -110,6 +140,77 @@ class _PlaceWatch:
             return False
         self._armed, self._warned = target, False
         return True
+
+
+class FolderListener:
+    """Hears what comes into a folder, from when it is made until it is closed or the folder is removed.
+
+    `hear` gets the name of a file that came, "" where the folder itself went. It is called on watchdog's thread, which
+    an exception would end, and under its lock: it must return at once, and must not raise. Where a file is moved out of
+    the folder, watchdog waits half a second for the place it went to, and holds back later events.
+    """
+
+    def __init__(self, folder: Path, hear: Callable[[str], None]) -> None:
+        """Raises OSError, RuntimeError where the system has no thread left, and whatever else watchdog does."""
+        if folder.exists() and not os.access(folder, os.R_OK):  # the one error that watchdog does not raise
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
+        self.hear = hear
+        self._folder = _WatchedFolder.join(str(folder), self)
+
+    def is_alive(self) -> bool:
+        return self._folder.is_alive()
+
+    def close(self) -> None:
+        self._folder.leave(self)
+
+
+class _WatchedFolder(FileSystemEventHandler):
+    """One folder for all that listen to it: watchdog has one watch for each path."""
+
+    _lock = threading.Lock()  # of the three that follow, and of each folder's listeners
+    _folders: dict[str, _WatchedFolder] = {}  # noqa: RUF012, shared by all
+    _observer: BaseObserver | None = None
+
+    @classmethod
+    def join(cls, path: str, listener: FolderListener) -> _WatchedFolder:
+        with cls._lock:
+            folder = cls._folders.get(path)
+            if folder is None or not folder.is_alive():
+                if folder is not None:
+                    folder._unwatch()
+                folder = cls._folders[path] = cls(path)
+            folder._listeners += (listener,)
+            return folder
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._listeners: tuple[FolderListener, ...] = ()
+        if _WatchedFolder._observer is None or not _WatchedFolder._observer.is_alive():  # a fork leaves it behind
+            observer = Observer()
+            observer.start()
+            _WatchedFolder._observer = observer
+        self._own_observer = _WatchedFolder._observer
+        self._watch = self._own_observer.schedule(self, path, event_filter=_NEWS)
+        self._emitter = next(emitter for emitter in self._own_observer.emitters if emitter.watch == self._watch)
+
+    def is_alive(self) -> bool:
+        return self._emitter.is_alive() and self._emitter.should_keep_running()
+
+    def leave(self, listener: FolderListener) -> None:
+        with self._lock:
+            self._listeners = tuple(other for other in self._listeners if other is not listener)
+            if not self._listeners and self._folders.get(self._path) is self:
+                del self._folders[self._path]
+                self._unwatch()
+
+    def dispatch(self, event: FileSystemEvent) -> None:
+        name = os.fsdecode(event.dest_path or event.src_path).removeprefix(self._path).removeprefix("/")
+        for listener in self._listeners:
+            listener.hear(name)
+
+    def _unwatch(self) -> None:
+        if self._emitter in self._own_observer.emitters:
+            self._own_observer.unschedule(self._watch)
 
 
 def _nearest(folder: Path) -> _Target | None:
