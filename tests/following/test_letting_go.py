@@ -135,7 +135,7 @@ def test_models_that_are_removed_leave_nothing_open(memory: Path, tmp_path: Path
         )
         removed(models, others)
 
-    come_and_go()  # what is shared by all, such as the reader of inotify, is there from now on
+    come_and_go()  # what is shared by all, such as the observer of folders, is there from now on
     before = descriptors()
     for _ in range(3):
         come_and_go()
