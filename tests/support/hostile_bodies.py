@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from inferencer.protocols.rest.packed import Long
+from inferencer.protocols.json_reader import LargeList
 
 HOSTILE = {
     "lists": b"[],",
@@ -49,9 +49,11 @@ KINDS = [*HOSTILE, "keys", "keys, one twice", "deep", "deep, many", "one string"
 
 
 def plain(value: Any) -> Any:
-    """Without a difference between 1 and 1.0: among numbers with a fraction, whole ones are such."""
-    if isinstance(value, Long | list):
-        return [plain(one) for one in value]
+    """All of it, read; without a difference between 1 and 1.0."""
+    if isinstance(value, LargeList):
+        return [plain(element) for part in value.parts() for element in part]
+    if isinstance(value, list):
+        return [plain(element) for element in value]
     if isinstance(value, dict):
-        return {key: plain(one) for key, one in value.items()}
+        return {key: plain(element) for key, element in value.items()}
     return float(value) if type(value) is int and abs(value) < 1 << 1000 else value

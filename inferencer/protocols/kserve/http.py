@@ -6,11 +6,10 @@ A path is a call of the gRPC service, whose answer is written as JSON; only `inf
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 from urllib.parse import unquote
 
-import numpy as np
 from google.protobuf import message_factory
 from google.protobuf.message import Message
 
@@ -23,10 +22,8 @@ from paramsync.rpc.tensor_proto import TensorHeader
 
 from ...serving.served import Models
 from ...serving.specs import check_count
-from ..rest.answers import columns, written
-from ..rest.arrays import Array, read
-from ..rest.bodies import Body, kind, parsed, parsed_bytes
-from ..rest.packed import Long, size
+from ..json_arrays import Array, nested, read, written
+from ..json_reader import Body, LargeList, elements, kind, parsed_bytes
 from . import tensors
 from .infer import SIGNATURE, question_of, taken
 
@@ -78,7 +75,7 @@ def request_of(method: str, path: str) -> tuple[str, Any]:
 
 def add_body(message: Message, content: bytes) -> None:
     """What the body of a call of the repository says, which may be empty. Raises InputError, RequestError."""
-    fields = parsed(content).fields if content else {}
+    fields = Body(content).fields if content else {}
     if isinstance(message, pb.RepositoryIndexRequest):
         message.ready = fields.get("ready") is True
     elif isinstance(message, pb.RepositoryModelLoadRequest):
@@ -132,27 +129,25 @@ class Infer:
         end = len(content) if self._json_length is None else self._json_length
         if end > len(content):
             raise InputError(JSON_LENGTH, expected=f"at most the {len(content)} bytes of the body", found=end)
-        body = parsed(content[:end])
-        request, outputs = self._request, body.fields.get("outputs", [])
-        check_count("inputs", body.listed("inputs"))
-        inputs = list(_objects("inputs", body.fields["inputs"]))
+        body, request = Body(content[:end]), self._request
         request.id = body.text("id")
         parameters = _object("parameters", body.fields.get("parameters"))
         if SIGNATURE in parameters:
             request.parameters[SIGNATURE].string_param = _text(f"parameter {SIGNATURE!r}", parameters[SIGNATURE])
         self._binary = parameters.get(_ALL_BINARY) is True
-        for one in inputs:
-            name = _text("the name of an input", one.get("name"))
-            added = request.inputs.add(name=name, datatype=_text(f"input {name!r}, datatype", one.get("datatype")))
-            added.shape.extend(_shape(f"input {name!r}, shape", one.get("shape")))
-            _add_parameters(added, one)
-        check_count("outputs", outputs if isinstance(outputs, list | Long) else ())
-        for one in _objects("outputs", outputs):
-            name = _text("the name of an output", one.get("name"))
-            self._outputs[name] = (
-                _add_parameters(request.outputs.add(name=name), one).get(_BINARY, self._binary) is True
-            )
-        return question_of(request, resident, lambda heads: _arrays(heads, inputs, body, memoryview(content)[end:]))
+        inputs = _objects("inputs", body.listed("inputs"))
+        for tensor in inputs:
+            name = _text("the name of an input", tensor.get("name"))
+            added = request.inputs.add(name=name, datatype=_text(f"input {name!r}, datatype", tensor.get("datatype")))
+            added.shape.extend(_shape(f"input {name!r}, shape", tensor.get("shape")))
+            _add_parameters(added, tensor)
+        for tensor in _objects("outputs", body.fields.get("outputs", [])):
+            name = _text("the name of an output", tensor.get("name"))
+            given = _add_parameters(request.outputs.add(name=name), tensor)
+            self._outputs[name] = given.get(_BINARY, self._binary) is True
+        question = question_of(request, resident, lambda heads: _arrays(heads, inputs, body, memoryview(content)[end:]))
+        body.check_unread()
+        return question
 
     def write(self, question: Question, answer: Answer) -> tuple[bytes, Mapping[str, str]]:
         """The body and its headers. Raises InputError for what JSON cannot say."""
@@ -169,7 +164,7 @@ class Infer:
                 behind.append(tensors.to_raw(array))
                 parts.append(written({**said, "parameters": {_SIZE: len(behind[-1])}}))
             else:
-                parts += [written(said)[:-1], b', "data": ', *columns({name: array.reshape(-1)}), b"}"]
+                parts += [written(said)[:-1], b', "data": ', *nested(name, array.reshape(-1)), b"}"]
         text = b"".join((*parts, b"]}"))
         if not behind:
             return text, {}
@@ -179,16 +174,16 @@ class Infer:
 def _arrays(
     heads: Mapping[str, TensorHeader], inputs: Iterable[dict[str, Any]], body: Body, behind: memoryview
 ) -> dict[str, Array]:
-    found: dict[str, Array] = {}
+    arrays: dict[str, Array] = {}
     at = 0
-    for (name, head), one in zip(heads.items(), inputs, strict=True):
-        length = _object(str(head), one.get("parameters")).get(_SIZE)
-        if (length is None) == ("data" not in one):
-            raise InputError(
-                str(head), expected=f"either data or {_SIZE}", found="neither" if length is None else "both"
-            )
+    for (name, head), tensor in zip(heads.items(), inputs, strict=True):
+        length = _object(str(head), tensor.get("parameters")).get(_SIZE)
+        if (length is None) == ("data" not in tensor):
+            found = "neither" if length is None else "both"
+            raise InputError(str(head), expected=f"either data or {_SIZE}", found=found)
         if length is None:
-            array = read(name, one.pop("data"), TensorSpec(name, _dtype(head), None), body)
+            dtype = "string" if head.dtype == object else head.dtype.name
+            array = read(name, tensor["data"], TensorSpec(name, dtype, None), body)
             if array.size != head.count:
                 raise InputError(str(head), expected=f"{head.count} values in data", found=array.size)
         else:
@@ -197,30 +192,23 @@ def _arrays(
                 raise InputError(f"{head}, {_SIZE}", expected=expected, found=length)
             array = tensors.of_raw(head, bytes(behind[at : at + length]))  # a copy is aligned
             at += length
-        found[name] = array.reshape(head.shape)
+        arrays[name] = array.reshape(head.shape)
     if at < len(behind):
         raise InputError("body", expected=f"{at} bytes of tensors", found=f"{len(behind)} behind the JSON")
-    return found
+    return arrays
 
 
-def _dtype(head: TensorHeader) -> str:
-    return "string" if head.dtype == object else head.dtype.name
-
-
-def _objects(what: str, values: Any) -> Iterator[dict[str, Any]]:
-    """The elements of a list, which are objects. Raises InputError."""
-    if not isinstance(values, list | Long):
+def _objects(what: str, values: Any) -> list[dict[str, Any]]:
+    """The elements of a list, which are objects. Raises RequestError."""
+    if not isinstance(values, list | LargeList):
         raise InputError(what, expected="a list of objects", found=kind(values))
-    for part in [values] if isinstance(values, list) else values.taken():
-        rows = (
-            ({key: column[at] for key, column in part.items()} for at in range(size(part)))
-            if isinstance(part, dict)
-            else part
-        )
-        for one in rows:
-            if not isinstance(one, dict):
-                raise InputError(what, expected="a list of objects", found=f"{kind(one)} in it")
-            yield one
+    objects: list[dict[str, Any]] = []
+    for value in elements(values):
+        if not isinstance(value, dict):
+            raise InputError(what, expected="a list of objects", found=f"{kind(value)} in it")
+        objects.append(value)
+        check_count(what, objects)
+    return objects
 
 
 def _object(what: str, value: Any) -> dict[str, Any]:
@@ -237,10 +225,11 @@ def _text(what: str, value: Any) -> str:
 
 
 def _shape(what: str, value: Any) -> list[int]:
-    sizes = value.tolist() if isinstance(value, np.ndarray) else [*value] if isinstance(value, list | Long) else None
-    if sizes is None or not all(type(one) is int and 0 <= one < 1 << 63 for one in sizes):
-        raise InputError(what, expected="a list of sizes", found=kind(value) if sizes is None else "something else")
-    return sizes
+    if not isinstance(value, list):
+        raise InputError(what, expected="a list of sizes", found=kind(value))
+    if not all(type(size) is int and 0 <= size < 1 << 63 for size in value):
+        raise InputError(what, expected="a list of sizes", found="something else")
+    return value
 
 
 def _add_parameters(tensor: Any, given: Mapping[str, Any]) -> dict[str, Any]:

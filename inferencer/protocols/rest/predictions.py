@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
 
+import numpy as np
 from google.protobuf.json_format import MessageToDict
 from tensorflow.core.example import example_pb2, feature_pb2
 from tensorflow_serving.apis import input_pb2, model_pb2
@@ -20,18 +21,19 @@ from paramsync.inference.resident import Resident
 
 from ...serving.served import Models
 from ...serving.specs import answered, check_count
+from ..json_arrays import Array, count_values, is_b64, joined, listed, nested, pieces, read, string, written
+from ..json_reader import Body, LargeList, elements, kind, named, parsed_bytes, parts
 from ..tfs.classify import (
+    CLASSES,
     CLASSIFY,
+    OUTPUTS,
     REGRESS,
+    SCORES,
     check_classified,
     check_regressed,
     examples,
     question_of,
 )
-from .answers import columns, results, rows, written
-from .arrays import read, string
-from .bodies import Body, kind, named, parsed, parsed_bytes
-from .packed import Long, Part, is_b64, size
 
 _WHERE = r"/v1/models/([^/:]+)(?:/versions/(\d+)|/labels/([^/:]+))?"
 _CALL = re.compile(rf"{_WHERE}:(classify|predict|regress)", re.ASCII | re.IGNORECASE)
@@ -75,60 +77,7 @@ def route(method: str, path: str) -> Route:
 
 
 _EXAMPLES, _CONTEXT = "examples", "context"
-
-
-def fill(given: input_pb2.Input, body: Body) -> None:
-    """Raises InputError."""
-    into = given.example_list
-    if _CONTEXT in body.fields:
-        into = given.example_list_with_context
-        _example(_CONTEXT, body.fields[_CONTEXT], into.context)
-    for at, value in enumerate(body.listed(_EXAMPLES)):
-        _example(f"{_EXAMPLES}, number {at}", value, into.examples.add())
-
-
-def _example(what: str, value: Any, example: example_pb2.Example) -> None:
-    if not isinstance(value, dict):
-        raise InputError(what, expected="an object of features", found=kind(value))
-    check_count(
-        f"{what}, features", value
-    )  # what has very many is written in one step, which nobody else can interrupt
-    example.features.SetInParent()
-    for name, values in value.items():
-        some = list(values) if isinstance(values, list | Long) else [values]
-        _feature(f"feature {shown(name)}", some, _entry(example, name))
-
-
-def _entry(example: example_pb2.Example, name: str) -> feature_pb2.Feature:
-    try:
-        return example.features.feature[name]
-    except (ValueError, UnicodeEncodeError) as error:
-        raise InputError("feature", expected="a name of UTF-8", found="half a surrogate pair") from error
-
-
-def _feature(what: str, values: list[Any], feature: feature_pb2.Feature) -> None:
-    """Of the kind that its values have; whole numbers among others are taken for such."""
-    kinds = {_KINDS.get(type(one)) for one in values}
-    if kinds == {"int64", "float"}:
-        kinds = {"float"}
-    if None in kinds or len(kinds) > 1:
-        found = " and ".join(sorted({kind(one) for one in values}))
-        raise InputError(what, expected="numbers, booleans or strings, of one kind", found=found)
-    try:
-        if kinds == {"bytes"}:
-            feature.bytes_list.value.extend(string(what, one) for one in values)
-        elif kinds == {"float"}:
-            feature.float_list.value.extend(float(one) for one in values)
-        elif kinds:
-            feature.int64_list.value.extend(int(one) for one in values)
-    except (OverflowError, ValueError) as error:
-        raise InputError(what, expected="numbers that int64 or float32 has", found="one beyond them") from error
-
-
-_KINDS = {bool: "int64", int: "int64", float: "float", str: "bytes", dict: "bytes"}
-
-
-_ROW, _COLUMNS = "instances", "inputs"
+_ROWS, _COLUMNS = "instances", "inputs"
 
 
 class Prediction:
@@ -155,97 +104,186 @@ class Prediction:
 
     def read(self, resident: Resident, content: bytes) -> Question:
         """Raises RequestError, NotImplementedError."""
-        body = parsed(content)
+        body = Body(content)
         name = body.text("signature_name") or DEFAULT_SIGNATURE
         if self._form == "predict":
             self._form = _form(resident, name, body)
-            return _predict(self.model, resident, name, body, self._form)
-        given = input_pb2.Input()
-        fill(given, body)
-        wanted = CLASSIFY if self._form == "classify" else REGRESS
-        spec = model_pb2.ModelSpec(name=self.model, signature_name=name)
-        return question_of(wanted, resident, spec, examples(given))
+            specs = resident.graph.signatures[name].inputs
+            inputs = (_of_rows if self._form == _ROWS else _of_columns)(body, specs)
+            question = Question(self.model, resident, name, inputs, fits=resident.graph.fits(name, inputs))
+        else:
+            task = CLASSIFY if self._form == "classify" else REGRESS
+            spec = model_pb2.ModelSpec(name=self.model, signature_name=name)
+            question = question_of(task, resident, spec, examples(_examples(body)))
+        body.check_unread()
+        return question
 
     def write(self, question: Question, answer: Answer) -> tuple[bytes, Mapping[str, str]]:
         """The body and its headers. Raises InputError for what JSON cannot say, and for what is no result."""
-        key, check, pieces = _FORMS[self._form]
+        key, check, values = _FORMS[self._form]
         if check is not None:
             check(question, answer)
-        said = b""
+        spec = b""
         if self._named:
-            spec = answered(question.model, question.resident, question.signature)
-            said = b', "model_spec": ' + written(MessageToDict(spec, preserving_proto_field_name=True))
-        return b"".join((b'{"', key, b'": ', *pieces(answer), said, b"}\n")), {}
+            answered_by = answered(question.model, question.resident, question.signature)
+            spec = b', "model_spec": ' + written(MessageToDict(answered_by, preserving_proto_field_name=True))
+        return b"".join((b'{"', key, b'": ', *values(answer), spec, b"}\n")), {}
 
 
-_FORMS: dict[str, tuple[bytes, Callable[[Question, Answer], None] | None, Callable[[Answer], Iterator[bytes]]]] = {
-    _ROW: (b"predictions", None, rows),
-    _COLUMNS: (b"outputs", None, columns),
-    "classify": (b"results", check_classified, results),
-    "regress": (b"results", check_regressed, results),
-}
+# Requests -------------------------------------------------------------------------------------------------------------
 
 
-def _form(one: Resident, name: str, body: Body) -> str:
-    if name not in one.graph.signatures:
-        raise one.graph.unknown(name)
-    given = [key for key in (_ROW, _COLUMNS) if key in body.fields]
+def _form(resident: Resident, name: str, body: Body) -> str:
+    if name not in resident.graph.signatures:
+        raise resident.graph.unknown(name)
+    given = [key for key in (_ROWS, _COLUMNS) if key in body.fields]
     if len(given) != 1:
         found = " and ".join(given) or named(body.fields) or "no key"
-        raise InputError("body", expected=f"either {_ROW!r} or {_COLUMNS!r}", found=found)
+        raise InputError("body", expected=f"either {_ROWS!r} or {_COLUMNS!r}", found=found)
     return given[0]
 
 
-def _predict(model: str, one: Resident, name: str, body: Body, form: str) -> Question:
-    specs = one.graph.signatures[name].inputs
-    values = _of_rows(body.listed(_ROW), specs) if form == _ROW else _of_columns(body.fields[_COLUMNS], specs)
-    inputs = {key: read(key, value, specs[key], body) for key, value in values.items()}
-    return Question(model, one, name, inputs, fits=one.graph.fits(name, inputs))
-
-
-def _of_rows(given: list[Any] | Long, specs: Mapping[str, TensorSpec]) -> dict[str, Any]:
+def _of_rows(body: Body, specs: Mapping[str, TensorSpec]) -> dict[str, Array]:
     """The values of each input from those of each row."""
-    parts = [given] if isinstance(given, list) else given.parts
-    if not any(map(_has_names, parts)):
-        return {_only(specs, _ROW): given}
-    values: dict[str, list[Part]] = {name: [] for name in specs}
-    at = 0
-    for part in [given] if isinstance(given, list) else given.taken():
-        for name, column in _by_name(part, specs, at).items():
-            values[name].append(column)
-        at += size(part)
-    return {name: found[0] if isinstance(given, list) else Long(found) for name, found in values.items()}
+    columns: dict[str, list[Array]] = {name: [] for name in specs}
+    keep, by_name, count = any(spec.dtype == "string" for spec in specs.values()), False, 0
+    for rows in parts(body.listed(_ROWS), keep=keep):
+        by_name = by_name or (not count and any(isinstance(row, dict) and not is_b64(row) for row in rows))
+        values = _by_name(rows, specs, count) if by_name else {_only(specs, _ROWS): rows}
+        for name, column in values.items():
+            columns[name].append(read(name, column, specs[name], body))
+        count += len(rows)
+    return {name: joined(f"input {name!r}", iter(arrays)) for name, arrays in columns.items()}
 
 
-def _has_names(part: Part) -> bool:
-    if isinstance(part, list):
-        return any(isinstance(row, dict) and not is_b64(row) for row in part)
-    return isinstance(part, dict)
-
-
-def _by_name(part: Part, specs: Mapping[str, TensorSpec], before: int) -> Mapping[str, Part]:
-    """The values of each input, in some rows, before which there are so many."""
-    if isinstance(part, dict) and part.keys() == specs.keys():
-        return part
-    rows = [part] if isinstance(part, dict) else part
-    for at, row in enumerate(rows):
+def _by_name(rows: list[Any], specs: Mapping[str, TensorSpec], before: int) -> dict[str, list[Any]]:
+    """The values of each input in some rows, before which there are so many."""
+    for at, row in enumerate(rows, before):
         if not isinstance(row, dict) or row.keys() != specs.keys():
             found = named(sorted(row)) if isinstance(row, dict) else kind(row)
-            expected = f"an object of {', '.join(specs)}"
-            raise InputError(f"{_ROW}, row {before + at}", expected=expected, found=found or "none")
+            raise InputError(f"{_ROWS}, row {at}", expected=f"an object of {', '.join(specs)}", found=found or "none")
     return {name: [row[name] for row in rows] for name in specs}
 
 
-def _of_columns(given: Any, specs: Mapping[str, TensorSpec]) -> dict[str, Any]:
-    if not isinstance(given, dict) or is_b64(given):
-        return {_only(specs, _COLUMNS): given}
-    if given.keys() != specs.keys():
-        found = named(sorted(given)) or "none"
+def _of_columns(body: Body, specs: Mapping[str, TensorSpec]) -> dict[str, Array]:
+    values = body.fields[_COLUMNS]
+    if not isinstance(values, dict) or is_b64(values):
+        values = {_only(specs, _COLUMNS): values}
+    elif values.keys() != specs.keys():
+        found = named(sorted(values)) or "none"
         raise InputError(_COLUMNS, expected=", ".join(map(repr, sorted(specs))) or "none", found=found)
-    return given
+    return {name: read(name, value, specs[name], body) for name, value in values.items()}
 
 
 def _only(specs: Mapping[str, TensorSpec], what: str) -> str:
     if len(specs) != 1:
         raise InputError(what, expected=f"objects of {', '.join(specs) or 'nothing'}", found="values without a name")
     return next(iter(specs))
+
+
+def _examples(body: Body) -> input_pb2.Input:
+    """Raises InputError."""
+    request = input_pb2.Input()
+    into = request.example_list
+    if _CONTEXT in body.fields:
+        into = request.example_list_with_context
+        _example(_CONTEXT, body.fields[_CONTEXT], into.context)
+    for at, value in enumerate(elements(body.listed(_EXAMPLES))):
+        _example(f"{_EXAMPLES}, number {at}", value, into.examples.add())
+    return request
+
+
+def _example(what: str, value: Any, example: example_pb2.Example) -> None:
+    if not isinstance(value, dict):
+        raise InputError(what, expected="an object of features", found=kind(value))
+    check_count(f"{what}, features", value)  # an example is written in one step, during which nobody else has the GIL
+    example.features.SetInParent()
+    for name, values in value.items():
+        some = list(elements(values)) if isinstance(values, list | LargeList) else [values]
+        _feature(f"feature {shown(name)}", some, _entry(example, name))
+
+
+def _entry(example: example_pb2.Example, name: str) -> feature_pb2.Feature:
+    try:
+        return example.features.feature[name]
+    except (ValueError, UnicodeEncodeError) as error:
+        raise InputError("feature", expected="a name of UTF-8", found="half a surrogate pair") from error
+
+
+def _feature(what: str, values: list[Any], feature: feature_pb2.Feature) -> None:
+    """Of the kind that its values have; whole numbers among others are taken for such."""
+    kinds = {_KINDS.get(type(value)) for value in values}
+    if kinds == {"int64", "float"}:
+        kinds = {"float"}
+    if None in kinds or len(kinds) > 1:
+        found = " and ".join(sorted({kind(value) for value in values}))
+        raise InputError(what, expected="numbers, booleans or strings, of one kind", found=found)
+    try:
+        if kinds == {"bytes"}:
+            feature.bytes_list.value.extend(string(what, value) for value in values)
+        elif kinds == {"float"}:
+            feature.float_list.value.extend(map(float, values))
+        elif kinds:
+            feature.int64_list.value.extend(map(int, values))
+    except (OverflowError, ValueError) as error:
+        raise InputError(what, expected="numbers that int64 or float32 has", found="one beyond them") from error
+
+
+_KINDS = {bool: "int64", int: "int64", float: "float", str: "bytes", dict: "bytes"}
+
+
+# Answers, in pieces ---------------------------------------------------------------------------------------------------
+
+
+def _columns(answer: Answer) -> Iterator[bytes]:
+    """A bare value where there is one output, else an object. Raises InputError for a dtype that JSON lacks."""
+    if len(answer) == 1:
+        yield from nested(*next(iter(answer.items())))
+        return
+    for at, (name, array) in enumerate(answer.items()):
+        yield (b", " if at else b"{") + written(name) + b": "
+        yield from nested(name, array)
+    yield b"}"
+
+
+def _rows(answer: Answer) -> Iterator[bytes]:
+    """For each row a bare value where there is one output, else an object. Raises InputError, also without rows."""
+    counts = {array.shape[0] if array.ndim else None for array in answer.values()}
+    if len(counts) > 1 or None in counts:
+        shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in answer.items())
+        raise InputError("outputs", expected="as many rows in each; ask with 'inputs'", found=shapes)
+    if len(answer) == 1:
+        yield from nested(*next(iter(answer.items())))
+        return
+
+    def piece(first: int, end: int) -> list[Any]:
+        lists = [listed(name, array[first:end]) for name, array in answer.items()]
+        return [dict(zip(answer, row, strict=True)) for row in zip(*lists, strict=True)]
+
+    [count] = counts
+    yield from pieces(count or 0, sum(map(count_values, answer.values())), piece)
+
+
+def _results(answer: Answer) -> Iterator[bytes]:
+    """Of classify, pairs of class and score for each example; of regress, a value for each."""
+    if OUTPUTS in answer:
+        yield from nested(OUTPUTS, answer[OUTPUTS].reshape(-1))
+        return
+    shape = next(iter(answer.values())).shape
+    labels = answer[CLASSES] if CLASSES in answer else np.full(shape, b"", object)
+    scores = answer[SCORES] if SCORES in answer else np.zeros(shape, np.float32)
+
+    def piece(first: int, end: int) -> list[Any]:
+        names = [[label.decode(errors="replace") for label in row] for row in labels[first:end].tolist()]
+        both = zip(names, listed(SCORES, scores[first:end]), strict=True)
+        return [list(map(list, zip(*row, strict=True))) for row in both]
+
+    yield from pieces(shape[0], count_values(scores), piece)
+
+
+_FORMS: dict[str, tuple[bytes, Callable[[Question, Answer], None] | None, Callable[[Answer], Iterator[bytes]]]] = {
+    _ROWS: (b"predictions", None, _rows),
+    _COLUMNS: (b"outputs", None, _columns),
+    "classify": (b"results", check_classified, _results),
+    "regress": (b"results", check_regressed, _results),
+}

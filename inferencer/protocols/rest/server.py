@@ -28,17 +28,16 @@ from ...serving.served import Models
 from ...transport.errors import status_of
 from ...transport.memory_budget import MemoryBudget, MemoryShare, weight
 from ...transport.trailers import trailers
+from ..json_arrays import is_small
+from ..json_reader import parsed_bytes
 from ..kserve.http import JSON_LENGTH, Infer, add_body, body_of, request_of
 from ..kserve.service import KServe
 from ..tfs.metadata import FIELD, metadata
 from ..tfs.model_service import states
-from .answers import is_small
-from .bodies import parsed_bytes
 from .connections import FULL, Connections, response
 from .intake import KNOWN, EncodingError, Intake, SlowError, TooLargeError
 from .predictions import Prediction, Route, route
 from .replies import STATUS, Reply, failed
-from .without_gc import Undisturbed
 
 _log = logging.getLogger("paramsync.rest")
 _WRITTEN = 16  # bytes of JSON that a byte of an answer becomes at most, with what it is made of: more for few
@@ -88,7 +87,6 @@ class Rest:
         self._room = room
         self._intake = Intake(self._aside, limit=message_bytes, patience=patience)
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="rest")
-        self._undisturbed = Undisturbed()
         self._draining = False
         self._refusing = False
         self._came = 0
@@ -260,7 +258,7 @@ class Rest:
 
     async def _aside(self, work: Callable[[], _T]) -> _T:
         """What takes long is done on another thread."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, self._undisturbed.run, work)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
 
 class _Caller:

@@ -1,0 +1,208 @@
+"""JSON's values to arrays of the dtype that a signature says, and back to JSON, in steps of a few milliseconds."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from paramsync.errors import InputError
+from paramsync.graphs.specs import TensorSpec
+
+from .json_reader import Body, LargeList, kind, parts
+
+Array = np.ndarray[Any, Any]
+
+B64 = "b64"
+_BYTES = "_bytes"  # ends the names of outputs whose strings are not text
+_SPACE = b" \t\n\v\f\r"
+_RANK = 32
+_DIGITS = 5  # are enough for any number of two bytes or one
+_STEP = 1 << 18  # characters of base64 that are decoded in one go
+_VALUES = 1024  # are written in one go
+_SMALL_STRINGS = 1 << 15  # bytes of strings in an answer that is small
+
+
+def is_b64(value: Any) -> bool:
+    """Whether it is the way in which JSON carries bytes."""
+    return isinstance(value, dict) and value.keys() == {B64} and isinstance(value[B64], str)
+
+
+# From JSON ------------------------------------------------------------------------------------------------------------
+
+
+def read(name: str, value: Any, spec: TensorSpec, body: Body) -> Array:
+    """Numbers, booleans or strings in lists of one shape. Raises RequestError, NotImplementedError."""
+    what = f"input {name!r}"
+    if isinstance(value, LargeList):
+        return joined(what, (read(name, part, spec, body) for part in parts(value, keep=spec.dtype == "string")))
+    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], LargeList):
+        return read(name, value[0], spec, body)[np.newaxis]
+    shape, leaves = _flat(what, value)
+    return _of_leaves(what, leaves, spec, body).reshape(shape)
+
+
+def joined(what: str, arrays: Iterator[Array]) -> Array:
+    """Rows one behind the other. Raises InputError where they have several shapes."""
+    rows: list[Array] = []
+    for array in arrays:
+        rows.append(array)
+        if array.shape[1:] != rows[0].shape[1:]:
+            found = " and ".join(str(list(row.shape[1:])) for row in (rows[0], array))
+            raise InputError(what, expected="lists of one shape", found=f"rows of {found}")
+    return rows[0] if len(rows) == 1 else np.concatenate(rows)
+
+
+def _flat(what: str, value: Any) -> tuple[tuple[int, ...], list[Any]]:
+    """The shape that lists in lists have, and the values in the innermost. Raises InputError where they have none."""
+    shape: list[int] = []
+    level = [value]
+    while list in (kinds := set(map(type, level))):
+        lengths = {len(values) for values in level if type(values) is list}
+        if len(kinds) > 1 or len(lengths) > 1:
+            raise InputError(what, expected="lists of one shape", found=f"ragged lists at level {len(shape) + 1}")
+        if len(shape) == _RANK:
+            raise InputError(what, expected=f"at most {_RANK} dimensions", found="more")
+        shape += lengths
+        level = level[0] if len(level) == 1 else list(chain.from_iterable(level))
+    return tuple(shape), level
+
+
+def _of_leaves(what: str, leaves: Sequence[Any], spec: TensorSpec, body: Body) -> Array:
+    if spec.dtype == "string":
+        strings = np.empty(len(leaves), object)
+        strings[:] = [string(what, leaf) for leaf in leaves]
+        return strings
+    dtype = _dtype(what, spec)
+    kinds: set[type] = {bool} if dtype.kind == "b" else {int} if dtype.kind in "iu" else {int, float}
+    if not kinds.issuperset(map(type, leaves)):
+        wrong = next(leaf for leaf in leaves if type(leaf) not in kinds)
+        found = f"{wrong!r}, a number with a fraction" if isinstance(wrong, float) else kind(wrong)
+        raise InputError(what, expected=spec, found=found)
+    beyond = InputError(what, expected=f"numbers that {spec.dtype} has", found="one beyond them")
+    try:
+        if float not in kinds:
+            return np.array(leaves, dtype)
+        wide = np.array(leaves, np.float64)
+    except OverflowError as error:
+        raise beyond from error
+    with np.errstate(over="ignore"):
+        narrow = wide.astype(dtype)
+    if np.isinf(narrow).any() and (not body.infinities or np.isinf(narrow).sum() > np.isinf(wide).sum()):
+        raise beyond
+    return narrow
+
+
+def _dtype(what: str, spec: TensorSpec) -> np.dtype[Any]:
+    try:
+        dtype = np.dtype(getattr(ml_dtypes, spec.dtype, spec.dtype))
+    except TypeError:  # a quantized one
+        dtype = np.dtype(complex)
+    if dtype.kind == "c":
+        raise NotImplementedError(f"{what}: JSON has no {spec.dtype}; use gRPC")
+    return dtype
+
+
+def string(what: str, value: Any) -> bytes:
+    """Text, or the bytes of {"b64": ...}. Raises InputError."""
+    if isinstance(value, str):
+        try:
+            return value.encode()
+        except UnicodeEncodeError as error:
+            raise InputError(what, expected="strings of UTF-8", found="half a surrogate pair") from error
+    if not is_b64(value):
+        raise InputError(what, expected=f'strings or {{"{B64}": "..."}}', found=kind(value))
+    try:
+        text = value[B64].encode("ascii").translate(None, _SPACE)  # line breaks, as in TensorFlow Serving
+        text += b"=" * (-len(text) % 4)
+        return b"".join(base64.b64decode(text[at : at + _STEP], validate=True) for at in range(0, len(text), _STEP))
+    except (binascii.Error, ValueError) as error:
+        raise InputError(f"{what}, {B64}", expected="base64", found=repr(value[B64][:40])) from error
+
+
+# To JSON --------------------------------------------------------------------------------------------------------------
+
+
+def written(value: Any) -> bytes:
+    return json.dumps(value, ensure_ascii=False).encode()
+
+
+def is_small(answer: Mapping[str, Array]) -> bool:
+    """Whether it is written within a few milliseconds."""
+    arrays = answer.values()
+    if sum(map(count_values, arrays)) > _VALUES:
+        return False
+    return sum(len(text) for array in arrays if array.dtype.kind == "O" for text in array.flat) <= _SMALL_STRINGS
+
+
+def nested(name: str, array: Array) -> Iterator[bytes]:
+    """An output as lists in lists, in pieces. Raises InputError for a dtype that JSON lacks."""
+    if not array.ndim or (count := count_values(array)) <= _VALUES:
+        yield written(listed(name, array))
+    elif count // len(array) > _VALUES:
+        for at, row in enumerate(array):
+            yield b", " if at else b"["
+            yield from nested(name, row)
+        yield b"]"
+    else:
+        yield from pieces(len(array), count, lambda first, end: listed(name, array[first:end]))
+
+
+def pieces(count: int, size: int, piece: Callable[[int, int], list[Any]]) -> Iterator[bytes]:
+    """A list of `count` elements, which have `size` values together; `piece` gives those between two places."""
+    step = max(1, count * _VALUES // max(1, size))
+    yield b"["
+    for at in range(0, count, step):
+        yield (b", " if at else b"") + written(piece(at, at + step))[1:-1]
+    yield b"]"
+
+
+def count_values(array: Array) -> int:
+    """How many values an array is written as, lists among them: there may be many of these without any number."""
+    return sum(math.prod(array.shape[: rank + 1]) for rank in range(array.ndim)) or 1
+
+
+def listed(name: str, array: Array) -> Any:
+    """The array as lists of what JSON has: numbers as short as their dtype allows. Raises InputError."""
+    if array.dtype.kind == "O":
+        flat = np.empty(array.size, object)
+        flat[:] = [_text(value, as_bytes=name.endswith(_BYTES)) for value in array.reshape(-1).tolist()]
+        return flat.reshape(array.shape).tolist()
+    if array.dtype.kind in "iub" or array.dtype == np.float64:
+        return array.tolist()
+    if array.dtype.kind == "f":
+        return array.astype("S32").astype(np.float64).tolist()  # 0.2, not 0.20000000298023224 nor 0.199951171875
+    if array.dtype.name.startswith(("bfloat16", "float8", "float6", "float4")):
+        return _shortest(array).tolist()
+    raise InputError(f"output {name!r}", expected="a dtype that JSON has; use gRPC", found=array.dtype)
+
+
+def _shortest(array: Array) -> Array:
+    """Each number by the fewest digits that say which one of its dtype it is."""
+    with np.errstate(invalid="ignore"):  # of some that are no numbers
+        exact = np.asarray(array, np.float64)
+    shortest = exact.copy()
+    left = np.isfinite(exact)
+    for digits in range(1, _DIGITS + 1):
+        short = np.array([float(f"{number:.{digits}g}") for number in exact[left].tolist()], np.float64)
+        fits = short.astype(array.dtype).astype(np.float64) == exact[left]
+        at = np.flatnonzero(left)[fits]
+        shortest.reshape(-1)[at] = short[fits]
+        left.reshape(-1)[at] = False
+    return shortest
+
+
+def _text(value: bytes, *, as_bytes: bool) -> Any:
+    if not as_bytes:
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            pass  # as text it would not be what it is
+    return {B64: base64.b64encode(value).decode()}
