@@ -13,10 +13,10 @@ from aiohttp import web
 from paramsync.rpc.addresses import refused
 from paramsync.rpc.server import UNFORESEEN, one_line
 
-from .replies import SERVER, Reply, bare, failed
+from .replies import bare, failed
 
-_THEIRS = logging.getLogger("paramsync.rest.http")
-_THEIRS.setLevel(logging.CRITICAL)  # what strangers send that is no HTTP is an error of theirs
+_AIOHTTP = logging.getLogger("paramsync.rest.http")
+_AIOHTTP.setLevel(logging.CRITICAL)  # what strangers send that is no HTTP is an error of theirs
 _MOST = 1024
 _MORE = 64  # by which only health and metrics may be asked: whoever watches the server gets an answer while it is busy
 _MOST_TOLD = 1024  # at once, that they are too many; those beyond them are told and not listened to
@@ -26,8 +26,7 @@ _LINGERING = 1.0  # for what a client goes on sending of what was refused, so th
 _TOLD_SECONDS = 5.0  # the same of a connection too many, whose request may not have come yet
 _BRIEFLY = 30  # so many times shorter than the patience is what a new connection may say nothing, where all are taken
 _SHOWN = 200  # characters of what is wrong with it
-FULL = failed(503, "there are as many connections as there may be; try again in a moment", last=True)
-_FULL = bare(FULL)
+FULL = "there are as many connections as there may be; try again in a moment"
 
 
 class Connections:
@@ -49,8 +48,8 @@ class Connections:
         try:
             # so many wait, and so many are accepted at a time: asyncio has one number for both
             self._listening = await loop.create_server(self._accepted, host, port, backlog=_AT_ONCE, reuse_port=True)
-            for one in self._listening.sockets:
-                with one.dup() as same:
+            for listening in self._listening.sockets:
+                with listening.dup() as same:
                     same.listen(_WAITING)
         except OSError as error:
             raise refused(host, port, "--rest-port") from error
@@ -66,37 +65,37 @@ class Connections:
     def __len__(self) -> int:
         return len(self._open)
 
-    def asked(self, one: web.RequestHandler) -> bool:
+    def asked(self, connection: web.RequestHandler) -> bool:
         """A request came on it. Whether it may be one for a prediction."""
-        if isinstance(one, _Connection):
-            self._silent.pop(one, None)
-            self._idle.pop(one, None)
-            return not one.beyond
+        if isinstance(connection, _Connection):
+            self._silent.pop(connection, None)
+            self._idle.pop(connection, None)
+            return not connection.beyond
         return True
 
-    def answered(self, one: web.RequestHandler) -> None:
+    def answered(self, connection: web.RequestHandler) -> None:
         """It has its answer, and waits for nothing."""
-        if isinstance(one, _Connection) and one in self._open:
-            self._idle[one] = asyncio.get_running_loop().time()
+        if isinstance(connection, _Connection) and connection in self._open:
+            self._idle[connection] = asyncio.get_running_loop().time()
 
-    def over(self, one: _Connection) -> None:
-        if one.timer is not None:
-            one.timer.cancel()  # the event loop would keep the connection until then
-        self._open.discard(one)
-        self._silent.pop(one, None)
-        self._idle.pop(one, None)
+    def over(self, connection: _Connection) -> None:
+        if connection.timer is not None:
+            connection.timer.cancel()  # the event loop would keep the connection until then
+        self._open.discard(connection)
+        self._silent.pop(connection, None)
+        self._idle.pop(connection, None)
 
-    def heard(self, one: _Connection) -> None:
-        """Something came on it, of which may become a request."""
-        if self._silent.pop(one, None) is not None:
-            self._silent[one] = asyncio.get_running_loop().time()
+    def heard(self, connection: _Connection) -> None:
+        """Something came on it that may become a request."""
+        if self._silent.pop(connection, None) is not None:
+            self._silent[connection] = asyncio.get_running_loop().time()
 
     def _accepted(self) -> asyncio.Protocol:
         loop = asyncio.get_running_loop()
         beyond = len(self) >= _MOST and not self._has_made_room(loop.time())
         if beyond and len(self) >= _MOST + _MORE:
             return _Refused(self)
-        one = _Connection(
+        connection = _Connection(
             self,
             self._web,
             beyond=beyond,
@@ -105,12 +104,12 @@ class Connections:
             auto_decompress=False,  # which it would do on the event loop
             keepalive_timeout=self._patience,
             lingering_time=min(_LINGERING, self._patience / 10),
-            logger=_THEIRS,
+            logger=_AIOHTTP,
         )
-        self._open.add(one)
-        self._silent[one] = loop.time()
-        one.timer = loop.call_later(self._patience, self._check, one)
-        return one
+        self._open.add(connection)
+        self._silent[connection] = loop.time()
+        connection.timer = loop.call_later(self._patience, self._check, connection)
+        return connection
 
     def _has_made_room(self, now: float) -> bool:
         """Whether one could be closed that had time to say something, did not just do so, and waits for nothing."""
@@ -123,10 +122,9 @@ class Connections:
             return True
         return False
 
-    def _check(self, one: _Connection) -> None:
-        if one in self._silent:
-            del self._silent[one]
-            one.force_close()
+    def _check(self, connection: _Connection) -> None:
+        if self._silent.pop(connection, None) is not None:
+            connection.force_close()
 
     def tells(self, more: int) -> bool:
         """So many more, or fewer, are told that they are too many. Whether one of them may stay to read it."""
@@ -162,7 +160,7 @@ class _Connection(web.RequestHandler):
     ) -> web.StreamResponse:
         super().handle_error(request, status, exc, message)  # which counts, and raises where an answer has begun
         text = f"request: expected HTTP/1.1, found what is none: {one_line(message or str(exc))[:_SHOWN]}"
-        return response(failed(status, UNFORESEEN if status == 500 else text, last=True))
+        return failed(status, UNFORESEEN if status == 500 else text, last=True)
 
 
 class _Refused(asyncio.Protocol):
@@ -173,7 +171,7 @@ class _Refused(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
-        transport.write(_FULL)
+        transport.write(bare(503, FULL))
         if self._connections.tells(1):
             transport.write_eof()
             asyncio.get_running_loop().call_later(_TOLD_SECONDS, transport.abort)
@@ -182,14 +180,6 @@ class _Refused(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._connections.tells(-1)
-
-
-def response(reply: Reply) -> web.Response:
-    headers = {"Content-Type": reply.content_type, "Server": SERVER, **reply.headers}
-    found = web.Response(status=reply.status, body=reply.body, headers=headers)
-    if reply.last:
-        found.force_close()
-    return found
 
 
 def _has_unread(transport: asyncio.BaseTransport | None) -> bool:

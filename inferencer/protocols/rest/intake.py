@@ -27,6 +27,8 @@ _ZLIB, _RAW, _GZIP = zlib.MAX_WBITS, -zlib.MAX_WBITS, 16 + zlib.MAX_WBITS
 class EncodingError(RequestError):
     """A Content-Encoding that is not known here."""
 
+    http_status = 415
+
     def __init__(self, found: str) -> None:
         super().__init__(f"Content-Encoding: expected {KNOWN} or none, found {found!r}")
 
@@ -75,12 +77,16 @@ Aside = Callable[[Callable[[], bytes]], Awaitable[bytes]]
 class TooLargeError(errors.TooLargeError):
     """A body beyond the limit."""
 
+    http_status = 413
+
     def __init__(self, most: str, found: str) -> None:
         ParamsyncError.__init__(self, f"body: expected at most {most}, found {found}")
 
 
 class SlowError(ParamsyncError, TimeoutError):
     """A body that did not come in time."""
+
+    http_status = 408
 
     def __init__(self, seconds: float, found: int) -> None:
         super().__init__(f"body: expected all of it within {seconds:g} s, found {found} bytes")

@@ -1,17 +1,19 @@
-"""Predict, classify and regress as JSON: a body to a question, an answer to a body. Any thread may call it."""
+"""TensorFlow Serving's REST API: paths, and JSON to questions and back. Any thread may call it."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from urllib.parse import unquote
 
 import numpy as np
 from google.protobuf.json_format import MessageToDict
 from tensorflow.core.example import example_pb2, feature_pb2
-from tensorflow_serving.apis import input_pb2, model_pb2
+from tensorflow_serving.apis import get_model_metadata_pb2, get_model_status_pb2, input_pb2, model_pb2
 
 from paramsync.errors import InputError, RequestError
 from paramsync.graphs.specs import DEFAULT_SIGNATURE, TensorSpec
@@ -34,6 +36,8 @@ from ..tfs.classify import (
     examples,
     question_of,
 )
+from ..tfs.model_service import states
+from ..tfs.predict import FIELD, metadata
 
 _WHERE = r"/v1/models/([^/:]+)(?:/versions/(\d+)|/labels/([^/:]+))?"
 _CALL = re.compile(rf"{_WHERE}:(classify|predict|regress)", re.ASCII | re.IGNORECASE)
@@ -74,6 +78,28 @@ def route(method: str, path: str) -> Route:
         raise RequestError(f"version: expected a number up to {_MOST}, found {version}")
     number = None if version is None else int(version)
     return Route((call or "status").lower(), unquote(model), number, unquote(label or ""))
+
+
+_plain = partial(MessageToDict, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
+
+
+def status_body(models: Models, route: Route) -> bytes:
+    """Raises RequestError, NotServingError."""
+    request = get_model_status_pb2.GetModelStatusRequest(model_spec=route.spec())
+    return _text(_plain(states(models, request)))
+
+
+def metadata_body(models: Models, route: Route) -> bytes:
+    """Raises RequestError, NotServingError."""
+    request = get_model_metadata_pb2.GetModelMetadataRequest(model_spec=route.spec(), metadata_field=[FIELD])
+    response = metadata(models, request)
+    signatures = get_model_metadata_pb2.SignatureDefMap()
+    response.metadata[FIELD].Unpack(signatures)
+    return _text({"model_spec": _plain(response.model_spec), "metadata": {FIELD: _plain(signatures)}})
+
+
+def _text(value: Any) -> bytes:
+    return json.dumps(value, indent=1).encode() + b"\n"
 
 
 _EXAMPLES, _CONTEXT = "examples", "context"

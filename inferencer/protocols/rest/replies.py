@@ -1,40 +1,44 @@
-"""What an HTTP request is answered with; from gRPC's status codes to those of HTTP, as in TensorFlow Serving."""
+"""What HTTP requests are answered with; from gRPC's status codes to those of HTTP, as in TensorFlow Serving."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from http import HTTPStatus
-from types import MappingProxyType
 
 import grpc
+from aiohttp import web
 
-SERVER = "paramsync"
 JSON = "application/json"
+_SERVER = "paramsync"
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
-    status: int
-    body: bytes
-    headers: Mapping[str, str] = field(default_factory=dict)
-    content_type: str = JSON
-    last: bool = False
-    """Whether the connection ends with it: what else comes on it cannot be told from the rest of this request."""
-
-
-def failed(status: int, text: str, *, headers: Mapping[str, str] = MappingProxyType({}), last: bool = False) -> Reply:
-    return Reply(status, json.dumps({"error": text}).encode() + b"\n", headers, last=last)
-
-
-def bare(reply: Reply) -> bytes:
-    """All that is sent, where no request was read, after which the connection ends."""
-    head = (
-        f"HTTP/1.1 {reply.status} {HTTPStatus(reply.status).phrase}\r\nServer: {SERVER}\r\nConnection: close\r\n"
-        f"Content-Type: {reply.content_type}\r\nContent-Length: {len(reply.body)}\r\n\r\n"
+def reply(status: int, body: bytes, headers: Mapping[str, str] | None = None, *, last: bool = False) -> web.Response:
+    """With `last` the connection ends: what else comes on it cannot be told from the rest of this request."""
+    response = web.Response(
+        status=status, body=body, headers={"Content-Type": JSON, "Server": _SERVER, **(headers or {})}
     )
-    return head.encode() + reply.body
+    if last:
+        response.force_close()
+    return response
+
+
+def failed(status: int, text: str, headers: Mapping[str, str] | None = None, *, last: bool = False) -> web.Response:
+    return reply(status, _error(text), headers, last=last)
+
+
+def bare(status: int, text: str) -> bytes:
+    """All that is sent where no request was read, after which the connection ends."""
+    body = _error(text)
+    head = (
+        f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nServer: {_SERVER}\r\nConnection: close\r\n"
+        f"Content-Type: {JSON}\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+def _error(text: str) -> bytes:
+    return json.dumps({"error": text}).encode() + b"\n"
 
 
 _Code = grpc.StatusCode

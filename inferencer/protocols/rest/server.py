@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import grpc
 from aiohttp import web
-from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
-from tensorflow_serving.apis import get_model_metadata_pb2, get_model_status_pb2
 
 from paramsync.errors import BusyError, NotServingError
 from paramsync.inference.questions import Question
@@ -32,18 +27,16 @@ from ..json_arrays import is_small
 from ..json_reader import parsed_bytes
 from ..kserve.http import JSON_LENGTH, Infer, add_body, body_of, request_of
 from ..kserve.service import KServe
-from ..tfs.metadata import FIELD, metadata
-from ..tfs.model_service import states
-from .connections import FULL, Connections, response
-from .intake import KNOWN, EncodingError, Intake, SlowError, TooLargeError
-from .predictions import Prediction, Route, route
-from .replies import STATUS, Reply, failed
+from .connections import FULL, Connections
+from .intake import KNOWN, EncodingError, Intake
+from .predictions import Prediction, metadata_body, route, status_body
+from .replies import STATUS, failed, reply
 
 _log = logging.getLogger("paramsync.rest")
 _WRITTEN = 16  # bytes of JSON that a byte of an answer becomes at most, with what it is made of: more for few
 _BESIDE = 2  # values as arrays, and as TensorFlow has them
 _UNREAD = 2  # an answer as bytes, and as the kernel has them
-_SMALL = 1 << 14  # bytes that are read on the event loop itself
+_SMALL = 1 << 14  # bytes of a body that is read, and answered, on the event loop itself
 _THREADS = 2
 _SECONDS = 30.0  # for an answer, as TensorFlow Serving gives one
 _MOST_ANSWERING = 3.0  # seconds from the beginning of the end, where requests go on coming
@@ -54,7 +47,6 @@ _HEALTH = "/healthz"
 _METRICS = ("/metrics", "/monitoring/prometheus/metrics")  # the second is where TensorFlow Serving has them
 
 _NAMED = "model_spec"  # in the query of a request whose answer is to have it
-_EARLY = {TooLargeError: 413, SlowError: 408, EncodingError: 415}
 
 _T = TypeVar("_T")
 
@@ -134,7 +126,7 @@ class Rest:
         share = self._room.share()
         try:
             welcome = may_predict or request.rel_url.raw_path in (_HEALTH, *self._metrics_paths)
-            answer = response(await self._replied(request, share) if welcome else FULL)
+            answer = await self._replied(request, share) if welcome else failed(503, FULL, last=True)
             if self._draining:
                 answer.force_close()
             await answer.prepare(request)
@@ -148,13 +140,13 @@ class Rest:
             share.leave()
             self._connections.answered(request.protocol)
 
-    async def _replied(self, request: web.BaseRequest, share: MemoryShare) -> Reply:
+    async def _replied(self, request: web.BaseRequest, share: MemoryShare) -> web.Response:
         try:
             return await self._answered(request, share)
         except Exception as error:  # noqa: BLE001, the edge
             return _refusal(error)
 
-    async def _answered(self, request: web.BaseRequest, share: MemoryShare) -> Reply:
+    async def _answered(self, request: web.BaseRequest, share: MemoryShare) -> web.Response:
         method = "GET" if request.method == "HEAD" else request.method
         path = request.rel_url.raw_path
         if path == _HEALTH and method == "GET":
@@ -163,7 +155,7 @@ class Rest:
             return failed(503, _STOPPING)
         if path in self._metrics_paths and method == "GET":
             text = await asyncio.to_thread(self._metrics.text)  # it takes milliseconds
-            return Reply(200, text, content_type=self._metrics.content_type)
+            return reply(200, text, {"Content-Type": self._metrics.content_type})
         if path == "/v2" or path.startswith("/v2/"):
             call, message = request_of(method, path)
             if call == "ModelInfer":
@@ -180,45 +172,46 @@ class Rest:
         if self._refusing:
             return failed(503, _STOPPING)
         body = status_body if asked.call == "status" else metadata_body
-        return Reply(200, await self._aside(lambda: body(self._models, asked)))
+        return reply(200, await self._aside(lambda: body(self._models, asked)))
 
-    def _health(self) -> Reply:
+    def _health(self) -> web.Response:
         if self._draining:
             return failed(503, _STOPPING)
         if waiting := self._models.missing():
-            told = (f"{name} ({why})" if why else name for name, why in waiting.items())
-            return failed(503, f"not serving yet: {', '.join(told)}")
-        return Reply(200, b'{"status": "serving"}\n')
+            names = (f"{name} ({why})" if why else name for name, why in waiting.items())
+            return failed(503, f"not serving yet: {', '.join(names)}")
+        return reply(200, b'{"status": "serving"}\n')
 
-    async def _predicted(self, asked: Prediction | Infer, request: web.BaseRequest, share: MemoryShare) -> Reply:
+    async def _predicted(self, call: Prediction | Infer, request: web.BaseRequest, share: MemoryShare) -> web.Response:
         began = asyncio.get_running_loop().time()
-        code, one, signature = grpc.StatusCode.CANCELLED, None, ""
+        code, resident, signature = grpc.StatusCode.CANCELLED, None, ""
         try:
-            self._check_refusing(asked.model)
+            self._check_refusing(call.model)
             async with self._intake.body(request, share) as content:
-                one = asked.take()
-                question = await self._read(asked, one, content, share)
+                resident = call.take()
+                question = await self._read(call, resident, content, share)
+                small = len(content) <= _SMALL  # so is what the answer repeats of it, such as an id
             del content
             signature = question.signature
-            body, headers = await self._written(asked, question, began + _SECONDS, share)
-            reply = Reply(200, body, {**self._said(one), **headers})
+            body, headers = await self._written(call, question, share, deadline=began + _SECONDS, small=small)
+            response = reply(200, body, {**self._headers(resident), **headers})
             code = grpc.StatusCode.OK
         except Exception as error:  # noqa: BLE001, the edge
             code, _ = status_of(error)
-            return _refusal(error, {} if one is None else self._said(one))
+            return _refusal(error, None if resident is None else self._headers(resident))
         else:
-            return reply
+            return response
         finally:
             self._metrics.answered(
-                model=asked.model,
+                model=call.model,
                 signature=signature,
-                version="" if one is None else str(one.version.number),
-                protocol=asked.protocol,
+                version="" if resident is None else str(resident.version.number),
+                protocol=call.protocol,
                 code=code.name,
                 seconds=asyncio.get_running_loop().time() - began,
             )
 
-    async def _called(self, call: str, message: Message, request: web.BaseRequest, share: MemoryShare) -> Reply:
+    async def _called(self, call: str, message: Message, request: web.BaseRequest, share: MemoryShare) -> web.Response:
         """A call of KServe's gRPC service, answered as JSON."""
         if self._refusing or (self._draining and call == "ServerReady"):
             return failed(503, _STOPPING)
@@ -227,34 +220,34 @@ class Rest:
                 self._intake.need(share, len(content) + parsed_bytes(content))
                 await self._aside(lambda: add_body(message, content))
         answer = await getattr(self._kserve, call)(message, _Caller())
-        return Reply(200 if getattr(answer, "ready", True) else 503, body_of(answer))
+        return reply(200 if getattr(answer, "ready", True) else 503, body_of(answer))
 
     def _check_refusing(self, model: str) -> None:
         if self._refusing:
             raise NotServingError(model, _STOPPING)
 
-    async def _read(self, asked: Prediction | Infer, one: Resident, content: bytes, share: MemoryShare) -> Question:
-        self._intake.need(share, len(content) + asked.bytes_to_read(content))
+    async def _read(self, call: Prediction | Infer, resident: Resident, content: bytes, share: MemoryShare) -> Question:
+        self._intake.need(share, len(content) + call.bytes_to_read(content))
         if len(content) <= _SMALL:
-            return asked.read(one, content)
-        question = await self._aside(lambda: asked.read(one, content))
+            return call.read(resident, content)
+        question = await self._aside(lambda: call.read(resident, content))
         share.keep(_BESIDE * weight(question.inputs))
         return question
 
     async def _written(
-        self, asked: Prediction | Infer, question: Question, deadline: float, share: MemoryShare
+        self, call: Prediction | Infer, question: Question, share: MemoryShare, *, deadline: float, small: bool
     ) -> tuple[bytes, Mapping[str, str]]:
         share.need(max(share.size, _BESIDE * weight(question.inputs)))
         answer = await self._batching.answer(question, deadline=deadline)
-        if is_small(answer):
-            return asked.write(question, answer)
+        if small and is_small(answer):
+            return call.write(question, answer)
         share.more(_WRITTEN * weight(answer))
-        body, headers = await self._aside(lambda: asked.write(question, answer))
+        body, headers = await self._aside(lambda: call.write(question, answer))
         share.keep(_UNREAD * len(body))
         return body, headers
 
-    def _said(self, one: Resident) -> dict[str, str]:
-        return {name.title(): value for name, value in trailers(one, self._clock())}
+    def _headers(self, resident: Resident) -> dict[str, str]:
+        return {name.title(): value for name, value in trailers(resident, self._clock())}
 
     async def _aside(self, work: Callable[[], _T]) -> _T:
         """What takes long is done on another thread."""
@@ -268,34 +261,12 @@ class _Caller:
         return _SECONDS
 
 
-def _refusal(error: Exception, headers: Mapping[str, str] = MappingProxyType({})) -> Reply:
+def _refusal(error: Exception, headers: Mapping[str, str] | None = None) -> web.Response:
     code, text = status_of(error)
     if code is grpc.StatusCode.INTERNAL:
         _log.error("a request failed in a way nobody foresaw", exc_info=error)
-    last = isinstance(error, (*_EARLY, BusyError))  # what is left of its body would be taken for the next request
+    status = getattr(error, "http_status", None)
     if isinstance(error, EncodingError):
-        headers = {**headers, "Accept-Encoding": KNOWN}
-    status = next((_EARLY[kind] for kind in _EARLY if isinstance(error, kind)), STATUS[code])
-    return failed(status, text, headers=headers, last=last)
-
-
-_told = partial(MessageToDict, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
-
-
-def status_body(models: Models, route: Route) -> bytes:
-    """Raises RequestError, NotServingError."""
-    request = get_model_status_pb2.GetModelStatusRequest(model_spec=route.spec())
-    return _text(_told(states(models, request)))
-
-
-def metadata_body(models: Models, route: Route) -> bytes:
-    """Raises RequestError, NotServingError."""
-    request = get_model_metadata_pb2.GetModelMetadataRequest(model_spec=route.spec(), metadata_field=[FIELD])
-    response = metadata(models, request)
-    signatures = get_model_metadata_pb2.SignatureDefMap()
-    response.metadata[FIELD].Unpack(signatures)
-    return _text({"model_spec": _told(response.model_spec), "metadata": {FIELD: _told(signatures)}})
-
-
-def _text(value: Any) -> bytes:
-    return json.dumps(value, indent=1).encode() + b"\n"
+        headers = {**(headers or {}), "Accept-Encoding": KNOWN}
+    last = status is not None or isinstance(error, BusyError)  # the rest of its body would be taken for a request
+    return failed(status or STATUS[code], text, headers, last=last)

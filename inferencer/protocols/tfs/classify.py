@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from google.protobuf.message import Message
 from tensorflow_serving.apis import classification_pb2, inference_pb2, input_pb2, model_pb2, regression_pb2
 
 from paramsync.errors import InputError
@@ -23,53 +24,25 @@ INPUTS, CLASSES, SCORES, OUTPUTS = "inputs", "classes", "scores", "outputs"
 """What such signatures call their tensors."""
 
 
-class Classify:
-    """Any thread may call it."""
+class OneTask:
+    """Classify or Regress. Any thread may call it."""
 
     protocol = "tfs"
 
-    def __init__(self, models: Models) -> None:
+    def __init__(self, models: Models, kind: Kind) -> None:
         self._models = models
+        self._kind = kind
 
-    def asked(self, request: classification_pb2.ClassificationRequest) -> tuple[str, str]:
+    def asked(self, request: Any) -> tuple[str, str]:
         return request.model_spec.name, request.model_spec.signature_name or DEFAULT_SIGNATURE
 
-    def read(self, request: classification_pb2.ClassificationRequest) -> list[Question]:
-        one = taken(self._models, request.model_spec)
-        return [question_of(CLASSIFY, one, request.model_spec, examples(request.input))]
+    def read(self, request: Any) -> list[Question]:
+        resident = taken(self._models, request.model_spec)
+        return [question_of(self._kind, resident, request.model_spec, examples(request.input))]
 
-    def write(
-        self,
-        request: classification_pb2.ClassificationRequest,
-        questions: Sequence[Question],
-        answers: Sequence[Answer],
-    ) -> classification_pb2.ClassificationResponse:
+    def write(self, request: Any, questions: Sequence[Question], answers: Sequence[Answer]) -> Message:
         [question], [answer] = questions, answers
-        return classification_pb2.ClassificationResponse(
-            model_spec=_answered(question), result=_classified(question, answer)
-        )
-
-
-class Regress:
-    """Any thread may call it."""
-
-    protocol = "tfs"
-
-    def __init__(self, models: Models) -> None:
-        self._models = models
-
-    def asked(self, request: regression_pb2.RegressionRequest) -> tuple[str, str]:
-        return request.model_spec.name, request.model_spec.signature_name or DEFAULT_SIGNATURE
-
-    def read(self, request: regression_pb2.RegressionRequest) -> list[Question]:
-        one = taken(self._models, request.model_spec)
-        return [question_of(REGRESS, one, request.model_spec, examples(request.input))]
-
-    def write(
-        self, request: regression_pb2.RegressionRequest, questions: Sequence[Question], answers: Sequence[Answer]
-    ) -> regression_pb2.RegressionResponse:
-        [question], [answer] = questions, answers
-        return regression_pb2.RegressionResponse(model_spec=_answered(question), result=_regressed(question, answer))
+        return self._kind.response(model_spec=_answered(question), result=self._kind.result(question, answer))
 
 
 class MultiInference:
@@ -91,9 +64,10 @@ class MultiInference:
         check_count("tasks", tasks)
         _check_tasks([task.model_spec for task in tasks])
         kinds = [_kind(task.method_name) for task in tasks]
-        one = taken(self._models, tasks[0].model_spec)
-        found = examples(request.input)
-        return [question_of(kind, one, task.model_spec, found) for kind, task in zip(kinds, tasks, strict=True)]
+        resident, serialised = taken(self._models, tasks[0].model_spec), examples(request.input)
+        return [
+            question_of(kind, resident, task.model_spec, serialised) for kind, task in zip(kinds, tasks, strict=True)
+        ]
 
     def write(
         self, request: inference_pb2.MultiInferenceRequest, questions: Sequence[Question], answers: Sequence[Answer]
@@ -106,55 +80,58 @@ class MultiInference:
         return response
 
 
-def examples(given: input_pb2.Input) -> np.ndarray[Any, Any]:
+def examples(request: input_pb2.Input) -> np.ndarray[Any, Any]:
     """The examples, serialised as graphs parse them: one after its context is both in one. Raises InputError."""
-    if given.WhichOneof("kind") == "example_list_with_context":
-        listed = given.example_list_with_context.examples
-        context = given.example_list_with_context.context.SerializeToString()
+    if request.WhichOneof("kind") == "example_list_with_context":
+        listed = request.example_list_with_context.examples
+        context = request.example_list_with_context.context.SerializeToString()
     else:
-        listed, context = given.example_list.examples, b""
+        listed, context = request.example_list.examples, b""
     if not listed:
         raise InputError("input", expected="one example or more", found="none")
     if len(context) * len(listed) > MAX_BYTES:
         found = f"{len(context)} bytes for each of {len(listed)} examples"
         raise InputError("input, context", expected=f"at most {MAX_BYTES} bytes in all", found=found)
     array = np.empty(len(listed), object)
-    array[:] = [context + one.SerializeToString() for one in listed]
+    array[:] = [context + example.SerializeToString() for example in listed]
     return array
 
 
 @dataclass(frozen=True, slots=True)
-class _Kind:
-    """What is asked of a signature, whatever it is called: current clients rarely say more than names of tensors."""
+class Kind:
+    """What Classify and Regress each ask of a signature: its tensors decide, not its method name."""
 
     method: str
     field: str
     expected: str
     outputs: Callable[[Signature], tuple[str, ...]]  # to ask for; none where the signature is of another kind
     result: Callable[[Question, Answer], Any]
+    response: type[Message]
 
 
-def question_of(kind: _Kind, one: Resident, spec: model_pb2.ModelSpec, found: np.ndarray[Any, Any]) -> Question:
+def question_of(
+    kind: Kind, resident: Resident, spec: model_pb2.ModelSpec, serialised: np.ndarray[Any, Any]
+) -> Question:
     """What serialised examples ask of a signature. Raises InputError."""
     name = spec.signature_name or DEFAULT_SIGNATURE
-    signature = one.graph.signatures.get(name)
+    signature = resident.graph.signatures.get(name)
     if signature is None:  # INVALID_ARGUMENT here, unlike for Predict, as in TensorFlow Serving
-        there = ", ".join(one.graph.signatures)
+        there = ", ".join(resident.graph.signatures)
         raise InputError("signature", expected=f"one of {there}", found=repr(name))
     outputs = kind.outputs(signature)
     if set(signature.inputs) != {INPUTS} or not outputs:
-        said = f" ({signature.method_name})" if signature.method_name else ""
+        method = f" ({signature.method_name})" if signature.method_name else ""
         raise InputError(
             f"signature {name!r}",
             expected=f"input {INPUTS} and {kind.expected}, for {kind.method}",
-            found=f"{', '.join(signature.inputs) or 'none'} and {', '.join(signature.outputs)}{said}",
+            found=f"{', '.join(signature.inputs) or 'none'} and {', '.join(signature.outputs)}{method}",
         )
-    fits = one.graph.fits(name, {INPUTS: found}, outputs)
-    return Question(str(spec.name), one, name, {INPUTS: found}, outputs, fits)
+    inputs = {INPUTS: serialised}
+    return Question(str(spec.name), resident, name, inputs, outputs, resident.graph.fits(name, inputs, outputs))
 
 
 def _classify_outputs(signature: Signature) -> tuple[str, ...]:
-    return tuple(one for one in (CLASSES, SCORES) if one in signature.outputs) if len(signature.outputs) <= 2 else ()
+    return tuple(name for name in (CLASSES, SCORES) if name in signature.outputs) if len(signature.outputs) <= 2 else ()
 
 
 def _regress_outputs(signature: Signature) -> tuple[str, ...]:
@@ -209,17 +186,25 @@ def _answered(question: Question) -> model_pb2.ModelSpec:
     return answered(question.model, question.resident, question.signature)
 
 
-CLASSIFY = _Kind(
+CLASSIFY = Kind(
     "tensorflow/serving/classify",
     "classification_result",
     f"outputs {CLASSES}, {SCORES} or both",
     _classify_outputs,
     _classified,
+    classification_pb2.ClassificationResponse,
 )
-REGRESS = _Kind("tensorflow/serving/regress", "regression_result", f"output {OUTPUTS}", _regress_outputs, _regressed)
+REGRESS = Kind(
+    "tensorflow/serving/regress",
+    "regression_result",
+    f"output {OUTPUTS}",
+    _regress_outputs,
+    _regressed,
+    regression_pb2.RegressionResponse,
+)
 
 
-def _kind(method: str) -> _Kind:
+def _kind(method: str) -> Kind:
     for kind in (CLASSIFY, REGRESS):
         if method == kind.method:
             return kind

@@ -8,19 +8,24 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from tensorflow.core.framework import tensor_pb2
+from tensorflow.core.framework import tensor_pb2, tensor_shape_pb2, types_pb2
+from tensorflow.core.protobuf import meta_graph_pb2
 from tensorflow_serving.apis import get_model_metadata_pb2, predict_pb2
 
 from paramsync import dtypes
-from paramsync.graphs.specs import DEFAULT_SIGNATURE, Signature
+from paramsync.errors import InputError
+from paramsync.graphs.specs import DEFAULT_SIGNATURE, Signature, TensorSpec
 from paramsync.inference.questions import Answer, Question
 from paramsync.rpc import tensor_proto
 from paramsync.rpc.tensor_proto import VALUE_FIELDS, extend, packed
 
 from ...serving.served import Models
-from ...serving.specs import check_count, fill, taken
-from .classify import Classify, MultiInference, Regress
-from .metadata import metadata
+from ...serving.specs import answered, check_count, fill, taken
+from .classify import CLASSIFY, REGRESS, MultiInference, OneTask
+
+FIELD = "signature_def"
+_PREDICT = "tensorflow/serving/predict"
+_TENSORFLOW = {"float32": "float", "float64": "double", "float16": "half"}  # where numpy's word is another one
 
 
 class PredictionService:
@@ -29,8 +34,8 @@ class PredictionService:
     def __init__(self, models: Models) -> None:
         self._models = models
         self.Predict = Predict(models)
-        self.Classify = Classify(models)
-        self.Regress = Regress(models)
+        self.Classify = OneTask(models, CLASSIFY)
+        self.Regress = OneTask(models, REGRESS)
         self.MultiInference = MultiInference(models)
 
     async def GetModelMetadata(
@@ -52,19 +57,19 @@ class Predict:
 
     def read(self, request: predict_pb2.PredictRequest) -> list[Question]:
         spec = request.model_spec
-        one = taken(self._models, spec)
+        resident = taken(self._models, spec)
         signature = spec.signature_name or DEFAULT_SIGNATURE
-        inputs = _plain(request, one.graph.signatures.get(signature))
+        inputs = _plain(request, resident.graph.signatures.get(signature))
         outputs: tuple[str, ...] = ()
         fits = True
         if inputs is None or request.output_filter:
             check_count("inputs", request.inputs)
             check_count("output filter", request.output_filter)
-            outlines = {name: tensor_proto.header(proto, f"input {name!r}") for name, proto in request.inputs.items()}
+            headers = {name: tensor_proto.header(proto, f"input {name!r}") for name, proto in request.inputs.items()}
             outputs = tuple(request.output_filter)
-            fits = one.graph.fits(signature, outlines, outputs)  # before memory is spent on any of them
+            fits = resident.graph.fits(signature, headers, outputs)  # before memory is spent on any of them
             inputs = tensor_proto.to_arrays(request.inputs, "input")
-        return [Question(str(spec.name), one, signature, inputs, outputs, fits)]
+        return [Question(str(spec.name), resident, signature, inputs, outputs, fits)]
 
     def write(
         self, request: predict_pb2.PredictRequest, questions: Sequence[Question], answers: Sequence[Answer]
@@ -124,3 +129,39 @@ def _head(number: int, shape: tuple[int, ...]) -> bytes:
         proto.tensor_shape.dim.add().size = size
     content: bytes = proto.SerializeToString()
     return content
+
+
+# What a version expects and gives, by signature ----------------------------------------------------------------------
+
+
+def metadata(
+    models: Models, request: get_model_metadata_pb2.GetModelMetadataRequest
+) -> get_model_metadata_pb2.GetModelMetadataResponse:
+    """Raises InputError, and what `taken` raises."""
+    if set(request.metadata_field) != {FIELD}:
+        raise InputError("metadata_field", expected=[FIELD], found=list(request.metadata_field))
+    resident = taken(models, request.model_spec)
+    signatures = get_model_metadata_pb2.SignatureDefMap()
+    for name, signature in resident.graph.signatures.items():
+        signatures.signature_def[name].CopyFrom(_described(signature))
+    response = get_model_metadata_pb2.GetModelMetadataResponse(
+        model_spec=answered(request.model_spec.name, resident, "")
+    )
+    response.metadata[FIELD].Pack(signatures)
+    return response
+
+
+def _described(signature: Signature) -> meta_graph_pb2.SignatureDef:
+    described = meta_graph_pb2.SignatureDef(method_name=signature.method_name or _PREDICT)
+    for specs, infos in ((signature.inputs, described.inputs), (signature.outputs, described.outputs)):
+        for name, spec in specs.items():
+            infos[name].CopyFrom(_info(spec))
+    return described
+
+
+def _info(spec: TensorSpec) -> meta_graph_pb2.TensorInfo:
+    shape = tensor_shape_pb2.TensorShapeProto(unknown_rank=spec.shape is None)
+    for size in spec.shape or ():
+        shape.dim.add(size=-1 if size is None else size)
+    dtype = types_pb2.DataType.Value(f"DT_{_TENSORFLOW.get(spec.dtype, spec.dtype).upper()}")
+    return meta_graph_pb2.TensorInfo(name=spec.tensor or spec.name, dtype=dtype, tensor_shape=shape)

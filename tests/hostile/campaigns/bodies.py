@@ -44,14 +44,14 @@ MOST_SECONDS = 0.02
 
 
 def requests(size: int) -> dict[str, tuple[str, Callable[[], bytes], str]]:
-    """The path, the body and its encoding, by what it is; each body of at most so many bytes."""
-    plain, named = "plain:predict", "named:predict"
-    found: dict[str, tuple[str, Callable[[], bytes], str]] = {NONE: ("none:predict", lambda: b"{}", "")}
+    """The path, the body and the header that it needs, by what it is; each body of at most so many bytes."""
+    plain, named = "/v1/models/plain:predict", "/v1/models/named:predict"
+    found: dict[str, tuple[str, Callable[[], bytes], str]] = {NONE: ("/v1/models/none:predict", lambda: b"{}", "")}
     for kind in KINDS:
         found[kind] = (plain, partial(hostile, kind, size - 100), "")
-        found[f"{kind}, as examples"] = ("plain:classify", partial(_examples, kind, size - 100), "")
+        found[f"{kind}, as examples"] = ("/v1/models/plain:classify", partial(_examples, kind, size - 100), "")
     for kind in ("lists", "digits", "spaces", "keys, one twice"):
-        found[f"{kind}, packed"] = (plain, partial(_packed, kind, size), "deflate")
+        found[f"{kind}, packed"] = (plain, partial(_packed, kind, size), "Content-Encoding: deflate")
     found["base64"] = (named, lambda: _base64(base64.b64encode(b"a" * (size // 2))), "")
     found["base64 in lines"] = (named, lambda: _base64(base64.encodebytes(b"a" * (size // 2))), "")
     found["a long answer"] = (named, lambda: _inputs([1], ["\n" * (size // 2 - 50)]), "")
@@ -62,7 +62,56 @@ def requests(size: int) -> dict[str, tuple[str, Callable[[], bytes], str]]:
         lambda: b'{"instances": [1], "signature_name": "' + b"a " * (size // 3) + b'"}',
         "",
     )
-    return found
+    return found | _kserve_requests(size)
+
+
+def _kserve_requests(size: int) -> dict[str, tuple[str, Callable[[], bytes], str]]:
+    """The same of KServe's protocol by HTTP."""
+    plain, named = "/v2/models/plain/infer", "/v2/models/named/infer"
+    one = {"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1, 2]}
+
+    def body(**fields: Any) -> bytes:
+        return json.dumps(fields, separators=(",", ":")).encode()
+
+    def of_rows(count: int, **tensor: Any) -> bytes:
+        return body(inputs=[{"name": "x", "datatype": "FP32", "shape": [count, 2], **tensor}])
+
+    def of_strings(count: int) -> bytes:
+        strings = {"name": "said", "datatype": "BYTES", "shape": [count], "data": ["ab"] * count}
+        return body(inputs=[strings, {"name": "count", "datatype": "INT64", "shape": [count], "data": [1] * count}])
+
+    rows = size // 16
+    head = of_rows(rows, parameters={"binary_data_size": 8 * rows})
+    length = f"Inference-Header-Content-Length: {len(head)}"
+    return {
+        "v2": (plain, lambda: of_rows(size // 6, data=[7] * (size // 6 * 2)), ""),
+        "v2, rows": (plain, lambda: of_rows(size // 9, data=[[7, 9]] * (size // 9)), ""),
+        "v2, strings": (named, lambda: of_strings(size // 12), ""),
+        "v2, binary": (plain, lambda: head + np.ones(2 * rows, np.float32).tobytes(), length),
+        "v2, binary answers": (
+            plain,
+            lambda: body(
+                parameters={"binary_data_output": True}, inputs=[{**one, "shape": [rows, 2], "data": [1] * 2 * rows}]
+            ),
+            "",
+        ),
+        "v2, many inputs": (plain, lambda: body(inputs=[one] * (size // 64)), ""),
+        "v2, no inputs": (plain, lambda: body(inputs=[{}] * (size // 4)), ""),
+        "v2, many outputs": (plain, lambda: body(inputs=[one], outputs=[{"name": "y"}] * (size // 16)), ""),
+        "v2, many parameters": (
+            plain,
+            lambda: body(inputs=[{**one, "parameters": {f"p{at}": 1 for at in range(size // 16)}}]),
+            "",
+        ),
+        "v2, many dimensions": (plain, lambda: body(inputs=[{**one, "shape": [1] * (size // 3)}]), ""),
+        "v2, a long id": (plain, lambda: body(id="\n" * (size // 3), inputs=[one]), ""),
+        "v2, nothing that counts": (plain, lambda: body(inputs=[one], other=[[1, "a", {}]] * (size // 16)), ""),
+        "v2, to load": (
+            "/v2/repository/models/plain/load",
+            lambda: body(parameters={f"p{at}": 1 for at in range(size // 16)}),
+            "",
+        ),
+    }
 
 
 def calls(size: int) -> dict[str, tuple[str, Callable[[], bytes]]]:
@@ -269,13 +318,13 @@ def holds(
     """
     found = {}
     with sender(_BY_HTTP, port) as send:
-        for name, (path, made, encoding) in requests(size).items():
+        for name, (path, made, header) in requests(size).items():
             if kinds and name not in (*kinds, NONE):
                 continue
             body = made()
             assert len(body) <= size, name
-            head = f"POST /v1/models/{path} HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: {len(body)}\r\n"
-            head += f"Content-Encoding: {encoding}\r\n" if encoding else ""
+            head = f"POST {path} HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: {len(body)}\r\n"
+            head += f"{header}\r\n" if header else ""
             found[name] = _held(loop, partial(send, head.encode() + b"\r\n", body), times)
     return found
 

@@ -10,7 +10,10 @@ from tests.hostile.campaigns.bodies import NONE, holds, holds_by_grpc
 from tests.support.http import small_limits
 from tests.support.running import LONG
 
-KINDS = {60_000: ("keys, one twice", "objects"), 1 << 20: ("lists", "bytes, as examples", "spaces, packed", "answers")}
+KINDS = {
+    60_000: ("keys, one twice", "objects", "v2, many parameters"),
+    1 << 20: ("lists", "bytes, as examples", "spaces, packed", "v2, strings", "v2, binary", "v2, a long id", "answers"),
+}
 MOST = 0.3
 """Seconds, on a busy machine: 20 ms is what `python -m tests.hostile.campaigns.bodies` shows on one that is not."""
 
@@ -22,7 +25,7 @@ def test_no_request_holds_the_event_loop(tmp_path: Path) -> None:
             found = holds(web.rest_port, web.loop, size, kinds=kinds)
             assert found.keys() == {*kinds, NONE}
             assert {name: seconds for name, (seconds, _) in found.items() if seconds > MOST} == {}
-        assert found["answers"][1] == "200"
+        assert [found[kind][1] for kind in ("answers", "v2, strings", "v2, binary", "v2, a long id")] == ["200"] * 4
         found = holds_by_grpc((web.port, web.control_port), web.loop, 1 << 20)
         assert {name: seconds for name, (seconds, _) in found.items() if seconds > MOST} == {}
         assert found["tensor_content"][1] == found["raw"][1] == "OK"
