@@ -25,19 +25,19 @@ def run(settings: Settings, *, stop: Stop) -> None:
 
 async def _serve(settings: Settings, stop: Stop) -> None:
     loop = asyncio.get_running_loop()
-    asked = asyncio.Event()
+    stopping = asyncio.Event()
     server = Server(settings)
-    names = ", ".join(one.name for one in settings.models)
+    names = ", ".join(model.name for model in settings.models)
     _log.info("inferencer starts: %s; TensorFlow is imported first, for workers: %d", names, settings.workers)
-    stop.arm(lambda: loop.is_closed() or loop.call_soon_threadsafe(asked.set))
-    await serve(server, settings, asked)
+    stop.arm(lambda: loop.is_closed() or loop.call_soon_threadsafe(stopping.set))
+    await serve(server, settings, stopping)
 
 
 async def serve(server: Server, settings: Settings, stop: asyncio.Event) -> None:
     """Serve until `stop` is set. Raises SettingsError where a port is taken."""
-    theirs = settings.tf_serving
-    if theirs is not None and theirs.changing_nothing:
-        _log.warning("flags that change nothing here: %s", ", ".join(theirs.changing_nothing))
+    tf_serving = settings.tf_serving
+    if tf_serving is not None and tf_serving.changing_nothing:
+        _log.warning("flags that change nothing here: %s", ", ".join(tf_serving.changing_nothing))
     starting, stopping = asyncio.ensure_future(server.start()), asyncio.ensure_future(stop.wait())
     await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
     if not starting.done():

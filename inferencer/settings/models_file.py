@@ -95,16 +95,16 @@ def _model(name: str, table: Any, base: Path, where: str) -> dict[str, Any]:
 def _values(table: Any, known: Mapping[str, tuple[str, Read]], where: str) -> dict[str, Any]:
     if not isinstance(table, dict):
         raise SettingsError(f"{where} expected a table, found {_shown(table)}")
-    found = {}
+    values = {}
     for key, value in table.items():
         if key not in known:
             raise SettingsError(f"{where} {key}: expected one of {', '.join(known)}, found {key!r}")
         name, reading = known[key]
         try:
-            found[name] = reading(value)
+            values[name] = reading(value)
         except ArgumentTypeError as error:
             raise SettingsError(f"{where} {key}: {error}") from error
-    return found
+    return values
 
 
 # What each key is called in our settings, and how its value is read ---------------------------------------------------
@@ -165,8 +165,8 @@ def _path(base: Path) -> Read:
 
 def _texts(read: Callable[[str], Any]) -> Read:
     def reading(value: Any) -> tuple[Any, ...]:
-        one_or_more = isinstance(value, list) and bool(value) and all(isinstance(one, str) for one in value)
-        return tuple(read(one) for one in _expected(value, one_or_more, "a list of texts"))
+        one_or_more = isinstance(value, list) and bool(value) and all(isinstance(text, str) for text in value)
+        return tuple(read(text) for text in _expected(value, one_or_more, "a list of texts"))
 
     return reading
 
@@ -187,13 +187,13 @@ def _labels(value: Any) -> dict[str, int]:
 
 
 def _connect(value: Any) -> tuple[str, str]:
-    two = isinstance(value, list) and len(value) == 2 and all(isinstance(one, str) for one in value)
+    two = isinstance(value, list) and len(value) == 2 and all(isinstance(model, str) for model in value)
     first, second = _expected(value, two and value[0] != value[1], 'two models, such as ["encoder", "head"]')
     return first, second
 
 
 def _joints(value: Any) -> dict[str, str]:
-    good = isinstance(value, dict) and bool(value) and all(isinstance(one, str) for one in value.values())
+    good = isinstance(value, dict) and bool(value) and all(isinstance(output, str) for output in value.values())
     return dict(_expected(value, good, 'a table from inputs to outputs, such as { features = "embedding" }'))
 
 

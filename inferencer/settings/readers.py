@@ -37,7 +37,7 @@ def host(text: str) -> str:
 
 def tensors(text: str) -> tuple[str, ...]:
     """Names of tensors between commas."""
-    return tuple(tensor(one.strip(), instead_of=text) for one in text.split(","))
+    return tuple(tensor(part.strip(), instead_of=text) for part in text.split(","))
 
 
 def tensor(text: str, *, instead_of: str | None = None) -> str:

@@ -119,8 +119,8 @@ class Ports(NamedTuple):
 def parse(arguments: Sequence[str]) -> Settings:
     """Raises SettingsError, or StoreError for a store that cannot be one."""
     check_text(arguments)
-    found = flags.parser().parse_args(arguments)
-    given = vars(found)
+    parsed = flags.parser().parse_args(arguments)
+    given = vars(parsed)
     config, models = given.pop("config", None), given.pop("model", None)
     of_models = {key: given.pop(key) for key in flags.OF_MODELS if key in given}
     if (config is None) == (models is None):
@@ -165,38 +165,40 @@ def check_models(models: Collection[AnySettings], *, known: Collection[AnySettin
 
     The stores of those that are `known` are not looked at: one may be on a file system that answers no more.
     """
-    stores = {one.name: one for one in models if isinstance(one, ModelSettings)}
-    names = [one.name for one in models]
-    for one in models:
-        if names.count(one.name) > 1:
-            raise SettingsError(f"model {one.name}: expected each name once, found it {names.count(one.name)} times")
-        if isinstance(one, ModelSettings):
-            if one not in known:
-                _check_model(one)
-        elif one.first == one.second or not {one.first, one.second} <= {*stores}:
+    stores = {model.name: model for model in models if isinstance(model, ModelSettings)}
+    names = [model.name for model in models]
+    for model in models:
+        if names.count(model.name) > 1:
             raise SettingsError(
-                f"model {one.name}: expected two models that have a store to connect, of {', '.join(stores) or 'none'},"
-                f" found {one.first} and {one.second}"
+                f"model {model.name}: expected each name once, found it {names.count(model.name)} times"
+            )
+        if isinstance(model, ModelSettings):
+            if model not in known:
+                _check_model(model)
+        elif model.first == model.second or not {model.first, model.second} <= {*stores}:
+            raise SettingsError(
+                f"model {model.name}: expected two models that have a store to connect, of"
+                f" {', '.join(stores) or 'none'}, found {model.first} and {model.second}"
             )
 
 
-def _check_model(one: ModelSettings) -> None:
-    if bool(one.inputs) != bool(one.outputs):
-        raise SettingsError(f"model {one.name}: expected inputs and outputs together, found one of them")
-    if one.inputs and one.graph:
-        raise SettingsError(f"model {one.name}: expected inputs and outputs, or graph, which has its own, found both")
-    check_store(one.store)
+def _check_model(model: ModelSettings) -> None:
+    if bool(model.inputs) != bool(model.outputs):
+        raise SettingsError(f"model {model.name}: expected inputs and outputs together, found one of them")
+    if model.inputs and model.graph:
+        raise SettingsError(f"model {model.name}: expected inputs and outputs, or graph, which has its own, found both")
+    check_store(model.store)
 
 
 def check_store(path: Path) -> None:
     """A store may be missing, as long as nobody publishes. Raises StoreError for what never can be one."""
     try:
-        found = path.stat()
+        status = path.stat()
     except FileNotFoundError:
         return
     except OSError as error:
         raise StoreError(path, f"cannot be read: {error.strerror}") from error
-    if not stat.S_ISDIR(found.st_mode):
+    if not stat.S_ISDIR(status.st_mode):
         raise StoreError(path, "expected a directory, found a file")
     if not os.access(path, os.R_OK | os.X_OK):
         raise StoreError(path, "cannot be read: permission denied; the user that runs this must be able to list it")

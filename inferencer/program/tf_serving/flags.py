@@ -105,7 +105,7 @@ def _settings(flags: Mapping[str, Any]) -> Settings:
             port=bool(port),
             http=bool(rest_port),
             socket=socket,
-            channel_arguments=tuple(one for one in arguments if one[0] not in _MESSAGES),
+            channel_arguments=tuple(argument for argument in arguments if argument[0] not in _MESSAGES),
             metrics_path=_metrics_path(flags.get("monitoring_config_file")),
             config_file=config_file,
             config_poll_seconds=poll or None,
@@ -126,23 +126,23 @@ def _models(flags: Mapping[str, Any], config_file: Path | None) -> tuple[ModelSe
         return (ModelSettings(name=flags["model_name"], store=flags["model_base_path"]),)
     config = read(config_file, model_server_config_pb2.ModelServerConfig, "--model_config_file")
     try:
-        return tuple(_model(one) for one in config.model_config_list.config)
+        return tuple(_model(model) for model in config.model_config_list.config)
     except argparse.ArgumentTypeError as error:
         raise SettingsError(f"--model_config_file {config_file}: {error}") from error
 
 
 def _model(config: Any) -> ModelSettings:
     """Where it is; its versions and labels are chosen as soon as it is looked at, as by HandleReloadConfigRequest."""
-    found = ModelSettings(name=readers.name(config.name), store=_base_path(config.base_path))
+    model = ModelSettings(name=readers.name(config.name), store=_base_path(config.base_path))
     count = config.model_version_policy.latest.num_versions
-    return ModelSettings(name=found.name, store=found.store, resident=count) if 0 < count <= 1000 else found
+    return ModelSettings(name=model.name, store=model.store, resident=count) if 0 < count <= 1000 else model
 
 
 def _metrics_path(path: Path | None) -> str | None:
     if path is None:
         return None
-    found = read(path, tf_serving_pb2.MonitoringConfig, "--monitoring_config_file").prometheus_config
-    return (found.path or _METRICS_PATH) if found.enable else None
+    config = read(path, tf_serving_pb2.MonitoringConfig, "--monitoring_config_file").prometheus_config
+    return (config.path or _METRICS_PATH) if config.enable else None
 
 
 def _batching(flags: Mapping[str, Any]) -> dict[str, Any]:
@@ -150,21 +150,21 @@ def _batching(flags: Mapping[str, Any]) -> dict[str, Any]:
     path = flags.get("batching_parameters_file")
     if path is None or not flags.get("enable_batching", False):
         return {}
-    found = read(path, tf_serving_pb2.BatchingParameters, "--batching_parameters_file")
-    if not found.HasField("max_batch_size"):
+    parameters = read(path, tf_serving_pb2.BatchingParameters, "--batching_parameters_file")
+    if not parameters.HasField("max_batch_size"):
         return {}
     try:
-        return {"batch_rows": read_rows(str(found.max_batch_size.value))}
+        return {"batch_rows": read_rows(str(parameters.max_batch_size.value))}
     except argparse.ArgumentTypeError as error:
         raise SettingsError(f"--batching_parameters_file {path}: max_batch_size: {error}") from error
 
 
 def _message_bytes(arguments: Sequence[tuple[str, int | str]]) -> dict[str, Any]:
     """The largest request or answer: what is said of either. -1 is gRPC's word for no limit."""
-    found = [value for name, value in arguments if name in _MESSAGES and isinstance(value, int)]
-    if not found:
+    limits = [value for name, value in arguments if name in _MESSAGES and isinstance(value, int)]
+    if not limits:
         return {}
-    most = _MOST_BYTES if min(found) < 0 else min(max(found), _MOST_BYTES)
+    most = _MOST_BYTES if min(limits) < 0 else min(max(limits), _MOST_BYTES)
     return {"message_bytes": max(1, most)}
 
 
@@ -261,13 +261,13 @@ def _tags(text: str) -> str:
 
 
 def _channel_arguments(text: str) -> tuple[tuple[str, int | str], ...]:
-    found: list[tuple[str, int | str]] = []
-    for one in filter(None, text.split(",")):
-        name, equals, value = one.partition("=")
+    arguments: list[tuple[str, int | str]] = []
+    for argument in filter(None, text.split(",")):
+        name, equals, value = argument.partition("=")
         if not (name and equals):
-            raise argparse.ArgumentTypeError(f"expected NAME=VALUE, found {one!r}")
-        found.append((name, int(value) if value.lstrip("-").isdecimal() else value))
-    return tuple(found)
+            raise argparse.ArgumentTypeError(f"expected NAME=VALUE, found {argument!r}")
+        arguments.append((name, int(value) if value.lstrip("-").isdecimal() else value))
+    return tuple(arguments)
 
 
 def _version() -> str:

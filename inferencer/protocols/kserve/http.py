@@ -63,9 +63,9 @@ _PATHS = tuple((method, re.compile(path, re.ASCII), call) for (method, path), ca
 def request_of(method: str, path: str) -> tuple[str, Any]:
     """The call of the gRPC service that a path means, and its request. Raises RequestError where it means none."""
     for of, pattern, call in _PATHS:
-        if of == method and (found := pattern.fullmatch(path)):
+        if of == method and (match := pattern.fullmatch(path)):
             message = message_factory.GetMessageClass(_SERVICE.methods_by_name[call].input_type)()
-            for field, text in found.groupdict().items():
+            for field, text in match.groupdict().items():
                 named = f"model_{field}" if call == "ModelInfer" else field
                 if text is not None and named in message.DESCRIPTOR.fields_by_name:  # what is not offered has none
                     setattr(message, named, unquote(text))
@@ -96,7 +96,7 @@ def _plain(message: Any) -> Any:
         return message
     if isinstance(message, Message):
         return {field.name: _plain(getattr(message, field.name)) for field in message.DESCRIPTOR.fields}
-    return [_plain(one) for one in message]
+    return [_plain(element) for element in message]
 
 
 class Infer:
@@ -158,13 +158,13 @@ class Infer:
         parts, behind = [written(head)[:-1], b', "outputs": ['], []
         for name in self._outputs or question.resident.graph.signatures[question.signature].outputs:
             array = answer[name]
-            said = {"name": name, "datatype": tensors.datatype_of(array), "shape": list(array.shape)}
+            described = {"name": name, "datatype": tensors.datatype_of(array), "shape": list(array.shape)}
             parts.append(b", " if len(parts) > 2 else b"")
             if self._outputs.get(name, self._binary):
                 behind.append(tensors.to_raw(array))
-                parts.append(written({**said, "parameters": {_SIZE: len(behind[-1])}}))
+                parts.append(written({**described, "parameters": {_SIZE: len(behind[-1])}}))
             else:
-                parts += [written(said)[:-1], b', "data": ', *nested(name, array.reshape(-1)), b"}"]
+                parts += [written(described)[:-1], b', "data": ', *nested(name, array.reshape(-1)), b"}"]
         text = b"".join((*parts, b"]}"))
         if not behind:
             return text, {}

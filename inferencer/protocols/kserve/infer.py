@@ -58,7 +58,7 @@ class ModelInfer:
             model_name=question.model, model_version=str(question.resident.version.number), id=request.id
         )
         names = question.outputs or question.resident.graph.signatures[question.signature].outputs
-        raw = not any(one.HasField("contents") for one in request.inputs)
+        raw = not any(tensor.HasField("contents") for tensor in request.inputs)
         tensors.fill(response, {name: answer[name] for name in names}, raw=raw)
         return response
 
@@ -70,7 +70,7 @@ def question_of(request: pb.ModelInferRequest, resident: Resident, arrays: ReadA
         _check(named)
     signature = _signature(request.parameters)
     heads = tensors.outlines(request.inputs)
-    outputs = tuple(one.name for one in request.outputs)
+    outputs = tuple(output.name for output in request.outputs)
     resident.graph.check_inputs(signature, heads, outputs)  # before memory is spent on any of them
     _check_outputs(resident, signature, outputs)
     return Question(request.model_name, resident, signature, arrays(heads), outputs)
@@ -99,10 +99,10 @@ def _signature(parameters: Mapping[str, pb.InferParameter]) -> str:
 
 def _check(named: Iterable[Any]) -> None:
     """Raise NotImplementedError where one is to be anywhere but in the message, or to be something else."""
-    for one in named:
-        for parameter, why in _REFUSED.items() if one.parameters else ():
-            if parameter in one.parameters:
-                raise NotImplementedError(f"{one.name!r}: {why}")
+    for tensor in named:
+        for parameter, why in _REFUSED.items() if tensor.parameters else ():
+            if parameter in tensor.parameters:
+                raise NotImplementedError(f"{tensor.name!r}: {why}")
 
 
 def _check_outputs(resident: Resident, signature: str, outputs: Sequence[str]) -> None:
@@ -122,15 +122,15 @@ class ModelStreamInfer:
         self.draining = draining
 
     def answered(self, response: bytes) -> bytes:
-        found = pb.ModelInferResponse.FromString(response)
-        found.parameters["triton_final_response"].bool_param = True  # there is one to each request
-        return pb.ModelStreamInferResponse(infer_response=found).SerializeToString()
+        answer = pb.ModelInferResponse.FromString(response)
+        answer.parameters["triton_final_response"].bool_param = True  # there is one to each request
+        return pb.ModelStreamInferResponse(infer_response=answer).SerializeToString()
 
     def refused(self, request: bytes, text: str) -> bytes:
         """With the id, where there is one to be read, which takes no memory however large the request is."""
         try:
-            asked = beginning(pb.ModelInferRequest, request).id
+            identity = beginning(pb.ModelInferRequest, request).id
         except DecodeError:
-            asked = ""
-        response = pb.ModelStreamInferResponse(error_message=text, infer_response=pb.ModelInferResponse(id=asked))
+            identity = ""
+        response = pb.ModelStreamInferResponse(error_message=text, infer_response=pb.ModelInferResponse(id=identity))
         return response.SerializeToString()

@@ -89,16 +89,16 @@ class KServe:
     async def RepositoryIndex(self, request: pb.RepositoryIndexRequest, context: Any) -> pb.RepositoryIndexResponse:
         _check_repository(request.repository_name)
         response = pb.RepositoryIndexResponse()
-        for one in self._models:
-            status = one.status()
+        for model in self._models:
+            status = model.status()
             courses = status.courses()
             for course in courses:
                 state = _STATES[course.stage]
                 if state == "READY" or not request.ready:
-                    response.models.add(name=one.name, version=str(course.number), state=state, reason=course.reason)
+                    response.models.add(name=model.name, version=str(course.number), state=state, reason=course.reason)
             if not courses and not request.ready:
                 reason = status.last_error or f"store {status.store} has no version yet"
-                response.models.add(name=one.name, state="UNAVAILABLE", reason=reason)
+                response.models.add(name=model.name, state="UNAVAILABLE", reason=reason)
         return response
 
     async def RepositoryModelLoad(
@@ -115,7 +115,7 @@ class KServe:
         synced = asyncio.ensure_future(_synced(followers, context))
         try:
             await asyncio.wait({synced}, timeout=_LOOK_SECONDS)
-            empty = [one.status() for one in followers if one.status().published is None]
+            empty = [follower.status() for follower in followers if follower.status().published is None]
             if empty and not synced.done():
                 why = empty[0].last_error or f"store {empty[0].store} has no version yet"
                 raise NotServingError(request.model_name, why)
@@ -137,17 +137,17 @@ class KServe:
     async def ModelStatistics(self, request: pb.ModelStatisticsRequest, context: Any) -> pb.ModelStatisticsResponse:
         """Of what answered since the start, and of what may; one that left long ago is not told apart any more."""
         response = pb.ModelStatisticsResponse()
-        for one in self._models.some(request.name):
-            found = self._metrics.statistics(one.name)
-            resident = {str(number): Statistics() for number in one.status().resident}
-            versions = {**resident, **found}
+        for model in self._models.some(request.name):
+            counted = self._metrics.statistics(model.name)
+            resident = {str(number): Statistics() for number in model.status().resident}
+            versions = {**resident, **counted}
             if request.version and request.version not in versions:
                 number = taken(self._models, request.name, request.version).version.number
                 versions = {str(number): versions.get(str(number), Statistics())}
             elif request.version:
                 versions = {request.version: versions[request.version]}
             for version in sorted(versions, key=int):
-                response.model_stats.append(_statistics(one.name, version, versions[version]))
+                response.model_stats.append(_statistics(model.name, version, versions[version]))
         return response
 
     # Not offered ------------------------------------------------------------------------------------------------------
@@ -164,7 +164,7 @@ class KServe:
 
 
 async def _synced(followers: Iterable[Follower], context: Any) -> None:
-    await asyncio.gather(*(wait(one, Action.SYNC, context) for one in followers))
+    await asyncio.gather(*(wait(follower, Action.SYNC, context) for follower in followers))
 
 
 def _check_repository(name: str) -> None:
@@ -172,17 +172,17 @@ def _check_repository(name: str) -> None:
         raise InputError("repository_name", expected="none: there is one repository", found=repr(name))
 
 
-def _statistics(model: str, version: str, one: Statistics) -> pb.ModelStatistics:
+def _statistics(model: str, version: str, statistics: Statistics) -> pb.ModelStatistics:
     return pb.ModelStatistics(
         name=model,
         version=version,
-        last_inference=int(one.last * 1e3),
-        inference_count=one.rows,
-        execution_count=one.calls,
+        last_inference=int(statistics.last * 1e3),
+        inference_count=statistics.rows,
+        execution_count=statistics.calls,
         inference_stats=pb.InferStatistics(
-            success=_duration(one.succeeded, one.succeeded_seconds),
-            fail=_duration(one.failed, one.failed_seconds),
-            compute_infer=_duration(one.computed, one.computed_seconds),
+            success=_duration(statistics.succeeded, statistics.succeeded_seconds),
+            fail=_duration(statistics.failed, statistics.failed_seconds),
+            compute_infer=_duration(statistics.computed, statistics.computed_seconds),
         ),
     )
 

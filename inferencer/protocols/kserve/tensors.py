@@ -51,7 +51,10 @@ _FIELDS: Mapping[str, str] = {  # FP16 and BF16 have none: they come raw
     "FP64": "fp64_contents",
     "BYTES": "bytes_contents",
 }
-_NAMES: Mapping[str, str] = {"string": "BYTES", **{one.name: name for name, one in _DTYPES.items() if name != "BYTES"}}
+_NAMES: Mapping[str, str] = {
+    "string": "BYTES",
+    **{dtype.name: name for name, dtype in _DTYPES.items() if name != "BYTES"},
+}
 _LENGTH = struct.Struct("<I")
 
 
@@ -62,25 +65,25 @@ def datatype(dtype: str) -> str | None:
 
 def outlines(tensors: Sequence[pb.ModelInferRequest.InferInputTensor]) -> dict[str, TensorHeader]:
     """What inputs say of themselves. Raises InputError where one can be no array."""
-    found: dict[str, TensorHeader] = {}
-    for one in tensors:
-        what = f"input {one.name!r}"
-        if one.name in found:
+    headers: dict[str, TensorHeader] = {}
+    for tensor in tensors:
+        what = f"input {tensor.name!r}"
+        if tensor.name in headers:
             raise InputError(what, expected="each input once", found="it again")
-        dtype = _DTYPES.get(one.datatype)
+        dtype = _DTYPES.get(tensor.datatype)
         if dtype is None:
-            raise InputError(f"{what}, datatype", expected=f"one of {', '.join(_DTYPES)}", found=repr(one.datatype))
-        check_rank(len(one.shape), what)  # before a stranger's millions are looked at
-        shape = tuple(one.shape)
+            raise InputError(f"{what}, datatype", expected=f"one of {', '.join(_DTYPES)}", found=repr(tensor.datatype))
+        check_rank(len(tensor.shape), what)  # before a stranger's millions are looked at
+        shape = tuple(tensor.shape)
         check_shape(shape, what, dtype.itemsize)
-        found[one.name] = TensorHeader(what, dtype, shape)
-    return found
+        headers[tensor.name] = TensorHeader(what, dtype, shape)
+    return headers
 
 
 def arrays(request: pb.ModelInferRequest, heads: Mapping[str, TensorHeader]) -> dict[str, Array]:
     """What inputs hold whose outlines were found to fit. Raises InputError where it is not what they say."""
     raw = request.raw_input_contents
-    typed = [one.name for one in request.inputs if one.HasField("contents")]
+    typed = [tensor.name for tensor in request.inputs if tensor.HasField("contents")]
     if raw and typed:
         found = f"contents of {typed[0]!r} as well"
         raise InputError("inputs", expected="all of them in raw_input_contents, or none", found=found)
@@ -89,8 +92,8 @@ def arrays(request: pb.ModelInferRequest, heads: Mapping[str, TensorHeader]) -> 
     if raw:
         flat = [of_raw(head, content) for head, content in zip(heads.values(), raw, strict=True)]
     else:
-        flat = [_of_contents(heads[one.name], one) for one in request.inputs]
-    return {name: one.reshape(head.shape) for (name, head), one in zip(heads.items(), flat, strict=True)}
+        flat = [_of_contents(heads[tensor.name], tensor) for tensor in request.inputs]
+    return {name: array.reshape(head.shape) for (name, head), array in zip(heads.items(), flat, strict=True)}
 
 
 def of_raw(head: TensorHeader, content: bytes) -> Array:
@@ -128,7 +131,7 @@ def _of_contents(head: TensorHeader, tensor: pb.ModelInferRequest.InferInputTens
     if field is None:
         found = "contents" if tensor.HasField("contents") else "none"
         raise InputError(str(head), expected=f"{tensor.datatype} in raw_input_contents", found=found)
-    other = [one.name for one, _ in tensor.contents.ListFields() if one.name != field]
+    other = [other_field.name for other_field, _ in tensor.contents.ListFields() if other_field.name != field]
     if other:
         raise InputError(str(head), expected=f"{tensor.datatype} in {field}", found=", ".join(other))
     values = getattr(tensor.contents, field)
@@ -153,7 +156,7 @@ def fill(response: pb.ModelInferResponse, outputs: Mapping[str, Array], *, raw: 
     Where one of them has no such field, all are raw.
     """
     names = {name: datatype_of(array) for name, array in outputs.items()}
-    raw = raw or any(one not in _FIELDS for one in names.values())
+    raw = raw or any(name not in _FIELDS for name in names.values())
     for name, array in outputs.items():
         tensor = response.outputs.add(name=name, datatype=names[name], shape=array.shape)
         if raw:
@@ -171,7 +174,7 @@ def to_raw(array: Array) -> bytes:
     """Its bytes; strings each after its length in four bytes."""
     if array.dtype != object:
         return array.tobytes()
-    return b"".join(part for one in array.flat for part in (_LENGTH.pack(len(one)), one))
+    return b"".join(part for string in array.flat for part in (_LENGTH.pack(len(string)), string))
 
 
 def described(specs: Mapping[str, TensorSpec]) -> list[pb.ModelMetadataResponse.TensorMetadata]:
@@ -179,9 +182,9 @@ def described(specs: Mapping[str, TensorSpec]) -> list[pb.ModelMetadataResponse.
     of = pb.ModelMetadataResponse.TensorMetadata
     return [
         of(
-            name=one.name,
-            datatype=datatype(one.dtype) or one.dtype.upper(),
-            shape=[-1] if one.shape is None else [-1 if size is None else size for size in one.shape],
+            name=spec.name,
+            datatype=datatype(spec.dtype) or spec.dtype.upper(),
+            shape=[-1] if spec.shape is None else [-1 if size is None else size for size in spec.shape],
         )
-        for one in specs.values()
+        for spec in specs.values()
     ]

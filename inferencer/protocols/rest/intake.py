@@ -35,14 +35,14 @@ class EncodingError(RequestError):
 
 def known(encoding: str) -> str:
     """ "gzip", "deflate", or "" for none. Raises EncodingError."""
-    found = encoding.strip().lower()
-    if found in ("", "identity"):
+    name = encoding.strip().lower()
+    if name in ("", "identity"):
         return ""
-    if found in ("gzip", "x-gzip"):
+    if name in ("gzip", "x-gzip"):
         return "gzip"
-    if found != "deflate":
+    if name != "deflate":
         raise EncodingError(encoding[:40])
-    return found
+    return name
 
 
 def unpacked(content: bytes, encoding: str) -> Iterator[bytes]:
@@ -160,9 +160,9 @@ class Intake:
         """
         if lacking := share.lacks(size):
             waiting = [*self._waiting.values()]
-            newer = waiting[[one.share for one in waiting].index(share) + 1 :] if share in self._waiting else waiting
-            large = [one for one in newer if one.share.size >= LARGE]
-            if sum(one.share.size for one in large) >= lacking:
+            newer = waiting[[body.share for body in waiting].index(share) + 1 :] if share in self._waiting else waiting
+            large = [body for body in newer if body.share.size >= LARGE]
+            if sum(body.share.size for body in large) >= lacking:
                 while share.lacks(size):
                     large.pop().refuse()
         share.need(size)
@@ -192,8 +192,8 @@ class Intake:
 
     async def _unpacked(self, content: bytes, encoding: str, share: MemoryShare) -> bytes:
         parts: list[bytes] = []
-        size, found = 0, unpacked(content, encoding)
-        while part := await self._aside(partial(next, found, b"")):
+        size, unpacking = 0, unpacked(content, encoding)
+        while part := await self._aside(partial(next, unpacking, b"")):
             size += len(part)
             self._hold(part, size, parts, share)
             _check_times(size, len(content))

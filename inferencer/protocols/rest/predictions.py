@@ -66,14 +66,14 @@ class Route:
 
 def route(method: str, path: str) -> Route:
     """The path as it came, without its query. Raises RequestError for what begins with /v1/ and means nothing."""
-    found = {"POST": _CALL, "GET": _LOOK}.get(method, _LOOK).fullmatch(path)
-    if found is None or method not in ("GET", "POST"):
+    match = {"POST": _CALL, "GET": _LOOK}.get(method, _LOOK).fullmatch(path)
+    if match is None or method not in ("GET", "POST"):
         expected = (
             "GET /v1/models/NAME[/versions/N|/labels/L][/metadata] or POST"
             " /v1/models/NAME[/versions/N|/labels/L]:predict|:classify|:regress"
         )
         raise RequestError(f"request: expected {expected}, found {method} {path}")
-    model, version, label, call = found.groups()
+    model, version, label, call = match.groups()
     if version is not None and int(version[:20]) > _MOST:
         raise RequestError(f"version: expected a number up to {_MOST}, found {version}")
     number = None if version is None else int(version)

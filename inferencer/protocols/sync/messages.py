@@ -34,7 +34,8 @@ def of_status(status: Status) -> pb.ModelStatus:
         serving=None if status.serving is None else of_version(status.serving),
         resident=status.resident,
         quarantined=[
-            pb.Quarantine(number=one.number, reason=one.reason, since=one.since) for one in status.quarantined
+            pb.Quarantine(number=quarantined.number, reason=quarantined.reason, since=quarantined.since)
+            for quarantined in status.quarantined
         ],
         lag_seconds=status.lag_seconds,
         lag_steps=status.lag_steps,

@@ -38,7 +38,7 @@ class SyncService:
         self._told = told or _nobody
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Any) -> pb.GetStatusResponse:
-        return pb.GetStatusResponse(models=[of_status(one.status()) for one in self._models.some(request.model)])
+        return pb.GetStatusResponse(models=[of_status(model.status()) for model in self._models.some(request.model)])
 
     async def Sync(self, request: pb.SyncRequest, context: Any) -> AsyncIterator[pb.SyncProgress]:
         follower = self._models.follower(request.model)
@@ -90,8 +90,8 @@ class SyncService:
                         changed = asyncio.ensure_future(self._models.changed.wait())
                         feed.follow(self._models.followers(request.model))
             finally:
-                for one in (ended, changed, news):
-                    one.cancel()
+                for waiting in (ended, changed, news):
+                    waiting.cancel()
 
     async def Pin(self, request: pb.PinRequest, context: Any) -> pb.ModelStatus:
         return await self._change(request, Action.PIN, context, _number(request))

@@ -38,8 +38,8 @@ async def publish(address: str, *, model: str, store: Path, seconds: float | Non
             except grpc.aio.AioRpcError as error:
                 if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
                     raise TimeoutError(f"the trainer at {address} did not publish in time") from None
-                said = " ".join((error.details() or error.code().name).split())
-                raise SyncError(f"the trainer at {address} did not publish: {said}") from None
+                why = " ".join((error.details() or error.code().name).split())
+                raise SyncError(f"the trainer at {address} did not publish: {why}") from None
 
         status = await ask("GetStatus", pb.GetPublisherStatusRequest(), pb.PublisherStatus.FromString)
         if not await aside(partial(follows, store, status), f"the store of model {model!r}"):

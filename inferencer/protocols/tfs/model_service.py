@@ -53,7 +53,7 @@ def states(
     """Raises what `courses` raises, and UnknownModelError."""
     status = models.find(named(request.model_spec)).status()
     return get_model_status_pb2.GetModelStatusResponse(
-        model_version_status=[_state(one) for one in courses(status, request.model_spec)]
+        model_version_status=[_state(course) for course in courses(status, request.model_spec)]
     )
 
 
@@ -62,26 +62,26 @@ def courses(status: Status, spec: model_pb2.ModelSpec) -> list[Course]:
 
     Raises NotServingError where there is nothing to tell yet, UnknownVersionError, UnknownLabelError.
     """
-    found = {one.number: one for one in status.courses()}
-    if not found:
+    by_number = {course.number: course for course in status.courses()}
+    if not by_number:
         raise NotServingError(status.model, f"store {status.store} has no version yet")
     choice = spec.WhichOneof("version_choice")
     if choice is None:
-        return list(found.values())
+        return list(by_number.values())
     if choice == "version_label" and spec.version_label not in status.labels:
         raise UnknownLabelError(status.model, spec.version_label, status.labels)
     number = status.labels[spec.version_label] if choice == "version_label" else spec.version.value
-    if choice == "version" and number == 0 not in found:  # some clients say so when they name none
-        return list(found.values())
-    if number not in found:
-        raise UnknownVersionError(f"model {status.model!r}", number, found)
-    return [found[number]]
+    if choice == "version" and number == 0 not in by_number:  # some clients say so when they name none
+        return list(by_number.values())
+    if number not in by_number:
+        raise UnknownVersionError(f"model {status.model!r}", number, by_number)
+    return [by_number[number]]
 
 
 def _state(course: Course) -> get_model_status_pb2.ModelVersionStatus:
-    found = _Message(version=course.number, state=_STATES[course.stage])
-    found.status.SetInParent()  # OK, where nothing is said
+    message = _Message(version=course.number, state=_STATES[course.stage])
+    message.status.SetInParent()  # OK, where nothing is said
     if course.reason:
-        found.status.error_code = grpc.StatusCode.FAILED_PRECONDITION.value[0]
-        found.status.error_message = course.reason
-    return found
+        message.status.error_code = grpc.StatusCode.FAILED_PRECONDITION.value[0]
+        message.status.error_message = course.reason
+    return message

@@ -105,7 +105,7 @@ class Configuring:
 
     async def _apply(self, config: model_server_config_pb2.ModelServerConfig, allowed: Allowed | None) -> None:
         async with self._lock:
-            there = tuple(one.settings for one in self._models)
+            there = tuple(model.settings for model in self._models)
             wanted = await aside(partial(read, config, there, self._said, allowed), "a look at base paths")
             try:
                 await self._apply_models(wanted.models, wanted.changes)
@@ -132,17 +132,16 @@ def read(
     Looks at base paths. Raises RequestError.
     """
     if config.WhichOneof("config") != "model_config_list":
-        found = config.WhichOneof("config") or "none"
-        raise InputError("config", expected="a model_config_list", found=found)
+        raise InputError("config", expected="a model_config_list", found=config.WhichOneof("config") or "none")
     listed = config.model_config_list.config
     if len(listed) > _MOST_MODELS:
         raise InputError("model_config_list", expected=f"at most {_MOST_MODELS} models", found=len(listed))
-    for name, count in Counter(one.name for one in listed).items():
+    for name, count in Counter(model.name for model in listed).items():
         if count > 1:
             raise InputError(f"config of model {name!r}", expected="one", found=count)
-    known = {one.name: one for one in there}
-    settings = tuple(_settings(one, known.get(one.name), allowed) for one in listed)
-    changes = {one.name: _change(one, said.get(one.name, Said())) for one in listed}
+    known = {model.name: model for model in there}
+    settings = tuple(_settings(model, known.get(model.name), allowed) for model in listed)
+    changes = {model.name: _change(model, said.get(model.name, Said())) for model in listed}
     now = {name: Said(change.pinned is not None, change.labels.keys()) for name, change in changes.items()}
     return Wanted(settings, changes, now)
 
