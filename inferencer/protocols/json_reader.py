@@ -23,6 +23,7 @@ _MOST_LEVELS = 100
 _NAMED = 8  # keys that an error shows
 _SPACE = b" \t\n\r"
 _STRING = re.compile(rb'(?:[^"\\]+|\\u[0-9a-fA-F]{4}|\\[^u])*', re.DOTALL)
+_KEY = re.compile(rb'("(?:[^"\\]|\\.)*")[ \t\n\r]*:', re.DOTALL)
 _CONSTANTS = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
 _LIST, _OBJECT, _TEXT, _NUMBER = 64, 256, 96, 40  # bytes that each of these takes in Python, at most
 
@@ -277,8 +278,10 @@ class _Reader:
         members: dict[str, Any] = {}
         for begin, stop in self._runs(at, end, depth):
             if stop - begin > WINDOW:
-                key, after = self._key(begin)
-                more = {key: self._value(*self._trimmed(after, stop), depth)}
+                key = _KEY.match(self._content, begin, begin + WINDOW)
+                if key is None:
+                    raise _misplaced("no name of a key, or no colon after it", begin)
+                more = {self._whole(begin, key.end(1)): self._value(*self._trimmed(key.end(), stop), depth)}
             else:
                 self._keep(begin, stop)
                 more = self._whole(begin, stop, "{}")
@@ -286,18 +289,6 @@ class _Reader:
                 raise InputError(f"key {shown(twice.pop())}", expected="once in an object", found="2 times or more")
             members |= more
         return members
-
-    def _key(self, at: int) -> tuple[str, int]:
-        """The key of a large value, and where what follows its colon begins."""
-        content = self._content[at : at + WINDOW]
-        text = _decoded(content, whole=False)
-        if not text.startswith('"'):
-            raise _misplaced("no name of a key", at)
-        key, stop = self._scanned(text, at)
-        begin, _ = self._trimmed(at + len(text[:stop].encode()), at + len(content))
-        if self._content[begin : begin + 1] != b":":
-            raise _misplaced("no colon after a key", begin)
-        return key, begin + 1
 
     def _text(self, at: int, end: int) -> str:
         parts: list[str] = []
@@ -338,7 +329,7 @@ class _Reader:
 
 
 def _decoded(content: bytes, *, whole: bool = True) -> str:
-    """Text, which may end within a character where it is not the whole. Raises RequestError."""
+    """Text, of which the last character may be missing where it is not the whole. Raises RequestError."""
     try:
         return utf_8_decode(content, "strict", whole)[0]
     except UnicodeDecodeError as error:

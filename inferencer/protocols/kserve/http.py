@@ -35,35 +35,32 @@ _ALL_BINARY = "binary_data_output"
 _SIZE = "binary_data_size"
 _SERVICE = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]
 _MODEL = r"/v2/models/(?P<name>[^/]+)(?:/versions/(?P<version>[^/]+))?"
-_CALLS = {
-    ("GET", r"/v2/?"): "ServerMetadata",
-    ("GET", "/v2/health/live"): "ServerLive",
-    ("GET", "/v2/health/ready"): "ServerReady",
-    ("GET", "/v2/models/stats"): "ModelStatistics",
-    ("GET", f"{_MODEL}/?"): "ModelMetadata",
-    ("GET", f"{_MODEL}/ready"): "ModelReady",
-    ("GET", f"{_MODEL}/stats"): "ModelStatistics",
-    ("GET", f"{_MODEL}/config"): "ModelConfig",
-    ("POST", f"{_MODEL}/infer"): "ModelInfer",
-    ("POST", "/v2/repository/index"): "RepositoryIndex",
-    ("POST", "/v2/repository/models/(?P<model_name>[^/]+)/load"): "RepositoryModelLoad",
-    ("POST", "/v2/repository/models/(?P<model_name>[^/]+)/unload"): "RepositoryModelUnload",
-    ("GET", "/v2/systemsharedmemory(?:/.*)?"): "SystemSharedMemoryStatus",
-    ("POST", "/v2/systemsharedmemory/.*"): "SystemSharedMemoryRegister",
-    ("GET", "/v2/cudasharedmemory(?:/.*)?"): "CudaSharedMemoryStatus",
-    ("POST", "/v2/cudasharedmemory/.*"): "CudaSharedMemoryRegister",
-    ("GET", "(?:/v2/models/[^/]+|/v2)/trace/setting"): "TraceSetting",
-    ("POST", "(?:/v2/models/[^/]+|/v2)/trace/setting"): "TraceSetting",
-    ("GET", "/v2/logging"): "LogSettings",
-    ("POST", "/v2/logging"): "LogSettings",
-}
-_PATHS = tuple((method, re.compile(path, re.ASCII), call) for (method, path), call in _CALLS.items())
+_PATHS = [
+    (method, re.compile(path, re.ASCII), call)
+    for method, path, call in (
+        ("GET", r"/v2/?", "ServerMetadata"),
+        ("GET", r"/v2/health/live", "ServerLive"),
+        ("GET", r"/v2/health/ready", "ServerReady"),
+        ("GET", r"/v2/models/stats", "ModelStatistics"),
+        ("GET", rf"{_MODEL}/?", "ModelMetadata"),
+        ("GET", rf"{_MODEL}/ready", "ModelReady"),
+        ("GET", rf"{_MODEL}/stats", "ModelStatistics"),
+        ("GET", rf"{_MODEL}/config", "ModelConfig"),
+        ("POST", rf"{_MODEL}/infer", "ModelInfer"),
+        ("POST", r"/v2/repository/index", "RepositoryIndex"),
+        ("POST", r"/v2/repository/models/(?P<model_name>[^/]+)/load", "RepositoryModelLoad"),
+        ("POST", r"/v2/repository/models/(?P<model_name>[^/]+)/unload", "RepositoryModelUnload"),
+        ("(GET|POST)", r"/v2/(system|cuda)sharedmemory(/.*)?", "SystemSharedMemoryStatus"),
+        ("(GET|POST)", r"/v2(/models/[^/]+)?/trace/setting", "TraceSetting"),
+        ("(GET|POST)", r"/v2/logging", "LogSettings"),
+    )
+]
 
 
 def request_of(method: str, path: str) -> tuple[str, Any]:
     """The call of the gRPC service that a path means, and its request. Raises RequestError where it means none."""
     for of, pattern, call in _PATHS:
-        if of == method and (match := pattern.fullmatch(path)):
+        if re.fullmatch(of, method) and (match := pattern.fullmatch(path)):
             message = message_factory.GetMessageClass(_SERVICE.methods_by_name[call].input_type)()
             for field, text in match.groupdict().items():
                 named = f"model_{field}" if call == "ModelInfer" else field
