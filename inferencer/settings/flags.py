@@ -95,7 +95,7 @@ def _add_models(parser: argparse.ArgumentParser) -> None:
     add(
         "--allow-op",
         dest="allowed",
-        action=_Appended,
+        action="append",
         type=readers.op,
         metavar="NAME",
         help="an op that a graph may use although it does more than compute, such as ReadFile; may be repeated",
@@ -103,7 +103,7 @@ def _add_models(parser: argparse.ArgumentParser) -> None:
     add(
         "--trainer",
         dest="trainers",
-        action=_Appended,
+        action="append",
         type=readers.trainer,
         metavar="[MODEL=]HOST:PORT",
         help="whom a fresh sync asks to publish first; repeated where models have trainers of their own",
@@ -135,7 +135,7 @@ def _add_server(parser: argparse.ArgumentParser) -> None:
     add(
         "--reload-root",
         dest="reload_roots",
-        action=_Appended,
+        action="append",
         type=readers.path,
         metavar="DIR",
         help="callers may change the models that are served (HandleReloadConfigRequest), to any whose stores are below"
@@ -166,15 +166,6 @@ def _add_server(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="the largest request or answer (default: 64)",
     )
-
-
-class _Appended(argparse.Action):
-    """Like append, as a tuple."""
-
-    def __call__(
-        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: object, option: object = None
-    ) -> None:
-        setattr(namespace, self.dest, (*getattr(namespace, self.dest, ()), values))
 
 
 def _model(text: str) -> tuple[str, Path]:

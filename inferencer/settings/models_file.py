@@ -51,13 +51,7 @@ def read(path: Path) -> ModelsFile:
 
 
 def _content(path: Path) -> dict[str, Any]:
-    try:
-        with path.open("rb") as file:
-            content = file.read(_LIMIT + 1)
-    except OSError as error:
-        raise SettingsError(f"--config {path}: cannot be read: {error.strerror}") from error
-    if len(content) > _LIMIT:
-        raise SettingsError(f"--config {path}: expected a file of at most {_LIMIT} bytes, found a larger one")
+    content = readers.content("--config", path, _LIMIT)
     try:
         return tomllib.loads(content.decode())
     except UnicodeDecodeError as error:

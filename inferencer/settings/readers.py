@@ -13,6 +13,18 @@ from paramsync.rpc.addresses import check_address
 _NAME = 200  # bytes as a file's name has them, which may be 255 with what stands around it
 
 
+def content(option: str, path: Path, limit: int) -> bytes:
+    """All of a file that an option names. Raises SettingsError."""
+    try:
+        with path.open("rb") as file:
+            whole = file.read(limit + 1)
+    except OSError as error:
+        raise SettingsError(f"{option} {path}: cannot be read: {error.strerror}") from error
+    if len(whole) > limit:
+        raise SettingsError(f"{option} {path}: expected a file of at most {limit} bytes, found a larger one")
+    return whole
+
+
 def name(text: str) -> str:
     """Of a model or a label: what may stand in a URL, a file's name and a metric as it is."""
     if not re.fullmatch(r"[\w.-]+", text):

@@ -119,8 +119,10 @@ class Ports(NamedTuple):
 def parse(arguments: Sequence[str]) -> Settings:
     """Raises SettingsError, or StoreError for a store that cannot be one."""
     check_text(arguments)
-    parsed = flags.parser().parse_args(arguments)
-    given = vars(parsed)
+    flags_given = vars(flags.parser().parse_args(arguments))
+    given: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in flags_given.items()
+    }
     config, models = given.pop("config", None), given.pop("model", None)
     of_models = {key: given.pop(key) for key in flags.OF_MODELS if key in given}
     if (config is None) == (models is None):

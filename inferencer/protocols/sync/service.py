@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, TypeAlias
+from typing import Any
 
 from paramsync.errors import InputError, SyncError
 from paramsync.following.follower import Follower
@@ -21,9 +21,6 @@ from .trainer_client import publish
 _MARGIN = 0.1  # seconds before the caller's deadline in which to say why it will not be met
 
 
-Told: TypeAlias = "Callable[[], Awaitable[None]]"
-
-
 async def _nobody() -> None:
     pass
 
@@ -31,11 +28,13 @@ async def _nobody() -> None:
 class SyncService:
     """Lives on one event loop, and never blocks it: followers answer through futures."""
 
-    def __init__(self, models: Registry, draining: asyncio.Event, told: Told | None = None) -> None:
+    def __init__(
+        self, models: Registry, draining: asyncio.Event, told: Callable[[], Awaitable[None]] = _nobody
+    ) -> None:
         """An answer comes once all are `told` what followers report, who are asked elsewhere too."""
         self._models = models
         self._draining = draining
-        self._told = told or _nobody
+        self._told = told
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Any) -> pb.GetStatusResponse:
         return pb.GetStatusResponse(models=[of_status(model.status()) for model in self._models.some(request.model)])
@@ -49,7 +48,10 @@ class SyncService:
             yield pb.SyncProgress(phase=pb.SyncProgress.PUBLISHING)
             store = follower.replica.source.path
             number = await publish(
-                self._trainer(follower.model), model=follower.model, store=store, seconds=_left(context)
+                self._trainer(follower.model),
+                model=follower.model,
+                store=store,
+                seconds=seconds_to_wait(context.time_remaining()),
             )
         yield pb.SyncProgress(phase=pb.SyncProgress.LOOKING, version=number or 0)
         with Feed([follower]) as feed:
@@ -140,9 +142,8 @@ def _restoring(events: list[Event]) -> list[pb.SyncProgress]:
     return [of_progress(event) for event in events if event.kind is EventKind.RESTORING]
 
 
-def _left(context: Any) -> float | None:
-    """How many seconds of the caller's deadline may be waited, so that it can be said what was waited for."""
-    left: float | None = context.time_remaining()
+def seconds_to_wait(left: float | None) -> float | None:
+    """Of the seconds left to a caller, so that it can be said what was waited for; None without a deadline."""
     return None if left is None else max(0.0, left - min(_MARGIN, left / 5))
 
 
@@ -151,6 +152,6 @@ async def wait(follower: Follower, action: Action, context: Any, number: int | N
     left: float | None = context.time_remaining()
     answer = asyncio.wrap_future(follower.ask(action, number, label))
     try:
-        return await asyncio.wait_for(answer, _left(context))
+        return await asyncio.wait_for(answer, seconds_to_wait(left))
     except asyncio.TimeoutError:
         raise TimeoutError(follower.late(number, left)) from None

@@ -15,6 +15,8 @@ from tensorflow_serving.config import model_server_config_pb2
 from paramsync.errors import ParamsyncError, SettingsError
 from paramsync.following.policy import Backoff
 
+from ...settings import readers
+
 _log = logging.getLogger("paramsync.inferencer")
 _OPTION = "--model_config_file"
 _LIMIT = 4 << 20  # bytes; a larger one is another file
@@ -26,13 +28,7 @@ M = TypeVar("M", bound=Message)
 
 def read(path: Path, kind: type[M], option: str) -> M:
     """All that a file says. Raises SettingsError, which begins with the option that named it."""
-    try:
-        with path.open("rb") as file:
-            content = file.read(_LIMIT + 1)
-    except OSError as error:
-        raise SettingsError(f"{option} {path}: cannot be read: {error.strerror}") from error
-    if len(content) > _LIMIT:
-        raise SettingsError(f"{option} {path}: expected a file of at most {_LIMIT} bytes, found a larger one")
+    content = readers.content(option, path, _LIMIT)
     name = f"tensorflow.serving.{kind.DESCRIPTOR.name}"
     try:
         return text_format.Parse(content.decode(), kind())

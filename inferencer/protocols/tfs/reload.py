@@ -23,8 +23,8 @@ from ...serving.call_with_timeout import aside
 from ...serving.served import Served
 from ...settings import readers
 from ...settings.settings import AnySettings, ConnectionSettings, ModelSettings
+from ..sync.service import seconds_to_wait
 
-_MARGIN = 0.1  # before the caller's deadline in which to say why it will not be met
 _PLATFORM = "tensorflow"
 _MOST_RESIDENT = 64
 _MOST_MODELS = 256  # each has a thread, and a watch on its store
@@ -92,8 +92,7 @@ class Configuring:
         task = asyncio.ensure_future(self._apply(config, allowed))
         self._tasks.add(task)
         task.add_done_callback(self._over)
-        left = None if seconds is None else max(0.0, seconds - min(_MARGIN, seconds / 5))
-        await asyncio.wait({task}, timeout=left)
+        await asyncio.wait({task}, timeout=seconds_to_wait(seconds))
         if not task.done():
             raise TimeoutError(f"the configuration was not in place within {seconds:.3g} s, and is still being applied")
         task.result()
