@@ -95,13 +95,13 @@ class PredictionServer:
 
     async def bind(self) -> tuple[int, int]:
         """Returns the ports for gRPC and HTTP, 0 for none; HTTP answers. Raises SettingsError where one is taken."""
-        from ..protocols.rest.server import Rest
+        from ..protocols.http.port import HttpPort
 
         host, tf_serving = self._settings.host, self._tf_serving
         port = self.grpc.bind(host, self._settings.port, "--port") if tf_serving.port else 0
         if tf_serving.socket is not None:
             self.grpc.bind_socket(tf_serving.socket)
-        self._rest = Rest(
+        self._rest = HttpPort(
             self.models,
             self.batching,
             self.metrics,

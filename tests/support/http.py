@@ -14,7 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from inferencer.protocols.rest.server import Rest
+from inferencer.protocols.http.port import HttpPort
 from inferencer.serving.metrics import Metrics
 from inferencer.transport.memory_budget import SHARES, MemoryBudget
 from tests.support.programs import eventually
@@ -85,7 +85,7 @@ class Named(Witness):
 class Web:
     """An HTTP port of a server that has small limits."""
 
-    rest: Rest
+    rest: HttpPort
     rest_port: int
     loop: asyncio.AbstractEventLoop
     port: int = 0
@@ -110,7 +110,7 @@ def small_limits(folder: Path, *, patience: float = 1.0) -> Iterator[Web]:
     async def start() -> Web:
         server = running.server
         room = MemoryBudget(SHARES * 4 * MB)
-        rest = Rest(
+        rest = HttpPort(
             server.models,
             server.predicting.batching,
             Metrics(server.models),

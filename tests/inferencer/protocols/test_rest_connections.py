@@ -12,7 +12,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from inferencer.protocols.rest.connections import _Connection
+from inferencer.protocols.http.connections import _Connection
 from tests.support.http import Got, Web, call, small_limits
 from tests.support.programs import eventually
 from tests.support.running import LONG
@@ -76,7 +76,7 @@ def test_a_burst_of_requests_that_fits_is_answered_without_an_exception(web: Web
 
 
 def test_connections_that_say_nothing_make_room_for_those_that_do(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("inferencer.protocols.rest.connections._MOST", 4)
+    monkeypatch.setattr("inferencer.protocols.http.connections._MOST", 4)
     with ExitStack() as stack:
         for _ in range(4):
             connected(web, stack)
@@ -91,8 +91,8 @@ def test_connections_that_say_nothing_make_room_for_those_that_do(web: Web, monk
 
 
 def test_connections_that_wait_for_nothing_make_room_for_new_ones(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("inferencer.protocols.rest.connections._MOST", 4)
-    monkeypatch.setattr("inferencer.protocols.rest.connections._BRIEFLY", 1000)
+    monkeypatch.setattr("inferencer.protocols.http.connections._MOST", 4)
+    monkeypatch.setattr("inferencer.protocols.http.connections._BRIEFLY", 1000)
     asked = b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n"
     with ExitStack() as stack:
         for _ in range(12):  # each was answered, and is kept by a client that says nothing more
@@ -104,8 +104,8 @@ def test_connections_that_wait_for_nothing_make_room_for_new_ones(web: Web, monk
 
 
 def test_a_connection_on_which_something_came_does_not_make_room(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("inferencer.protocols.rest.connections._MOST", 1)
-    monkeypatch.setattr("inferencer.protocols.rest.connections._MORE", 0)
+    monkeypatch.setattr("inferencer.protocols.http.connections._MOST", 1)
+    monkeypatch.setattr("inferencer.protocols.http.connections._MORE", 0)
     with ExitStack() as stack:
         first = connected(web, stack)
         first.sendall(HEALTH)
@@ -154,8 +154,8 @@ def test_what_is_no_http_gets_our_error_and_names_no_library(
 
 
 def test_health_is_told_while_all_connections_are_busy(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("inferencer.protocols.rest.connections._MOST", 4)
-    monkeypatch.setattr("inferencer.protocols.rest.connections._MORE", 2)
+    monkeypatch.setattr("inferencer.protocols.http.connections._MOST", 4)
+    monkeypatch.setattr("inferencer.protocols.http.connections._MORE", 2)
     with ExitStack() as stack:
         for _ in range(4):  # a request of each came, and its body does not
             connected(web, stack).sendall(

@@ -25,7 +25,7 @@ from ...serving.served import Models
 from ...serving.specs import answered, check_count
 from ..json_arrays import Array, count_values, is_b64, joined, listed, nested, pieces, read, string, written
 from ..json_reader import Body, LargeList, elements, kind, named, parsed_bytes, parts
-from ..tfs.classify import (
+from .classify import (
     CLASSES,
     CLASSIFY,
     OUTPUTS,
@@ -36,8 +36,8 @@ from ..tfs.classify import (
     examples,
     question_of,
 )
-from ..tfs.model_service import states
-from ..tfs.predict import FIELD, metadata
+from .model_service import states
+from .predict import FIELD, metadata
 
 _WHERE = r"/v1/models/([^/:]+)(?:/versions/(\d+)|/labels/([^/:]+))?"
 _CALL = re.compile(rf"{_WHERE}:(classify|predict|regress)", re.ASCII | re.IGNORECASE)

@@ -27,9 +27,9 @@ from ..json_arrays import is_small
 from ..json_reader import parsed_bytes
 from ..kserve.http import JSON_LENGTH, Infer, add_body, body_of, request_of
 from ..kserve.service import KServe
+from ..tfs.rest import Prediction, metadata_body, route, status_body
 from .connections import FULL, Connections
 from .intake import KNOWN, EncodingError, Intake
-from .predictions import Prediction, metadata_body, route, status_body
 from .replies import STATUS, failed, reply
 
 _log = logging.getLogger("paramsync.rest")
@@ -51,7 +51,7 @@ _NAMED = "model_spec"  # in the query of a request whose answer is to have it
 _T = TypeVar("_T")
 
 
-class Rest:
+class HttpPort:
     """One HTTP port. Lives on one event loop."""
 
     def __init__(
