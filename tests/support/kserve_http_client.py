@@ -58,6 +58,7 @@ def answers(client: Any) -> dict[str, Any]:
         ],
         "gzip": told(client.infer("m", x, parameters=NEGATED, request_compression_algorithm="gzip")),
         "deflate": told(client.infer("m", x, parameters=NEGATED, request_compression_algorithm="deflate")),
+        "gzip back": told(client.infer("m", x, parameters=NEGATED, response_compression_algorithm="gzip")),
         "later": told(later.get_result()),
     }  # fmt: skip
 
@@ -71,6 +72,8 @@ def described(client: Any) -> dict[str, Any]:
         "model": client.get_model_metadata("m", "3"),
         "index": client.get_model_repository_index(),
         "statistics": client.get_inference_statistics("m")["model_stats"],
+        "of one version": client.get_inference_statistics("m", "stable")["model_stats"],
+        "of all models": client.get_inference_statistics()["model_stats"],
     }
 
 
@@ -83,6 +86,8 @@ def refusals(client: Any) -> dict[str, tuple[str, str]]:
         "unknown model": refused(lambda: client.infer("other", x)),
         "no version": refused(lambda: client.infer("empty", x)),
         "no metadata": refused(lambda: client.get_model_metadata("other")),
+        "no such version": refused(lambda: client.get_model_metadata("m", "99")),
+        "no statistics": refused(lambda: client.get_inference_statistics("m", "99")),
         "wrong datatype": refused(lambda: client.infer("m", [given("x", X.astype(float), "FP64")], parameters=NEGATED)),
         "shared input": refused(lambda: client.infer("m", [region], parameters=NEGATED)),
         "classes": refused(lambda: client.infer("m", x, outputs=[top], parameters=NEGATED)),

@@ -21,7 +21,7 @@ from ..sync.service import wait
 from . import tensors
 from .infer import ModelInfer, ModelStreamInfer, taken
 
-_EXTENSIONS = ("model_repository", "statistics")
+_EXTENSIONS = ("binary_tensor_data", "model_repository", "statistics")
 _PLATFORM = "tensorflow"
 _LOOK_SECONDS = 1.0  # in which a follower that is asked to has surely looked at its store
 _STATES = {

@@ -49,12 +49,14 @@ def test_the_client_of_triton_finds_all_it_asks_for(running: Running) -> None:
     assert set(answers["same"]) == set(VALUES)
     assert all(answers["same"].values())
     for kind, expected in {"plain": ["a", "4", y], "json": ["", "4", y], "mixed": ["", "4", y], "later": ["b", "4", y],
-                           "gzip": ["", "4", y], "deflate": ["", "4", y]}.items():  # fmt: skip
+                           "gzip": ["", "4", y], "deflate": ["", "4", y],
+                           "gzip back": ["", "4", y]}.items():  # fmt: skip
         assert answers[kind] == expected, kind
     assert answers["named"] == [4.0, 3.0, 3.0]
     described = said["described"]
     assert (described["live"], described["ready"], described["not ready"]) == (True, [False, True, True], [False] * 3)
     assert described["server"]["name"] == "paramsync"
+    assert "binary_tensor_data" in described["server"]["extensions"]
     assert described["model"]["versions"] == ["3", "4"]
     assert {one["name"]: (one["datatype"], one["shape"]) for one in described["model"]["inputs"]} == {
         name.lower(): (name, [-1]) for name in VALUES
@@ -65,12 +67,14 @@ def test_the_client_of_triton_finds_all_it_asks_for(running: Running) -> None:
     assert {one["version"]: one["inference_stats"]["fail"]["count"] for one in described["statistics"]} == {
         "3": 0, "4": 0
     }  # fmt: skip
+    assert [one["version"] for one in described["of one version"]] == ["3"]
+    assert {(one["name"], one["version"]) for one in described["of all models"]} == {("m", "3"), ("m", "4")}
     codes = {kind: status for kind, (status, _) in said["refusals"].items()}
     assert codes == {
-        "unknown model": "404", "no version": "503", "no metadata": "404", "wrong datatype": "400",
-        "shared input": "501", "classes": "501", "load other": "404", "load config": "400", "load": "",
-        "unload": "501", "config": "501", "shared memory": "501", "register": "501", "cuda": "501", "trace": "501",
-        "log": "501",
+        "unknown model": "404", "no version": "503", "no metadata": "404", "no such version": "404",
+        "no statistics": "404", "wrong datatype": "400", "shared input": "501", "classes": "501", "load other": "404",
+        "load config": "400", "load": "", "unload": "501", "config": "501", "shared memory": "501", "register": "501",
+        "cuda": "501", "trace": "501", "log": "501",
     }  # fmt: skip
 
 
