@@ -95,7 +95,7 @@ class Web:
         """The next good request is answered, and nothing of a bad one is left."""
         good = call(self.rest_port, "POST", "/v1/models/plain:predict", {"instances": [[1, 2]]})
         assert good.json["predictions"] == [[4.0, 8.0]]
-        eventually(lambda: self.rest._room.taken == 0, lambda: f"{self.rest._room.taken} bytes to be left")
+        eventually(lambda: self.rest._budget.taken == 0, lambda: f"{self.rest._budget.taken} bytes to be left")
 
 
 @contextmanager

@@ -70,7 +70,7 @@ def _deflated(content: bytes) -> int:
 _SMALL = 1 << 18  # bytes that are copied on the event loop
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
-Aside = Callable[[Callable[[], bytes]], Awaitable[bytes]]
+OnThread = Callable[[Callable[[], bytes]], Awaitable[bytes]]
 """Does something on another thread."""
 
 
@@ -117,9 +117,9 @@ class _Waiting:
 class Intake:
     """Has each body come into the share that its request has of the server's memory. Lives on one event loop."""
 
-    def __init__(self, aside: Aside, *, limit: int, patience: float) -> None:
+    def __init__(self, on_thread: OnThread, *, limit: int, patience: float) -> None:
         """`limit` is of one body, in bytes; `patience` in seconds."""
-        self._aside = aside
+        self._on_thread = on_thread
         self._limit = limit
         self._patience = patience
         self._waiting: dict[MemoryShare, _Waiting] = {}  # the newest last
@@ -193,7 +193,7 @@ class Intake:
     async def _unpacked(self, content: bytes, encoding: str, share: MemoryShare) -> bytes:
         parts: list[bytes] = []
         size, unpacking = 0, unpacked(content, encoding)
-        while part := await self._aside(partial(next, unpacking, b"")):
+        while part := await self._on_thread(partial(next, unpacking, b"")):
             size += len(part)
             self._hold(part, size, parts, share)
             _check_times(size, len(content))
@@ -205,7 +205,7 @@ class Intake:
         if size <= _SMALL:
             return b"".join(parts)
         self.need(share, share.size + size)
-        content = await self._aside(lambda: b"".join(parts))
+        content = await self._on_thread(lambda: b"".join(parts))
         parts.clear()
         share.keep(share.size - size)
         return content

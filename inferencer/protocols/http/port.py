@@ -59,7 +59,7 @@ class HttpPort:
         models: Models,
         batching: Batching,
         metrics: Metrics,
-        room: MemoryBudget,
+        budget: MemoryBudget,
         kserve: KServe,
         *,
         message_bytes: int,
@@ -76,8 +76,8 @@ class HttpPort:
         self._patience = patience
         self._clock = clock
         self._kserve = kserve
-        self._room = room
-        self._intake = Intake(self._aside, limit=message_bytes, patience=patience)
+        self._budget = budget
+        self._intake = Intake(self._on_thread, limit=message_bytes, patience=patience)
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="rest")
         self._draining = False
         self._refusing = False
@@ -123,10 +123,10 @@ class HttpPort:
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         self._came += 1
         may_predict = self._connections.asked(request.protocol)
-        share = self._room.share()
+        share = self._budget.share()
         try:
             welcome = may_predict or request.rel_url.raw_path in (_HEALTH, *self._metrics_paths)
-            answer = await self._replied(request, share) if welcome else failed(503, FULL, last=True)
+            answer = await self._answered(request, share) if welcome else failed(503, FULL, last=True)
             if self._draining:
                 answer.force_close()
             await answer.prepare(request)
@@ -140,13 +140,13 @@ class HttpPort:
             share.leave()
             self._connections.answered(request.protocol)
 
-    async def _replied(self, request: web.BaseRequest, share: MemoryShare) -> web.Response:
+    async def _answered(self, request: web.BaseRequest, share: MemoryShare) -> web.Response:
         try:
-            return await self._answered(request, share)
+            return await self._routed(request, share)
         except Exception as error:  # noqa: BLE001, the edge
             return _refusal(error)
 
-    async def _answered(self, request: web.BaseRequest, share: MemoryShare) -> web.Response:
+    async def _routed(self, request: web.BaseRequest, share: MemoryShare) -> web.Response:
         method = "GET" if request.method == "HEAD" else request.method
         path = request.rel_url.raw_path
         if path == _HEALTH and method == "GET":
@@ -172,7 +172,7 @@ class HttpPort:
         if self._refusing:
             return failed(503, _STOPPING)
         body = status_body if asked.call == "status" else metadata_body
-        return reply(200, await self._aside(lambda: body(self._models, asked)))
+        return reply(200, await self._on_thread(lambda: body(self._models, asked)))
 
     def _health(self) -> web.Response:
         if self._draining:
@@ -218,7 +218,7 @@ class HttpPort:
         if request.method == "POST":
             async with self._intake.body(request, share) as content:
                 self._intake.need(share, len(content) + parsed_bytes(content))
-                await self._aside(lambda: add_body(message, content))
+                await self._on_thread(lambda: add_body(message, content))
         answer = await getattr(self._kserve, call)(message, _Caller())
         return reply(200 if getattr(answer, "ready", True) else 503, body_of(answer))
 
@@ -230,7 +230,7 @@ class HttpPort:
         self._intake.need(share, len(content) + call.bytes_to_read(content))
         if len(content) <= _SMALL:
             return call.read(resident, content)
-        question = await self._aside(lambda: call.read(resident, content))
+        question = await self._on_thread(lambda: call.read(resident, content))
         share.keep(_BESIDE * weight(question.inputs))
         return question
 
@@ -242,15 +242,15 @@ class HttpPort:
         if small and is_small(answer):
             return call.write(question, answer)
         share.more(_WRITTEN * weight(answer))
-        body, headers = await self._aside(lambda: call.write(question, answer))
+        body, headers = await self._on_thread(lambda: call.write(question, answer))
         share.keep(_UNREAD * len(body))
         return body, headers
 
     def _headers(self, resident: Resident) -> dict[str, str]:
         return {name.title(): value for name, value in trailers(resident, self._clock())}
 
-    async def _aside(self, work: Callable[[], _T]) -> _T:
-        """What takes long is done on another thread."""
+    async def _on_thread(self, work: Callable[[], _T]) -> _T:
+        """Does what takes long off the event loop."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
 
