@@ -1,1 +1,1 @@
-"""What may be said to the server: flags, a file of models, and what is wrong with them."""
+"""The settings of the server: flags, a file of models, and their checks."""

@@ -1,4 +1,4 @@
-"""The command line's grammar. What is not given is not in what it finds, so that a file may say it."""
+"""The command line. Flags that are not given are absent from its result, so that a file may give them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OF_MODELS = {
     "allowed": "--allow-op",
     "trainers": "--trainer",
 }
-"""What is said of models of the command line: but for trainers, of every one, by the name it has in ModelSettings."""
+"""Flags for all models of the command line (`--trainer` may name one), by their fields of ModelSettings."""
 
 VERIFICATIONS = ("auto", "checksums", "sizes")
 read_resident = whole(1, 1000)

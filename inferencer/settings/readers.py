@@ -1,4 +1,4 @@
-"""What operators write on the command line or in a file, one value at a time: read, or told what was expected."""
+"""Reads single values of the command line and of files; each reader says what it expected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What may be said to the server, and what is wrong with it, known before TensorFlow is imported."""
+"""The settings of the server, read and checked before TensorFlow is imported."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def default_workers() -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What one run of the program is told. Ports: 0 is any free one. Without `state` pins end with the process.
+    """The settings of one run. Ports: 0 is any free one. Without `state` pins end with the process.
 
     Callers may have models served whose stores are below `reload_roots`; without them any store on loopback, else none.
     """
@@ -133,7 +133,7 @@ def parse(arguments: Sequence[str]) -> Settings:
             raise SettingsError(f"{flags.OF_MODELS[key]}: expected in [models.NAME] of {config}, found beside --config")
         from_file = models_file.read(config)
         served = tuple(_served(name, values) for name, values in from_file.models.items())
-        given = {**from_file.server, **given}  # what is said for one run counts more than what is written down
+        given = {**from_file.server, **given}  # flags count more than the file
         try:
             check_models(served)
         except (SettingsError, StoreError) as error:

@@ -1,4 +1,4 @@
-"""The connections of the HTTP port: how many there may be, which of them have to go, what one too many is told."""
+"""The connections of the HTTP port: their limit, which are closed for new ones, and the answer to one too many."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FULL = "there are as many connections as there may be; try again in a moment"
 
 
 class Connections:
-    """Those of one port. Lives on one event loop."""
+    """All connections of one port. Lives on one event loop."""
 
     def __init__(self, handle: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]], *, patience: float) -> None:
         """`patience` is how many seconds a new one has for its first request, and any for its next."""
@@ -133,7 +133,7 @@ class Connections:
 
 
 class _Connection(web.RequestHandler):
-    """Answers in our way what aiohttp itself finds wrong."""
+    """A connection whose malformed requests get our errors instead of aiohttp's."""
 
     __slots__ = ("_connections", "beyond", "timer")
 

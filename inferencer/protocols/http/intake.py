@@ -1,4 +1,4 @@
-"""How bodies come in: no more than there is room for, and none that takes for ever."""
+"""Receives and unpacks bodies, within the memory budget, the limit of size and the time that a client may take."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def known(encoding: str) -> str:
 
 
 def unpacked(content: bytes, encoding: str) -> Iterator[bytes]:
-    """What it holds, some at a time. Raises RequestError. zlib lets other threads have their turn meanwhile."""
+    """The unpacked content, some at a time. Raises RequestError. zlib releases the GIL meanwhile."""
     zipped = zlib.decompressobj(_GZIP if encoding == "gzip" else _deflated(content))
     try:
         for at in range(0, len(content), _PART):
@@ -71,7 +71,7 @@ _SMALL = 1 << 18  # bytes that are copied on the event loop
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 OnThread = Callable[[Callable[[], bytes]], Awaitable[bytes]]
-"""Does something on another thread."""
+"""Runs a function on another thread."""
 
 
 class TooLargeError(errors.TooLargeError):

@@ -1,1 +1,1 @@
-"""KServe v2, the Open Inference Protocol, by gRPC."""
+"""KServe v2, the Open Inference Protocol, by gRPC and by HTTP."""

@@ -1,4 +1,4 @@
-"""The trainer as a server sees it: somebody who can be asked to publish now, if it is this model's."""
+"""Asks the trainer of a model to publish now."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""TensorFlow Serving's gRPC services."""
+"""TensorFlow Serving's gRPC services and REST API."""

@@ -28,24 +28,24 @@ from ..sync.service import seconds_to_wait
 _PLATFORM = "tensorflow"
 _MOST_RESIDENT = 64
 _MOST_MODELS = 256  # each has a thread, and a watch on its store
-_MOST_SAID = 1024  # models of which it is known what a configuration said, whether they are served still or not
+_MOST_REMEMBERED = 1024  # models whose choices are remembered, whether they are served still or not
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
-    """What a configuration said of a model's pin and labels: taken back by the next one, unless it says so again."""
+class Choices:
+    """The pin and labels that a configuration chose for a model. The next one takes back what it does not repeat."""
 
     pin: bool = False
     labels: Collection[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """What a configuration says, in our words."""
+class Plan:
+    """The settings and changes that a configuration asks for."""
 
     models: tuple[AnySettings, ...]
     changes: Mapping[str, Change]
-    said: Mapping[str, Said]
+    choices: Mapping[str, Choices]
 
 
 Apply: TypeAlias = "Callable[[Sequence[AnySettings], Mapping[str, Change]], Awaitable[None]]"
@@ -72,7 +72,7 @@ class Configuring:
         self._apply_models = apply
         self._lock = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._said: Mapping[str, Said] = {}
+        self._choices: Mapping[str, Choices] = {}
 
     async def apply(
         self,
@@ -105,28 +105,28 @@ class Configuring:
     async def _apply(self, config: model_server_config_pb2.ModelServerConfig, allowed: Allowed | None) -> None:
         async with self._lock:
             there = tuple(model.settings for model in self._models)
-            wanted = await aside(partial(read, config, there, self._said, allowed), "a look at base paths")
+            plan = await aside(partial(read, config, there, self._choices, allowed), "a look at base paths")
             try:
-                await self._apply_models(wanted.models, wanted.changes)
+                await self._apply_models(plan.models, plan.changes)
             except (SettingsError, StoreError, UnknownVersionError) as error:
                 raise RequestError(f"config: {error}") from error
             except TimeoutError:
-                self._remember(wanted)
+                self._remember(plan)
                 raise
-            self._remember(wanted)
+            self._remember(plan)
 
-    def _remember(self, wanted: Wanted) -> None:
-        said = {**self._said, **wanted.said}
-        self._said = dict([*said.items()][-_MOST_SAID:])
+    def _remember(self, plan: Plan) -> None:
+        choices = {**self._choices, **plan.choices}
+        self._choices = dict([*choices.items()][-_MOST_REMEMBERED:])
 
 
 def read(
     config: model_server_config_pb2.ModelServerConfig,
     there: Collection[AnySettings],
-    said: Mapping[str, Said],
+    choices: Mapping[str, Choices],
     allowed: Allowed | None,
-) -> Wanted:
-    """What a configuration asks for, where `there` is served now, and `said` was what the ones before it said.
+) -> Plan:
+    """Translates a configuration, where `there` is served now and `choices` were made by the configurations before it.
 
     Looks at base paths. Raises RequestError.
     """
@@ -140,9 +140,9 @@ def read(
             raise InputError(f"config of model {name!r}", expected="one", found=count)
     known = {model.name: model for model in there}
     settings = tuple(_settings(model, known.get(model.name), allowed) for model in listed)
-    changes = {model.name: _change(model, said.get(model.name, Said())) for model in listed}
-    now = {name: Said(change.pinned is not None, change.labels.keys()) for name, change in changes.items()}
-    return Wanted(settings, changes, now)
+    changes = {model.name: _change(model, choices.get(model.name, Choices())) for model in listed}
+    now = {name: Choices(change.pinned is not None, change.labels.keys()) for name, change in changes.items()}
+    return Plan(settings, changes, now)
 
 
 def _settings(config: Any, known: AnySettings | None, allowed: Allowed | None) -> AnySettings:
@@ -183,8 +183,8 @@ def _check_path(where: str, path: str, allowed: Allowed | None) -> None:
         raise InputError(f"{where}, base_path", expected="a directory that is there", found=repr(path))
 
 
-def _change(config: Any, said: Said) -> Change:
-    """What it names, and what was named before and is no more."""
+def _change(config: Any, before: Choices) -> Change:
+    """The pin and labels that it names, without those that only the one before it named."""
     where = f"config of model {config.name!r}, model_version_policy"
     labels = dict(config.version_labels)
     if len(labels) > MOST_LABELS:
@@ -196,11 +196,11 @@ def _change(config: Any, said: Said) -> Change:
         expected = "latest or specific: all versions of a training run would not fit into memory"
         raise InputError(where, expected=expected, found="all")
     if not policy.HasField("specific"):
-        unpin = policy.HasField("latest") or said.pin
+        unpin = policy.HasField("latest") or before.pin
         latest = policy.latest.num_versions or None
-        return Change(unpin=unpin, labels=labels, without={*said.labels} - labels.keys(), beside=(), latest=latest)
+        return Change(unpin=unpin, labels=labels, without={*before.labels} - labels.keys(), beside=(), latest=latest)
     versions = sorted(set(policy.specific.versions))
     if not versions or len(versions) > _MOST_RESIDENT:
         raise InputError(where, expected=f"from 1 to {_MOST_RESIDENT} specific versions", found=len(versions))
     *beside, pinned = versions
-    return Change(pinned=pinned, labels=labels, without={*said.labels} - labels.keys(), beside=tuple(beside))
+    return Change(pinned=pinned, labels=labels, without={*before.labels} - labels.keys(), beside=tuple(beside))
