@@ -43,10 +43,7 @@ class Body:
 
     def text(self, key: str) -> str:
         """A string, or an empty one where there is none. Raises InputError."""
-        value = self.fields.get(key, "")
-        if not isinstance(value, str):
-            raise InputError(key, expected="a string", found=kind(value))
-        return value
+        return text(key, self.fields.get(key, ""))
 
     def listed(self, key: str) -> list[Any] | LargeList:
         """A list of one or more. Raises InputError."""
@@ -108,6 +105,17 @@ def parsed_bytes(content: bytes) -> int:
         braces += int(np.count_nonzero(part == ord("{")))
     objects = quotes // 2 * _TEXT + braces * _OBJECT
     return 4 * len(content) + 8 * (commas + 1) + min(MOST_UNPACKED, 16 * len(content) + objects)
+
+
+def text(what: str, value: Any) -> str:
+    """A string that messages can have. Raises InputError."""
+    if not isinstance(value, str):
+        raise InputError(what, expected="a string", found=kind(value))
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(what, expected="a string of UTF-8", found="half a surrogate pair") from error
+    return value
 
 
 def kind(value: Any) -> str:

@@ -23,7 +23,7 @@ from paramsync.rpc.tensor_proto import TensorHeader
 from ...serving.served import Models
 from ...serving.specs import check_count
 from ..json_arrays import Array, nested, read, written
-from ..json_reader import Body, LargeList, elements, kind, parsed_bytes
+from ..json_reader import Body, LargeList, elements, kind, parsed_bytes, text
 from . import tensors
 from .infer import SIGNATURE, question_of, taken
 
@@ -62,10 +62,10 @@ def request_of(method: str, path: str) -> tuple[str, Any]:
     for of, pattern, call in _PATHS:
         if re.fullmatch(of, method) and (match := pattern.fullmatch(path)):
             message = message_factory.GetMessageClass(_SERVICE.methods_by_name[call].input_type)()
-            for field, text in match.groupdict().items():
+            for field, part in match.groupdict().items():
                 named = f"model_{field}" if call == "ModelInfer" else field
-                if text is not None and named in message.DESCRIPTOR.fields_by_name:  # what is not offered has none
-                    setattr(message, named, unquote(text))
+                if part is not None and named in message.DESCRIPTOR.fields_by_name:  # what is not offered has none
+                    setattr(message, named, unquote(part))
             return call, message
     raise RequestError(f"request: expected a path of KServe's protocol, found {method} {path[:200]}")
 
@@ -77,7 +77,7 @@ def add_body(message: Message, content: bytes) -> None:
         message.ready = fields.get("ready") is True
     elif isinstance(message, pb.RepositoryModelLoadRequest):
         for name in _object("parameters", fields.get("parameters")):
-            message.parameters[name].string_param = ""
+            message.parameters[text("the name of a parameter", name)].string_param = ""
 
 
 def body_of(message: Message) -> bytes:
@@ -130,16 +130,16 @@ class Infer:
         request.id = body.text("id")
         parameters = _object("parameters", body.fields.get("parameters"))
         if SIGNATURE in parameters:
-            request.parameters[SIGNATURE].string_param = _text(f"parameter {SIGNATURE!r}", parameters[SIGNATURE])
+            request.parameters[SIGNATURE].string_param = text(f"parameter {SIGNATURE!r}", parameters[SIGNATURE])
         self._binary = parameters.get(_ALL_BINARY) is True
         inputs = _objects("inputs", body.listed("inputs"))
         for tensor in inputs:
-            name = _text("the name of an input", tensor.get("name"))
-            added = request.inputs.add(name=name, datatype=_text(f"input {name!r}, datatype", tensor.get("datatype")))
+            name = text("the name of an input", tensor.get("name"))
+            added = request.inputs.add(name=name, datatype=text(f"input {name!r}, datatype", tensor.get("datatype")))
             added.shape.extend(_shape(f"input {name!r}, shape", tensor.get("shape")))
             _add_parameters(added, tensor)
         for tensor in _objects("outputs", body.fields.get("outputs", [])):
-            name = _text("the name of an output", tensor.get("name"))
+            name = text("the name of an output", tensor.get("name"))
             given = _add_parameters(request.outputs.add(name=name), tensor)
             self._outputs[name] = given.get(_BINARY, self._binary) is True
         question = question_of(request, resident, lambda heads: _arrays(heads, inputs, body, memoryview(content)[end:]))
@@ -215,12 +215,6 @@ def _object(what: str, value: Any) -> dict[str, Any]:
     return value or {}
 
 
-def _text(what: str, value: Any) -> str:
-    if not isinstance(value, str):
-        raise InputError(what, expected="a string", found="none" if value is None else kind(value))
-    return value
-
-
 def _shape(what: str, value: Any) -> list[int]:
     if not isinstance(value, list):
         raise InputError(what, expected="a list of sizes", found=kind(value))
@@ -233,5 +227,5 @@ def _add_parameters(tensor: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     """Those that a message of gRPC would have, so that the same of them are refused."""
     parameters = _object(f"{tensor.name!r}", given.get("parameters"))
     for name in parameters:
-        tensor.parameters[name].string_param = ""
+        tensor.parameters[text("the name of a parameter", name)].string_param = ""
     return parameters

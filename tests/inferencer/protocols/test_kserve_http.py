@@ -22,6 +22,7 @@ INFER = "/v2/models/m/infer"
 X = {"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1.0, 2.0]}
 NEGATED = {"signature": "negated"}
 BINARY = {"name": "x", "datatype": "FP32", "shape": [1, 2], "parameters": {"binary_data_size": 8}}
+HALF = "\ud800"  # of a pair: JSON may have it, a message may not
 LENGTH = "Inference-Header-Content-Length"
 
 
@@ -151,6 +152,11 @@ def test_all_outputs_are_bytes_where_the_request_says_so(running: Running) -> No
         ({"inputs": [X], "outputs": [{"name": "z"}]}, b"", "'z'"),
         ({"inputs": [X], "parameters": {"signature": 1}}, b"", "parameter 'signature': expected a string"),
         ({"inputs": [X], "parameters": {"signature": "none"}}, b"", "'none'"),
+        ({"inputs": [X], "id": HALF}, b"", "id: expected a string of UTF-8, found half a surrogate pair"),
+        ({"inputs": [{**X, "name": HALF}]}, b"", "the name of an input: expected a string of UTF-8"),
+        ({"inputs": [{**X, "parameters": {HALF: 1}}]}, b"", "the name of a parameter: expected a string of UTF-8"),
+        ({"inputs": [X], "parameters": {"signature": HALF}}, b"", "parameter 'signature': expected a string of UTF-8"),
+        ({"inputs": [X], "outputs": [{"name": HALF}]}, b"", "the name of an output: expected a string of UTF-8"),
         (b"{", b"", "expected JSON"),
         (b"", b"", "expected a JSON object, found nothing"),
     ],

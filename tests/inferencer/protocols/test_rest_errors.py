@@ -135,6 +135,10 @@ EXAMPLES: list[tuple[Any, str]] = [
         "examples, number 1, features: expected at most 4096 of them, found 5000",
     ),
     ({"examples": [{"x": 1 << 63}]}, "feature 'x': expected numbers that int64 or float32 has, found one beyond them"),
+    (
+        b'{"examples": [{"a": 1}], "signature_name": "\\ud800"}',
+        "signature_name: expected a string of UTF-8, found half",
+    ),
     (b'{"examples": [{"\\ud800": 1}]}', "feature: expected a name of UTF-8, found half a surrogate pair"),
 ]
 
