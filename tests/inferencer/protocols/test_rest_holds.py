@@ -36,7 +36,7 @@ def test_no_request_holds_the_event_loop(tmp_path: Path) -> None:
             found = holds(web.rest_port, web.loop, size, kinds=kinds)
             assert found.keys() == {*kinds, NONE}
             assert {name: seconds for name, (seconds, _) in found.items() if seconds > MOST} == {}
-        assert [found[kind][1] for kind in ("answers", "v2, strings", "v2, binary", "v2, a long id")] == ["200"] * 4
+        assert [found[kind][1] for kind in ("answers", "v2, binary", "v2, a long id")] == ["200"] * 3
         found = holds_by_grpc((web.port, web.control_port), web.loop, 1 << 20)
         assert {name: seconds for name, (seconds, _) in found.items() if seconds > MOST} == {}
         assert found["tensor_content"][1] == found["raw"][1] == "OK"
