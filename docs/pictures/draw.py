@@ -1,4 +1,5 @@
-"""Draws the pictures of README and pages, for light and dark: the data's way, and the plots of figures.json.
+"""Draws the pictures of README and pages, for light and dark: the data's way, and the plots of figures.json, and of
+peers.json, which `python -m bench peers --json docs/pictures/peers.json` wrote.
 
 python docs/pictures/draw.py docs/pictures
 """
@@ -7,10 +8,11 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).parent
 OURS = "paramsync"
@@ -38,6 +40,8 @@ def pictures() -> Iterator[tuple[str, str]]:
     for name, theme in THEMES.items():
         yield f"way-{name}.svg", way(theme)
         for plot, figures in json.loads((HERE / "figures.json").read_text()).items():
+            yield f"{plot}-{name}.svg", bars(theme, figures)
+        for plot, figures in peers(json.loads((HERE / "peers.json").read_text())["systems"]).items():
             yield f"{plot}-{name}.svg", bars(theme, figures)
 
 
@@ -113,18 +117,50 @@ def bars(theme: Theme, figures: Mapping[str, str | Mapping[str, Mapping[str, flo
     each = (WIDE - NAMES) / len(panels)
     parts = [text(0, 18, title, theme.ink, ' font-size="15" font-weight="600"')]
     for row, name in enumerate(names):
-        shown = theme.ours if name == OURS else theme.ink
+        shown = theme.ours if name.startswith(OURS) else theme.ink
         parts.append(text(NAMES - 10, 70 + row * ROW, name, shown, ' text-anchor="end"'))
     for number, (said, values) in enumerate(panels.items()):
         left, room = NAMES + number * each, each - 70
         parts.append(text(left, 44, said, theme.faint, ' font-size="12"'))
         for row, name in enumerate(names):
             long = max(1.5, room * values[name] / max(values.values()))
-            fill = theme.ours if name == OURS else theme.other
+            fill = theme.ours if name.startswith(OURS) else theme.other
             top = 57 + row * ROW
             parts.append(f'<rect x="{left:g}" y="{top:g}" width="{long:.1f}" height="16" rx="2" fill="{fill}"/>')
             parts.append(text(left + long + 6, top + 13, f"{values[name]:,}", theme.ink, ' font-size="12"'))
     return svg(WIDE, 66 + len(names) * ROW, title, parts)
+
+
+def peers(systems: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The plots of what `bench peers` measured, as `bars` takes them."""
+
+    def panel(value: Callable[[Mapping[str, Any]], float]) -> dict[str, float]:
+        return {system["title"]: rounded(value(system)) for system in systems.values()}
+
+    return {
+        "peers": {
+            "title": "784-256-256-10 on one host, one row a request",
+            "panels": {
+                "64 callers: answers a second": panel(lambda system: system["cases"]["c64_b1"]["rate"]),
+                "64 callers: p99, ms": panel(lambda system: system["cases"]["c64_b1"]["p99_ms"]),
+                "one caller: p50, ms": panel(lambda system: system["cases"]["c1_b1"]["p50_ms"]),
+            },
+        },
+        "peers-updates": {
+            "title": "268 MB, updated once a second, each at the same share of its capacity",
+            "panels": {
+                "left alone: p99, ms": panel(lambda system: system["update"]["quiet"]["p99_ms"]),
+                "updated: p99, ms": panel(lambda system: system["update"]["update"]["p99_ms"]),
+                "quotient": panel(lambda system: system["update"]["p99_over_quiet"]),
+            },
+        },
+    }
+
+
+def rounded(value: float) -> float:
+    """To three digits."""
+    found = float(f"{value:.3g}")
+    return int(found) if found >= 100 else found
 
 
 def main(folder: str) -> None:

@@ -13,6 +13,7 @@ from xml.etree import ElementTree
 import pytest
 
 import paramsync
+from bench.peers import tables
 from inferencer.settings import flags
 from paramsync.cli import arguments
 from tests.support.programs import ROOT
@@ -111,6 +112,13 @@ def test_the_reference_has_every_public_name() -> None:
 def test_pictures_can_be_read() -> None:
     for picture in (ROOT / "docs" / "pictures").glob("*.svg"):
         assert ElementTree.parse(picture).getroot().tag == "{http://www.w3.org/2000/svg}svg"
+
+
+def test_tables_of_peers_are_of_their_figures() -> None:
+    written = (ROOT / "docs" / "peers.md").read_text()
+    figures = json.loads((ROOT / "docs" / "pictures" / "peers.json").read_text())
+    assert tables.page(written, figures) == written
+    assert f"| {figures['systems']['ours_n']['title']} |" in written
 
 
 def test_pictures_are_what_their_script_draws(tmp_path: Path) -> None:
