@@ -160,7 +160,7 @@ def _averages(model: keras.Model) -> Averages:
     if not getattr(optimizer, "use_ema", False):
         found = f"{optimizer.name} without" if optimizer else "none"
         raise SettingsError(f"averages: expected an optimizer with use_ema=True, found {found}")
-    weights = {f"{one.path.replace('/', '_')}_average": one for one in model.weights}
+    weights = {f"{weight.path.replace('/', '_')}_average": weight for weight in model.weights}
     if len(weights) < len(model.weights):
         raise SettingsError(
             "averages: expected weights with different paths, found some with the same; name the layers"
@@ -169,8 +169,10 @@ def _averages(model: keras.Model) -> Averages:
 
     def find(variable: tf.Variable) -> tf.Variable | None:
         if not known and optimizer.iterations.numpy():  # before its first step the averages are zero
-            averages = {one.name: one for one in optimizer.variables}
-            known.update({id(one.value): averages[name].value for name, one in weights.items() if name in averages})
+            averages = {variable.name: variable for variable in optimizer.variables}
+            known.update(
+                {id(weight.value): averages[name].value for name, weight in weights.items() if name in averages}
+            )
         return known.get(id(variable))
 
     return find

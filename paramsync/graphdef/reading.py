@@ -18,11 +18,11 @@ def full(tensor: str) -> str:
 
 def fresh(name: str, taken: Collection[str]) -> str:
     """This name, or a similar one that is not taken."""
-    found, count = name, 0
-    while found in taken:
+    candidate, count = name, 0
+    while candidate in taken:
         count += 1
-        found = f"{name}_{count}"
-    return found
+        candidate = f"{name}_{count}"
+    return candidate
 
 
 def functions_of(attributes: Mapping[str, Any]) -> Iterator[Any]:
@@ -50,11 +50,11 @@ def rename_calls(nodes: Iterable[Any], names: Mapping[str, str]) -> None:
 def functions_called(library: Iterable[Any], nodes: Iterable[Any]) -> list[Any]:
     """The functions of a library that these nodes call, and those that they call in turn."""
     known = {function.signature.name: function for function in library}
-    found: dict[str, Any] = {}
+    reached: dict[str, Any] = {}
     waiting = [name for node in nodes for name in called(node)]
     while waiting:
         name = waiting.pop()
-        if name in known and name not in found:
-            found[name] = known[name]
+        if name in known and name not in reached:
+            reached[name] = known[name]
             waiting += [inner for node in known[name].node_def for inner in called(node)]
-    return list(found.values())
+    return list(reached.values())

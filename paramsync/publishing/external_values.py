@@ -22,7 +22,6 @@ from paramsync.v1 import bundle_pb2, graph_pb2
 Values = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
 """Arrays by name, or a function that returns them when they are needed."""
 
-_LIMIT = (1 << 31) - 1  # bytes; no message of protobuf is larger
 _SHOWN = 8  # names in a message
 
 
@@ -39,33 +38,35 @@ class ExternalValues:
         self.content = content
         self._copy = copy
         self._object_graph = message.object_graph
-        self._parameters = {one.name: one for one in message.parameters}
-        variables = Counter(one.variable for one in message.parameters)
-        named = {one.variable: one.name for one in message.parameters if variables[one.variable] == 1}
+        self._parameters = {parameter.name: parameter for parameter in message.parameters}
+        uses = Counter(parameter.variable for parameter in message.parameters)
+        named = {
+            parameter.variable: parameter.name for parameter in message.parameters if uses[parameter.variable] == 1
+        }
         self._keys = named | {name: name for name in self._parameters}
         self._called = {name: name for name in self._parameters} | {key: name for name, key in named.items() if name}
 
     @classmethod
     def in_store(cls, store: Path, digest: str | None, *, copy: bool) -> ExternalValues:
         """The graph of that digest, or the only graph in the store. Raises SettingsError, GraphError, StoreError."""
-        there = _digests(store)
+        digests = _digests(store)
         if digest is None:
-            if len(there) != 1:
-                raise SettingsError(_which(store, there))
-            (digest,) = there
-        if digest not in there:
-            listed = ", ".join(there) or "none"
+            if len(digests) != 1:
+                raise SettingsError(_which(store, digests))
+            (digest,) = digests
+        if digest not in digests:
+            listed = ", ".join(digests) or "none"
             raise SettingsError(f"store {store}: expected graph {files.shown(digest)}, found {listed}")
         path = layout.graph_file(store, digest)
         try:
-            found = cls(files.content(path, limit=_LIMIT), copy=copy)
+            source = cls(files.content(path, limit=files.MAX_MESSAGE), copy=copy)
         except OSError as error:
             raise StoreError(store, f"{path.name} cannot be read: {error.strerror}") from error
         except (GraphError, CorruptCheckpointError) as error:
             raise GraphError(f"{path}: {error}; publish the graph again") from error
-        if found.digest != digest:
-            raise GraphError(f"{path}: expected graph {digest}, found {files.shown(found.digest)}; publish it again")
-        return found
+        if source.digest != digest:
+            raise GraphError(f"{path}: expected graph {digest}, found {files.shown(source.digest)}; publish it again")
+        return source
 
     def pin(self, values: Values | None = None) -> dict[str, Any]:
         """The values by their keys in a checkpoint, so that training cannot change them any more.
@@ -77,60 +78,59 @@ class ExternalValues:
             raise SettingsError(
                 "the values of a graph that was published beforehand are needed: publish(step, values={name: array})"
             )
-        found = self._by_key(values() if callable(values) else values)
-        self._check(found)
-        pinned = {name: _pinned(value, copy=self._copy) for name, value in found.items()}
+        by_key = self._by_key(values() if callable(values) else values)
+        self._check(by_key)
+        pinned = {key: _pinned(value, copy=self._copy) for key, value in by_key.items()}
         if self._object_graph:
             pinned[OBJECT_GRAPH] = np.array(self._object_graph, dtype=object)
         return pinned
 
     def _by_key(self, values: Mapping[str, Any]) -> dict[str, Any]:
         known = {name: self._keys[name] for name in values if name in self._keys}
-        found = {key: _array_like(values[name]) for name, key in known.items()}
-        missing = [self._called[key] for key in self._parameters if key not in found]
+        by_key = {key: _array_like(values[name]) for name, key in known.items()}
+        missing = [self._called[key] for key in self._parameters if key not in by_key]
         if missing:
-            expected = f"{_some(missing)} ({len(missing)} missing)"
-            raise ParameterError("the graph", expected=expected, found=_some(values))
+            expected = f"{_listed(missing)} ({len(missing)} missing)"
+            raise ParameterError("the graph", expected=expected, found=_listed(values))
         extra = [name for name in values if name not in self._keys]
         if extra:
-            found_too = f"{_some(extra)} too ({len(extra)} not needed)"
-            raise ParameterError("the graph", expected=_some(self._called.values()), found=found_too)
-        if len(found) < len(known):
+            found = f"{_listed(extra)} too ({len(extra)} not needed)"
+            raise ParameterError("the graph", expected=_listed(self._called.values()), found=found)
+        if len(by_key) < len(known):
             twice = [name for name, count in Counter(known.values()).items() if count > 1]
-            raise ParameterError("the graph", expected="each value once", found=f"{_some(twice)} under two names")
-        return found
+            raise ParameterError("the graph", expected="each value once", found=f"{_listed(twice)} under two names")
+        return by_key
 
-    def _check(self, found: Mapping[str, Any]) -> None:
+    def _check(self, by_key: Mapping[str, Any]) -> None:
         wrong = []
-        for key, wanted in self._parameters.items():
-            value = found[key]
-            dtype, shape = _dtype(value), tuple(value.shape)
-            if dtype != dtypes.name(wanted.dtype) or not _fits(wanted.shape, shape):
-                expected = f"{self._called[key]} {dtypes.name(wanted.dtype)} {_dimensions(wanted.shape)}"
+        for key, parameter in self._parameters.items():
+            dtype, shape = _dtype(by_key[key]), tuple(by_key[key].shape)
+            if dtype != dtypes.name(parameter.dtype) or not _fits(parameter.shape, shape):
+                expected = f"{self._called[key]} {dtypes.name(parameter.dtype)} {_dimensions(parameter.shape)}"
                 wrong.append((expected, f"{dtype} {list(shape)}"))
         if wrong:
             more = f" ({len(wrong)} differ)" if len(wrong) > 1 else ""
             raise ParameterError(
                 "the graph",
-                expected=", ".join(one for one, _ in wrong[:_SHOWN]) + more,
-                found=", ".join(one for _, one in wrong[:_SHOWN]),
+                expected=", ".join(expected for expected, _ in wrong[:_SHOWN]) + more,
+                found=", ".join(found for _, found in wrong[:_SHOWN]),
             )
 
 
 def _digests(store: Path) -> list[str]:
     try:
-        found = files.names(store)
+        names = files.names(store)
     except FileNotFoundError:
         return []
     except OSError as error:
         raise StoreError(store, f"cannot be read: {error.strerror}") from error
-    graphs = [one[len("graph-") : -len(".pb")] for one in found if one.startswith("graph-") and one.endswith(".pb")]
+    graphs = [name[len("graph-") : -len(".pb")] for name in names if name.startswith("graph-") and name.endswith(".pb")]
     return sorted(filter(layout.is_digest, graphs))
 
 
-def _which(store: Path, there: list[str]) -> str:
-    if there:
-        return f"store {store}: expected one graph, found {len(there)}; say which by its digest: {', '.join(there)}"
+def _which(store: Path, digests: list[str]) -> str:
+    if digests:
+        return f"store {store}: expected one graph, found {len(digests)}; say which by its digest: {', '.join(digests)}"
     return (
         f"store {store}: expected a graph that was published beforehand, found none;"
         f" publish it: paramsync graph publish MODULE:BUILD {store}"
@@ -157,18 +157,18 @@ def _pinned(value: Any, *, copy: bool) -> Any:
     if framework in ("jax", "jaxlib"):
         # A step that it is donated to would delete it. What numpy shares, on the CPU, is left alone until numpy lets go
         # of it; another device makes a copy in its own time.
-        return np.asarray(value) if all(one.platform == "cpu" for one in value.devices()) else value.copy()
+        return np.asarray(value) if all(device.platform == "cpu" for device in value.devices()) else value.copy()
     if framework == "tensorflow" or (isinstance(value, np.ndarray) and not _may_change(value)):
         return value
     return np.array(value, order="C")
 
 
 def _of_torch(tensor: Any, *, copy: bool) -> Any:
-    there = tensor.cpu()  # itself where it is there already
+    on_cpu = tensor.cpu()  # itself where it is there already
     torch = sys.modules["torch"]
-    if there.dtype == torch.bfloat16:  # which numpy does not know
-        return _pinned(there.view(torch.int16).numpy().view(ml_dtypes.bfloat16), copy=copy)
-    return _pinned(there.numpy(), copy=copy)
+    if on_cpu.dtype == torch.bfloat16:  # which numpy does not know
+        return _pinned(on_cpu.view(torch.int16).numpy().view(ml_dtypes.bfloat16), copy=copy)
+    return _pinned(on_cpu.numpy(), copy=copy)
 
 
 def _may_change(array: Any) -> bool:
@@ -186,20 +186,20 @@ def _dtype(value: Any) -> str:
     return str(getattr(value.dtype, "name", value.dtype)).rpartition(".")[2]
 
 
-def _fits(wanted: bundle_pb2.TensorShape, shape: tuple[int, ...]) -> bool:
-    if wanted.unknown_rank:
+def _fits(expected: bundle_pb2.TensorShape, shape: tuple[int, ...]) -> bool:
+    if expected.unknown_rank:
         return True
-    sizes = [one.size for one in wanted.dim]
-    return len(sizes) == len(shape) and all(one in (-1, size) for one, size in zip(sizes, shape, strict=True))
+    sizes = [dim.size for dim in expected.dim]
+    return len(sizes) == len(shape) and all(known in (-1, size) for known, size in zip(sizes, shape, strict=True))
 
 
 def _dimensions(shape: bundle_pb2.TensorShape) -> str:
     if shape.unknown_rank:
         return "of any shape"
-    return f"[{', '.join('?' if one.size < 0 else str(one.size) for one in shape.dim)}]"
+    return f"[{', '.join('?' if dim.size < 0 else str(dim.size) for dim in shape.dim)}]"
 
 
-def _some(names: Iterable[str]) -> str:
-    listed = sorted(map(str, names))
-    shown = [one if one.isprintable() else files.shown(one) for one in listed[:_SHOWN]]
-    return f"{', '.join(shown) or 'nothing'}{' and more' if len(listed) > _SHOWN else ''}"
+def _listed(names: Iterable[str]) -> str:
+    ordered = sorted(map(str, names))
+    shown = [name if name.isprintable() else files.shown(name) for name in ordered[:_SHOWN]]
+    return f"{', '.join(shown) or 'nothing'}{' and more' if len(ordered) > _SHOWN else ''}"

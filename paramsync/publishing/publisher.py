@@ -175,7 +175,7 @@ class Publisher:
             with Publisher.of_graph(store, schedule=PublishSchedule(every_seconds=1)) as publisher:
                 for step in range(steps):
                     train_step()
-                    publisher.publish_if_due(step, values=lambda: {one.path: one.value for one in model.variables})
+                    publisher.publish_if_due(step, values=lambda: {v.path: v.value for v in model.variables})
 
         Imports neither TensorFlow nor Keras. `digest` says which graph, where there are several.
 

@@ -11,17 +11,18 @@ from math import prod
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import tensorflow as tf
 
+from paramsync.dtypes import Array
 from paramsync.errors import GraphError, PublishError, SettingsError
+from paramsync.graphdef.reading import full
 from paramsync.graphs.draft import Parameter, Part, finish
 from paramsync.graphs.sources.saver_names import saved_by
 from paramsync.graphs.sources.v1_tensors import draft_of_tensors
 from paramsync.publishing.write_behind import PIECE, divide
+from paramsync.tensorbundle.index import assemble
 
 Averages = Callable[[Any], Any]
-Array = npt.NDArray[np.generic]
 
 v1 = tf.compat.v1
 
@@ -63,7 +64,7 @@ class SessionValues:
         published in place of one, or None. Raises GraphError for a graph that is finalised or cannot be captured,
         SettingsError for an average that cannot be one.
         """
-        inputs, outputs = (tensors(one) for one in (inputs, outputs))
+        inputs, outputs = tensors(inputs), tensors(outputs)
         draft = draft_of_tensors(inputs, outputs, saver=saver)
         captured = finish(draft)
         self.digest = captured.digest
@@ -71,18 +72,21 @@ class SessionValues:
         self.graph = tf.nest.flatten(outputs, expand_composites=True)[0].graph
         if self.graph.finalized:
             raise GraphError("the graph is finalised: publish with a PublishHook, or prepare that before the session")
-        wanted = {one.name for one in captured.parameters}
-        parameters = [one for one in draft.parameters if one.name in wanted]
+        names = {parameter.name for parameter in captured.parameters}
+        parameters = [parameter for parameter in draft.parameters if parameter.name in names]
         if saver is not None:
             nodes = {node.name: node for node in self.graph.as_graph_def().node}
-            found = saved_by(nodes, saver.as_saver_def().save_tensor_name)
-            parameters += [one for one in found if one.name not in wanted]
+            saved = saved_by(nodes, saver.as_saver_def().save_tensor_name)
+            parameters += [parameter for parameter in saved if parameter.name not in names]
         self._parts = _parts(parameters)
         average_of = {} if averages is None else _averages(self.graph, averages)
         with self.graph.as_default(), self.graph.control_dependencies(None), v1.name_scope("publish"):
-            self._reads = {one.node: self._read(one, average_of.get(one.node, one.node)) for one in parameters}
+            self._reads = {
+                parameter.node: self._read(parameter, average_of.get(parameter.node, parameter.node))
+                for parameter in parameters
+            }
             sizes = [read.dtype.size * (read.shape.num_elements() or 0) for read in self._reads.values()]
-            self._groups = {tuple(some): self._group(some) for some in divide(list(self._reads), sizes, PIECE)}
+            self._groups = {tuple(nodes): self._group(nodes) for nodes in divide(list(self._reads), sizes, PIECE)}
         self._run: tuple[Any, Callable[[], Any]] | None = None  # the last session, and what pins all in it
         self._left: deque[tuple[_Group, Any, Sequence[str]]] = deque()  # pinned, and overtaken before it was fetched
 
@@ -103,11 +107,11 @@ class SessionValues:
             raise PublishError(
                 "the session is closed: publish, or leave the publisher's block, before it is"
             ) from error
-        found = {}
-        for name, several in self._parts.items():
-            parts = [(one.part, values[one.node]) for one in several if one.part is not None]
-            found[name] = _Whole(parts) if parts else values[several[0].node]
-        return found
+        pinned = {}
+        for name, parameters in self._parts.items():
+            parts = [(parameter.part, values[parameter.node]) for parameter in parameters if parameter.part is not None]
+            pinned[name] = _Whole(parts) if parts else values[parameters[0].node]
+        return pinned
 
     def tidy(self) -> None:
         """Release pinned values that nobody will ask for any more."""
@@ -116,19 +120,19 @@ class SessionValues:
             group.free(session, handles)
 
     def _copied(self, session: Any) -> dict[str, Any]:
-        found = session.run(self._reads)
-        return {node: _array(found[node], read.dtype) for node, read in self._reads.items()}
+        values = session.run(self._reads)
+        return {node: _array(values[node], read.dtype) for node, read in self._reads.items()}
 
     def _held(self, session: Any) -> dict[str, Any]:
         if self._run is None or self._run[0] is not session:
             self._run = session, session.make_callable([list(group.handles) for group in self._groups.values()])
         self.tidy()
-        found: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for (nodes, group), handles in zip(self._groups.items(), self._run[1](), strict=True):
-            raw = [one.get_raw_handle() for one in handles]  # or TensorFlow would add to the graph to free them
+            raw = [handle.get_raw_handle() for handle in handles]  # or TensorFlow would add to the graph to free them
             pinned = _Pinned(group, session, raw, self._left)
-            found.update({node: _Value(pinned, at) for at, node in enumerate(nodes)})
-        return found
+            values.update({node: _Value(pinned, at) for at, node in enumerate(nodes)})
+        return values
 
     def _read(self, parameter: Parameter, node: str) -> Any:
         """The value of a variable: where the variable has it, or a copy where that changes under whoever reads it."""
@@ -149,11 +153,11 @@ class SessionValues:
     def _group(self, nodes: Sequence[str]) -> _Group:
         chosen = v1.placeholder(tf.string, [len(nodes)])
         handles, values, freed = [], [], []
-        for read, one in zip([self._reads[node] for node in nodes], tf.unstack(chosen), strict=True):
+        for read, handle in zip([self._reads[node] for node in nodes], tf.unstack(chosen), strict=True):
             with self.graph.colocate_with(read.op, ignore_existing=True):
                 handles.append(v1.get_session_handle(read))
-                values.append(tf.raw_ops.GetSessionTensor(handle=one, dtype=read.dtype))
-                freed.append(tf.raw_ops.DeleteSessionTensor(handle=one))
+                values.append(tf.raw_ops.GetSessionTensor(handle=handle, dtype=read.dtype))
+                freed.append(tf.raw_ops.DeleteSessionTensor(handle=handle))
         return _Group(handles, chosen, values, tf.group(*freed))
 
 
@@ -170,7 +174,7 @@ class _Pinned:
         """One of the values. The first call fetches all. Raises PublishError where the session is closed."""
         if self._end.detach() is not None:
             try:
-                found = self._session.run(list(self._group.values), {self._group.chosen: self._handles})
+                values = self._session.run(list(self._group.values), {self._group.chosen: self._handles})
             except (RuntimeError, tf.errors.OpError) as error:
                 why = str(getattr(error, "message", error)).partition("\n")[0]
                 raise PublishError(
@@ -178,7 +182,7 @@ class _Pinned:
                 ) from error
             finally:
                 self._group.free(self._session, self._handles)
-            self._arrays = [_array(one, read.dtype) for one, read in zip(found, self._group.values, strict=True)]
+            self._arrays = [_array(value, read.dtype) for value, read in zip(values, self._group.values, strict=True)]
         array: Array = self._arrays[at]
         return array
 
@@ -201,52 +205,48 @@ class _Whole:
     parts: Sequence[tuple[Part, Any]]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
-        arrays = [np.asarray(value) for _, value in self.parts]
-        whole = np.empty(self.parts[0][0].whole, arrays[0].dtype)
-        for (part, _), array in zip(self.parts, arrays, strict=True):
-            places = zip(part.offsets, array.shape, strict=True)
-            whole[tuple(slice(start, start + size) for start, size in places)] = array
-        return whole
+        arrays = [(part.offsets, np.asarray(value)) for part, value in self.parts]
+        return assemble(tuple(self.parts[0][0].whole), arrays[0][1].dtype, arrays)
 
 
-def tensors(some: Any) -> Any:
+def tensors(structure: Any) -> Any:
     """The same, with tensors of the default graph in place of their names. Raises GraphError."""
-    return tf.nest.map_structure(_tensor, some)
+    return tf.nest.map_structure(_tensor, structure)
 
 
-def _tensor(one: Any) -> Any:
-    if not isinstance(one, str):
-        return one
+def _tensor(tensor: Any) -> Any:
+    if not isinstance(tensor, str):
+        return tensor
     try:
-        return v1.get_default_graph().get_tensor_by_name(one if ":" in one else f"{one}:0")
+        return v1.get_default_graph().get_tensor_by_name(full(tensor))
     except (KeyError, ValueError) as error:
-        raise GraphError(f"expected the name of a tensor in the default graph, found {one!r}") from error
+        raise GraphError(f"expected the name of a tensor in the default graph, found {tensor!r}") from error
 
 
 def _parts(parameters: Sequence[Parameter]) -> dict[str, list[Parameter]]:
     """The variables of each name: one, or all parts of one. Raises GraphError where some are missing."""
-    found: dict[str, list[Parameter]] = {}
-    for one in parameters:
-        found.setdefault(one.name, []).append(one)
-    for name, parts in found.items():
+    by_name: dict[str, list[Parameter]] = {}
+    for parameter in parameters:
+        by_name.setdefault(parameter.name, []).append(parameter)
+    for name, parts in by_name.items():
         if (part := parts[0].part) is not None:
-            there, whole = sum(prod(one.spec.shape) for one in parts), prod(part.whole)
-            if there != whole:
+            known, whole = sum(prod(parameter.spec.shape) for parameter in parts), prod(part.whole)
+            if known != whole:
                 raise GraphError(
-                    f"the outputs need only some parts of {name!r}, {there} of {whole} values: give the Saver of all"
+                    f"the outputs need only some parts of {name!r}, {known} of {whole} values: give the Saver of all"
                 )
-    return found
+    return by_name
 
 
 def _averages(graph: tf.Graph, averages: Averages) -> dict[str, str]:
     """The nodes of variables that have an average, and of the averages."""
-    found = {}
+    nodes = {}
     for key in (v1.GraphKeys.GLOBAL_VARIABLES, v1.GraphKeys.LOCAL_VARIABLES):
         for variable in graph.get_collection(key):
             average = averages(variable)
             if average is not None:
-                found[variable.op.name] = average.op.name
-    return found
+                nodes[variable.op.name] = average.op.name
+    return nodes
 
 
 def _array(value: Any, dtype: tf.DType) -> Array:

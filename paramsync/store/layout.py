@@ -22,7 +22,6 @@ import re
 import socket
 import uuid
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path, PurePosixPath
 
 from google.protobuf import text_format
@@ -43,7 +42,6 @@ _TEXT_LIMIT = 1 << 20  # bytes of a state file or a record
 _NAME_LIMIT = 200  # bytes of 255, so that `.data-00000-of-00001` fits behind and `.tmp-` in front
 _INT64 = 1 << 63
 _YEAR_10000 = 253_402_300_800.0  # seconds since the epoch
-_REMEMBERED = 32  # texts, and what they say
 
 # Field 15 of a graph message, of 32 bytes, behind all others: readers of the message skip it. The number of no field
 # that they know differs from it by one bit alone.
@@ -108,21 +106,15 @@ def read_state(directory: Path, name: str = _STATE) -> State | None:
     now), CorruptCheckpointError where it is malformed or leads elsewhere.
     """
     path = state_file(directory, name)
-    text = read_text(path)
-    return None if text is None else _state(path, text)
-
-
-@lru_cache(maxsize=_REMEMBERED)
-def _state(path: Path, text: str) -> State | None:
-    """The state that a text says; cached, as followers look again and again."""
+    if (text := read_text(path)) is None:
+        return None
     try:
         message = text_format.Parse(text, bundle_pb2.CheckpointState(), allow_unknown_field=True)
     except (text_format.ParseError, RecursionError) as error:
         raise CorruptCheckpointError(path, expected="a CheckpointState", found=files.shown(error)) from error
     if not message.model_checkpoint_path:
         return None
-    listed = [*message.all_model_checkpoint_paths, message.model_checkpoint_path]
-    names = [_name(path, name) for name in listed]
+    names = [_name(path, listed) for listed in (*message.all_model_checkpoint_paths, message.model_checkpoint_path)]
     return State(names[-1], tuple(dict.fromkeys(names)))
 
 
@@ -135,12 +127,8 @@ def state_text(state: State) -> str:
 def read_record(directory: Path, name: str) -> Version | None:
     """The record of the version of that name, None where it has none. Raises as `read_state` does."""
     path = record_file(directory, name)
-    text = read_text(path)
-    return None if text is None else _record(path, name, text)
-
-
-@lru_cache(maxsize=_REMEMBERED)
-def _record(path: Path, name: str, text: str) -> Version:
+    if (text := read_text(path)) is None:
+        return None
     try:
         record = Version.from_json(text)
     except (ValueError, RecursionError) as error:
