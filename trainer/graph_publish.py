@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from paramsync.errors import GraphError, ParamsyncError, SettingsError
 from paramsync.program import stderr_filter
 from paramsync.program.flags import Parser, check_text
-from paramsync.store import layout
 from paramsync.store.commit import StoreWriter
+from paramsync.store.store import graph_file
 
 from . import settings
 
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ParamsyncError as error:
         sys.stderr.write(f"trainer.graph_publish: {error}\n")
         return 2 if isinstance(error, SettingsError) else 1
-    path = layout.graph_file(store, graph.digest)
+    path = graph_file(store, graph.digest)
     found = {"digest": graph.digest, "parameters": len(graph.parameters), "path": str(path)}
     sys.stdout.write(json.dumps(found) + "\n")
     return 0

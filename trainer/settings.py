@@ -13,7 +13,7 @@ from paramsync.errors import SettingsError
 from paramsync.program.flags import Parser, check_text, seconds, whole
 from paramsync.publishing.schedule import PublishSchedule
 from paramsync.rpc.addresses import HOST, TRAINER_PORT, read_port
-from paramsync.store.layout import NUMBERS
+from paramsync.store.store import NUMBERS
 
 from . import job_source
 

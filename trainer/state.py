@@ -22,8 +22,8 @@ from paramsync.graphs.sources.objects import object_graph, variable_keys
 from paramsync.publishing.job import Job
 from paramsync.publishing.live_variables import VariableReader
 from paramsync.publishing.write_behind import Snapshot
-from paramsync.store import layout
 from paramsync.store.commit import StoreWriter
+from paramsync.store.store import read_state
 from paramsync.tensorbundle.index import OBJECT_GRAPH
 from paramsync.version import Version
 
@@ -80,9 +80,9 @@ class TrainingState:
         """Go on from what was saved last; False where nothing was.
 
         A save that is damaged is passed over with a warning. Raises SettingsError for one of another job,
-        UnreadableError for one that cannot be read now, and what `layout.read_state` does.
+        UnreadableError for one that cannot be read now, and what `read_state` does.
         """
-        state = layout.read_state(self._directory)
+        state = read_state(self._directory)
         for name in reversed(state.names if state else ()):
             prefix = str(self._directory / name)
             if _is_whole(prefix):

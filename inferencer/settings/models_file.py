@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 from paramsync.errors import SettingsError
 from paramsync.following.pins_file import MOST_LABELS
 from paramsync.rpc.addresses import read_port
-from paramsync.store.layout import NUMBERS
+from paramsync.store.store import NUMBERS
 
 from . import flags, readers
 

@@ -17,7 +17,7 @@ from paramsync.checkpoint.tensor_bytes import PORTION, THREADS, Finding, Region,
 from paramsync.dtypes import Array
 from paramsync.errors import CorruptCheckpointError, ParameterError, UnreadableError
 from paramsync.host import files
-from paramsync.tensorbundle import index, strings
+from paramsync.tensorbundle import index
 from paramsync.tensorbundle.index import Entry, data_file, index_file
 from paramsync.tensorbundle.sstable import mask
 
@@ -281,13 +281,13 @@ class Bundle:
         path = self._shards[piece.shard].path
         self._shards[piece.shard].check(piece.offset, piece.size)
         if piece.dtype == dtypes.VARIANT:
-            return strings.checksum_of_variants(memory, piece.shape, path=path, name=name)
-        return strings.decode(memory, piece.shape, path=path, name=name)[1]
+            return index.checksum_of_variants(memory, piece.shape, path=path, name=name)
+        return index.decode_strings(memory, piece.shape, path=path, name=name)[1]
 
     def _values(self, name: str, piece: Entry, dtype: np.dtype[np.generic]) -> Array:
         if piece.dtype == dtypes.STRING:
             path = self._shards[piece.shard].path
-            return strings.decode(self._memory(piece), piece.shape, path=path, name=name)[0]
+            return index.decode_strings(self._memory(piece), piece.shape, path=path, name=name)[0]
         if not piece.size:
             return np.empty(piece.shape, dtype)
         return np.frombuffer(self._memory(piece), dtype).reshape(piece.shape)

@@ -21,7 +21,7 @@ from paramsync.checkpoint.tensor_bytes import Layout, portions
 from paramsync.dtypes import Array
 from paramsync.errors import NotFiniteError, ParameterError
 from paramsync.host import files
-from paramsync.tensorbundle import index, strings
+from paramsync.tensorbundle import index
 from paramsync.tensorbundle.index import Entry, Index, data_file, index_file
 from paramsync.tensorbundle.sstable import mask
 
@@ -269,7 +269,7 @@ class _Source:
         self._dtype = dtype
         self._checksum: int | None = None  # where it is not that of the bytes
         if dtype == dtypes.STRING:
-            encoded, self._checksum = strings.encode(array, name)
+            encoded, self._checksum = index.encode_strings(array, name)
             self._array = np.frombuffer(encoded, np.uint8)
         self.size: int = self._array.nbytes
 

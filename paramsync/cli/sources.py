@@ -11,8 +11,7 @@ from paramsync.cli import fields
 from paramsync.cli.outline import Outline, Tensor
 from paramsync.errors import CorruptCheckpointError, GraphError, StoreError
 from paramsync.host import files
-from paramsync.store import layout
-from paramsync.store.store import Store
+from paramsync.store.store import Store, is_digest
 from paramsync.tensorbundle import index
 from paramsync.tensorbundle.index import OBJECT_GRAPH
 from paramsync.v1 import bundle_pb2, graph_pb2
@@ -138,7 +137,7 @@ def _read(path: Path, at: Path | None = None) -> Source:
         return _meta_graph(path, content, "meta graph")
     if bytes(content[:1]) == b"\x08":  # of all of these only a SavedModel begins with a number
         return _saved_model(path, content)
-    if layout.is_digest(_digest(content)):
+    if is_digest(_digest(content)):
         return _graph_file(path, content)
     outline = Outline(content, what)
     return Source(

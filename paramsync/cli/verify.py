@@ -20,9 +20,7 @@ from paramsync.cli.versions import look
 from paramsync.cli.wording import console, redraws, size, to_json
 from paramsync.errors import CorruptCheckpointError, GraphError, StoreError, UnknownVersionError, UnreadableError
 from paramsync.host import files
-from paramsync.store import layout
-from paramsync.store.layout import is_sealed
-from paramsync.store.store import Store
+from paramsync.store.store import Store, is_sealed, number_of, read_record
 from paramsync.tensorbundle.index import Entry, index_file
 from paramsync.v1 import graph_pb2
 from paramsync.version import Version
@@ -95,11 +93,11 @@ def _verdicts(store: Store, arguments: Namespace) -> Iterator[Verdict]:
 
 def _broken(store: Store, name: str) -> Verdict:
     try:
-        layout.read_record(store.path, name)
+        read_record(store.path, name)
         problem = f"{index_file(store.path / name)}: expected an index file, found no such file"
     except (CorruptCheckpointError, UnreadableError) as error:
         problem = str(error)
-    number = layout.number_of(name)
+    number = number_of(name)
     return Verdict(number=number, step=number, problems=[problem], tensors=[])
 
 

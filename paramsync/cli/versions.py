@@ -18,8 +18,7 @@ from rich.text import Text
 from paramsync.cli.wording import NOTHING, console, duration, size, to_json
 from paramsync.errors import CorruptCheckpointError, StoreError, UnknownVersionError, UnreadableError
 from paramsync.host import files
-from paramsync.store import layout
-from paramsync.store.store import Store
+from paramsync.store.store import LOCK, Store, read_state, record_file
 from paramsync.version import Version
 
 _NAMED = 3  # files that stand in an error
@@ -72,15 +71,15 @@ def look(path: Path) -> tuple[str | None, list[Version], list[str]]:
 
     Raises StoreError for what is no directory, or no store, CorruptCheckpointError where `checkpoint` is broken.
     """
-    before = layout.read_state(path)
+    before = read_state(path)
     versions = Store(path).versions()
-    after = layout.read_state(path)
+    after = read_state(path)
     if before is None or after is None:
         try:
             there = [one.name for one in path.iterdir()]
         except OSError as error:
             raise StoreError(path, f"cannot be read: {error.strerror}") from error
-        if there and layout.LOCK not in there:  # nobody ever published there
+        if there and LOCK not in there:  # nobody ever published there
             raise StoreError(path, f"is no store: expected a file 'checkpoint' in it, found {_some(there)}")
         return None, [], []
     found = {version.prefix for version in versions}
@@ -106,7 +105,7 @@ def _is_whole(path: Path, version: Version) -> bool:
 
 def _row(path: Path, version: Version, *, latest: bool) -> Row:
     data = list(_data_files(path, version.prefix))
-    recorded = layout.record_file(path, version.prefix).exists()
+    recorded = record_file(path, version.prefix).exists()
     locks = shared_locks()
     return Row(
         number=version.number,

@@ -23,7 +23,7 @@ from paramsync.graphs.specs import DEFAULT_SIGNATURE, Signature, described, spec
 from paramsync.graphs.tables import MAX_BYTES as TABLE_BYTES
 from paramsync.graphs.tables import Contents, fill
 from paramsync.host import files
-from paramsync.store.layout import sealed
+from paramsync.store.store import sealed
 from paramsync.v1 import graph_pb2
 
 _Array = Any

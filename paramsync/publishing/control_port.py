@@ -23,7 +23,7 @@ from paramsync.publishing.read_timeout import ReadTimeouts
 from paramsync.rpc import addresses
 from paramsync.rpc.connection_limit import ConnectionLimit
 from paramsync.rpc.server import UNFORESEEN, code_of, of_version, one_line, options
-from paramsync.store import layout
+from paramsync.store.store import lock_owner
 from paramsync.v1 import sync_pb2, sync_pb2_grpc
 from paramsync.version import Version
 
@@ -207,7 +207,7 @@ class _Service(sync_pb2_grpc.PublisherServicer):
         states = sync_pb2.PublisherStatus
         if training is None:
             return sync_pb2.PublisherStatus(
-                state=states.STARTING, store=str(self._store), publisher=layout.lock_owner(self._store)
+                state=states.STARTING, store=str(self._store), publisher=lock_owner(self._store)
             )
         publishing, state = training.publisher.status(), training.state
         version = publishing.published
@@ -230,7 +230,7 @@ class _Service(sync_pb2_grpc.PublisherServicer):
             saved_step=None if state is None else state.saved,
             state_error=(state and state.error) or "",
             held_back=publishing.held_back or "",
-            publisher=layout.lock_owner(self._store),
+            publisher=lock_owner(self._store),
         )
 
     def Publish(self, request: sync_pb2.PublishRequest, context: grpc.ServicerContext) -> sync_pb2.Version:

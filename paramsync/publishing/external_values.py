@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError
 from paramsync import dtypes
 from paramsync.errors import CorruptCheckpointError, GraphError, ParameterError, SettingsError, StoreError
 from paramsync.host import files
-from paramsync.store import layout
+from paramsync.store.store import graph_file, is_digest
 from paramsync.tensorbundle.index import OBJECT_GRAPH
 from paramsync.v1 import bundle_pb2, graph_pb2
 
@@ -57,7 +57,7 @@ class ExternalValues:
         if digest not in digests:
             listed = ", ".join(digests) or "none"
             raise SettingsError(f"store {store}: expected graph {files.shown(digest)}, found {listed}")
-        path = layout.graph_file(store, digest)
+        path = graph_file(store, digest)
         try:
             source = cls(files.content(path, limit=files.MAX_MESSAGE), copy=copy)
         except OSError as error:
@@ -125,7 +125,7 @@ def _digests(store: Path) -> list[str]:
     except OSError as error:
         raise StoreError(store, f"cannot be read: {error.strerror}") from error
     graphs = [name[len("graph-") : -len(".pb")] for name in names if name.startswith("graph-") and name.endswith(".pb")]
-    return sorted(filter(layout.is_digest, graphs))
+    return sorted(filter(is_digest, graphs))
 
 
 def _which(store: Path, digests: list[str]) -> str:

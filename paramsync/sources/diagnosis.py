@@ -9,7 +9,7 @@ from pathlib import Path
 from paramsync.errors import CorruptCheckpointError, StoreError
 from paramsync.host import files
 from paramsync.sources.saved_models import committed, numbered
-from paramsync.store import layout
+from paramsync.store.store import LOCK, is_ours, read_state, state_file
 
 _SETTLED = 2.0  # seconds after which the writer of an index has written the state file that lists it
 _LOOKED_INTO = 8  # directories, of the highest numbers
@@ -41,9 +41,9 @@ def _why(store: Path) -> str:
         return f"cannot be read: {error.strerror}"
     if not names:
         return "the directory is empty"
-    if layout.state_file(store).name in names:
+    if state_file(store).name in names:
         return "its `checkpoint` names no version"
-    if layout.LOCK in names:
+    if LOCK in names:
         return "its publisher has published nothing yet"
     return "no `checkpoint` in it, nor a SavedModel in a directory whose name is a number"
 
@@ -73,10 +73,10 @@ def _other(directory: Path) -> str | None:
 def _unlisted(path: Path) -> str | None:
     """Tells of checkpoints that no file `checkpoint` lists."""
     names = files.names(path)
-    indexes = [name for name in names if name.endswith(".index") and not layout.is_ours(name.removesuffix(".index"))]
-    if not indexes or layout.state_file(path).name in names:
+    indexes = [name for name in names if name.endswith(".index") and not is_ours(name.removesuffix(".index"))]
+    if not indexes or state_file(path).name in names:
         return None
-    expected = f"expected a file {layout.state_file(path).name}, which names the latest one"
+    expected = f"expected a file {state_file(path).name}, which names the latest one"
     for name in [name for name in sorted(names) if not _PARTS.fullmatch(name)][:_TRIED]:
         if _is_state(path, name):
             return (
@@ -94,6 +94,6 @@ def _unlisted(path: Path) -> str | None:
 
 def _is_state(path: Path, name: str) -> bool:
     try:
-        return layout.read_state(path, name) is not None
+        return read_state(path, name) is not None
     except (StoreError, CorruptCheckpointError):
         return False

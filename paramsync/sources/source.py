@@ -12,8 +12,7 @@ from paramsync.inference.residents import R, R_co
 from paramsync.sources import diagnosis, identity, saved_models
 from paramsync.sources.identity import VersionRecords
 from paramsync.sources.watch import Place, Watch, graph_places, numbered_places, store_places
-from paramsync.store import layout
-from paramsync.store.store import Store
+from paramsync.store.store import Store, state_file
 from paramsync.version import Candidate, Version
 
 
@@ -176,7 +175,7 @@ class Source(Generic[R]):
     def _shows_numbers(self) -> bool:
         """Whether it holds numbered SavedModels; what it held before where it shows nothing."""
         try:
-            if layout.state_file(self.path).exists():
+            if state_file(self.path).exists():
                 return False
             return bool(saved_models.numbered(self.path)) or self._is_numbered
         except OSError:

@@ -14,7 +14,7 @@ from paramsync.checkpoint.data_file import NO_ROOM, FilePool, FileStamp
 from paramsync.checkpoint.writer import CheckpointWriter, Tensor
 from paramsync.errors import CorruptCheckpointError, SettingsError, StoreError, UnreadableError
 from paramsync.host import files
-from paramsync.store import layout
+from paramsync.store import store
 from paramsync.store.store import Store
 from paramsync.tensorbundle import index
 from paramsync.tensorbundle.index import index_file
@@ -150,7 +150,7 @@ class StoreWriter:
                     seal=written.seal,
                     committed_at=time.time(),
                 )
-                layout.write_text(layout.record_file(self._path, name), version.to_json(), durable=self._durable)
+                store.write_text(store.record_file(self._path, name), version.to_json(), durable=self._durable)
                 self._sync()
                 self._state.publish(version, names)
             published = names
@@ -177,7 +177,7 @@ class StoreWriter:
             self._pool.close()
             self._pool = None
         if self._lock is not None:
-            layout.release_lock(self._lock)
+            store.release_lock(self._lock)
             self._lock = None
 
     def __enter__(self) -> StoreWriter:
@@ -191,7 +191,7 @@ class StoreWriter:
             if self._path.is_file():
                 raise StoreError(self._path, "expected a directory, found a file")
             self._path.mkdir(parents=True, exist_ok=True)
-            self._lock = layout.take_lock(self._path)
+            self._lock = store.take_lock(self._path)
         try:
             self._state = StateFile(self._path, durable=self._durable, faults=self._faults)
             with self._numbers:
@@ -208,7 +208,7 @@ class StoreWriter:
             raise
 
     def _check_that_there_are_numbers(self) -> None:
-        if self._reserved >= layout.NUMBERS - 1:
+        if self._reserved >= store.NUMBERS - 1:
             problem = f"has version {self._reserved}, above which there is no number; publish to another store"
             raise StoreError(self._path, problem)
 
@@ -217,19 +217,19 @@ class StoreWriter:
         if self._closed:
             raise StoreError(self._path, "is closed; expected an open StoreWriter")
         with self._faults("cannot be looked at"):
-            is_held = self._lock is not None and layout.holds_lock(self._lock, self._path)
+            is_held = self._lock is not None and store.holds_lock(self._lock, self._path)
         if not is_held:
             self._let_go()
             self._take()
 
     def _check(self, version: Version, listed: Sequence[str]) -> None:
-        above = max(map(layout.number_of, listed), default=-1)
+        above = max(map(store.number_of, listed), default=-1)
         if version.number <= above:  # a name that leads nowhere may be a slip of whoever wrote it, or of a disk
             gone = self._state.gone(listed)
-            above = max((layout.number_of(name) for name in listed if name not in gone), default=-1)
-        if not above < version.number < layout.NUMBERS:
+            above = max((store.number_of(name) for name in listed if name not in gone), default=-1)
+        if not above < version.number < store.NUMBERS:
             raise StoreError(self._path, f"expected a version above {above}, found {version.number}")
-        if wrong := layout.problem(version):
+        if wrong := store.problem(version):
             raise StoreError(self._path, f"version {version.number}: expected {wrong[0]}, found {wrong[1]}")
         if version.graph and not self._store.graph_file(version.graph).exists():
             raise StoreError(self._path, f"expected graph {version.graph} to be added before version {version.number}")
@@ -240,7 +240,7 @@ class StoreWriter:
         problems = []
         for file in names:
             try:
-                if (name := layout.marked(file)) is not None:
+                if (name := store.marked(file)) is not None:
                     self._clear(name, listed, names)
                 elif file.startswith(files.TEMPORARY):
                     (self._path / file).unlink(missing_ok=True)
@@ -252,20 +252,20 @@ class StoreWriter:
             raise problems[0]
 
     def _clear(self, name: str, listed: Sequence[str], names: Sequence[str]) -> None:
-        mark = layout.mark(self._path, name)
-        if layout.is_name(name) and name not in listed:
+        mark = store.mark(self._path, name)
+        if store.is_name(name) and name not in listed:
             index_file(self._path / name).unlink(missing_ok=True)
-            layout.record_file(self._path, name).unlink(missing_ok=True)
+            store.record_file(self._path, name).unlink(missing_ok=True)
             for data in names:
                 if data.startswith(f"{name}.data-") and self._pool is not None:
                     self._pool.retire(self._path / data)
             graph = mark.read_text(errors="replace")
-            if layout.is_digest(graph) and graph not in self._fresh_graphs | set(map(self._state.graph, listed)):
+            if store.is_digest(graph) and graph not in self._fresh_graphs | set(map(self._state.graph, listed)):
                 self._store.graph_file(graph).unlink(missing_ok=True)
         mark.unlink()
 
     def _mark(self, name: str, graph: str) -> None:
-        layout.write_text(layout.mark(self._path, name), graph, durable=self._durable)
+        store.write_text(store.mark(self._path, name), graph, durable=self._durable)
 
     def _sync(self) -> None:
         if self._durable:
@@ -297,14 +297,14 @@ class StateFile:
         self._directory = directory
         self._durable = durable
         self._faults = faults
-        self._state: layout.State | None = None  # what `checkpoint` said last
+        self._state: store.State | None = None  # what `checkpoint` said last
         self._names: tuple[str, ...] | None = None  # what it lists, and our unlisted ones; None before the first look
         self._graphs: dict[str, str | None] = {}  # by version; None where there is no record
 
     def names(self) -> tuple[str, ...]:
         """The listed names, and our unlisted ones. Raises StoreError."""
         try:
-            state = layout.read_state(self._directory)
+            state = store.read_state(self._directory)
         except CorruptCheckpointError as error:
             return self._heal(error)
         if self._names is None or state != self._state:  # a stranger's, or of an earlier publisher
@@ -343,7 +343,7 @@ class StateFile:
     def highest(self) -> int:
         """The highest number that a listed name or a file of a version has, whatever became of the version, or -1."""
         begun = [file.partition(".")[0] for file in files.names(self._directory) if file.startswith("ckpt-")]
-        return max(map(layout.number_of, [*begun, *self.names()]), default=-1)
+        return max(map(store.number_of, [*begun, *self.names()]), default=-1)
 
     def graph(self, name: str) -> str | None:
         """The graph's digest in a record, "" where the record is broken, None without one. Raises UnreadableError."""
@@ -360,7 +360,7 @@ class StateFile:
         known = self._names or ()
         gone = self.gone(known)
         names = self._with_unlisted([name for name in known if name not in gone])
-        path = layout.state_file(self._directory)
+        path = store.state_file(self._directory)
         damaged = path.with_name(f"{path.name}.damaged")
         with self._faults(f"{error}; it cannot be set aside"):
             files.keep_aside(path, damaged)
@@ -378,8 +378,8 @@ class StateFile:
 
     def _write(self, names: tuple[str, ...]) -> None:
         """Replace `checkpoint` by one that lists these names, with the last as the latest. Raises OSError."""
-        state = layout.State(names[-1], names)
-        layout.write_text(layout.state_file(self._directory), layout.state_text(state), durable=self._durable)
+        state = store.State(names[-1], names)
+        store.write_text(store.state_file(self._directory), store.state_text(state), durable=self._durable)
         self._state, self._names = state, names
 
     def _with_unlisted(self, listed: Collection[str]) -> tuple[str, ...]:
@@ -389,18 +389,18 @@ class StateFile:
             with suppress(UnreadableError):  # it stays as it is, whatever it is
                 if self._record(name) == version and index_file(self._directory / name).is_file():
                     whole.append(name)
-        return (*sorted(whole, key=layout.number_of), *listed)
+        return (*sorted(whole, key=store.number_of), *listed)
 
     def _unlisted(self, listed: Collection[str]) -> Iterator[tuple[str, Version]]:
         """The versions with a record that are neither listed nor marked as rubbish."""
         names = files.names(self._directory)
-        known = {*listed, *map(layout.marked, names)}
+        known = {*listed, *map(store.marked, names)}
         for file in names:
             name = file.removesuffix(".json")
             if name == file or name in known or not file.startswith("ckpt-"):
                 continue
             try:
-                version = layout.read_record(self._directory, name)
+                version = store.read_record(self._directory, name)
             except (CorruptCheckpointError, StoreError):
                 continue
             if version is not None:
@@ -409,9 +409,9 @@ class StateFile:
     def _record(self, name: str) -> Version | None:
         """The record of a version; None without one, or where somebody else wrote a checkpoint of that name over ours.
 
-        Raises as `layout.read_record` does, and UnreadableError where nobody can tell now.
+        Raises as `store.read_record` does, and UnreadableError where nobody can tell now.
         """
-        record = layout.read_record(self._directory, name)
+        record = store.read_record(self._directory, name)
         if record is not None and record.checksum:
             try:
                 entries = index.read(index_file(self._directory / name)).entries

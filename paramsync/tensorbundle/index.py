@@ -1,4 +1,4 @@
-"""Reads and writes the index of a TensorBundle checkpoint: place, dtype, shape and checksum of each tensor.
+"""Reads and writes what a TensorBundle encodes: the index (place, dtype, shape, checksum of each tensor), and strings.
 
 Reading trusts nothing: checksums, order, bounds, shapes and sizes are checked before anybody maps the data.
 
@@ -8,6 +8,10 @@ has another entry, whose key is made of the variable's name and that place, so t
     00 | name, 00 as 00 FF and FF as FF 00 | 00 01 | rank | for each dimension: start, length
 
 The rank is a count of bytes, in a byte, and these bytes. Start and length have as many bytes as leading ones.
+
+A tensor of strings is its lengths as varints, the masked crc32c of the lengths, then the bytes. Both checksums are
+computed over each length as a number of 4 bytes (8 where it needs them), not as it is stored. Variants are stored in
+much the same way, and stay opaque here.
 """
 
 from __future__ import annotations
@@ -21,14 +25,15 @@ from itertools import islice
 from pathlib import Path
 
 import numpy as np
+from crc32c import crc32c
 from google.protobuf.message import DecodeError
 
 from paramsync import dtypes
 from paramsync.dtypes import Array
 from paramsync.errors import CorruptCheckpointError, ParameterError
 from paramsync.host import files
-from paramsync.tensorbundle import sstable, strings
-from paramsync.tensorbundle.sstable import varint
+from paramsync.tensorbundle import sstable
+from paramsync.tensorbundle.sstable import mask, varint
 from paramsync.v1 import bundle_pb2
 
 OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
@@ -42,6 +47,8 @@ _SHARDS = 1 << 12  # each may cost a reader an open file
 _ENTRY_LIMIT = 1 << 20  # bytes: thousands of slices
 _RANK_LIMIT = 64  # numpy's
 _INT64 = 1 << 63
+_CHECKSUM = 4  # bytes
+_STRINGS = 1 << 24  # strings: each takes tens of bytes of memory, and one byte of a file that may be sparse
 
 Extent = tuple[int, int]
 """The start and the length of a part in one dimension; a length of -1 is all of the dimension."""
@@ -343,8 +350,105 @@ def _problem(entry: Entry, shards: int) -> tuple[str, object] | None:
     if (count or math.prod([size or 1 for size in entry.shape])) * item >= _INT64:
         return "a shape that can be addressed", entry.shape
     if entry.dtype in (dtypes.STRING, dtypes.VARIANT):
-        return strings.size_problem(count, entry.size, variants=entry.dtype == dtypes.VARIANT)
+        return _strings_problem(count, entry.size, variants=entry.dtype == dtypes.VARIANT)
     if entry.size != count * item:
         expected = f"{count * item} bytes for {dtypes.name(entry.dtype)} {list(entry.shape)}"
         return expected, f"{entry.size} bytes"
     return None
+
+
+def encode_strings(array: Array, name: str) -> tuple[bytes, int]:
+    """The bytes to store, and their checksum, not masked. Raises ParameterError for strings that could not be read."""
+    if array.size > _STRINGS:
+        raise ParameterError(files.shown(name), expected=f"at most {_STRINGS} strings", found=array.size)
+    values = [_text(value, name) for value in array.reshape(-1).tolist()]
+    lengths = [len(value) for value in values]
+    checksum = _checksum_of_lengths(lengths)
+    stored = _stored(checksum)
+    body = b"".join(values)
+    return b"".join(map(varint, lengths)) + stored + body, crc32c(body, crc32c(stored, checksum))
+
+
+def decode_strings(content: memoryview, shape: tuple[int, ...], *, path: Path, name: str) -> tuple[Array, int]:
+    """The strings, and the checksum of all stored bytes, not masked.
+
+    Raises CorruptCheckpointError where the lengths are not those of the bytes that follow.
+    """
+    count = math.prod(shape)
+    lengths, position = _read_lengths(content, count, path=path, name=name)
+    checksum = _checksum_of_lengths(lengths)
+    start = position + _CHECKSUM
+    stored = bytes(content[position:start])
+    if stored != _stored(checksum):
+        expected = f"lengths of {files.shown(name)} that fit their checksum"
+        raise CorruptCheckpointError(path, expected=expected, found="others")
+    if start + sum(lengths) != len(content):
+        expected = f"{sum(lengths)} bytes of strings in {files.shown(name)}"
+        raise CorruptCheckpointError(path, expected=expected, found=len(content) - start)
+    array = np.empty(count, object)
+    checksum = crc32c(content[start:], crc32c(stored, checksum))
+    for at, length in enumerate(lengths):
+        array[at] = bytes(content[start : start + length])
+        start += length
+    return array.reshape(shape), checksum
+
+
+def checksum_of_variants(content: memoryview, shape: tuple[int, ...], *, path: Path, name: str) -> int:
+    """The checksum, not masked, of serialized variants, as iterators over data and lists of tensors leave them.
+
+    A variant is stored as its length, its bytes, and the masked checksum of all so far. Raises as `decode` does.
+    """
+    position = checksum = 0
+    for _ in range(math.prod(shape)):
+        (length,), start = _read_lengths(content[position:], 1, path=path, name=name)
+        start += position
+        position = start + length + _CHECKSUM
+        checksum = crc32c(content[start : start + length], crc32c(length.to_bytes(8, "little"), checksum))
+        stored = bytes(content[start + length : position])
+        if stored != _stored(checksum):
+            expected = f"variants of {files.shown(name)} that fit their checksums"
+            raise CorruptCheckpointError(path, expected=expected, found="others")
+        checksum = crc32c(stored, checksum)
+    if position != len(content):
+        expected = f"{position} bytes of variants in {files.shown(name)}"
+        raise CorruptCheckpointError(path, expected=expected, found=len(content))
+    return checksum
+
+
+def _strings_problem(count: int, size: int, *, variants: bool = False) -> tuple[str, object] | None:
+    """What is expected of so many strings, or variants, in so many bytes, and what is found; None where they fit."""
+    if count > _STRINGS:
+        return f"at most {_STRINGS} strings", count
+    least = count * (1 + _CHECKSUM) if variants else count + _CHECKSUM
+    return None if size >= least else (f"at least {least} bytes for {count} strings", size)
+
+
+def _stored(checksum: int) -> bytes:
+    return mask(checksum).to_bytes(_CHECKSUM, "little")
+
+
+def _text(value: object, name: str) -> bytes:
+    if isinstance(value, bytes):
+        return value
+    if not isinstance(value, str):
+        raise ParameterError(files.shown(name), expected="bytes in an array of objects", found=type(value).__name__)
+    try:
+        return value.encode()
+    except UnicodeEncodeError as error:
+        found = files.shown(value)
+        raise ParameterError(files.shown(name), expected="text that UTF-8 can hold", found=found) from error
+
+
+def _read_lengths(content: memoryview, count: int, *, path: Path, name: str) -> tuple[list[int], int]:
+    try:
+        return sstable.read_varints(content, 0, count)
+    except (IndexError, ValueError) as error:
+        expected = f"{count} lengths of {files.shown(name)}"
+        raise CorruptCheckpointError(path, expected=expected, found="malformed ones") from error
+
+
+def _checksum_of_lengths(lengths: list[int]) -> int:
+    checksum = 0
+    for length in lengths:
+        checksum = crc32c(length.to_bytes(4 if length < 1 << 32 else 8, "little"), checksum)
+    return checksum

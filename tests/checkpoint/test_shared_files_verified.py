@@ -13,7 +13,7 @@ from paramsync.errors import CorruptCheckpointError
 from paramsync.following.follower import Follower
 from paramsync.following.replica import Replica
 from paramsync.sources.source import Progress, Verification
-from paramsync.store.layout import record_file
+from paramsync.store.store import record_file
 from paramsync.version import Version
 from tests.support.checkpoints import present
 from tests.support.disks import dropped

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from paramsync.following.follower import Follower
 from paramsync.following.replica import Replica
-from paramsync.store import layout
+from paramsync.store.store import State, read_state, state_file, state_text
 from tests.support.followers import serving
 from tests.support.published import Publisher, saver_store
 from tests.support.stores import Scaled, saved_by_v2
@@ -90,10 +90,10 @@ def test_it_serves_as_soon_as_its_last_file_is_whole(tmp_path: Path, write: Writ
 
 
 def take_away_the_second(base: Path) -> None:
-    state = layout.read_state(base)
+    state = read_state(base)
     if state is None:
         shutil.rmtree(base / "2")
         return
-    layout.state_file(base).write_text(layout.state_text(layout.State(state.names[0], state.names[:1])))
+    state_file(base).write_text(state_text(State(state.names[0], state.names[:1])))
     for one in base.glob(f"{state.latest}.*"):
         one.unlink()

@@ -15,7 +15,7 @@ from inferencer.transport.trailers import AGE, trailers
 from paramsync.following.follower import Follower
 from paramsync.following.operator_requests import Action
 from paramsync.following.replica import Replica
-from paramsync.store import layout
+from paramsync.store.store import record_file
 from tests.support.followers import SILENT, quarantined, serving
 from tests.support.programs import eventually
 from tests.support.published import Publisher, ask, proven
@@ -90,7 +90,7 @@ def test_an_age_is_told_of_any_time_that_a_record_may_have(
 ) -> None:
     version = publisher.publish(1)
     strange = replace(version, step_done_at=seconds, committed_at=seconds)
-    layout.record_file(publisher.path, version.prefix).write_text(strange.to_json())
+    record_file(publisher.path, version.prefix).write_text(strange.to_json())
     watched.run_once()
     said = dict(trailers(watched.replica.serving(), time.time()))
     assert int(said[AGE]) >= 0

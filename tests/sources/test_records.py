@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from paramsync.sources.identity import VersionRecords
-from paramsync.store import layout
-from paramsync.store.store import Store
+from paramsync.store.store import Store, record_file
 from tests.support.published import Publisher
 
 _LISTENERS: list[Callable[[str], object]] = []
@@ -63,7 +62,7 @@ def test_a_version_whose_files_were_replaced_is_told_anew(publisher: Publisher) 
     records = VersionRecords(Store(publisher.path))
     versions = [publisher.publish(1), publisher.publish(2)]
     before = records.look()
-    record = layout.record_file(publisher.path, versions[0].prefix)
+    record = record_file(publisher.path, versions[0].prefix)
     changed = replace(versions[0], step=77)
     record.write_text(changed.to_json())
     after = records.look()
@@ -87,7 +86,7 @@ def test_a_version_that_was_taken_away_is_gone(publisher: Publisher) -> None:
 def test_a_record_that_is_replaced_once_it_was_read_is_told_at_the_next_look(publisher: Publisher) -> None:
     records = VersionRecords(Store(publisher.path))
     version = publisher.publish(1)
-    record = layout.record_file(publisher.path, version.prefix)
+    record = record_file(publisher.path, version.prefix)
     changed = replace(version, step=77)
 
     def take_its_place(name: str) -> None:
@@ -106,7 +105,7 @@ def test_a_record_that_is_written_again_in_its_place_is_told_whatever_its_time_s
     records = VersionRecords(Store(publisher.path))
     version = publisher.publish(1)
     assert records.look().versions == [version]
-    record = layout.record_file(publisher.path, version.prefix)
+    record = record_file(publisher.path, version.prefix)
     before, text = record.stat(), record.read_text()
     changed = text.replace('"step": 1,', '"step": 2,')
     with record.open("r+") as file:

@@ -13,9 +13,8 @@ import pytest
 import tensorflow as tf
 
 from paramsync.errors import StoreError, StoreLockedError
-from paramsync.store import layout
 from paramsync.store.commit import StoreWriter
-from paramsync.store.store import Store
+from paramsync.store.store import Store, read_state
 from tests.support.programs import ROOT
 from tests.support.whole import assert_whole
 from tests.support.written import tensors, version
@@ -76,7 +75,7 @@ def test_a_checkpoint_of_another_writer_is_listed_until_its_last_file_is_gone(tm
         tf.compat.v1.train.update_checkpoint_state(str(tmp_path), "theirs-1")
         for number, suffix in enumerate(["index", "data-00000-of-00001", None], 2):
             writer.commit(version(number), tensors(number))
-            state = layout.read_state(tmp_path)
+            state = read_state(tmp_path)
             assert state is not None
             listed.append(state.names)
             if suffix is not None:

@@ -14,7 +14,7 @@ from paramsync.cli.verify import _graph_problem
 from paramsync.errors import StoreError
 from paramsync.graphs.graph import Graph
 from paramsync.store.commit import StoreWriter
-from paramsync.store.layout import is_sealed, sealed
+from paramsync.store.store import is_sealed, sealed
 from tests.support.followers import quarantined, serving
 from tests.support.published import Doubled, Publisher, ask, captured, follower_of, proven
 from tests.support.stores import following, serves

@@ -13,9 +13,8 @@ import tensorflow as tf
 
 from paramsync.errors import StoreError
 from paramsync.following.follower import Follower
-from paramsync.store import layout
 from paramsync.store.commit import StoreWriter
-from paramsync.store.store import Store
+from paramsync.store.store import Store, state_file
 from tests.support.followers import quarantined, serving
 from tests.support.published import Publisher, ask, follower_of, proven
 from tests.support.troubles import as_nobody
@@ -76,7 +75,7 @@ def test_the_open_publisher_goes_on_and_its_versions_are_served(
     publisher.publish(1)
     publisher.publish(2)
     follower.run_once()
-    damage(layout.state_file(publisher.path))
+    damage(state_file(publisher.path))
     follower.run_once()
     assert (serving(follower), quarantined(follower)) == (2, [])
     number = publisher.publish(3).number
@@ -89,7 +88,7 @@ def test_the_open_publisher_goes_on_and_its_versions_are_served(
 
 def test_a_publisher_that_comes_later_goes_on(tmp_path: Path, damage: Callable[[Path], object]) -> None:
     publish(tmp_path, 1, 2)
-    damage(layout.state_file(tmp_path))
+    damage(state_file(tmp_path))
     with StoreWriter(tmp_path) as writer:
         number = writer.next_number(3)
         writer.commit(version(number), tensors(number))
@@ -101,7 +100,7 @@ def test_what_was_damaged_is_kept_under_one_name_and_what_is_there_is_listed_at_
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     publish(tmp_path, 1, 2)
-    state = layout.state_file(tmp_path)
+    state = state_file(tmp_path)
     whole = state.read_bytes()
     for content in (b"{{{ first", b"{{{ second"):
         state.write_bytes(content)
@@ -143,7 +142,7 @@ def test_what_tensorflow_wrote_stays_listed_by_the_publisher_that_knew_of_it(tmp
 
 def test_a_state_that_may_not_be_read_now_is_no_damage(tmp_path: Path) -> None:
     publish(tmp_path, 1, 2)
-    state = layout.state_file(tmp_path)
+    state = state_file(tmp_path)
     before = state.stat().st_mode
     state.chmod(0)
 
@@ -175,7 +174,7 @@ def test_an_index_that_may_not_be_read_now_costs_no_version_and_stops_no_publica
 @pytest.mark.parametrize("seed", range(3))
 def test_no_damage_stops_a_publisher(publisher: Publisher, seed: int) -> None:
     chance = random.Random(seed)
-    state = layout.state_file(publisher.path)
+    state = state_file(publisher.path)
     follower = follower_of(publisher.path)
     number = publisher.publish(1).number
     for _ in range(25):

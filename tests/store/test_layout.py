@@ -14,8 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as some
 
 from paramsync.errors import CorruptCheckpointError
-from paramsync.store import layout
-from paramsync.store.store import Store
+from paramsync.store.store import Store, problem, read_record, read_state, record_file, state_file
 from paramsync.v1 import bundle_pb2
 from paramsync.version import Version
 
@@ -58,16 +57,16 @@ def attempt(work: Callable[[], T]) -> T | None:
 @example(b"a {" * 10_000)
 @example(b"all_model_checkpoint_timestamps: 1e999999")
 def test_a_state_file_of_arbitrary_bytes_is_refused_or_names_nothing(directory: Path, content: bytes) -> None:
-    layout.state_file(directory).write_bytes(content)
-    assert attempt(lambda: layout.read_state(directory)) is None
+    state_file(directory).write_bytes(content)
+    assert attempt(lambda: read_state(directory)) is None
 
 
 @quick
 @given(some.lists(paths.map("/".join) | texts, min_size=1, max_size=4))
 def test_a_state_file_leads_to_names_in_its_directory_only(directory: Path, listed: list[str]) -> None:
     message = bundle_pb2.CheckpointState(model_checkpoint_path=listed[0], all_model_checkpoint_paths=listed[1:])
-    layout.state_file(directory).write_text(text_format.MessageToString(message))
-    state = attempt(lambda: layout.read_state(directory))
+    state_file(directory).write_text(text_format.MessageToString(message))
+    state = attempt(lambda: read_state(directory))
     for name in state.names if state else ():
         assert (directory / name).resolve().parent == directory.resolve()
         assert len(f".tmp-{name}.data-00000-of-00001".encode()) <= 255
@@ -80,12 +79,12 @@ def test_a_state_file_leads_to_names_in_its_directory_only(directory: Path, list
 @example({"prefix": "../a-1"})
 def test_a_record_that_chance_changed_is_refused_or_sound(directory: Path, changes: dict[str, object]) -> None:
     good = Version(number=1, step=1, prefix="a-1", step_done_at=1.0, snapshot_at=1.0)
-    layout.record_file(directory, "a-1").write_text(json.dumps(json.loads(good.to_json()) | changes))
-    record = attempt(lambda: layout.read_record(directory, "a-1"))
+    record_file(directory, "a-1").write_text(json.dumps(json.loads(good.to_json()) | changes))
+    record = attempt(lambda: read_record(directory, "a-1"))
     if record is None:
         return
     assert (record.number, record.prefix) == (1, "a-1")
-    assert layout.problem(record) is None
+    assert problem(record) is None
     assert Version.from_json(record.to_json()).number == 1
     assert Store(directory).prefix(record).parent == directory
 
@@ -96,6 +95,6 @@ def test_a_record_that_chance_changed_is_refused_or_sound(directory: Path, chang
 @example(b"9" * 100_000)
 @example(b'{"number": ' + b"9" * 5000 + b"}")
 def test_a_record_of_arbitrary_bytes_is_refused(directory: Path, content: bytes) -> None:
-    layout.record_file(directory, "a-1").write_bytes(content)
+    record_file(directory, "a-1").write_bytes(content)
     with pytest.raises(CorruptCheckpointError):
-        layout.read_record(directory, "a-1")
+        read_record(directory, "a-1")

@@ -11,7 +11,7 @@ from crc32c import crc32c
 from paramsync import dtypes
 from paramsync.checkpoint.data_file import ALIGNMENT
 from paramsync.dtypes import Array
-from paramsync.tensorbundle import index, strings
+from paramsync.tensorbundle import index
 from paramsync.tensorbundle.index import Entry, Index, data_file, index_file
 from paramsync.tensorbundle.sstable import mask
 
@@ -31,7 +31,7 @@ def write(prefix: Path, tensors: Mapping[str, Array], *, shards: int = 1) -> Non
         dtype = dtypes.from_numpy(array.dtype)
         assert dtype is not None
         if dtype == dtypes.STRING:
-            stored, checksum = strings.encode(array, name)
+            stored, checksum = index.encode_strings(array, name)
         else:
             stored = np.asarray(array, order="C").tobytes()
             checksum = crc32c(stored)

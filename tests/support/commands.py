@@ -12,7 +12,7 @@ import pytest
 
 from paramsync.cli.__main__ import main
 from paramsync.store.commit import StoreWriter
-from paramsync.store.layout import sealed
+from paramsync.store.store import sealed
 from paramsync.v1 import graph_pb2
 from tests.support.written import version
 

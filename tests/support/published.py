@@ -15,8 +15,8 @@ from paramsync.following.follower import Follower
 from paramsync.following.replica import Replica
 from paramsync.graphs.capturing import Capture, capture
 from paramsync.graphs.graph import Graph
-from paramsync.store import layout
 from paramsync.store.commit import StoreWriter
+from paramsync.store.store import record_file
 from paramsync.tensorbundle.index import OBJECT_GRAPH
 from paramsync.version import Version
 
@@ -138,7 +138,7 @@ class Publisher:
     def publish_believed(self, step: int, tensors: Mapping[str, np.ndarray[Any, Any]]) -> Version:
         """A version whose record says that its values are finite, though nobody looked at them."""
         version = replace(self.publish(step, tensors=tensors), finite=True)
-        layout.record_file(self.path, version.prefix).write_text(version.to_json())
+        record_file(self.path, version.prefix).write_text(version.to_json())
         return version
 
     def publish_corrupt(self, step: int = 0) -> Version:

@@ -14,7 +14,7 @@ from hypothesis import strategies as some
 
 from paramsync import dtypes
 from paramsync.errors import CorruptCheckpointError
-from paramsync.tensorbundle import index, sstable, strings
+from paramsync.tensorbundle import index, sstable
 from paramsync.tensorbundle.index import Entry, Index
 from paramsync.v1 import bundle_pb2
 from tests.hostile.fuzz import mutate, read
@@ -91,8 +91,8 @@ def test_varints_are_read_as_they_were_written(value: int, behind: bytes) -> Non
 @given(some.lists(some.binary(max_size=300)))
 def test_strings_are_read_as_they_were_written(values: list[bytes]) -> None:
     array = np.array([*values, None], object)[:-1]
-    encoded, checksum = strings.encode(array, "a")
-    found, actual = strings.decode(memoryview(encoded), array.shape, path=WHERE, name="a")
+    encoded, checksum = index.encode_strings(array, "a")
+    found, actual = index.decode_strings(memoryview(encoded), array.shape, path=WHERE, name="a")
     assert (found.tolist(), actual) == (values, checksum)
 
 
@@ -137,7 +137,7 @@ def test_arbitrary_records_are_refused_or_sound(key: bytes, value: bytes) -> Non
 @quick
 @given(some.binary(max_size=300), some.lists(sizes, max_size=3))
 def test_arbitrary_bytes_of_strings_and_variants_are_refused_or_sound(content: bytes, shape: list[int]) -> None:
-    for decode in (strings.decode, strings.checksum_of_variants):
+    for decode in (index.decode_strings, index.checksum_of_variants):
         with suppress(CorruptCheckpointError):
             decode(memoryview(content), tuple(shape), path=WHERE, name="a")
 

@@ -12,8 +12,7 @@ import grpc
 
 from paramsync.errors import CorruptCheckpointError, StoreError, SyncError
 from paramsync.rpc.server import of_version
-from paramsync.store import layout
-from paramsync.store.store import Store
+from paramsync.store.store import Store, is_name, lock_owner, read_record
 from paramsync.v1 import sync_pb2 as pb
 
 from ...serving.call_with_timeout import aside
@@ -57,14 +56,14 @@ def follows(store: Path, trainer: pb.PublisherStatus) -> bool:
     Who had the publisher's lock last is the same in both. A copy may be older than that, or without it: then it has the
     version that was published last, or has no lock, and versions with the same graph.
     """
-    if not trainer.publisher or layout.lock_owner(store) == trainer.publisher:  # the former: of an earlier release
+    if not trainer.publisher or lock_owner(store) == trainer.publisher:  # the former: of an earlier release
         return True
     newest = trainer.published
     try:
-        record = layout.read_record(store, newest.prefix) if layout.is_name(newest.prefix) else None
+        record = read_record(store, newest.prefix) if is_name(newest.prefix) else None
         if record is not None and of_version(record) == newest:
             return True
-        latest = None if layout.lock_owner(store) else Store(store).latest()
+        latest = None if lock_owner(store) else Store(store).latest()
     except (CorruptCheckpointError, StoreError):
         return False
     return latest is not None and bool(latest.graph) and latest.graph == newest.graph

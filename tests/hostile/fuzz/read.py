@@ -9,13 +9,15 @@ import numpy as np
 from paramsync import dtypes
 from paramsync.dtypes import Array
 from paramsync.errors import CorruptCheckpointError
-from paramsync.tensorbundle import index, strings
+from paramsync.tensorbundle import index
 from paramsync.tensorbundle.index import Entry, Index
 
 WHERE = Path("fuzzed.index")
 # A tensor of three strings lies at 64, one variant at 128.
 DATA = (
-    bytes(64) + strings.encode(np.array([b"a", b"bb", b""], object), "a")[0].ljust(64, b"\0") + bytes(range(256)) * 16
+    bytes(64)
+    + index.encode_strings(np.array([b"a", b"bb", b""], object), "a")[0].ljust(64, b"\0")
+    + bytes(range(256)) * 16
 )
 
 
@@ -60,9 +62,9 @@ def _tensor(name: str, entry: Entry) -> None:
 def _array(name: str, entry: Entry, dtype: np.dtype[np.generic] | None) -> Array:
     content = memoryview(DATA)[entry.offset : entry.offset + entry.size]
     if entry.dtype == dtypes.STRING:
-        return strings.decode(content, entry.shape, path=WHERE, name=name)[0]
+        return index.decode_strings(content, entry.shape, path=WHERE, name=name)[0]
     if entry.dtype == dtypes.VARIANT:
-        strings.checksum_of_variants(content, entry.shape, path=WHERE, name=name)
+        index.checksum_of_variants(content, entry.shape, path=WHERE, name=name)
     if dtype is None:
         return np.empty(0)
     return np.frombuffer(content, dtype, entry.size // dtype.itemsize).reshape(entry.shape)
