@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from .stop import Stop
+from paramsync.program.process import Stop
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

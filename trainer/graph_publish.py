@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
 import sys
-import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from paramsync.errors import GraphError, ParamsyncError, SettingsError
+from paramsync.errors import ParamsyncError, SettingsError
 from paramsync.program import stderr_filter
 from paramsync.program.flags import Parser, check_text
 from paramsync.store.commit import StoreWriter
 from paramsync.store.store import graph_file
 
-from . import settings
+from . import settings, user_code
 
 if TYPE_CHECKING:
     from paramsync.graphs.capturing import Capture
-
-T = TypeVar("T")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -31,8 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         target, store = _parse(sys.argv[1:] if arguments is None else arguments)
         with contextlib.redirect_stdout(sys.stderr), stderr_filter.left_out():
-            captured = _captured(target)
-        graph = captured.graph
+            graph = _capture(target).graph
         with StoreWriter(store) as writer:
             writer.add_graph(graph.digest, graph.to_bytes())
     except ParamsyncError as error:
@@ -50,57 +45,24 @@ def _parse(arguments: Sequence[str]) -> tuple[str, Path]:
     parser.add_argument("target", metavar="MODULE:BUILD")
     parser.add_argument("store", type=Path, metavar="STORE")
     given = parser.parse_args(arguments)
+    if not user_code.is_source(given.target):
+        raise SettingsError(f"expected MODULE:BUILD, such as models.digits:build, found {given.target!r}")
     return given.target, given.store
 
 
-def _captured(target: str) -> Capture:
+def _capture(target: str) -> Capture:
+    import keras
     import tensorflow as tf
 
     from paramsync.graphs.capturing import Capture, capture
 
     with contextlib.suppress(RuntimeError):
         tf.config.set_visible_devices([], "GPU")  # a trainer may have it all
-    built = _built(target)
-    return built if isinstance(built, Capture) else capture(built)
-
-
-def _built(target: str) -> Any:
-    """What the function returns; what it names, where that is no function but a model."""
-    module, colon, name = target.partition(":")
-    if not (module and colon and name) or module.startswith("."):
-        raise SettingsError(f"expected MODULE:BUILD, such as models.digits:build, found {target!r}")
-    try:
-        found: Any = _theirs(f"module {module!r} cannot be imported", lambda: importlib.import_module(module))
-    except ModuleNotFoundError as error:
-        missing = f"module {module!r} is not there" if module.startswith(f"{error.name}") else str(error)
-        raise SettingsError(f"{missing}: run this where `import {module}` works") from error
-    for part in name.split("."):
-        if not hasattr(found, part):
-            raise SettingsError(f"module {module!r} has no {name!r}: expected the name of a function")
-        found = getattr(found, part)
-    return _theirs(f"{target} failed", found) if _is_plain_function(found) else found
-
-
-def _is_plain_function(found: Any) -> bool:
-    import keras
-    import tensorflow as tf
-
-    from paramsync.graphs.capturing import Capture
-
-    captured = (keras.layers.Layer, tf.Module, Capture, tf.types.experimental.PolymorphicFunction)
-    return callable(found) and not isinstance(found, captured)
-
-
-def _theirs(what: str, call: Callable[[], T]) -> T:
-    """The result of somebody else's code, whose errors are told on one line."""
-    try:
-        return call()
-    except (ModuleNotFoundError, ParamsyncError):
-        raise
-    except (Exception, SystemExit) as error:
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        text = " ".join(str(error).split())
-        raise GraphError(f"{what}: {type(error).__name__}: {text} ({last.filename}, line {last.lineno})") from error
+    source: Any = user_code.load(target)
+    models = (keras.layers.Layer, tf.Module, Capture, tf.types.experimental.PolymorphicFunction)
+    if callable(source) and not isinstance(source, models):
+        source = user_code.call(f"{target} failed", source)
+    return source if isinstance(source, Capture) else capture(source)
 
 
 if __name__ == "__main__":

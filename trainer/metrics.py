@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
+import asyncio
 import socket
-import socketserver
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from concurrent.futures import Future
+from typing import TYPE_CHECKING
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST as CONTENT_TYPE
@@ -39,15 +39,12 @@ class TrainerMetrics(Page):
         committed = None if version is None else version.committed_at
         since = None if committed is None else max(0.0, self._clock() - committed)
         took = None if version is None or committed is None else committed - version.snapshot_at
-        for name, said, value in (
+        number = None if version is None else version.number
+        for name, meaning, value in (
             ("step", "The step that training is at.", meter.step),
             ("steps_per_second", "Over the last second or more.", meter.steps_per_second),
             ("loss", "Of the last step.", meter.loss),
-            (
-                "published_version",
-                "The version published last, by this process.",
-                None if version is None else version.number,
-            ),
+            ("published_version", "The version published last, by this process.", number),
             ("published_step", "The training step of that version.", None if version is None else version.step),
             ("since_publication_seconds", "How long ago that was.", since),
             ("publish_seconds", "What that took, from pinning its values to its commit.", took),
@@ -56,13 +53,13 @@ class TrainerMetrics(Page):
             ("saved_step", "The step that training would resume at.", None if state is None else state.saved),
         ):
             if value is not None:
-                yield GaugeMetricFamily(f"paramsync_trainer_{name}", said, value=float(value))
-        for name, said, count in (
+                yield GaugeMetricFamily(f"paramsync_trainer_{name}", meaning, value=float(value))
+        for name, meaning, count in (
             ("publications", "Versions published by this process.", publishing.publishes),
             ("skipped", "Publications that a newer one overtook before they were written.", publishing.skipped),
             ("refused", "Publications refused because of their values.", publishing.refused),
         ):
-            yield CounterMetricFamily(f"paramsync_trainer_{name}", said, value=count)
+            yield CounterMetricFamily(f"paramsync_trainer_{name}", meaning, value=count)
 
 
 _SECONDS = 5.0  # for a caller to ask, and to take the answer
@@ -71,86 +68,67 @@ _MOST = 8  # callers at a time; the next is hung up on
 
 
 class MetricsPort:
-    """Answers from the moment it is made, on threads of its own."""
+    """Answers from the moment it is made, on a thread of its own."""
 
     def __init__(self, host: str, port: int, text: Callable[[], bytes]) -> None:
         """Port 0 is any free one. Raises SettingsError for an address that cannot be had."""
         addresses.check_port(host, port, "--metrics-port")
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         try:
-            self._server = _Server(host, port, family, text)
+            listener = socket.create_server(address[:2], family=family)
         except OSError as error:
             raise addresses.refused(host, port, "--metrics-port") from error
-        self.address = addresses.address(host, self._server.server_address[1])
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), name="metrics", daemon=True)
+        self.address = addresses.address(host, listener.getsockname()[1])
+        self._text = text
+        self._callers = 0
+        self._closed: Future[None] = Future()
+        serve = self._serve(listener)
+        self._thread = threading.Thread(target=asyncio.run, args=(serve,), name="metrics", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        self._closed.set_result(None)
         self._thread.join()
 
+    async def _serve(self, listener: socket.socket) -> None:
+        # asyncio would print a traceback for each connection that it has no file descriptor for
+        asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+        server = await asyncio.start_server(self._accept, sock=listener, limit=_BYTES)
+        await asyncio.wrap_future(self._closed)
+        server.close()
 
-class _Server(socketserver.ThreadingTCPServer):
-    allow_reuse_address = True
-    daemon_threads = True
-    block_on_close = False
-
-    def __init__(self, host: str, port: int, family: int, text: Callable[[], bytes]) -> None:
-        self.address_family = family
-        self.text = text
-        self._room = threading.BoundedSemaphore(_MOST)
-        super().__init__((host, port), _Request)
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        if self._room.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
-            self.shutdown_request(request)
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._callers += 1
         try:
-            super().process_request_thread(request, client_address)
+            if self._callers <= _MOST:
+                writer.write(self._answer(await _request_line(reader)))
+                await asyncio.wait_for(writer.drain(), _SECONDS)
+        except (OSError, asyncio.TimeoutError):
+            pass  # a caller that leaves is no error of ours
         finally:
-            self._room.release()
+            self._callers -= 1
+            writer.close()
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A caller that leaves is no error of ours."""
-
-
-class _Request(socketserver.BaseRequestHandler):
-    server: _Server
-
-    def handle(self) -> None:
-        with contextlib.suppress(OSError):
-            self.request.settimeout(_SECONDS)
-            self.request.sendall(self._answer(self._line()))
-
-    def _line(self) -> list[str]:
-        """The words of the request's first line, once its whole head has come; none where it does not come."""
-        deadline, head = time.monotonic() + _SECONDS, b""
-        while b"\r\n\r\n" not in head and b"\n\n" not in head:
-            left = deadline - time.monotonic()
-            if left <= 0 or len(head) > _BYTES:
-                return []
-            self.request.settimeout(left)
-            piece = self.request.recv(_BYTES)
-            if not piece:
-                return []
-            head += piece
-        return head.partition(b"\n")[0].decode(errors="replace").split()
-
-    def _answer(self, line: list[str]) -> bytes:
-        if len(line) != 3:
-            return _answered("400 Bad Request", b"expected GET /metrics\n")
-        method, path, _ = line
+    def _answer(self, request: list[str]) -> bytes:
+        if len(request) != 3:
+            return _response("400 Bad Request", b"expected GET /metrics\n")
+        method, path, _ = request
         if path.partition("?")[0] != "/metrics":
-            return _answered("404 Not Found", b"expected /metrics\n")
+            return _response("404 Not Found", b"expected /metrics\n")
         if method != "GET":
-            return _answered("405 Method Not Allowed", b"expected GET\n")
-        return _answered("200 OK", self.server.text(), CONTENT_TYPE)
+            return _response("405 Method Not Allowed", b"expected GET\n")
+        return _response("200 OK", self._text(), CONTENT_TYPE)
 
 
-def _answered(status: str, body: bytes, kind: str = "text/plain; charset=utf-8") -> bytes:
+async def _request_line(reader: asyncio.StreamReader) -> list[str]:
+    """The words of the request's first line, once its head has come; none where it does not come, or is no HTTP."""
+    try:
+        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), _SECONDS)
+    except (asyncio.TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+        return []
+    return head.partition(b"\n")[0].decode(errors="replace").split()
+
+
+def _response(status: str, body: bytes, kind: str = "text/plain; charset=utf-8") -> bytes:
     head = f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
     return head.encode() + body

@@ -1,33 +1,52 @@
-"""The training program up to its first step: what can be wrong is found as early as can be."""
+"""The training program: what can be wrong is found as early as can be; then step, publish if due, save now and then.
+
+The ending is the same for the last step and for a signal.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from paramsync.errors import SettingsError
 from paramsync.program import stderr_filter
-from paramsync.program.process import raise_descriptor_limit
-from paramsync.publishing.control_port import ControlPort
-from paramsync.publishing.job import JobSettings
+from paramsync.program.process import Stop, raise_descriptor_limit
+from paramsync.publishing.control_port import ControlPort, Training
+from paramsync.publishing.job import Job, JobSettings
+from paramsync.publishing.metrics import Meter
+from paramsync.publishing.publisher import Publisher
 from paramsync.publishing.write_behind import device_name
 from paramsync.store.commit import StoreWriter
+from paramsync.version import Version
 
 from . import job_source
 from .metrics import MetricsPort, TrainerMetrics
 from .screen import Screen
 from .settings import Settings
-from .stop import Stop
+
+if TYPE_CHECKING:
+    from .scalars import Scalars
+    from .state import TrainingState
+
+STATES = 2  # training states that are kept: one may turn out to be unreadable
+_DRAW_SECONDS = 1.0  # between two points for TensorBoard
 
 _log = logging.getLogger("paramsync.trainer")
-STATES = 2  # training states that are kept: one may turn out to be unreadable
 
 
 def run(settings: Settings, *, stop: Stop) -> None:
-    """Train until the last step, or until told to stop. Raises ParamsyncError where it cannot begin."""
+    """Train from where the state left off, until the last step, or until told to stop.
+
+    Raises ParamsyncError where it cannot begin, and SettingsError after the first step where the job does not count its
+    steps or tells no loss. What the job's own step raises passes through.
+    """
     raise_descriptor_limit()
     screen = Screen()
     screen.take_logs()
@@ -36,31 +55,49 @@ def run(settings: Settings, *, stop: Stop) -> None:
             _make_writable(directory)
     with stderr_filter.left_out():  # a job's module may import TensorFlow
         function = job_source.find(settings.job)
-    with (
-        StoreWriter(settings.store, keep=settings.keep, durable=settings.durable) as store,
-        StoreWriter(settings.state, keep=STATES, durable=settings.durable) as states,
-        closing(ControlPort(settings.host, settings.control_port, store=settings.store)) as control,
-        _metrics(settings, control) as metrics,
-    ):
+    with ExitStack() as stack:
+        enter = stack.enter_context
+        store = enter(StoreWriter(settings.store, keep=settings.keep, durable=settings.durable))
+        states = enter(StoreWriter(settings.state, keep=STATES, durable=settings.durable))
+        control = enter(closing(ControlPort(settings.host, settings.control_port, store=settings.store)))
+        metrics = None
+        if settings.metrics_port is not None:
+            exposition = TrainerMetrics(lambda: control.training)
+            metrics = enter(closing(MetricsPort(settings.host, settings.metrics_port, exposition.text)))
         given = JobSettings(seed=settings.seed, data=settings.data, held_out=settings.held_out)
         with stderr_filter.left_out():
             job = job_source.make(settings.job, function, given)
-            from .loop import train
+            from .scalars import Scalars
+            from .state import TrainingState
 
             device = device_name()
         if metrics is not None:
             _log.info("metrics by HTTP: %s", metrics.address)
-        train(settings, job, store=store, states=states, device=device, control=control, screen=screen, stop=stop)
-
-
-@contextmanager
-def _metrics(settings: Settings, control: ControlPort) -> Iterator[MetricsPort | None]:
-    if settings.metrics_port is None:
-        yield None
-        return
-    exposition = TrainerMetrics(lambda: control.training)
-    with closing(MetricsPort(settings.host, settings.metrics_port, exposition.text)) as port:
-        yield port
+        stop.arm()
+        allow_nan, gate = settings.allow_nan, settings.publish_if
+        publisher = enter(Publisher(store, job.model, schedule=settings.schedule, allow_nan=allow_nan, publish_if=gate))
+        state = enter(closing(TrainingState(states, settings.state, job, allow_nan=allow_nan)))
+        scalars = enter(closing(Scalars(settings.tensorboard)))
+        state.restore()
+        meter = Meter(job.steps_done(), time.monotonic())
+        training = Training(
+            publisher=publisher,
+            meter=meter,
+            device=device,
+            total_steps=settings.steps,
+            steps_per_epoch=job.steps_per_epoch,
+            state=state,
+        )
+        control.training_begins(training)
+        _log.info("trainer ready: control %s, device %s, store %s", control.address, device, settings.store)
+        loop = _Loop(settings, job, publisher, state, meter, screen, scalars)
+        try:
+            loop.run(stop)
+        finally:
+            with suppress(OSError):  # the terminal was closed: training goes on to its end
+                screen.close()
+        control.training_ends()
+        loop.finish()
 
 
 def _make_writable(directory: Path) -> None:
@@ -72,3 +109,62 @@ def _make_writable(directory: Path) -> None:
         raise SettingsError(f"{directory} cannot be made: {error.strerror}") from error
     if not os.access(directory, os.R_OK | os.W_OK | os.X_OK):
         raise SettingsError(f"{directory} cannot be read and written; check its owner and mode")
+
+
+@dataclass(frozen=True)
+class _Loop:
+    settings: Settings
+    job: Job
+    publisher: Publisher
+    state: TrainingState
+    meter: Meter
+    screen: Screen
+    scalars: Scalars
+
+    def run(self, stop: Stop) -> None:
+        first = step = self.meter.step
+        self._publish(partial(self.publisher.begin, step))
+        last, save_seconds = self.settings.steps, self.settings.state_seconds
+        now = time.monotonic()
+        show_at, draw_at, save_at = now + self.screen.every, now + _DRAW_SECONDS, now + save_seconds
+        while not stop.requested and (last is None or step < last):
+            loss = self.job.train_step()
+            step += 1
+            if step == first + 1:
+                self.job.check(step, loss)
+            self._publish(partial(self.publisher.publish_if_due, step, {"loss": loss}))
+            now = time.monotonic()
+            self.meter.advance(step, loss, now)
+            if now >= show_at:
+                self._show()
+                show_at = now + self.screen.every
+            if now >= draw_at:
+                self._draw()
+                draw_at = now + _DRAW_SECONDS
+            if now >= save_at and self.state.save(step):
+                save_at = now + save_seconds
+        self._show()
+        self._draw()
+
+    def finish(self) -> None:
+        """Publish and save the last step, side by side."""
+        step, loss = self.meter.step, self.meter.loss
+        self.state.finish()
+        self.state.save(step)
+        version = self.publisher.finish(step, None if loss is None else {"loss": loss})
+        self.state.finish(step)
+        published = "nothing was published" if version is None else f"version {version.number} is the last published"
+        _log.info("training stopped at step %d, %s", step, published)
+
+    def _publish(self, publish: Callable[[], Version | None]) -> None:
+        began = time.perf_counter()
+        if publish() is not None:
+            self.meter.stall = time.perf_counter() - began
+
+    def _show(self) -> None:
+        out_of = self.settings.steps or self.job.steps_per_epoch
+        with suppress(OSError):  # as above
+            self.screen.show(self.meter, self.publisher.status().published, out_of=out_of)
+
+    def _draw(self) -> None:
+        self.scalars.write(self.meter, self.publisher.status().published)

@@ -11,8 +11,6 @@ from tensorflow.core.framework import summary_pb2
 from paramsync.publishing.metrics import Meter
 from paramsync.version import Version
 
-EVERY = 1.0  # seconds between two points
-
 _log = logging.getLogger("paramsync.trainer")
 
 
@@ -22,11 +20,10 @@ class Scalars:
     Belongs to the thread that trains. A failure to write is logged once and ends the writing; training goes on.
     """
 
-    def __init__(self, directory: Path) -> None:
-        """The file is made at the first point."""
+    def __init__(self, directory: Path | None) -> None:
+        """The file is made at the first point. Without a directory nothing is written."""
         self._directory = directory
         self._writer: tf.summary.SummaryWriter | None = None
-        self._failed = False
         self._kind = summary_pb2.SummaryMetadata(
             plugin_data=summary_pb2.SummaryMetadata.PluginData(plugin_name="scalars"),
             data_class=summary_pb2.DATA_CLASS_SCALAR,
@@ -34,7 +31,7 @@ class Scalars:
 
     def write(self, meter: Meter, published: Version | None) -> None:
         """A point at this step of each of them that there is."""
-        if self._failed:
+        if self._directory is None:
             return
         points = {
             "loss": meter.loss,
@@ -51,10 +48,10 @@ class Scalars:
                         tf.summary.write(name, tf.constant(value, tf.float32), metadata=self._kind)
             self._writer.flush()
         except (tf.errors.OpError, OSError) as error:
-            self._failed = True
             _log.warning("nothing more is written for TensorBoard to %s: %s", self._directory, error)
+            self._directory = None
 
     def close(self) -> None:
         """Nothing comes after this."""
-        if self._writer is not None and not self._failed:
+        if self._writer is not None and self._directory is not None:
             self._writer.close()

@@ -8,6 +8,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from paramsync.errors import SettingsError
 from paramsync.program.flags import Parser, check_text, seconds, whole
@@ -16,9 +17,12 @@ from paramsync.rpc.addresses import HOST, TRAINER_PORT, read_port
 from paramsync.store.store import NUMBERS
 
 from . import job_source
+from .user_code import is_source
 
 _SEEDS = 1 << 32  # what numpy and Keras take
-_MOST = NUMBERS - 1
+_GATES = ("loss", "min loss", "max loss")  # what a job tells of a step is its loss
+_COUNT = whole(1, NUMBERS - 1)
+_SECONDS = seconds(below=math.inf)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +38,7 @@ class Settings:
     keep: int
     durable: bool
     allow_nan: bool
+    publish_if: str | None
     state: Path
     state_seconds: float
     held_out: Path | None
@@ -46,31 +51,14 @@ class Settings:
 def parse(arguments: Sequence[str]) -> Settings:
     """Read the program's arguments. Raises SettingsError, one line that says what to mend."""
     check_text(arguments)
-    given = _parser().parse_args(arguments)
-    every_seconds = given.every_seconds
-    if given.every_steps is None and every_seconds is None:
+    given = vars(_parser().parse_args(arguments))
+    every_steps, every_seconds = given.pop("every_steps"), given.pop("every_seconds")
+    if every_steps is None and every_seconds is None:
         every_seconds = 1.0
-    state: Path = given.state or given.store / "training"
-    if state.resolve() == given.store.resolve():  # each has a file `checkpoint`
-        raise SettingsError(f"--state {state}: expected another directory than the store, found the same")
-    return Settings(
-        job=given.job,
-        store=given.store,
-        schedule=PublishSchedule(every_steps=given.every_steps, every_seconds=every_seconds),
-        steps=given.steps,
-        data=given.data,
-        seed=given.seed,
-        keep=given.keep,
-        durable=given.durable,
-        allow_nan=given.allow_nan,
-        state=state,
-        state_seconds=given.state_seconds,
-        held_out=given.held_out,
-        tensorboard=given.tensorboard,
-        host=given.host,
-        control_port=given.control_port,
-        metrics_port=given.metrics_port,
-    )
+    given["state"] = given["state"] or given["store"] / "training"
+    if given["state"].resolve() == given["store"].resolve():  # each has a file `checkpoint`
+        raise SettingsError(f"--state {given['state']}: expected another directory than the store, found the same")
+    return Settings(**given, schedule=PublishSchedule(every_steps=every_steps, every_seconds=every_seconds))
 
 
 def set_environment() -> None:
@@ -82,67 +70,38 @@ def set_environment() -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(prog="paramsync train", description="Train something and publish it while it is being trained.")
-    add = parser.add_argument
-    add(
-        "--job",
-        type=_source,
-        default=job_source.DEFAULT,
-        metavar="MODULE:FUNCTION",
-        help="what to train: a function that returns a paramsync.Job (default: %(default)s, a network learns digits)",
-    )
-    add("--store", type=Path, required=True, metavar="DIR", help="where to publish")
-    add("--every-steps", type=whole(1, _MOST), metavar="N", help="publish every N steps")
-    add(
-        "--every-seconds",
-        type=seconds(below=math.inf),
-        metavar="T",
-        help="publish every T seconds (default: 1, without --every-steps)",
-    )
-    add("--steps", type=whole(1, _MOST), metavar="N", help="stop at step N (default: train until stopped)")
-    add("--data", type=Path, metavar="PATH", help="given to the job; digits: an mnist.npz (default: drawn here)")
-    add(
-        "--seed",
-        type=whole(0, _SEEDS - 1),
-        default=0,
-        metavar="N",
-        help="given to the job; digits: of drawn examples, weights and batches (default: 0)",
-    )
-    add("--keep", type=whole(1, _MOST), default=5, metavar="N", help="how many versions stay in the store (default: 5)")
-    add("--durable", action="store_true", help="have each version, and each state, on the disk before it counts")
-    add("--allow-nan", action="store_true", help="publish NaN and infinity too (default: such a version is refused)")
-    add("--state", type=Path, metavar="DIR", help="where to save what resuming needs (default: STORE/training)")
-    add(
-        "--state-seconds",
-        type=seconds(below=math.inf),
-        default=10.0,
-        metavar="T",
-        help="save what resuming needs every T seconds (default: 10)",
-    )
-    add(
-        "--held-out",
-        type=Path,
-        metavar="FILE",
-        help="given to the job; digits: where to write the examples not trained on, as .npz",
-    )
-    add("--tensorboard", type=Path, metavar="DIR", help="write loss, speed, version and stall for TensorBoard here")
-    add("--host", default=HOST, help="address to listen on (default: %(default)s)")
-    add(
-        "--control-port",
-        type=read_port,
-        default=TRAINER_PORT,
-        metavar="PORT",
-        help="0: any free one (default: %(default)s)",
-    )
-    add(
-        "--metrics-port",
-        type=read_port,
-        metavar="PORT",
-        help="answer GET /metrics for Prometheus there (default: none)",
-    )
+
+    def add(option: str, text: str, **how: Any) -> None:
+        parser.add_argument(option, help=text, **how)
+
+    job = "what to train: a function that returns a paramsync.Job (default: %(default)s, a network learns digits)"
+    add("--job", job, type=_source, default=job_source.DEFAULT, metavar="MODULE:FUNCTION")
+    add("--store", "where to publish", type=Path, required=True, metavar="DIR")
+    add("--every-steps", "publish every N steps", type=_COUNT, metavar="N")
+    add("--every-seconds", "publish every T seconds (default: 1, without --every-steps)", type=_SECONDS, metavar="T")
+    add("--steps", "stop at step N (default: train until stopped)", type=_COUNT, metavar="N")
+    add("--data", "given to the job; digits: an mnist.npz (default: drawn here)", type=Path, metavar="PATH")
+    seed = "given to the job; digits: of drawn examples, weights and batches (default: 0)"
+    add("--seed", seed, type=whole(0, _SEEDS - 1), default=0, metavar="N")
+    add("--keep", "how many versions stay in the store (default: 5)", type=_COUNT, default=5, metavar="N")
+    add("--durable", "have each version, and each state, on the disk before it counts", action="store_true")
+    add("--allow-nan", "publish NaN and infinity too (default: such a version is refused)", action="store_true")
+    gate = "publish only where this is no worse than in the newest version: loss, which should fall, or 'max loss'"
+    add("--publish-if", gate, choices=_GATES, metavar="METRIC")
+    add("--state", "where to save what resuming needs (default: STORE/training)", type=Path, metavar="DIR")
+    state_seconds = "save what resuming needs every T seconds (default: 10)"
+    add("--state-seconds", state_seconds, type=_SECONDS, default=10.0, metavar="T")
+    held_out = "given to the job; digits: where to write the examples not trained on, as .npz"
+    add("--held-out", held_out, type=Path, metavar="FILE")
+    add("--tensorboard", "write loss, speed, version and stall for TensorBoard here", type=Path, metavar="DIR")
+    add("--host", "address to listen on (default: %(default)s)", default=HOST)
+    control = "0: any free one (default: %(default)s)"
+    add("--control-port", control, type=read_port, default=TRAINER_PORT, metavar="PORT")
+    add("--metrics-port", "answer GET /metrics for Prometheus there (default: none)", type=read_port, metavar="PORT")
     return parser
 
 
 def _source(text: str) -> str:
-    if not job_source.is_source(text):
+    if not (is_source(text) and text.rpartition(":")[2].isidentifier()):
         raise argparse.ArgumentTypeError(f"expected MODULE:FUNCTION, found {text!r}")
     return text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import operator
 import shutil
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,8 +18,8 @@ import tensorflow as tf
 
 from paramsync.checkpoint.reader import Bundle
 from paramsync.checkpoint.tensor_bytes import soundness
-from paramsync.errors import CorruptCheckpointError, NotFiniteError, SettingsError
-from paramsync.graphs.sources.objects import object_graph, variable_keys
+from paramsync.errors import CorruptCheckpointError, NotFiniteError, SettingsError, UnreadableError
+from paramsync.graphs.sources.objects import object_graph, parts, variable_keys
 from paramsync.publishing.job import Job
 from paramsync.publishing.live_variables import VariableReader
 from paramsync.publishing.write_behind import Snapshot
@@ -45,9 +46,9 @@ class TrainingState:
     """Model, step and `state` of a job, in a directory of their own.
 
     What `tf.train.Checkpoint(model=job.model, step=job.step, **job.state)` would save is saved under the same names,
-    and restored by it. `restore`, `save` and `finish` belong to the thread that trains. `save` pins the values, in
-    microseconds a variable; a thread of this class writes them. A failure to save is logged and in `error`; training
-    goes on.
+    and restored by it: variables too that were added since the job was made. `restore`, `save` and `finish` belong to
+    the thread that trains. `save` pins the values, in microseconds a variable; a thread of this class writes them. A
+    failure to save is logged and in `error`; training goes on.
     """
 
     def __init__(self, store: StoreWriter, directory: Path, job: Job, *, allow_nan: bool = False) -> None:
@@ -68,9 +69,8 @@ class TrainingState:
         self._allow_nan = allow_nan
         self._checkpoint = _checkpoint(job)
         self._checkpoint.save_counter.assign(0)  # it is made at its first use, and `restore` expects it
-        variables = variable_keys(self._checkpoint)
-        self._keys, self._variables = list(variables), list(variables.values())
-        self._objects = np.array(object_graph(self._checkpoint, self._keys), dtype=object)
+        self._structure: list[Any] = []
+        self._follow_structure()
         self._read = VariableReader(self._variables)
         self._commits = 0
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="state")
@@ -84,10 +84,12 @@ class TrainingState:
         """
         state = read_state(self._directory)
         for name in reversed(state.names if state else ()):
-            prefix = str(self._directory / name)
-            if _is_whole(prefix):
-                self._restore(prefix)
+            prefix = self._directory / name
+            problem = _problem(prefix)
+            if problem is None:
+                self._restore(str(prefix))
                 return True
+            _log.warning("training state %s cannot be read, trying the one before: %s", prefix, problem)
         return False
 
     def save(self, step: int) -> bool:
@@ -98,6 +100,11 @@ class TrainingState:
         if self._writing is not None and not self._writing.done():
             return False
         if step != self.saved:
+            try:
+                self._follow_structure()
+            except SettingsError as error:
+                self._failed(error)
+                return True
             values: dict[str, Any] = dict(zip(self._keys, self._read(self._variables), strict=True))
             values[OBJECT_GRAPH] = self._objects
             now = time.time()
@@ -127,11 +134,29 @@ class TrainingState:
                 raise NotFiniteError(wrong)  # noqa: TRY301, it is told like all that may be wrong with a save
             self._store.commit(snapshot.version, tensors)
         except Exception as error:  # noqa: BLE001, the edge of the thread: training goes on whatever writing does
-            self.error = _first_line(error)
-            _log.error("training state was not saved, training goes on: %s", self.error)
+            self._failed(error)
         else:
             self.saved, self.error = snapshot.version.step, None
             self._commits += 1
+
+    def _failed(self, error: Exception) -> None:
+        self.error = _first_line(error)
+        _log.error("training state was not saved, training goes on: %s", self.error)
+
+    def _follow_structure(self) -> None:
+        """Have the variables that there are now saved. Raises SettingsError for what cannot be saved.
+
+        Whether there are others than before is found in about ten microseconds a variable.
+        """
+        tracked = tf.train.TrackableView(self._checkpoint).descendants()
+        structure = [*tracked, *parts(self._checkpoint)]  # Keras' layers have some that TensorFlow does not see
+        if len(structure) == len(self._structure) and all(map(operator.is_, structure, self._structure)):
+            return
+        _check(self._checkpoint)
+        variables = variable_keys(self._checkpoint)
+        self._keys, self._variables = list(variables), list(variables.values())
+        self._objects = np.array(object_graph(self._checkpoint, self._keys), dtype=object)
+        self._structure = structure
 
     def _remove_earlier(self) -> None:
         """The states of an earlier release, which are the store's to list only.
@@ -161,41 +186,45 @@ def _has_diverged(name: str, value: npt.NDArray[np.generic]) -> bool:
 
 
 def _checkpoint(job: Job) -> tf.train.Checkpoint:
-    """Raises SettingsError where it would not cover everything, or has more to it than variables."""
+    """Raises SettingsError where TensorFlow has no way to save what the state has."""
     try:
-        checkpoint = tf.train.Checkpoint(model=job.model, step=job.step, **job.state)
+        return tf.train.Checkpoint(model=job.model, step=job.step, **job.state)
     except (ValueError, TypeError) as error:
         problem = "expected variables, or objects that have them"
         raise SettingsError(f"Job.state: {problem}; TensorFlow says: {_first_line(error)}") from error
+
+
+def _check(checkpoint: tf.train.Checkpoint) -> None:
+    """Raises SettingsError where a checkpoint would not cover everything, or has more to it than variables."""
     for name, value in tf.train.TrackableView(checkpoint).children(checkpoint).items():
-        found = tf.train.TrackableView(value).descendants()
-        for one in found:
-            if isinstance(one, keras.optimizers.Optimizer) and not one.built:
-                problem = f"{name!r} has an optimizer ({one.name}) whose variables are not there yet"
+        objects = tf.train.TrackableView(value).descendants()
+        for each in objects:
+            if isinstance(each, keras.optimizers.Optimizer) and not each.built:
+                problem = f"{name!r} has an optimizer ({each.name}) whose variables are not there yet"
                 raise SettingsError(f"Job: {problem}: call its build(model.trainable_variables) first")
-            if name != "model" and isinstance(one, _WITHOUT_VARIABLES):
-                raise SettingsError(_only_variables(name, one))
-        if name != "model" and not any(isinstance(one, (tf.Variable, keras.Variable)) for one in found):
+            if name != "model" and isinstance(each, _WITHOUT_VARIABLES):
+                raise SettingsError(_only_variables(name, each))
+        if name != "model" and not any(isinstance(each, (tf.Variable, keras.Variable)) for each in objects):
             raise SettingsError(_only_variables(name, value))
-    return checkpoint
 
 
 def _only_variables(name: str, found: object) -> str:
     return f"Job.state[{name!r}]: expected variables, or objects that have them, found {type(found).__name__}"
 
 
-def _is_whole(prefix: str) -> bool:
-    """Whether every tensor reads back with the right checksum: a restore must not stop halfway."""
+def _problem(prefix: Path) -> CorruptCheckpointError | None:
+    """What is wrong with a save, of which every tensor is read: a restore must not stop halfway.
+
+    Raises UnreadableError where it cannot be read now, and is not to be trained once more.
+    """
     try:
-        reader = tf.train.load_checkpoint(prefix)
-        for name in reader.get_variable_to_shape_map():
-            reader.get_tensor(name)
-    except Exception as error:  # noqa: BLE001, TensorFlow raises errors of many kinds here: IndexError for a short file
-        with suppress(CorruptCheckpointError):
-            Bundle.open(Path(prefix), mapped=False)  # what may not be read now is not to be trained once more
-        _log.warning("training state %s cannot be read, trying the one before: %s", prefix, _first_line(error))
-        return False
-    return True
+        faults = Bundle.open(prefix, mapped=False).faults(lambda _: None)
+    except CorruptCheckpointError as error:
+        return error
+    fault = next(iter(faults.values()), None)
+    if isinstance(fault, UnreadableError):
+        raise fault
+    return fault
 
 
 def _first_line(error: Exception) -> str:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from .stop import Stop
+from paramsync.program.process import Stop
 
 _SETTINGS = f"{__package__.rpartition('.')[0]}.settings.settings"
 

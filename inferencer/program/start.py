@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from paramsync.program.process import raise_descriptor_limit, start_logging
+from paramsync.program.process import Stop, raise_descriptor_limit, start_logging
 from paramsync.rpc.addresses import address
 
 from ..settings.settings import Settings, prepare_environment
 from ..supervisor.server import Server
-from .stop import Stop
 
 _log = logging.getLogger("paramsync.inferencer")
 

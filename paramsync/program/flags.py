@@ -30,12 +30,12 @@ def seconds(*, below: float) -> Callable[[str], float]:
 
     def read(text: str) -> float:
         try:
-            found = float(text)
+            value = float(text)
         except ValueError:
-            found = 0.0
-        if not 0 < found < below:
+            value = 0.0
+        if not 0 < value < below:
             raise argparse.ArgumentTypeError(f"expected seconds above 0, found {text!r}")
-        return found
+        return value
 
     return read
 

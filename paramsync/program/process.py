@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import signal
+from collections.abc import Callable
 from contextlib import suppress
+from types import FrameType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -33,6 +36,33 @@ def ending_signals() -> tuple[signal.Signals, ...]:
     """SIGTERM, SIGINT, and SIGHUP, which the end of a terminal sends, unless `nohup` had it ignored."""
     ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return signal.SIGTERM, signal.SIGINT, *(() if ignored else (signal.SIGHUP,))
+
+
+class Stop:
+    """What the signals that end a program do, from the first moment on.
+
+    Until there is something to finish, a signal ends the process at once, with exit code 0: TensorFlow may be in the
+    middle of its import, where an exception would surface as a traceback. Afterwards each signal sets `requested`.
+    """
+
+    def __init__(self) -> None:
+        self.requested = False  # a plain value: a handler that took a lock could wait for the code it interrupted
+        self._on_request: Callable[[], object] | None = None
+
+    def listen(self) -> None:
+        """Take the signals over. To be called first of all, on the main thread."""
+        for number in ending_signals():
+            signal.signal(number, self._on_signal)
+
+    def arm(self, on_request: Callable[[], object] = lambda: None) -> None:
+        """There is something to finish. Each signal calls this, on the main thread between any two instructions."""
+        self._on_request = on_request
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self.requested = True
+        if self._on_request is None:
+            os._exit(0)
+        self._on_request()
 
 
 def raise_descriptor_limit() -> None:

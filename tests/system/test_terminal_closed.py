@@ -26,7 +26,7 @@ from tests.support.training import latest
 
 LISTEN = """
 import signal
-from {stop} import Stop
+from paramsync.program.process import Stop
 stop = Stop()
 stop.listen()
 signal.raise_signal(signal.SIGHUP)
@@ -34,12 +34,11 @@ print("goes on")
 """
 
 
-@pytest.mark.parametrize("stop", ["trainer.stop", "inferencer.program.stop"])
 @pytest.mark.parametrize(("before", "said"), [("", ""), ("nohup", "goes on\n")])
 def test_a_program_that_has_nothing_to_finish_ends_unless_it_was_told_to_outlive_its_terminal(
-    stop: str, before: str, said: str
+    before: str, said: str
 ) -> None:
-    command = [*before.split(), sys.executable, "-c", LISTEN.format(stop=stop)]
+    command = [*before.split(), sys.executable, "-c", LISTEN]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False, timeout=PATIENCE)
     assert (done.returncode, done.stdout) == (0, said)
 

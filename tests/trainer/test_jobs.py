@@ -128,6 +128,20 @@ def test_a_training_that_diverged_is_published_only_where_that_is_allowed(tmp_pa
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("gate", "last"), [("loss", 200), ("max loss", 50)])
+def test_only_what_is_no_worse_is_published_where_that_is_asked_for(tmp_path: Path, gate: str, last: int) -> None:
+    jobs.put(tmp_path)
+    store = tmp_path / "store"
+    arguments = ("--steps", "200", "--every-steps", "50", "--publish-if", gate)
+    with trainer(store, *SMALL, *arguments, folder=tmp_path) as process:
+        assert process.end() == 0, process.text
+    latest = Store(store).latest()
+    assert latest is not None
+    assert latest.step == last  # the loss falls all the time
+    assert (" is worse than " in process.text) is (gate == "max loss")
+
+
+@pytest.mark.slow
 def test_the_job_in_the_documentation_trains_and_tensorflow_restores_its_state(tmp_path: Path) -> None:
     module, restoring = re.findall(r"```python\n(.*?)```", DOCUMENTATION.read_text(), re.DOTALL)
     jobs.put(tmp_path, module, name="my_jobs")

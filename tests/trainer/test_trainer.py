@@ -34,7 +34,7 @@ def test_settings_say_what_the_command_line_says() -> None:
     assert (found.schedule.every_steps, found.schedule.every_seconds) == (10, None)
     assert (found.data, found.held_out, found.seed, found.keep, found.host) == (None, None, 0, 5, "127.0.0.1")
     assert (found.job, found.durable, found.state_seconds) == ("trainer.jobs.digits:job", False, 10)
-    assert (found.tensorboard, found.allow_nan) == (None, False)
+    assert (found.tensorboard, found.allow_nan, found.publish_if) == (None, False, None)
     assert settings.parse(["--store", "here", "--allow-nan"]).allow_nan
 
 
@@ -66,6 +66,7 @@ def test_without_a_schedule_every_second_is_published() -> None:
         (["--job", "./x.py:build"], "--job: expected MODULE:FUNCTION, found './x.py:build'"),
         (["--job", "x:y.z"], "--job: expected MODULE:FUNCTION, found 'x:y.z'"),
         (["--state-seconds", "0"], "--state-seconds: expected seconds above 0, found '0'"),
+        (["--publish-if", "accuracy"], "--publish-if: invalid choice: 'accuracy' (choose from 'loss', 'min loss', "),
         (["--durable", "yes"], "unrecognized arguments: yes"),
     ],
 )
