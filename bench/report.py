@@ -13,7 +13,7 @@ from rich.table import Table
 
 from bench.options import CALLS, SAVINGS
 from bench.settings import NOT_ASKED_FOR
-from paramsync.cli.wording import NOTHING, console
+from paramsync.cli.formatting import NOTHING, console
 from paramsync.errors import SettingsError
 
 

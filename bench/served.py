@@ -13,7 +13,7 @@ from types import TracebackType
 import grpc
 import numpy as np
 
-from paramsync.cli.processes import Child
+from paramsync.cli.programs import Child
 from paramsync.errors import CallError
 from paramsync.rpc import tensor_proto
 from paramsync.v1 import serving_pb2

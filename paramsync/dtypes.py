@@ -70,6 +70,11 @@ def to_numpy(number: int) -> np.dtype[np.generic] | None:
     return _NUMPY.get(number)
 
 
+def named(name: str) -> np.dtype[np.generic] | None:
+    """The numpy dtype of what TensorFlow calls so; None for a dtype that numpy lacks."""
+    return None if name in _OPAQUE or name not in _NAMES.values() else _numpy(name)
+
+
 def from_numpy(dtype: np.dtype[np.generic]) -> int | None:
     """TensorFlow's number of a numpy dtype; None where TensorFlow has no such dtype."""
     return STRING if dtype.kind in "OSU" else _NUMBERS.get(dtype)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paramsync.cli.interrupts import INTERRUPTED, importing
+from paramsync.cli.process import INTERRUPTED, complain, give_up_output, importing, open_closed_streams
 
 with importing():
     import importlib
@@ -10,7 +10,6 @@ with importing():
     from argparse import Namespace
     from collections.abc import Sequence
 
-    from paramsync.cli import streams
     from paramsync.cli.arguments import parser
     from paramsync.errors import ParamsyncError, SettingsError
     from paramsync.program.flags import check_text
@@ -21,16 +20,16 @@ DONE, NOT_DONE, WRONG_ARGUMENTS = 0, 1, 2
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. Wrong arguments end the program with argparse's usage line and exit code 2."""
     try:
-        streams.open_closed()
+        open_closed_streams()
         return _answer(sys.argv[1:] if argv is None else argv)
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:  # the reader of our output left, as `head` does
-        streams.give_up_output()
+        give_up_output()
         return NOT_DONE
     except OSError as error:
-        streams.give_up_output()
-        streams.complain(f"paramsync: {error.filename or 'standard output'}: {error.strerror}")
+        give_up_output()
+        complain(f"paramsync: {error.filename or 'standard output'}: {error.strerror}")
         return NOT_DONE
 
 
@@ -42,10 +41,10 @@ def _answer(argv: Sequence[str]) -> int:
         command = f"paramsync {arguments.command}"
         return _run(arguments)
     except SettingsError as error:
-        streams.complain(f"{command}: {error}")
+        complain(f"{command}: {error}")
         return WRONG_ARGUMENTS
     except ParamsyncError as error:
-        streams.complain(f"{command}: {error}")
+        complain(f"{command}: {error}")
         return NOT_DONE
 
 

@@ -1,4 +1,4 @@
-"""What can be said to `paramsync` on the command line. Imports nothing that takes time."""
+"""The command line of `paramsync`: commands, their arguments and defaults. Imports nothing that takes time."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action=_Release, help="print the release of paramsync that is installed")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True, title="commands")
-    for add in (
-        _add_up, _add_status, _add_sync, _add_watch, _add_pin, _add_unpin, _add_rollback, _add_label, _add_unlabel,
-        _add_predict, _add_versions, _add_verify, _add_graph, _add_serve, _add_train,
-    ):  # fmt: skip
-        add(commands)
+    _add_up(commands)
+    _add_operating(commands)
+    _add_predict(commands)
+    _add_looking(commands)
+    _add_programs(commands)
     return top
 
 
@@ -59,9 +59,9 @@ class _Release(argparse.Action):
         super().__init__(option_strings, dest, nargs=0, help=help)
 
     def __call__(self, top: argparse.ArgumentParser, *_: object) -> None:
-        from importlib.metadata import version
+        from paramsync.program.process import release
 
-        sys.stdout.write(f"paramsync {version('paramsync')}\n")
+        sys.stdout.write(f"paramsync {release()}\n")
         top.exit()
 
 
@@ -69,21 +69,25 @@ _Commands = argparse._SubParsersAction  # argparse gives it no public name
 
 
 def _command(
-    commands: _Commands[argparse.ArgumentParser], name: str, module: str, summary: str
+    commands: _Commands[argparse.ArgumentParser], name: str, module: str, summary: str, *, epilog: str | None = None
 ) -> argparse.ArgumentParser:
-    one = commands.add_parser(
-        name, help=summary, description=summary[0].upper() + summary[1:] + ".", allow_abbrev=False
+    command = commands.add_parser(
+        name,
+        help=summary,
+        description=summary[0].upper() + summary[1:] + ".",
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter if epilog else argparse.HelpFormatter,
+        allow_abbrev=False,
     )
-    one.set_defaults(module=module)
-    return one
+    command.set_defaults(module=module)
+    return command
 
 
 def _add_up(commands: _Commands[argparse.ArgumentParser]) -> None:
-    one = _command(commands, "up", "up", "start a trainer and an inferencer here and watch versions flow")
-    one.add_argument(
-        "--seconds", type=seconds(below=1e9), metavar="S", help="end by itself S seconds after the first version serves"
-    )
-    one.add_argument("--json", action="store_true", help="at the end print what happened as one JSON object")
+    up = _command(commands, "up", "up", "start a trainer and an inferencer here and watch versions flow")
+    text = "end by itself S seconds after the first version serves"
+    up.add_argument("--seconds", type=seconds(below=1e9), metavar="S", help=text)
+    up.add_argument("--json", action="store_true", help="at the end print what happened as one JSON object")
     for option, default, what in (
         ("--port", PREDICTIONS_PORT, "predictions"),
         ("--rest-port", REST_PORT, "predictions over HTTP"),
@@ -91,149 +95,112 @@ def _add_up(commands: _Commands[argparse.ArgumentParser]) -> None:
         ("--trainer-port", TRAINER_PORT, "the trainer's control"),
     ):
         text = f"for {what}; 0: any free port (default {default})"
-        one.add_argument(option, type=read_port, default=default, metavar="PORT", help=text)
+        up.add_argument(option, type=read_port, default=default, metavar="PORT", help=text)
 
 
-def _add_status(commands: _Commands[argparse.ArgumentParser]) -> None:
-    one = _command(commands, "status", "status", "show what is trained, published and served, and how far apart")
-    one.add_argument("model", nargs="?", default="", metavar="MODEL", help="one model in place of all")
-    _add_inferencer(one)
-    one.add_argument(
-        "--trainer", default=TRAINER, metavar="HOST:PORT", help=f"the trainer's control port (default {TRAINER})"
+def _add_operating(commands: _Commands[argparse.ArgumentParser]) -> None:
+    status = _command(commands, "status", "status", "show what is trained, published and served, and how far apart")
+    sync = _command(
+        commands, "sync", "operate", "serve the newest version, or the one given, now; wait until it serves"
     )
-
-
-def _add_sync(commands: _Commands[argparse.ArgumentParser]) -> None:
-    one = _command(commands, "sync", "sync", "serve the newest version, or the one given, now; wait until it serves")
-    one.add_argument("model", nargs="?", default="", metavar="MODEL", help="may be left out where one model is served")
-    which = one.add_mutually_exclusive_group()
+    watch = _command(commands, "watch", "operate", "tell what happens to versions, until it is interrupted")
+    pin = _command(commands, "pin", "operate", "serve one version and stay there")
+    unpin = _command(commands, "unpin", "operate", "follow the newest version again")
+    rollback = _command(commands, "rollback", "operate", "serve the version that served before, and stay there")
+    label = _command(commands, "label", "operate", "give a version a name that requests may ask for")
+    unlabel = _command(commands, "unlabel", "operate", "forget a label")
+    for command, text in (
+        (status, "one model in place of all"),
+        (sync, "may be left out where one model is served"),
+        (watch, "one model in place of all"),
+    ):
+        command.add_argument("model", nargs="?", default="", metavar="MODEL", help=text)
+    for command in (pin, unpin, rollback, label, unlabel):
+        command.add_argument("model", metavar="MODEL")
+    pin.add_argument("version", type=_number, metavar="N")
+    label.add_argument("label", metavar="LABEL", help="such as stable or canary")
+    label.add_argument("version", type=_number, metavar="N", help="it stays in memory as long as it has a label")
+    unlabel.add_argument("label", metavar="LABEL")
+    which = sync.add_mutually_exclusive_group()
     which.add_argument("--version", type=_number, metavar="N", help="this version in place of the newest")
     which.add_argument("--fresh", action="store_true", help="have the trainer publish now, and serve that version")
-    one.add_argument(
-        "--timeout", type=seconds(below=1e9), default=30.0, metavar="S", help="give up after S seconds (default 30)"
-    )
-    _add_inferencer(one)
-
-
-def _add_watch(commands: _Commands[argparse.ArgumentParser]) -> None:
-    one = _command(commands, "watch", "watch", "tell what happens to versions, until it is interrupted")
-    one.add_argument("model", nargs="?", default="", metavar="MODEL", help="one model in place of all")
-    _add_inferencer(one, json="print each event as one JSON object a line")
-
-
-def _add_pin(commands: _Commands[argparse.ArgumentParser]) -> None:
-    one = _command(commands, "pin", "pin", "serve one version and stay there")
-    one.add_argument("model", metavar="MODEL")
-    one.add_argument("version", type=_number, metavar="N")
-    _add_inferencer(one)
-
-
-def _add_unpin(commands: _Commands[argparse.ArgumentParser]) -> None:
-    one = _command(commands, "unpin", "pin", "follow the newest version again")
-    one.add_argument("model", metavar="MODEL")
-    _add_inferencer(one)
-
-
-def _add_rollback(commands: _Commands[argparse.ArgumentParser]) -> None:
-    one = _command(commands, "rollback", "pin", "serve the version that served before, and stay there")
-    one.add_argument("model", metavar="MODEL")
-    _add_inferencer(one)
-
-
-def _add_label(commands: _Commands[argparse.ArgumentParser]) -> None:
-    one = _command(commands, "label", "label", "give a version a name that requests may ask for")
-    one.add_argument("model", metavar="MODEL")
-    one.add_argument("label", metavar="LABEL", help="such as stable or canary")
-    one.add_argument("version", type=_number, metavar="N", help="it stays in memory as long as it has a label")
-    _add_inferencer(one)
-
-
-def _add_unlabel(commands: _Commands[argparse.ArgumentParser]) -> None:
-    one = _command(commands, "unlabel", "label", "forget a label")
-    one.add_argument("model", metavar="MODEL")
-    one.add_argument("label", metavar="LABEL")
-    _add_inferencer(one)
+    text = "give up after S seconds (default 30)"
+    sync.add_argument("--timeout", type=seconds(below=1e9), default=30.0, metavar="S", help=text)
+    for command in (status, sync, watch, pin, unpin, rollback, label, unlabel):
+        _add_address(command, "--inferencer", INFERENCER, "the inferencer's control port")
+        _add_json(command, "print each event as one JSON object a line" if command is watch else _JSON)
+    _add_address(status, "--trainer", TRAINER, "the trainer's control port")
 
 
 def _add_predict(commands: _Commands[argparse.ArgumentParser]) -> None:
-    one = _command(commands, "predict", "predict", "ask a model, and say which version answered")
-    one.formatter_class = argparse.RawDescriptionHelpFormatter
-    one.epilog = (
+    values = (
         "VALUE is JSON, @FILE.npy or @FILE.npz:KEY. JSON numbers become float32, or int64 where all are whole and\n"
         "the model does not ask for float32; arrays from files keep their dtype."
     )
-    one.add_argument("model", metavar="MODEL")
-    one.add_argument(
-        "--input", dest="inputs", action="append", required=True, type=_named_value, metavar="NAME=VALUE",
-        help="one input of the model; once for each",
-    )  # fmt: skip
-    one.add_argument("--rows", type=_number, metavar="N", help="send only the first N rows of each input")
-    one.add_argument(
-        "--server", default=PREDICTIONS, metavar="HOST:PORT", help=f"the predictions port (default {PREDICTIONS})"
+    predict = _command(commands, "predict", "predict", "ask a model, and say which version answered", epilog=values)
+    add = predict.add_argument
+    add("model", metavar="MODEL")
+    text = "one input of the model; once for each"
+    add("--input", dest="inputs", action="append", required=True, type=_named_value, metavar="NAME=VALUE", help=text)
+    add("--rows", type=_number, metavar="N", help="send only the first N rows of each input")
+    _add_address(predict, "--server", PREDICTIONS, "the predictions port")
+    _add_json(predict)
+
+
+def _add_looking(commands: _Commands[argparse.ArgumentParser]) -> None:
+    versions = _command(
+        commands, "versions", "versions", "list what is in a store: sizes, what is shared, who holds it"
     )
-    _add_json(one)
-
-
-def _add_versions(commands: _Commands[argparse.ArgumentParser]) -> None:
-    one = _command(commands, "versions", "versions", "list what is in a store: sizes, what is shared, who holds it")
-    one.add_argument("store", metavar="STORE", help="the directory that is published to")
-    _add_json(one)
-
-
-def _add_verify(commands: _Commands[argparse.ArgumentParser]) -> None:
-    one = _command(commands, "verify", "verify", "compute every checksum of a version in a store again")
-    one.add_argument("store", metavar="STORE", help="the directory that is published to")
-    which = one.add_mutually_exclusive_group()
+    verify = _command(commands, "verify", "verify", "compute every checksum of a version in a store again")
+    for command in (versions, verify):
+        command.add_argument("store", metavar="STORE", help="the directory that is published to")
+    which = verify.add_mutually_exclusive_group()
     which.add_argument("version", nargs="?", type=_number, metavar="VERSION", help="in place of the newest")
     which.add_argument("--all", action="store_true", help="every version that is there")
-    _add_json(one)
 
-
-def _add_graph(commands: _Commands[argparse.ArgumentParser]) -> None:
-    one = _command(commands, "graph", "graph", "look at a graph, or put one into a store")
-    actions = one.add_subparsers(dest="action", metavar="ACTION", required=True, title="actions")
+    graph = _command(commands, "graph", "graph", "look at a graph, or put one into a store")
+    actions = graph.add_subparsers(dest="action", metavar="ACTION", required=True, title="actions")
     show = _command(actions, "show", "graph", "list inputs, outputs, parameters, tables and ops")
     tensorboard = _command(actions, "tensorboard", "graph", "write the graph to where TensorBoard shows it")
     source = "a store, graph-….pb, ….meta, a SavedModel's directory, or a frozen graph's ….pb"
-    for action in (show, tensorboard):
-        action.add_argument("source", metavar="SOURCE", help=source)
+    for command in (show, tensorboard):
+        command.add_argument("source", metavar="SOURCE", help=source)
     tensorboard.add_argument("logdir", metavar="LOGDIR", help="the directory that TensorBoard is started with")
-    publish = _command(actions, "publish", "graph_publish", "put a model's graph into a store, for other frameworks")
-    publish.formatter_class = argparse.RawDescriptionHelpFormatter
-    publish.epilog = (
+    build = (
         "BUILD is a function of MODULE without arguments that returns a Keras model, a tf.Module, or a Capture; or\n"
         "such a model itself. MODULE is imported with TensorFlow as the backend of Keras, from the current directory."
     )
+    summary = "put a model's graph into a store, for other frameworks"
+    publish = _command(actions, "publish", "graph", summary, epilog=build)
     publish.add_argument("target", metavar="MODULE:BUILD", help="such as models.digits:build")
     publish.add_argument("store", metavar="STORE", help="the directory that will be published to; made if need be")
-    for action in (show, tensorboard, publish):
-        _add_json(action)
+    for command in (versions, verify, show, tensorboard, publish):
+        _add_json(command)
 
 
-def _add_serve(commands: _Commands[argparse.ArgumentParser]) -> None:
-    summary = (
+def _add_programs(commands: _Commands[argparse.ArgumentParser]) -> None:
+    """Everything that follows is passed on, --help too."""
+    serving = (
         "serve predictions, as python -m inferencer does; with --tf-serving first, by tensorflow_model_server's flags"
     )
-    one = commands.add_parser("serve", help=summary, add_help=False, prefix_chars="\0")  # all is passed on, --help too
-    one.set_defaults(module="programs", program="inferencer")
-    one.add_argument("arguments", nargs="*")
+    for name, program, summary in (
+        ("serve", "inferencer", serving),
+        ("train", "trainer", "train and publish, as python -m trainer does"),
+    ):
+        command = commands.add_parser(name, help=summary, add_help=False, prefix_chars="\0")
+        command.set_defaults(module="programs", program=program)
+        command.add_argument("arguments", nargs="*")
 
 
-def _add_train(commands: _Commands[argparse.ArgumentParser]) -> None:
-    summary = "train and publish, as python -m trainer does"
-    one = commands.add_parser("train", help=summary, add_help=False, prefix_chars="\0")
-    one.set_defaults(module="programs", program="trainer")
-    one.add_argument("arguments", nargs="*")
+_JSON = "print one JSON object"
 
 
-def _add_inferencer(one: argparse.ArgumentParser, *, json: str = "print one JSON object") -> None:
-    text = f"the inferencer's control port (default {INFERENCER})"
-    one.add_argument("--inferencer", default=INFERENCER, metavar="HOST:PORT", help=text)
-    _add_json(one, json)
+def _add_json(command: argparse.ArgumentParser, text: str = _JSON) -> None:
+    command.add_argument("--json", action="store_true", help=text)
 
 
-def _add_json(one: argparse.ArgumentParser, text: str = "print one JSON object") -> None:
-    one.add_argument("--json", action="store_true", help=text)
+def _add_address(command: argparse.ArgumentParser, option: str, default: str, what: str) -> None:
+    command.add_argument(option, default=default, metavar="HOST:PORT", help=f"{what} (default {default})")
 
 
 def _number(text: str) -> int:

@@ -1,66 +1,108 @@
-"""How a run of `paramsync up` looks: a frame for a terminal, a line for everything else."""
+"""How `paramsync up` shows a run: a picture that moves on a terminal, a line now and then elsewhere."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from types import TracebackType
 
 import numpy as np
 from rich.color import Color
 from rich.columns import Columns
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
+from rich.constrain import Constrain
+from rich.live import Live
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
 from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from paramsync.cli.ledger import Example, Row, View
+from paramsync.cli.formatting import NOTHING, WIDE, duration, redraws, share
+from paramsync.cli.observer import Example, Ledger, Seen
 from paramsync.cli.status import lag
-from paramsync.cli.wording import NOTHING, duration, share
 from paramsync.v1 import sync_pb2 as pb
 
+_LINE_SECONDS = 2.0
+_ECHO = len("^C")  # columns left free: a terminal echoes Ctrl-C at the end, and a broken line moves the picture
 _PICTURE_COLUMNS = 32  # a digit of 28 and its frame
 _CHART_LINES = 3
+_ROWS = 8
 
 
-def frame(view: View, *, elapsed: float, store: str, width: int, shades: bool) -> RenderableType:
+class Screen:
+    """Used by one thread, as a context manager."""
+
+    def __init__(self, console: Console, *, store: str) -> None:
+        self._console = console
+        self._store = store
+        self._started = time.monotonic()
+        self._said = ""
+        self._next_line = 0.0
+        self._live = Live(console=console, auto_refresh=False, vertical_overflow="crop") if redraws(console) else None
+
+    def wait(self, what: str) -> None:
+        """Say what is waited for."""
+        if self._live is not None:
+            self._live.update(Text(f"{what}  {self._elapsed:.0f} s"), refresh=True)
+        elif what != self._said:
+            self._said = what
+            self._console.print(what, soft_wrap=True)
+
+    def show(self, ledger: Ledger) -> None:
+        if self._live is not None:
+            width = self._console.width - _ECHO
+            self._live.update(Constrain(self._picture(ledger, width), width), refresh=True)
+        elif self._elapsed >= self._next_line:
+            self._next_line = self._elapsed + _LINE_SECONDS
+            self._console.print(line(ledger, elapsed=self._elapsed), soft_wrap=True)
+
+    def _picture(self, ledger: Ledger, width: int) -> RenderableType:
+        if width < WIDE:  # the line, broken between its parts only
+            return Columns(_brief(ledger, self._elapsed), padding=(0, 2))
+        shades = self._console.color_system is not None and not self._console.no_color
+        return frame(ledger, elapsed=self._elapsed, store=self._store, width=width, shades=shades)
+
+    def __enter__(self) -> Screen:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    @property
+    def _elapsed(self) -> float:
+        return time.monotonic() - self._started
+
+
+def frame(ledger: Ledger, *, elapsed: float, store: str, width: int, shades: bool) -> RenderableType:
     """22 lines, so that it stays whole in a terminal of 24."""
     left = width - _PICTURE_COLUMNS
     sides = Table.grid(padding=0)
     sides.add_column(width=left)
     sides.add_column(width=_PICTURE_COLUMNS)
-    sides.add_row(Group(_versions(view), _predictions(view, left - 4)), _digit(view.example, shades))
-    return Group(_heading(elapsed, store), _training(view.training), sides)
+    sides.add_row(Group(_versions(ledger), _predictions(ledger, left - 4)), _digit(ledger.example, shades))
+    title = Text.assemble(("paramsync up", "bold"), f"  {store}")
+    return Group(_apart(title, f"{elapsed:.0f} s  Ctrl-C ends"), _training(ledger.training), sides)
 
 
-def line(view: View, *, elapsed: float) -> str:
+def line(ledger: Ledger, *, elapsed: float) -> str:
     """The same in one line."""
-    return "  ".join(_brief(view, elapsed))
+    return "  ".join(_brief(ledger, elapsed))
 
 
-def few(view: View, *, elapsed: float) -> RenderableType:
-    """That line for a terminal too narrow for the frame: broken between its parts only."""
-    return Columns(_brief(view, elapsed), padding=(0, 2))
-
-
-def _brief(view: View, elapsed: float) -> list[str]:
+def _brief(ledger: Ledger, elapsed: float) -> list[str]:
     parts = [f"{elapsed:.0f} s"]
-    if view.training is not None:
-        parts += [f"step {view.training.step}", f"loss {_loss(view.training)}"]
-        parts += [f"{view.training.steps_per_second:.0f} steps/s", f"published {_number(view.training.published)}"]
-    if view.model is not None:
-        parts += [f"serving {_number(view.model.serving)}", f"lag {lag(view.model)}"]
-    accuracy = view.accuracies[-1] if view.accuracies else None
-    return [*parts, f"accuracy {share(accuracy)}", f"failed {view.failed}"]
-
-
-def _heading(elapsed: float, store: str) -> RenderableType:
-    heading = Table.grid(expand=True)
-    heading.add_column(no_wrap=True, overflow="ellipsis")
-    heading.add_column(justify="right", no_wrap=True)
-    heading.add_row(Text.assemble(("paramsync up", "bold"), f"  {store}"), f"{elapsed:.0f} s  Ctrl-C ends")
-    return heading
+    if ledger.training is not None:
+        parts += [f"step {ledger.training.step}", f"loss {_loss(ledger.training)}"]
+        parts += [f"{ledger.training.steps_per_second:.0f} steps/s", f"published {_number(ledger.training.published)}"]
+    if ledger.model is not None:
+        parts += [f"serving {_number(ledger.model.serving)}", f"lag {lag(ledger.model)}"]
+    return [*parts, f"accuracy {share(ledger.accuracy)}", f"failed {ledger.failed}"]
 
 
 def _training(status: pb.PublisherStatus | None) -> RenderableType:
@@ -71,10 +113,7 @@ def _training(status: pb.PublisherStatus | None) -> RenderableType:
     else:
         total = max(1, status.steps_per_epoch)
         done, of = status.step % total, f"of epoch {status.step // total + 1}"
-    bar = Table.grid(expand=True, padding=(0, 2, 0, 0))
-    bar.add_column(ratio=1)
-    bar.add_column(no_wrap=True)
-    bar.add_row(ProgressBar(total=total, completed=done), f"{done}/{total} {of}")
+    bar = _apart(ProgressBar(total=total, completed=done), f"  {done}/{total} {of}")
     facts = _facts(
         step=str(status.step),
         loss=_loss(status),
@@ -86,41 +125,38 @@ def _training(status: pb.PublisherStatus | None) -> RenderableType:
     return _panel(Group(bar, facts), title)
 
 
-def _versions(view: View) -> RenderableType:
+def _versions(ledger: Ledger) -> RenderableType:
     table = Table(box=None, pad_edge=False, expand=True, header_style="dim", padding=(0, 1, 0, 0))
     for column in ("version", "step", "published", "served", "accuracy"):
         table.add_column(column, justify="right", no_wrap=True)
-    serving = view.model.serving.number if view.model is not None and view.model.HasField("serving") else None
-    for row in view.rows:
-        table.add_row(*_cells(row), style="bold green" if row.number == serving else "")
-    for _ in range(8 - len(view.rows)):
+    serving = ledger.model.serving.number if ledger.model is not None and ledger.model.HasField("serving") else None
+    rows = ledger.newest(_ROWS)
+    for seen in rows:
+        table.add_row(*_cells(seen), style="bold green" if seen.number == serving else "")
+    for _ in range(_ROWS - len(rows)):
         table.add_row("")
-    behind = f"lag {lag(view.model)}" if view.model is not None else "lag"
+    behind = f"lag {lag(ledger.model)}" if ledger.model is not None else "lag"
     return _panel(table, "versions", behind)
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _cells(seen: Seen) -> tuple[str, ...]:
+    version = seen.version
     return (
-        str(row.number),
-        NOTHING if row.step is None else str(row.step),
-        NOTHING if row.published_at is None else time.strftime("%H:%M:%S", time.localtime(row.published_at)),
-        NOTHING if row.served_after is None else f"+{duration(row.served_after)}",
-        share(row.accuracy),
+        str(seen.number),
+        NOTHING if version is None else str(version.step),
+        NOTHING if version is None else time.strftime("%H:%M:%S", time.localtime(version.committed_at)),
+        NOTHING if seen.served_after is None else f"+{duration(seen.served_after)}",
+        share(seen.accuracy),
     )
 
 
-def _predictions(view: View, width: int) -> RenderableType:
-    accuracy = view.accuracies[-1] if view.accuracies else None
-    failed = Text(f"failed {view.failed}", "bold red" if view.failed else "")
-    heading = Table.grid(expand=True)
-    heading.add_column(no_wrap=True)
-    heading.add_column(justify="right", no_wrap=True)
-    heading.add_row(
-        Text.assemble("accuracy ", (share(accuracy), "bold green"), "   ", failed),
-        "" if view.freshness is None else f"fresh in {duration(view.freshness)}",
-    )
-    bars = chart(view.accuracies, width=width, height=_CHART_LINES)
-    return _panel(Group(heading, bars), "predictions", f"{view.rate:.0f} requests/s")
+def _predictions(ledger: Ledger, width: int) -> RenderableType:
+    failed = Text(f"failed {ledger.failed}", "bold red" if ledger.failed else "")
+    accuracy = Text.assemble("accuracy ", (share(ledger.accuracy), "bold green"), "   ", failed)
+    freshness = ledger.freshness()
+    heading = _apart(accuracy, "" if freshness is None else f"fresh in {duration(freshness)}")
+    bars = chart(ledger.accuracies, width=width, height=_CHART_LINES)
+    return _panel(Group(heading, bars), "predictions", f"{ledger.rate(time.time()):.0f} requests/s")
 
 
 def _digit(example: Example | None, shades: bool) -> RenderableType:
@@ -131,6 +167,15 @@ def _digit(example: Example | None, shades: bool) -> RenderableType:
     caption.stylize("green" if right else "red")
     body = Group(picture(example.image, shades=shades), caption)
     return _panel(body, "a held-out digit", f"version {example.version}")
+
+
+def _apart(left: RenderableType, right: str) -> Table:
+    """Both on one line, at its ends."""
+    line = Table.grid(expand=True)
+    line.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
+    line.add_column(justify="right", no_wrap=True)
+    line.add_row(left, right)
+    return line
 
 
 def _panel(body: RenderableType, title: str, subtitle: str = "") -> Panel:

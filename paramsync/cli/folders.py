@@ -55,8 +55,8 @@ def fast_place(memory: Path = _MEMORY, *, room: int = 256 * 2**20) -> Path:
     """Where temporary files are fastest: in memory where there is room, else where the system puts them."""
     elsewhere = Path(tempfile.gettempdir())
     try:
-        found = os.statvfs(memory)
+        free = os.statvfs(memory)
     except OSError:
         return elsewhere
-    usable = os.access(memory, os.W_OK | os.X_OK) and found.f_bavail * found.f_frsize >= room
+    usable = os.access(memory, os.W_OK | os.X_OK) and free.f_bavail * free.f_frsize >= room
     return memory if usable else elsewhere

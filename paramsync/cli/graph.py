@@ -1,14 +1,16 @@
-"""`paramsync graph show` and `paramsync graph tensorboard`: what is in a graph, whatever holds it."""
+"""`paramsync graph`: shows what is in a graph, whatever holds it, and puts the graph of a model into a store."""
 
 from __future__ import annotations
 
-import math
+import json
 import platform
 import struct
+import subprocess
 import sys
 import time
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -17,10 +19,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from paramsync import dtypes
-from paramsync.cli import outline, sources
-from paramsync.cli.wording import NOTHING, console, size, to_json
-from paramsync.errors import GraphError
+from paramsync.cli import formatting, graph_files, programs
+from paramsync.cli.formatting import NOTHING, to_json
+from paramsync.cli.outline import Outline, unsafe
+from paramsync.cli.settings import environment_for_logs
+from paramsync.errors import GraphError, SettingsError
 from paramsync.graphdef.allowed_ops import STOCHASTIC
 from paramsync.host import files
 from paramsync.tensorbundle.sstable import mask
@@ -28,209 +31,179 @@ from paramsync.v1 import graph_def_pb2 as pb
 
 _NAME_LIMIT = 200  # characters of a name in a table
 _ENDS = 20  # of a graph without signatures that are listed
+_EVENTS = "brain.Event:2"  # the version of event files
+_PUBLISH = "trainer.graph_publish"
+_WRONG_ARGUMENTS = 2
 
 
 def run(arguments: Namespace) -> bool:
-    source = sources.find(Path(arguments.source))
-    if arguments.action == "tensorboard":
-        _write(source, Path(arguments.logdir), as_json=arguments.json)
-        return True
-    found = _described(source)
-    if arguments.json:
-        sys.stdout.write(to_json(found))
+    if arguments.action == "publish":
+        report, text = _publish(arguments.target, arguments.store)
     else:
-        _show(console(), found)
+        stored = graph_files.find(Path(arguments.source))
+        graph = Outline(stored.graph_def, str(stored.path))
+        if arguments.action == "tensorboard":
+            report, text = _write(stored, Path(arguments.logdir))
+        else:
+            report, text = _described(stored, graph), None
+    if arguments.json:
+        sys.stdout.write(to_json(report))
+    elif text is None:
+        _show(formatting.console(), report)
+    else:
+        sys.stdout.write(text)
     return True
 
 
-def _write(source: sources.Source, directory: Path, *, as_json: bool) -> None:
+def _publish(target: str, store: str) -> tuple[dict[str, Any], str]:
+    """Have a child process do it, which knows TensorFlow."""
+    done = subprocess.run(
+        [sys.executable, "-m", programs.module(_PUBLISH), "--", target, store],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        env=environment_for_logs(),
+        check=False,
+    )
+    if done.returncode:
+        _, ours, problem = done.stderr.rpartition(f"{_PUBLISH}: ")
+        if not ours:
+            problem = f"ended with exit code {done.returncode}: {done.stderr[-2000:]}"
+        raise (SettingsError if done.returncode == _WRONG_ARGUMENTS else GraphError)(problem.strip())
+    report = json.loads(done.stdout.splitlines()[-1])
+    return report, f"graph {report['digest']} with {report['parameters']} parameters is in {report['path']}\n"
+
+
+def _write(stored: graph_files.StoredGraph, directory: Path) -> tuple[dict[str, Any], str]:
+    """Make an event file with that graph, and the directory where it is not there. It has its name once complete."""
+    now = time.time()
+    path = directory / f"events.out.tfevents.{now:.6f}.{platform.node()}.graph"
     try:
-        file = write_graph(directory, bytes(source.graph_def), now=time.time(), host=platform.node())
+        directory.mkdir(parents=True, exist_ok=True)
+        with files.aside(path) as file:
+            _record(file, pb.EventRecord(wall_time=now, file_version=_EVENTS))
+            _record(file, pb.EventRecord(wall_time=now, graph_def=stored.graph_def))
     except OSError as error:
         raise GraphError(f"{directory}: cannot be written: {error.strerror}") from error
-    if as_json:
-        sys.stdout.write(to_json({"source": str(source.path), "file": str(file), "bytes": file.stat().st_size}))
-    else:
-        sys.stdout.write(f"{file} written; to look at it: tensorboard --logdir {directory}\n")
+    report = {"source": str(stored.path), "file": str(path), "bytes": path.stat().st_size}
+    return report, f"{path} written; to look at it: tensorboard --logdir {directory}\n"
 
 
-def _described(source: sources.Source) -> dict[str, Any]:
+def _record(file: BinaryIO, event: pb.EventRecord) -> None:
+    content = event.SerializeToString()
+    for part in (struct.pack("<Q", len(content)), content):
+        file.write(part)
+        file.write(struct.pack("<I", mask(crc32c(part))))
+
+
+def _described(stored: graph_files.StoredGraph, graph: Outline) -> dict[str, Any]:
     """All that is shown, as JSON values."""
-    found = source.outline
-    ops = found.ops()
-    wanted = [one.tensor or one.name for signature in source.signatures.values() for one in signature.outputs]
-    ends = [] if wanted else found.ends()
-    reached = found.reached(wanted or ends)  # what is said of ops is said of those that count when it predicts
-    parameters = [_spec(one) | {"variable": one.variable, "bytes": _bytes(one)} for one in source.parameters]
-    sizes = [one["bytes"] for one in parameters]
+    ops = graph.ops()
+    wanted = [spec.tensor or spec.name for signature in stored.signatures.values() for spec in signature.outputs]
+    ends = [] if wanted else graph.ends()
+    reached = graph.reached(wanted or ends)  # what is said of ops is said of those that count when it predicts
+    parameters = stored.parameters or [
+        graph_files.parameter(variable) for variable in sorted(graph.variables, key=lambda variable: variable.name)
+    ]
+    sizes = [parameter.bytes for parameter in parameters]
     return {
-        "source": str(source.path),
-        "kind": source.kind,
-        "digest": source.digest,
-        "signatures": {
-            name: {"inputs": list(map(_spec, one.inputs)), "outputs": list(map(_spec, one.outputs))}
-            for name, one in source.signatures.items()
-        },
-        "placeholders": [] if wanted else [_spec(sources.spec(one)) for one in found.placeholders],
+        "source": str(stored.path),
+        "kind": stored.kind,
+        "digest": stored.digest,
+        "signatures": {name: asdict(signature) for name, signature in stored.signatures.items()},
+        "placeholders": [] if wanted else list(map(asdict, graph.placeholders)),
         "ends": ends,
-        "parameters": parameters,
-        "parameter_bytes": None if None in sizes else sum(sizes),
-        "tables": [_table(one) for one in source.tables],
+        "parameters": list(map(asdict, parameters)),
+        "parameter_bytes": None if None in sizes else sum(size for size in sizes if size is not None),
+        "tables": list(map(asdict, stored.tables)),
         "nodes": ops.total(),
-        "functions": found.functions,
+        "functions": graph.functions,
         "ops": dict(ops.most_common()),
         "stochastic": sorted(reached & STOCHASTIC),
-        "unsafe": outline.unsafe(reached),
+        "unsafe": unsafe(reached),
     }
 
 
-def _spec(one: sources.Spec) -> dict[str, Any]:
-    shape = None if one.shape is None else list(one.shape)
-    return {"name": one.name, "dtype": _dtype(one.dtype), "shape": shape, "tensor": one.tensor}
-
-
-def _table(one: sources.Table) -> dict[str, Any]:
-    entries = one.keys.shape[0] if one.keys.shape else None
-    return {"node": one.node, "keys": _dtype(one.keys.dtype), "values": _dtype(one.values.dtype), "entries": entries}
-
-
-def _dtype(number: int | None) -> str | None:
-    return None if number is None else dtypes.name(number)
-
-
-def _bytes(one: sources.Spec) -> int | None:
-    """None where the dtype or the shape leaves it open."""
-    dtype = None if one.dtype is None else dtypes.to_numpy(one.dtype)
-    if dtype is None or dtype.kind == "O" or one.shape is None:
-        return None
-    known = [each for each in one.shape if each is not None]
-    return math.prod(known) * dtype.itemsize if len(known) == len(one.shape) else None
-
-
-def _show(screen: Console, found: Mapping[str, Any]) -> None:
-    functions = f", {found['functions']} functions" if found["functions"] else ""
-    screen.print(f"{found['source']}: {found['kind']}, {found['nodes']} nodes{functions}", style="bold", soft_wrap=True)
-    if found["digest"]:
-        screen.print(f"digest {found['digest']}", soft_wrap=True)
-    for table in _tables(found):
+def _show(screen: Console, report: Mapping[str, Any]) -> None:
+    functions = f", {report['functions']} functions" if report["functions"] else ""
+    screen.print(
+        f"{report['source']}: {report['kind']}, {report['nodes']} nodes{functions}", style="bold", soft_wrap=True
+    )
+    if report["digest"]:
+        screen.print(f"digest {report['digest']}", soft_wrap=True)
+    for table in _tables(report):
         screen.print()
         screen.print(table)
-    if found["stochastic"] or found["unsafe"]:
+    if report["stochastic"] or report["unsafe"]:
         screen.print()
-    if found["stochastic"]:
-        listed = ", ".join(found["stochastic"])
+    if report["stochastic"]:
+        listed = ", ".join(report["stochastic"])
         screen.print(f"other results in each call: {listed}", style="yellow", soft_wrap=True)
-    if found["unsafe"]:
-        listed = ", ".join(map(_plain, found["unsafe"]))
+    if report["unsafe"]:
+        listed = ", ".join(map(_shown, report["unsafe"]))
         screen.print(f"not on the list of safe ops: {listed}", style="red", soft_wrap=True)
 
 
-def _tables(found: Mapping[str, Any]) -> Iterator[Table]:
-    for name, signature in found["signatures"].items():
-        yield _specs(_plain(name), [(kind, one) for kind in ("inputs", "outputs") for one in signature[kind]])
-    if found["placeholders"]:
-        yield _specs("no signatures", [("placeholders", one) for one in found["placeholders"]])
-    if found["ends"]:
-        yield _ends(found["ends"])
-    if found["parameters"]:
-        yield _parameters(found)
-    if found["tables"]:
-        yield _lookups(found["tables"])
-    yield _ops(found)
-
-
-def _grid(*columns: str, numbers: int = 0) -> Table:
-    """A table whose last columns are of numbers."""
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for at, column in enumerate(columns):
-        number = at >= len(columns) - numbers
-        table.add_column(column, justify="right" if number else "left", overflow="fold", no_wrap=number)
-    return table
+def _tables(report: Mapping[str, Any]) -> Iterator[Table]:
+    for name, signature in report["signatures"].items():
+        yield _specs(_shown(name), [(side, spec) for side in ("inputs", "outputs") for spec in signature[side]])
+    if report["placeholders"]:
+        yield _specs("no signatures", [("placeholders", spec) for spec in report["placeholders"]])
+    if report["ends"]:
+        ends = formatting.table("ends: what depends on a placeholder, and nothing reads")
+        for name in report["ends"][:_ENDS]:
+            ends.add_row(_shown(name))
+        if len(report["ends"]) > _ENDS:
+            ends.add_row(f"and {len(report['ends']) - _ENDS} more", style="dim")
+        yield ends
+    if report["parameters"]:
+        yield _parameters(report)
+    if report["tables"]:
+        lookups = formatting.table("table", "keys", "values", "entries", right=["entries"], whole=["entries"])
+        for table in report["tables"]:
+            lookups.add_row(_shown(table["node"]), table["keys"], table["values"], str(table["entries"]))
+        yield lookups
+    ops = formatting.table("op", "", "count", right=["count"], whole=["count"])
+    for op, count in report["ops"].items():
+        mark = ("not safe", "red") if op in report["unsafe"] else ("random", "yellow")
+        is_marked = op in report["unsafe"] or op in report["stochastic"]
+        ops.add_row(_shown(op), Text(*mark) if is_marked else "", str(count))
+    yield ops
 
 
 def _specs(title: str, rows: Sequence[tuple[str, Mapping[str, Any]]]) -> Table:
-    table = _grid(title, "name", "dtype", "shape", "tensor")
+    table = formatting.table(title, "name", "dtype", "shape", "tensor")
     before = ""
-    for kind, one in rows:
-        tensor = NOTHING if one["tensor"] is None else _plain(one["tensor"])
-        table.add_row("" if kind == before else kind, _plain(one["name"]), _type(one), _shape(one["shape"]), tensor)
-        before = kind
+    for side, spec in rows:
+        tensor = NOTHING if spec["tensor"] is None else _shown(spec["tensor"])
+        first = "" if side == before else side
+        table.add_row(first, _shown(spec["name"]), spec["dtype"] or NOTHING, _shape(spec["shape"]), tensor)
+        before = side
     return table
 
 
-def _ends(names: Sequence[str]) -> Table:
-    table = _grid("ends: what depends on a placeholder, and nothing reads")
-    for one in names[:_ENDS]:
-        table.add_row(_plain(one))
-    if len(names) > _ENDS:
-        table.add_row(f"and {len(names) - _ENDS} more", style="dim")
+def _parameters(report: Mapping[str, Any]) -> Table:
+    table = formatting.table("parameter", "dtype", "shape", "size", right=["size"], whole=["size"])
+    parameters = report["parameters"]
+    names = graph_files.shown_names((parameter["name"], parameter["variable"]) for parameter in parameters)
+    for parameter in parameters:
+        name, dtype = _shown(names[parameter["name"]]), parameter["dtype"] or NOTHING
+        table.add_row(name, dtype, _shape(parameter["shape"]), _size(parameter["bytes"]))
+    table.add_row(f"{len(parameters)} in all", "", "", _size(report["parameter_bytes"]), style="bold")
     return table
-
-
-def _parameters(found: Mapping[str, Any]) -> Table:
-    table = _grid("parameter", "dtype", "shape", "size", numbers=1)
-    called = sources.called((one["name"], one["variable"]) for one in found["parameters"])
-    for one in found["parameters"]:
-        table.add_row(_plain(called[one["name"]]), _type(one), _shape(one["shape"]), _size(one["bytes"]))
-    count = len(found["parameters"])
-    table.add_row(f"{count} in all", "", "", _size(found["parameter_bytes"]), style="bold")
-    return table
-
-
-def _lookups(tables: Sequence[Mapping[str, Any]]) -> Table:
-    table = _grid("table", "keys", "values", "entries", numbers=1)
-    for one in tables:
-        table.add_row(_plain(one["node"]), one["keys"], one["values"], str(one["entries"]))
-    return table
-
-
-def _ops(found: Mapping[str, Any]) -> Table:
-    table = _grid("op", "", "count", numbers=1)
-    for op, count in found["ops"].items():
-        mark = ("not safe", "red") if op in found["unsafe"] else ("random", "yellow")
-        marked = op in found["unsafe"] or op in found["stochastic"]
-        table.add_row(_plain(op), Text(*mark) if marked else "", str(count))
-    return table
-
-
-def _type(one: Mapping[str, Any]) -> str:
-    return one["dtype"] or NOTHING
 
 
 def _size(count: int | None) -> str:
-    return NOTHING if count is None else size(count)
+    return NOTHING if count is None else formatting.size(count)
 
 
 def _shape(shape: Sequence[int | None] | None) -> str:
     if shape is None:
         return "any"
-    return f"[{', '.join('?' if each is None else str(each) for each in shape)}]"
+    return f"[{', '.join('?' if size is None else str(size) for size in shape)}]"
 
 
-def _plain(name: str) -> str:
+def _shown(name: str) -> str:
     """A name as it is, or what can be shown of it."""
     return name if name.isprintable() and len(name) <= _NAME_LIMIT else files.shown(name)
-
-
-_VERSION = "brain.Event:2"
-
-
-def write_graph(directory: Path, graph_def: bytes, *, now: float, host: str) -> Path:
-    """Makes an event file with that graph, and the directory where it is not there. Raises OSError.
-
-    The file has its name once it is complete.
-    """
-    directory.mkdir(parents=True, exist_ok=True)
-    path = directory / f"events.out.tfevents.{now:.6f}.{host}.graph"
-    with files.aside(path) as file:
-        _record(file, pb.EventRecord(wall_time=now, file_version=_VERSION))
-        _record(file, pb.EventRecord(wall_time=now, graph_def=graph_def))
-    return path
-
-
-def _record(file: BinaryIO, event: pb.EventRecord) -> None:
-    content = event.SerializeToString()
-    length = struct.pack("<Q", len(content))
-    for part in (length, content):
-        file.write(part)
-        file.write(struct.pack("<I", mask(crc32c(part))))

@@ -1,15 +1,15 @@
-"""What is in a GraphDef: its ops by count, its variables, where it begins and ends. Believes nothing.
-
-Nodes are read one by one: a file can say in two bytes that there is one more of them.
-"""
+"""What is in a GraphDef: its ops by count, its variables, where it begins and ends. Believes nothing."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from paramsync.cli import fields
+from google.protobuf.message import DecodeError
+
+from paramsync import dtypes
 from paramsync.errors import GraphError
 from paramsync.graphdef.allowed_ops import NODES, SAFE
 from paramsync.graphdef.reading import node_of
@@ -30,19 +30,38 @@ _LIFTED = _VARIABLES | {
     "VariableShape",
 }
 _TABLES = frozenset({"HashTable", "HashTableV2", "MutableHashTable", "MutableHashTableV2"})
-_ATTRIBUTE = 1 << 16  # bytes; a larger one is a constant's value
 _PLACEHOLDERS = frozenset({"Placeholder", "PlaceholderV2"})
 _EFFECTS = ("Apply", "Assign", "NoOp", "ResourceApply", "Save")  # how ops begin that give nothing
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
-    """What a tensor is called in the graph, and what its node says of it; None where it does not say."""
+class Spec:
+    """An input, output or variable, and what the graph calls it. What the graph leaves open is None.
+
+    In a shape None stands for a dimension of any size, and in place of all for any rank.
+    """
 
     name: str
-    tensor: str
-    dtype: int | None
-    shape: bundle_pb2.TensorShape | None
+    dtype: str | None
+    shape: Sequence[int | None] | None
+    tensor: str | None = None
+
+
+def parse(kind: Any, content: bytes, what: str) -> Any:
+    """The message; `what` says whose it is. Raises GraphError where the bytes are no such message.
+
+    Messages of `graph_def.proto` have parts that may come in any number as bytes, so that these are parsed one by one:
+    a file can say in two bytes that there is one more of them.
+    """
+    try:
+        return kind.FromString(content)
+    except DecodeError as error:
+        raise GraphError(f"{what}: expected a {kind.DESCRIPTOR.name}, found other bytes") from error
+
+
+def sizes(shape: bundle_pb2.TensorShape) -> tuple[int | None, ...] | None:
+    """A shape as a Spec has it."""
+    return None if shape.unknown_rank else tuple(None if dim.size < 0 else dim.size for dim in shape.dim)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,20 +76,19 @@ class Node:
 class Outline:
     """What is in a graph and its functions."""
 
-    def __init__(self, content: memoryview, what: str) -> None:
+    def __init__(self, content: bytes, what: str) -> None:
         """Raises GraphError where `content` is not a GraphDef; `what` says whose it would be."""
         self._what = what
         self._counts = Counter[str]()
-        self.placeholders: list[Tensor] = []
-        self.variables: list[Tensor] = []
-        nodes = fields.each(content, pb.GraphDef.NODE_FIELD_NUMBER, what, limit=NODES)
-        self._nodes = dict(self._read(nodes, outermost=True))
+        self.placeholders: list[Spec] = []
+        self.variables: list[Spec] = []
+        graph = parse(pb.GraphDef, content, what)
+        self._nodes = dict(self._read(graph.node, outermost=True))
         self._functions: dict[str, list[Node]] = {}
-        library = fields.last(content, pb.GraphDef.LIBRARY_FIELD_NUMBER, what)
-        for one in fields.each(library, pb.FunctionLibrary.FUNCTION_FIELD_NUMBER, what, limit=NODES):
-            head = fields.build(pb.FunctionDef, one, what, without=[pb.FunctionDef.NODE_DEF_FIELD_NUMBER])
-            body = fields.each(one, pb.FunctionDef.NODE_DEF_FIELD_NUMBER, what, limit=NODES)
-            self._functions[head.signature.name] = [node for _, node in self._read(body)]
+        for function in parse(pb.FunctionLibrary, graph.library, what).function:
+            self._count("functions", 1, NODES)
+            definition = parse(pb.FunctionDef, function, what)
+            self._functions[definition.signature.name] = [node for _, node in self._read(definition.node_def)]
         if not self._nodes:
             raise GraphError(f"{what}: expected a graph, found one without nodes")
 
@@ -91,60 +109,52 @@ class Outline:
         readers: dict[str, list[str]] = {}
         for name, node in self._nodes.items():
             if not (node.op.startswith(_EFFECTS) or "gradients" in name.split("/")):
-                for one in node.inputs:
-                    readers.setdefault(node_of(one), []).append(name)
-        waiting = [one.name for one in self.placeholders]
-        found: dict[str, None] = {}  # in order
+                for tensor in node.inputs:
+                    readers.setdefault(node_of(tensor), []).append(name)
+        waiting = [placeholder.name for placeholder in self.placeholders]
+        dependent: dict[str, None] = {}  # in order
         while waiting:
             for name in readers.get(waiting.pop(), ()):
-                if name not in found:
-                    found[name] = None
+                if name not in dependent:
+                    dependent[name] = None
                     waiting.append(name)
-        return [name for name in found if name not in readers]
+        return [name for name in dependent if name not in readers]
 
     def reached(self, tensors: Iterable[str]) -> set[str]:
-        """The ops that these tensors of the graph depend on."""
-        entered: set[str] = set()
-        waiting = [node_of(one) for one in tensors]
-        found: set[str] = set()
-        functions: set[str] = set()
+        """The ops that these tensors of the graph depend on, those in functions included."""
+        entered: dict[str, Node] = {}
+        waiting = [node_of(tensor) for tensor in tensors]
         while waiting:
             name = waiting.pop()
-            if name in entered or name not in self._nodes:
-                continue
-            entered.add(name)
-            node = self._nodes[name]
-            found.add(node.op)
-            waiting += map(node_of, node.inputs)
-            self._enter(node, functions)
-        for name in functions:
-            found |= {node.op for node in self._functions[name]}
-        return found - self._functions.keys()
-
-    def _enter(self, node: Node, functions: set[str]) -> None:
-        """Add what a node calls, and what is called there, to `functions`."""
-        waiting = [node]
-        while waiting:
-            one = waiting.pop()
-            for name in (one.op, *one.calls):
+            if name not in entered and name in self._nodes:
+                entered[name] = self._nodes[name]
+                waiting += map(node_of, entered[name].inputs)
+        ops: set[str] = set()
+        functions: set[str] = set()
+        nodes = list(entered.values())
+        while nodes:
+            node = nodes.pop()
+            ops.add(node.op)
+            for name in (node.op, *node.calls):
                 if name in self._functions and name not in functions:
                     functions.add(name)
-                    waiting += self._functions[name]
+                    nodes += self._functions[name]
+        return ops - self._functions.keys()
 
-    def _read(self, nodes: Iterable[memoryview], *, outermost: bool = False) -> Iterator[tuple[str, Node]]:
+    def _read(self, nodes: Iterable[bytes], *, outermost: bool = False) -> Iterator[tuple[str, Node]]:
         for content in nodes:
-            node = fields.build(pb.NodeDef, content, self._what, largest=_ATTRIBUTE)
+            self._count("nodes", 1, NODES)
+            node = parse(pb.NodeDef, content, self._what)
             if not (node.name and node.op):
                 raise GraphError(f"{self._what}: expected nodes with a name and an op, found one without")
-            self._count("nodes", 1, NODES)
             self._count("inputs of nodes", len(node.input), EDGES)
             if outermost and node.op in _VARIABLES:
-                self.variables.append(_tensor(node))
+                self.variables.append(_spec(node))
             if outermost and node.op in _PLACEHOLDERS:
-                self.placeholders.append(_tensor(node))
-            values = list(node.attr.values())
-            calls = [one.func.name for one in values if one.HasField("func")]
-            calls += [func.name for one in values if one.HasField("list") for func in one.list.func]
+                self.placeholders.append(_spec(node))
+            attributes = list(node.attr.values())
+            calls = [value.func.name for value in attributes if value.HasField("func")]
+            calls += [function.name for value in attributes for function in value.list.func]
             yield node.name, Node(node.op, tuple(node.input), tuple(calls))
 
     def _count(self, what: str, more: int, limit: int) -> None:
@@ -158,8 +168,8 @@ def unsafe(ops: Iterable[str]) -> list[str]:
     return sorted(set(ops) - SAFE - _LIFTED - _TABLES)
 
 
-def _tensor(node: pb.NodeDef) -> Tensor:
-    attributes: Mapping[str, pb.AttrValue] = node.attr
-    dtype = attributes["dtype"].type if "dtype" in attributes else None
-    shape = attributes["shape"].shape if "shape" in attributes else None
-    return Tensor(node.name, f"{node.name}:0", dtype, shape)
+def _spec(node: pb.NodeDef) -> Spec:
+    """A placeholder or variable, as its node describes it."""
+    dtype = dtypes.name(node.attr["dtype"].type) if "dtype" in node.attr else None
+    shape = sizes(node.attr["shape"].shape) if "shape" in node.attr else None
+    return Spec(node.name, dtype, shape, f"{node.name}:0")

@@ -11,8 +11,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from paramsync.cli.formatting import console, duration, to_json
 from paramsync.cli.values import Value, read
-from paramsync.cli.wording import console, duration, to_json
 from paramsync.errors import RequestError, SettingsError
 from paramsync.host.files import harmless
 from paramsync.rpc.client import Prediction, Predictor
@@ -22,7 +22,7 @@ _VALUES = 12  # and how many values of a row
 _UNBOUNDED = 1 << 30  # columns
 _CLASSES = 1000  # a wider row is hardly one of scores, so its greatest element says nothing
 
-_decoded = np.frompyfunc(lambda one: one.decode(errors="replace"), 1, 1)
+_decoded = np.frompyfunc(lambda text: text.decode(errors="replace"), 1, 1)
 
 
 def run(arguments: Namespace) -> bool:

@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.measure import Measurement
-from rich.table import Table
 from rich.text import Text
 
-from paramsync.cli.streams import complain
-from paramsync.cli.wording import NOTHING, ago, console, duration, plain, to_json
+from paramsync.cli import formatting
+from paramsync.cli.formatting import NOTHING, ago, console, duration, plain, to_json
+from paramsync.cli.process import complain
 from paramsync.errors import CallError
 from paramsync.host.files import harmless, line
 from paramsync.rpc.client import Inferencer, Trainer
@@ -23,7 +23,7 @@ from paramsync.v1 import sync_pb2 as pb
 
 _STATES = {pb.ModelStatus.SERVING: "green", pb.ModelStatus.WAITING: "yellow", pb.ModelStatus.DRAINING: "yellow"}
 _UNBOUNDED = 10_000  # columns
-_Found = TypeVar("_Found")
+Answer = TypeVar("Answer")
 
 
 def run(arguments: Namespace) -> bool:
@@ -31,13 +31,15 @@ def run(arguments: Namespace) -> bool:
         publisher, no_trainer = _ask(trainer.status)
         models, no_inferencer = _ask(lambda: inferencer.status(arguments.model))
     if arguments.json:
-        found = {
+        report = {
             "trainer": _answer(arguments.trainer, no_trainer, status=publisher and plain(publisher)),
             "inferencer": _answer(
-                arguments.inferencer, no_inferencer, models=None if models is None else [plain(one) for one in models]
+                arguments.inferencer,
+                no_inferencer,
+                models=None if models is None else [plain(model) for model in models],
             ),
         }
-        sys.stdout.write(to_json(found))
+        sys.stdout.write(to_json(report))
     else:
         screen, now = console(), time.time()
         if publisher is not None:
@@ -70,53 +72,54 @@ def _trainer(status: pb.PublisherStatus, now: float) -> RenderableType:
 
 
 def _models(models: tuple[pb.ModelStatus, ...], now: float) -> RenderableType:
-    notes = [note for one in models for note in _notes(one, now)]
-    return _Facts([_model(one) for one in models], said=list(filter(None, map(_ages, models))), notes=notes)
+    notes = [note for model in models for note in _notes(model, now)]
+    return _Facts([_model(model) for model in models], sentences=list(filter(None, map(_ages, models))), notes=notes)
 
 
-def _model(one: pb.ModelStatus) -> dict[str, str | Text]:
+def _model(model: pb.ModelStatus) -> dict[str, str | Text]:
     facts: dict[str, str | Text] = {
-        "model": one.model,
-        "state": Text(pb.ModelStatus.State.Name(one.state).lower(), _STATES.get(one.state, "")),
-        "published": str(one.published.number) if one.HasField("published") else NOTHING,
-        "serving": str(one.serving.number) if one.HasField("serving") else NOTHING,
-        "resident": "\n".join(map(str, sorted(one.resident, reverse=True))) or NOTHING,
-        "quarantined": "\n".join(str(bad.number) for bad in one.quarantined) or NOTHING,
-        "lag": lag(one).replace(", ", "\n"),
-        "pinned": str(one.pinned) if one.HasField("pinned") else NOTHING,
+        "model": model.model,
+        "state": Text(pb.ModelStatus.State.Name(model.state).lower(), _STATES.get(model.state, "")),
+        "published": str(model.published.number) if model.HasField("published") else NOTHING,
+        "serving": str(model.serving.number) if model.HasField("serving") else NOTHING,
+        "resident": "\n".join(map(str, sorted(model.resident, reverse=True))) or NOTHING,
+        "quarantined": "\n".join(str(bad.number) for bad in model.quarantined) or NOTHING,
+        "lag": lag(model).replace(", ", "\n"),
+        "pinned": str(model.pinned) if model.HasField("pinned") else NOTHING,
     }
-    if one.labels:
-        facts["labels"] = "\n".join(f"{label} {number}" for label, number in sorted(one.labels.items()))
-    if one.parts:
-        facts["parts"] = "\n".join(f"{part.model} {part.version.number}" for part in one.parts)
+    if model.labels:
+        facts["labels"] = "\n".join(f"{label} {number}" for label, number in sorted(model.labels.items()))
+    if model.parts:
+        facts["parts"] = "\n".join(f"{part.model} {part.version.number}" for part in model.parts)
     return facts
 
 
-def _notes(one: pb.ModelStatus, now: float) -> list[str]:
+def _notes(model: pb.ModelStatus, now: float) -> list[str]:
     notes = [
-        f"{one.model}: version {bad.number} was refused {ago(bad.since, now)}: {bad.reason}" for bad in one.quarantined
+        f"{model.model}: version {bad.number} was refused {ago(bad.since, now)}: {bad.reason}"
+        for bad in model.quarantined
     ]
-    notes += [f"{one.model}: signature {name} is not served: {why}" for name, why in sorted(one.not_served.items())]
-    if one.waiting_for:
-        notes.append(f"{one.model}: waits for a version: {one.waiting_for}")
-    return [*notes, f"{one.model}: last error: {one.last_error}"] if one.last_error else notes
+    notes += [f"{model.model}: signature {name} is not served: {why}" for name, why in sorted(model.not_served.items())]
+    if model.waiting_for:
+        notes.append(f"{model.model}: waits for a version: {model.waiting_for}")
+    return [*notes, f"{model.model}: last error: {model.last_error}"] if model.last_error else notes
 
 
-def lag(one: pb.ModelStatus) -> str:
+def lag(model: pb.ModelStatus) -> str:
     """How far what serves is behind what is published."""
-    seconds = duration(one.lag_seconds) if one.HasField("lag_seconds") else NOTHING
-    return f"{seconds}, {one.lag_steps} steps" if one.HasField("lag_steps") else seconds
+    seconds = duration(model.lag_seconds) if model.HasField("lag_seconds") else NOTHING
+    return f"{seconds}, {model.lag_steps} steps" if model.HasField("lag_steps") else seconds
 
 
-def _ask(status: Callable[[], _Found]) -> tuple[_Found | None, str]:
+def _ask(status: Callable[[], Answer]) -> tuple[Answer | None, str]:
     try:
         return status(), ""
     except CallError as error:
         return None, str(error)
 
 
-def _answer(address: str, error: str, **found: Any) -> dict[str, Any]:
-    return {"address": address, "error": error or None, **found}
+def _answer(address: str, error: str, **status: Any) -> dict[str, Any]:
+    return {"address": address, "error": error or None, **status}
 
 
 def _stall(status: pb.PublisherStatus) -> str:
@@ -128,14 +131,14 @@ def _published(version: pb.Version, now: float) -> str:
     return f"{version.number}, {ago(version.committed_at, now)}"
 
 
-def _ages(one: pb.ModelStatus) -> str:
+def _ages(model: pb.ModelStatus) -> str:
     """How old what serves is: that is what shows where nothing new comes."""
     ages = []
-    if one.HasField("since_publication_seconds"):
-        ages.append(f"published {duration(one.since_publication_seconds)} ago")
-    if one.HasField("serving_age_seconds"):
-        ages.append(f"answers are {duration(one.serving_age_seconds)} old")
-    return f"{one.model}: {', '.join(ages)}" if ages else ""
+    if model.HasField("since_publication_seconds"):
+        ages.append(f"published {duration(model.since_publication_seconds)} ago")
+    if model.HasField("serving_age_seconds"):
+        ages.append(f"answers are {duration(model.serving_age_seconds)} old")
+    return f"{model.model}: {', '.join(ages)}" if ages else ""
 
 
 @dataclass(frozen=True)
@@ -144,27 +147,25 @@ class _Facts:
 
     rows: Sequence[Mapping[str, str | Text]]
     notes: Sequence[str]
-    said: Sequence[str] = ()
+    sentences: Sequence[str] = ()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         beside = self._beside()
         fits = Measurement.get(console, options.update(max_width=_UNBOUNDED), beside).maximum <= options.max_width
         yield beside if fits else self._below()
-        yield from (Text(line(one)) for one in self.said)
+        yield from (Text(line(sentence)) for sentence in self.sentences)
         yield from (Text(line(note), "red") for note in self.notes)
         yield ""
 
     def _beside(self) -> RenderableType:
-        table = _table()
         names = dict.fromkeys(name for row in self.rows for name in row)
-        for name in names:
-            table.add_column(name, overflow="fold")
+        table = formatting.table(*names)
         for row in self.rows:
             table.add_row(*(_cell(row.get(name, NOTHING)) for name in names))
         return table
 
     def _below(self) -> RenderableType:
-        table = _table(show_header=False)
+        table = formatting.table(show_header=False)
         table.add_column(style="bold", no_wrap=True)
         table.add_column(overflow="fold")
         for number, row in enumerate(self.rows):
@@ -177,7 +178,3 @@ class _Facts:
 
 def _cell(fact: str | Text) -> str | Text:
     return fact if isinstance(fact, Text) else "\n".join(map(harmless, fact.split("\n")))
-
-
-def _table(*, show_header: bool = True) -> Table:
-    return Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0), show_header=show_header)

@@ -11,13 +11,11 @@ from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from paramsync.cli.display import Screen
 from paramsync.cli.folders import fast_place, places, remove_left_behind, run_folder
-from paramsync.cli.ledger import Ledger
-from paramsync.cli.observer import Observer
-from paramsync.cli.prober import HeldOut
-from paramsync.cli.processes import Child, end_all
-from paramsync.cli.screen import Screen
-from paramsync.cli.wording import console, duration, share, to_json
+from paramsync.cli.formatting import console, duration, share, to_json
+from paramsync.cli.observer import HeldOut, Ledger, Observer, Prober
+from paramsync.cli.programs import Child, end_all
 from paramsync.errors import CallError, ParamsyncError
 from paramsync.program.process import ending_signals
 from paramsync.rpc.addresses import HOST, check_ports
@@ -26,7 +24,7 @@ from paramsync.rpc.client import Inferencer, Predictor, Trainer
 _MODEL, _INPUT = "digits", "image"
 _READY_SECONDS = 180.0  # a small machine takes its time to import TensorFlow
 _END_SECONDS = 15.0
-_LOOK_SECONDS = 0.25
+_SHOW_SECONDS = 0.25
 _READY_LOOK_SECONDS = 0.05  # so that the first version is asked before the second comes
 
 
@@ -90,17 +88,21 @@ def _watch(
     """From their start until somebody wants the end, the time is over or one of them ends by itself."""
     seconds: float | None = arguments.seconds
     with contextlib.ExitStack() as stack:
-        clients = _wait_until_ready(arguments, children, folder, screen, stop, stack)
+        trainer, inferencer, predictor = _wait_until_ready(arguments, children, folder, screen, stop, stack)
         held_out = HeldOut.read(folder / "held_out.npz")
-        observer = Observer(*clients, held_out, ledger, model=_MODEL, input_name=_INPUT)
+        prober = Prober(predictor, held_out, ledger, model=_MODEL, input_name=_INPUT)
+        observer = Observer(trainer, inferencer, prober, ledger, model=_MODEL)
         observer.start()
-        deadline = time.monotonic() + seconds if seconds is not None else None
+        show_at = began = time.monotonic()
         try:
-            while not stop.wait(_LOOK_SECONDS) and (deadline is None or time.monotonic() < deadline):
+            while not stop.is_set() and (seconds is None or time.monotonic() < began + seconds):
                 if any(child.ended for child in children):
                     return
-                observer.look()
-                screen.show(ledger.view(time.time()))
+                observer.run_once()
+                if time.monotonic() >= show_at:
+                    show_at = time.monotonic() + _SHOW_SECONDS
+                    observer.look()
+                    screen.show(ledger)
         finally:
             observer.stop()
 
@@ -157,12 +159,12 @@ def _serves(predictor: Predictor) -> bool:
 def _set_by_signals() -> Iterator[threading.Event]:
     """An event that Ctrl-C, SIGTERM and a closed terminal set, as often as they come."""
     wanted = threading.Event()
-    before = {one: signal.signal(one, lambda *_: wanted.set()) for one in ending_signals()}
+    before = {number: signal.signal(number, lambda *_: wanted.set()) for number in ending_signals()}
     try:
         yield wanted
     finally:
-        for one, handler in before.items():
-            signal.signal(one, handler)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _sentences(summary: Mapping[str, float | int | None]) -> str:

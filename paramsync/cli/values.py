@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
+import numpy.typing as npt
 
 from paramsync.errors import SettingsError
 
@@ -56,32 +57,32 @@ def _from_file(text: str) -> Value:
 
 
 def _array(opened: BinaryIO, file: str, key: str) -> np.ndarray:
-    found = np.load(opened, allow_pickle=False)
-    if isinstance(found, np.ndarray):
-        return found
-    if key not in found:
-        raise ValueError(f"expected one of the keys {', '.join(found)}, as in @{file}:KEY, found {key or 'none'}")
-    array: np.ndarray = found[key]
+    loaded = np.load(opened, allow_pickle=False)
+    if isinstance(loaded, np.ndarray):
+        return loaded
+    if key not in loaded:
+        raise ValueError(f"expected one of the keys {', '.join(loaded)}, as in @{file}:KEY, found {key or 'none'}")
+    array: np.ndarray = loaded[key]
     return array
 
 
 def _from_json(text: str) -> Value:
     try:
-        found = json.loads(text, parse_float=_decimal)
+        value = json.loads(text, parse_float=_decimal)
     except OverflowError as error:
         raise _beyond("numbers that float32 has", error) from error
     except (ValueError, RecursionError) as error:
         raise ValueError(f"expected JSON, @FILE.npy or @FILE.npz:KEY, found {_start(text)} ({error})") from error
     try:
-        array = np.array(found)
+        array = np.array(value)
     except ValueError as error:
         raise ValueError(f"expected rows of one length, found {_start(text)}") from error
-    elements = np.array(found, dtype=object)
-    kinds = {type(one) for one in elements.flat}
+    elements = np.array(value, dtype=object)
+    kinds = {type(element) for element in elements.flat}
     if kinds == {int}:
-        return Value(_whole(elements), maybe_float=True)
+        return Value(_exact(elements, np.int64, "whole numbers that int64 has"), maybe_float=True)
     if kinds <= {int, float}:
-        return Value(_floats(elements))
+        return Value(_exact(elements, np.float32, "numbers that float32 has"))
     if kinds not in ({str}, {bool}):
         raise ValueError(f"expected numbers, strings or booleans, of one kind, found {_start(text)}")
     return Value(np.array(_encoded(elements), object) if kinds == {str} else array)
@@ -94,25 +95,18 @@ def _decimal(text: str) -> float:
     return number
 
 
-def _whole(elements: np.ndarray) -> np.ndarray:
-    limits = np.iinfo(np.int64)
-    for one in elements.flat:
-        if not limits.min <= one <= limits.max:
-            raise _beyond("whole numbers that int64 has", one)
-    return elements.astype(np.int64)
-
-
-def _floats(elements: np.ndarray) -> np.ndarray:
-    """What is finite stays so."""
-    array = np.empty(elements.shape, np.float32)
+def _exact(elements: np.ndarray, dtype: npt.DTypeLike, expected: str) -> np.ndarray:
+    """The numbers in this dtype. Raises ValueError for the first that goes beyond it: what is finite stays so."""
+    array = np.empty(elements.shape, dtype)
     with np.errstate(over="ignore"):
-        for at, one in enumerate(elements.flat):
+        for at, element in enumerate(elements.flat):
             try:
-                array.flat[at] = float(one)
-            except OverflowError as error:
-                raise _beyond("numbers that float32 has", one) from error
-            if np.isinf(array.flat[at]) and not math.isinf(one):
-                raise _beyond("numbers that float32 has", one)
+                array.flat[at] = element
+                fits = not np.isinf(array.flat[at]) or math.isinf(element)
+            except OverflowError:
+                fits = False
+            if not fits:
+                raise _beyond(expected, element)
     return array
 
 

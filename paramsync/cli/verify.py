@@ -9,20 +9,22 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from google.protobuf.unknown_fields import UnknownFieldSet  # type: ignore[import-not-found]  # it has no types
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 from rich.table import Table
 from rich.text import Text
 
 from paramsync import dtypes
-from paramsync.cli import fields, sources
+from paramsync.cli import formatting, graph_files
+from paramsync.cli.formatting import console, redraws, size, to_json
+from paramsync.cli.outline import parse
 from paramsync.cli.versions import look
-from paramsync.cli.wording import console, redraws, size, to_json
 from paramsync.errors import CorruptCheckpointError, GraphError, StoreError, UnknownVersionError, UnreadableError
 from paramsync.host import files
 from paramsync.store.store import Store, is_sealed, number_of, read_record
 from paramsync.tensorbundle.index import Entry, index_file
-from paramsync.v1 import graph_pb2
+from paramsync.v1 import graph_def_pb2, graph_pb2
 from paramsync.version import Version
 
 _MANY = 512 << 20  # bytes that take long enough to say how far it is
@@ -56,7 +58,7 @@ class Verdict:
 
     @property
     def wrong(self) -> list[Finding]:
-        return [one for one in self.tensors if one.problem]
+        return [tensor for tensor in self.tensors if tensor.problem]
 
 
 def run(arguments: Namespace) -> bool:
@@ -71,8 +73,10 @@ def run(arguments: Namespace) -> bool:
             _show(screen, verdict)
     if arguments.json:
         listed = [{"ok": verdict.ok, **asdict(verdict)} for verdict in verdicts]
-        sys.stdout.write(to_json({"store": str(path), "ok": all(one.ok for one in verdicts), "versions": listed}))
-    return all(one.ok for one in verdicts)
+        sys.stdout.write(
+            to_json({"store": str(path), "ok": all(verdict.ok for verdict in verdicts), "versions": listed})
+        )
+    return all(verdict.ok for verdict in verdicts)
 
 
 def _verdicts(store: Store, arguments: Namespace) -> Iterator[Verdict]:
@@ -81,14 +85,14 @@ def _verdicts(store: Store, arguments: Namespace) -> Iterator[Verdict]:
     if name is None:
         raise StoreError(store.path, "nothing is published there yet")
     if arguments.all:
-        yield from (_broken(store, one) for one in broken)
+        yield from (_broken(store, prefix) for prefix in broken)
         for version in versions:
             with suppress(UnknownVersionError):  # pruned since it was listed
                 yield _verify(store, version)
         return
-    asked = store.latest() if arguments.version is None else store.find(arguments.version)
-    if asked is not None:
-        yield _verify(store, asked)
+    wanted = store.latest() if arguments.version is None else store.find(arguments.version)
+    if wanted is not None:
+        yield _verify(store, wanted)
 
 
 def _broken(store: Store, name: str) -> Verdict:
@@ -124,23 +128,23 @@ def _verify(store: Store, version: Version) -> Verdict:
 
 
 def _graph_problem(path: Path, digest: str) -> str | None:
-    """What is wrong with a graph file, which is not built for that; one without a checksum is of an older publisher."""
+    """What is wrong with a graph file, whose parts are not parsed; one without a checksum is of an older publisher."""
     try:
         content = files.content(path, limit=files.MAX_MESSAGE)
-        known = {field.number for field in graph_pb2.Graph.DESCRIPTOR.fields}
-        strange = fields.numbers(memoryview(content), str(path)) - known
-        said = bytes(fields.last(memoryview(content), graph_pb2.Graph.DIGEST_FIELD_NUMBER, str(path)))
-        has_checksum = fields.last(memoryview(content), graph_pb2.Graph.CHECKSUM_FIELD_NUMBER, str(path))
+        file = parse(graph_def_pb2.GraphFile, content, str(path))
     except FileNotFoundError:
         return f"{path}: expected the version's graph, found no such file"
     except OSError as error:
         return str(files.unread(path, "the version's graph", error))
     except (CorruptCheckpointError, GraphError) as error:
         return str(error)
-    if strange or (has_checksum and not is_sealed(content)):
+    others = {field.field_number for field in UnknownFieldSet(file)}
+    known = {field.number for field in graph_pb2.Graph.DESCRIPTOR.fields}
+    has_checksum = graph_pb2.Graph.CHECKSUM_FIELD_NUMBER in others
+    if not others <= known or (has_checksum and not is_sealed(content)):
         return f"{path}: expected the version's graph as it was written, found one with another checksum"
-    if said != digest.encode():
-        return f"{path}: expected graph {digest}, found {files.shown(said.decode(errors='replace'))}"
+    if file.digest != digest:
+        return f"{path}: expected graph {digest}, found {files.shown(file.digest)}"
     return None
 
 
@@ -150,7 +154,7 @@ def _variables(store: Store, version: Version) -> dict[str, str | None]:
         return {}
     path = store.graph_file(version.graph)
     try:
-        return sources.variables(memoryview(files.content(path, limit=files.MAX_MESSAGE)), str(path))
+        return graph_files.variables(files.content(path, limit=files.MAX_MESSAGE), str(path))
     except (OSError, CorruptCheckpointError, GraphError):
         return {}
 
@@ -178,34 +182,29 @@ def _progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
 
 
 def _show(screen: Console, verdict: Verdict) -> None:
-    total = sum(one.size for one in verdict.tensors)
-    found = f"{len(verdict.tensors)} tensors, {size(total)}"
-    said = f"{len(verdict.wrong)} of {found} wrong" if verdict.wrong else found
-    headline = Text(f"version {verdict.number}, step {verdict.step}: {said}: ", "bold", end="")
+    total = sum(tensor.size for tensor in verdict.tensors)
+    tensors = f"{len(verdict.tensors)} tensors, {size(total)}"
+    result = f"{len(verdict.wrong)} of {tensors} wrong" if verdict.wrong else tensors
+    headline = Text(f"version {verdict.number}, step {verdict.step}: {result}: ", "bold", end="")
     screen.print(headline + (Text("ok", "bold green") if verdict.ok else Text("not ok", "bold red")))
     if verdict.tensors:
         screen.print(_table(verdict.tensors))
-    for problem in [*verdict.problems, *(one.problem for one in verdict.wrong if one.problem)]:
+    for problem in [*verdict.problems, *(tensor.problem for tensor in verdict.wrong if tensor.problem)]:
         screen.print(problem, style="red", soft_wrap=True)
 
 
 def _table(findings: Sequence[Finding]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    table.add_column("tensor", overflow="fold")
-    table.add_column("dtype", no_wrap=True)
-    table.add_column("shape", overflow="fold")
-    table.add_column("shard", justify="right", overflow="fold")
-    table.add_column("size", justify="right", no_wrap=True)
-    table.add_column("", no_wrap=True)
-    called = sources.called((one.name, one.variable) for one in findings)
-    for one in findings:
-        name = called[one.name]
+    columns = ("tensor", "dtype", "shape", "shard", "size", "")
+    table = formatting.table(*columns, right=("shard", "size"), whole=("dtype", "size", ""))
+    names = graph_files.shown_names((finding.name, finding.variable) for finding in findings)
+    for finding in findings:
+        name = names[finding.name]
         table.add_row(
             name if name.isprintable() else files.shown(name),
-            one.dtype,
-            str(one.shape),
-            ", ".join(map(str, one.shards)),
-            size(one.size),
-            Text("wrong", "bold red") if one.problem else Text("ok", "green"),
+            finding.dtype,
+            str(finding.shape),
+            ", ".join(map(str, finding.shards)),
+            size(finding.size),
+            Text("wrong", "bold red") if finding.problem else Text("ok", "green"),
         )
     return table

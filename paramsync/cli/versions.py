@@ -15,7 +15,8 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
-from paramsync.cli.wording import NOTHING, console, duration, size, to_json
+from paramsync.cli import formatting
+from paramsync.cli.formatting import NOTHING, console, duration, size, to_json
 from paramsync.errors import CorruptCheckpointError, StoreError, UnknownVersionError, UnreadableError
 from paramsync.host import files
 from paramsync.store.store import LOCK, Store, read_state, record_file
@@ -76,15 +77,15 @@ def look(path: Path) -> tuple[str | None, list[Version], list[str]]:
     after = read_state(path)
     if before is None or after is None:
         try:
-            there = [one.name for one in path.iterdir()]
+            there = [file.name for file in path.iterdir()]
         except OSError as error:
             raise StoreError(path, f"cannot be read: {error.strerror}") from error
         if there and LOCK not in there:  # nobody ever published there
             raise StoreError(path, f"is no store: expected a file 'checkpoint' in it, found {_some(there)}")
         return None, [], []
-    found = {version.prefix for version in versions}
+    readable = {version.prefix for version in versions}
     # What is not in both was published, or pruned, while this looked.
-    return after.latest, versions, [name for name in before.names if name in after.names and name not in found]
+    return after.latest, versions, [name for name in before.names if name in after.names and name not in readable]
 
 
 def _some(names: Sequence[str]) -> str:
@@ -115,8 +116,8 @@ def _row(path: Path, version: Version, *, latest: bool) -> Row:
         bytes=version.bytes if recorded else None,
         bytes_written=version.bytes_written if recorded else None,
         finite=version.finite if recorded else None,
-        file_bytes=sum(one.st_size for one in data),
-        shared_bytes=sum(one.st_size for one in data if one.st_nlink > 1),
+        file_bytes=sum(file.st_size for file in data),
+        shared_bytes=sum(file.st_size for file in data if file.st_nlink > 1),
         held_by=None if locks is None else holders_of(data, locks),
     )
 
@@ -135,19 +136,16 @@ def _on_disk(path: Path) -> int:
     with os.scandir(path) as entries:
         for entry in entries:
             try:
-                found = entry.stat(follow_symlinks=False)
+                status = entry.stat(follow_symlinks=False)
             except FileNotFoundError:
                 continue
-            taken[found.st_ino] = found.st_blocks * 512
+            taken[status.st_ino] = status.st_blocks * 512
     return sum(taken.values())
 
 
 def _table(rows: Sequence[Row], now: float) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for column in ("version", "step", "age", "size", "written", "shared"):
-        table.add_column(column, justify="right", overflow="fold")
-    table.add_column("held by", overflow="fold")
-    table.add_column("")
+    numbers = ("version", "step", "age", "size", "written", "shared")
+    table = formatting.table(*numbers, "held by", "", right=numbers)
     for row in reversed(rows):
         table.add_row(
             str(row.number),
@@ -173,16 +171,16 @@ def shared_locks(locks: Path = LOCKS) -> Mapping[_File, frozenset[int]] | None:
         lines = locks.read_text().splitlines()
     except OSError:
         return None
-    found: defaultdict[_File, set[int]] = defaultdict(set)
+    holders: defaultdict[_File, set[int]] = defaultdict(set)
     for line in lines:
         words = line.split()
         if words[1:4] == ["FLOCK", "ADVISORY", "READ"]:  # one that waits for its lock has `->` before these
             major, minor, inode = words[5].split(":")
-            found[int(major, 16), int(minor, 16), int(inode)].add(int(words[4]))
-    return {file: frozenset(processes) for file, processes in found.items()}
+            holders[int(major, 16), int(minor, 16), int(inode)].add(int(words[4]))
+    return {file: frozenset(processes) for file, processes in holders.items()}
 
 
 def holders_of(files: Iterable[os.stat_result], locks: Mapping[_File, frozenset[int]]) -> list[int]:
     """The processes that hold any of the files, ascending."""
-    identities = [(os.major(one.st_dev), os.minor(one.st_dev), one.st_ino) for one in files]
+    identities = [(os.major(file.st_dev), os.minor(file.st_dev), file.st_ino) for file in files]
     return sorted(frozenset().union(*(locks.get(identity, ()) for identity in identities)))

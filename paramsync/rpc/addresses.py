@@ -38,21 +38,22 @@ def address(host: str, port: int) -> str:
 def is_loopback(host: str) -> bool:
     """Whether a server on this host can be called from this machine alone, as far as can be told."""
     try:
-        found = {str(where[0]) for *_, where in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
+        resolved = {str(where[0]) for *_, where in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
     except (OSError, UnicodeError):
         return False
-    return bool(host and found) and all(_is_loopback(ipaddress.ip_address(text.partition("%")[0])) for text in found)
+    parsed = [ipaddress.ip_address(text.partition("%")[0]) for text in resolved]
+    return bool(host and parsed) and all(map(_is_loopback, parsed))
 
 
-def _is_loopback(found: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
-    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
-    return (mapped or found).is_loopback
+def _is_loopback(ip: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
+    mapped = ip.ipv4_mapped if isinstance(ip, ipaddress.IPv6Address) else None
+    return (mapped or ip).is_loopback
 
 
 def check_address(text: str) -> str:
     """The text itself, if it is HOST:PORT that can be called. Raises SettingsError where it is not."""
-    found = _ADDRESS.fullmatch(text)
-    if not found or not 0 < int(found[1]) <= LAST_PORT:
+    match = _ADDRESS.fullmatch(text)
+    if not match or not 0 < int(match[1]) <= LAST_PORT:
         raise SettingsError(f"address {text!r}: expected HOST:PORT, such as 127.0.0.1:8500 or [::1]:8500")
     return text
 

@@ -75,10 +75,10 @@ class _Client:
 
         request = health_pb2.HealthCheckRequest(service=service)
         try:
-            found = self._ask("/grpc.health.v1.Health/Check", request, health_pb2.HealthCheckResponse)
+            health = self._ask("/grpc.health.v1.Health/Check", request, health_pb2.HealthCheckResponse)
         except errors.RequestError:
             return False
-        return bool(found.status == health_pb2.HealthCheckResponse.SERVING)
+        return bool(health.status == health_pb2.HealthCheckResponse.SERVING)
 
     def close(self) -> None:
         self._channel.close()
@@ -94,10 +94,10 @@ class _Client:
     def _ask(self, method: str, request: Message, answer: type[_Answer], *, seconds: float = SECONDS) -> _Answer:
         call = self._channel.unary_unary(method, _serialize, answer.FromString)
         try:
-            found: _Answer = call(request, timeout=seconds)
+            response: _Answer = call(request, timeout=seconds)
         except grpc.RpcError as error:
             raise self._explain(error, seconds) from None
-        return found
+        return response
 
     def _open(
         self, method: str, request: Message, answer: type[_Answer], *, seconds: float | None = None
@@ -181,28 +181,26 @@ class Inferencer(_Client):
 
     def pin(self, model: str, version: int, *, seconds: float = CHANGING_SECONDS) -> pb.ModelStatus:
         """Serve this version and stay there until unpinned."""
-        request = pb.PinRequest(model=model, version=version)
-        return self._ask("/paramsync.v1.Sync/Pin", request, pb.ModelStatus, seconds=seconds)
+        return self._change("Pin", pb.PinRequest(model=model, version=version), seconds)
 
     def unpin(self, model: str, *, seconds: float = CHANGING_SECONDS) -> pb.ModelStatus:
         """Follow the newest version again."""
-        return self._ask("/paramsync.v1.Sync/Unpin", pb.UnpinRequest(model=model), pb.ModelStatus, seconds=seconds)
+        return self._change("Unpin", pb.UnpinRequest(model=model), seconds)
 
     def rollback(self, model: str, *, seconds: float = CHANGING_SECONDS) -> pb.ModelStatus:
         """Serve the version that served before, and stay there until unpinned."""
-        return self._ask(
-            "/paramsync.v1.Sync/Rollback", pb.RollbackRequest(model=model), pb.ModelStatus, seconds=seconds
-        )
+        return self._change("Rollback", pb.RollbackRequest(model=model), seconds)
 
     def label(self, model: str, label: str, version: int, *, seconds: float = CHANGING_SECONDS) -> pb.ModelStatus:
         """Give this version a name that requests may ask for, in place of the version that had it."""
-        request = pb.LabelRequest(model=model, label=label, version=version)
-        return self._ask("/paramsync.v1.Sync/Label", request, pb.ModelStatus, seconds=seconds)
+        return self._change("Label", pb.LabelRequest(model=model, label=label, version=version), seconds)
 
     def unlabel(self, model: str, label: str, *, seconds: float = CHANGING_SECONDS) -> pb.ModelStatus:
         """Forget the name; its version stays in memory no longer than others."""
-        request = pb.UnlabelRequest(model=model, label=label)
-        return self._ask("/paramsync.v1.Sync/Unlabel", request, pb.ModelStatus, seconds=seconds)
+        return self._change("Unlabel", pb.UnlabelRequest(model=model, label=label), seconds)
+
+    def _change(self, method: str, request: Message, seconds: float) -> pb.ModelStatus:
+        return self._ask(f"/paramsync.v1.Sync/{method}", request, pb.ModelStatus, seconds=seconds)
 
 
 @dataclass(frozen=True, slots=True)

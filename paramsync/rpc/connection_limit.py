@@ -64,7 +64,8 @@ class ConnectionLimit:
         if len(connections) > self._most * 3 // 4:
             connections = tcp_connections.of_this_process(connections)
         now = time.monotonic()
-        self._seen = {one.inode: self._seen.get(one.inode, now) for one in connections.values()}
+        inodes = [connection.inode for connection in connections.values()]
+        self._seen = {inode: self._seen.get(inode, now) for inode in inodes}
         spare = len(connections) - self._most * 3 // 4
         if spare > 0:
             peers = set(self._calls.values())  # after the dump: a call that came meanwhile is among them

@@ -1,6 +1,6 @@
 """Converts arrays to the tensors that prediction calls carry, and back, without TensorFlow.
 
-A stranger's tensor is checked before memory is spent on it.
+The header of a tensor is checked before memory is allocated for its values.
 """
 
 from __future__ import annotations
@@ -155,9 +155,9 @@ def plain(tensor: Tensor, dtype: str, shape: Sequence[int | None]) -> np.ndarray
         return None
     if not shape or len(tensor.tensor_shape.dim) != len(shape):
         return None
-    found = [dim.size for dim in tensor.tensor_shape.dim]
+    sizes = [dim.size for dim in tensor.tensor_shape.dim]
     count = 1
-    for size, expected in zip(found, shape):  # noqa: B905, they are equally long
+    for size, expected in zip(sizes, shape):  # noqa: B905, they are equally long
         if size <= 0 or (expected is not None and size != expected):
             return None
         count *= size
@@ -165,7 +165,7 @@ def plain(tensor: Tensor, dtype: str, shape: Sequence[int | None]) -> np.ndarray
     content = tensor.tensor_content
     if not content and dtype in _FIXED:
         content = _fixed(tensor, _FIXED[dtype], size)
-    return np.frombuffer(content, known[1]).reshape(found) if len(content) == size else None
+    return np.frombuffer(content, known[1]).reshape(sizes) if len(content) == size else None
 
 
 def collected(values: Any, dtype: npt.DTypeLike) -> np.ndarray:
@@ -198,7 +198,7 @@ def _fixed(tensor: Tensor, number: int, size: int) -> bytes:
 def _shape(tensor: Tensor, what: str, itemsize: int) -> tuple[int, ...]:
     if tensor.tensor_shape.unknown_rank:
         raise InputError(f"{what}, shape", expected="dimensions of 0 or more", found="an unknown rank")
-    check_rank(len(tensor.tensor_shape.dim), what)  # before a stranger's millions are looked at
+    check_rank(len(tensor.tensor_shape.dim), what)  # before millions of dimensions are read
     shape = tuple(dim.size for dim in tensor.tensor_shape.dim)
     check_shape(shape, what, itemsize)
     return shape
@@ -246,10 +246,10 @@ def _of_values(head: TensorHeader, tensor: Tensor) -> np.ndarray:
     kind = dtypes.name(tensor.dtype)
     field = _READ_FIELDS[kind]
     values = getattr(tensor, field)
-    found, rest = divmod(len(values), 2 if kind in _PARTS else 1)
-    if rest or found > head.count:
-        raise InputError(str(head), expected=f"{head.count} values", found=len(values) if rest else found)
-    if not found:
+    listed, rest = divmod(len(values), 2 if kind in _PARTS else 1)
+    if rest or listed > head.count:
+        raise InputError(str(head), expected=f"{head.count} values", found=len(values) if rest else listed)
+    if not listed:
         if other := [name for name in _ALL_FIELDS if len(getattr(tensor, name))]:  # zeros are not what they mean
             raise InputError(str(head), expected=f"values in {field}", found=f"values in {', '.join(other)}")
         return np.empty(0, head.dtype)
@@ -259,7 +259,7 @@ def _of_values(head: TensorHeader, tensor: Tensor) -> np.ndarray:
         return np.frombuffer(values, head.dtype)
     if field in ("int_val", "half_val"):
         return _narrowed(head, collected(values, np.int32), bits=field == "half_val")
-    if kind in _FIXED and (content := _fixed(tensor, _FIXED[kind], found * head.dtype.itemsize)):
+    if kind in _FIXED and (content := _fixed(tensor, _FIXED[kind], listed * head.dtype.itemsize)):
         return np.frombuffer(content, head.dtype)
     return collected(values, head.dtype)
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from paramsync.cli.__main__ import main
-from paramsync.cli.wording import duration, plain, to_json
+from paramsync.cli.formatting import duration, plain, to_json
 from paramsync.v1 import sync_pb2 as pb
 from paramsync.v1 import sync_pb2_grpc
 from tests.support.commands import only_line

@@ -85,7 +85,7 @@ def test_closed_streams_do_not_matter(redirections: str, inferencer: str) -> Non
 
 
 def test_ctrl_c_within_an_import_is_quiet() -> None:
-    code = "import signal; from paramsync.cli.interrupts import importing\nwith importing(): signal.raise_signal(2)"
+    code = "import signal; from paramsync.cli.process import importing\nwith importing(): signal.raise_signal(2)"
     done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 

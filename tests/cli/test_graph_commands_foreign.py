@@ -72,7 +72,7 @@ def test_more_nodes_than_can_be_served_are_refused(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("paramsync.cli.outline.NODES", 3)
     content = pb.GraphDef(node=[_packed(name=f"n{at}", op="NoOp") for at in range(4)]).SerializeToString()
     with pytest.raises(GraphError, match="expected at most 3"):
-        Outline(memoryview(content), "it")
+        Outline(content, "it")
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from paramsync.cli.__main__ import main
-from paramsync.cli.wording import size
+from paramsync.cli.formatting import size
 from tests.support.commands import json_of, only_line
 
 pytestmark = pytest.mark.usefixtures("eighty_columns")

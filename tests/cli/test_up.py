@@ -18,16 +18,14 @@ from rich.console import Console
 
 from paramsync.cli import display
 from paramsync.cli.__main__ import main
-from paramsync.cli.display import chart, picture
+from paramsync.cli.display import Screen, chart, picture
 from paramsync.cli.folders import fast_place, remove_left_behind, run_folder
-from paramsync.cli.ledger import Example, Ledger
-from paramsync.cli.prober import HeldOut, Prober
-from paramsync.cli.processes import Child, end_all
-from paramsync.cli.screen import Screen
-from paramsync.rpc.client import Predictor
+from paramsync.cli.observer import Example, HeldOut, Ledger, Observer, Prober
+from paramsync.cli.programs import Child, end_all
+from paramsync.rpc.client import Inferencer, Predictor, Trainer
 from paramsync.v1 import sync_pb2 as pb
 from tests.support.programs import eventually
-from tests.support.servers import SERVING, TRAINING, add_predictions, serving
+from tests.support.servers import SERVING, TRAINING, add_predictions, add_publisher, add_sync, serving
 
 IMAGE = np.linspace(0, 1, 784, dtype=np.float32)
 
@@ -45,8 +43,7 @@ def seen_run() -> Ledger:
         ledger.swapped(pb.Event(version=version, at=1000.015 + number))
         ledger.answered(answer(number, 1000.02 + number), batch=0, right=number)
         ledger.scored(number, examples=20)
-    ledger.training(TRAINING)
-    ledger.model(SERVING)
+    ledger.training, ledger.model = TRAINING, SERVING
     return ledger
 
 
@@ -82,21 +79,20 @@ def test_freshness_counts_the_first_answer_of_a_version_only() -> None:
 def test_a_frame_fits_its_terminal(ledger: Ledger, width: int) -> None:
     out = io.StringIO()
     console = Console(file=out, width=width, markup=False)
-    view = ledger.view(1021.0)
-    console.print(display.frame(view, elapsed=5, store="/dev/shm/store", width=width, shades=True))
+    console.print(display.frame(ledger, elapsed=5, store="/dev/shm/store", width=width, shades=True))
     lines = out.getvalue().splitlines()
     assert len(lines) == 22 or width < 80
     assert max(map(len, lines)) <= width
-    assert len(display.line(view, elapsed=5).splitlines()) == 1
+    assert len(display.line(ledger, elapsed=5).splitlines()) == 1
 
 
 @pytest.mark.parametrize("width", [20, 40, 69])
 def test_a_narrow_terminal_gets_the_line_broken_between_its_parts(width: int) -> None:
     out = io.StringIO()
     terminal = Console(file=out, width=width, height=24, force_terminal=True, color_system=None, markup=False)
-    view = seen_run().view(1021.0)
+    ledger = seen_run()
     with Screen(terminal, store="/s") as screen:
-        screen.show(view)
+        screen.show(ledger)
     text = out.getvalue()
     for part in ("step 7", "412 steps/s", "published 6", "serving 420", "lag 12 s, 1 steps", "accuracy 100.0%"):
         assert part in text
@@ -108,7 +104,7 @@ def test_the_echo_of_ctrl_c_does_not_break_the_last_line(width: int) -> None:
     out = io.StringIO()
     terminal = Console(file=out, width=width, height=24, force_terminal=True, color_system=None, markup=False)
     with Screen(terminal, store="/s") as screen:
-        screen.show(seen_run().view(1021.0))
+        screen.show(seen_run())
     lines = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", out.getvalue()).splitlines()
     assert max(map(len, lines)) <= width - len("^C")
 
@@ -119,28 +115,28 @@ def test_a_terminal_that_cannot_redraw_gets_lines_while_it_waits() -> None:
     with Screen(dumb, store="/s") as screen:
         screen.wait("waiting for the trainer to start")
         assert out.getvalue() == "waiting for the trainer to start\n"
-        screen.show(seen_run().view(1021.0))
+        screen.show(seen_run())
     assert "serving 420" in out.getvalue()
     assert "\x1b" not in out.getvalue()
 
 
 def test_without_colours_a_digit_is_an_outline() -> None:
-    view = seen_run().view(1021.0)
+    ledger = seen_run()
     for environment, blocks in ({}, 28), ({"NO_COLOR": "1"}, 0):
         out = io.StringIO()
         terminal = Console(
             file=out, width=80, height=24, force_terminal=True, color_system="256", _environ=environment, markup=False
         )
         with Screen(terminal, store="/s") as screen:
-            screen.show(view)
+            screen.show(ledger)
         first = out.getvalue().splitlines()[6]  # the upper lines of the image are black
         assert first.count("▀") == blocks
 
 
 def test_a_frame_shows_what_counts() -> None:
     out = io.StringIO()
-    view = seen_run().view(1021.0)
-    frame = display.frame(view, elapsed=5, store="/s", width=80, shades=False)
+    ledger = seen_run()
+    frame = display.frame(ledger, elapsed=5, store="/s", width=80, shades=False)
     Console(file=out, width=80).print(frame)
     text = out.getvalue()
     for fact in (
@@ -197,16 +193,29 @@ def test_a_request_that_fails_is_counted_and_its_reason_kept(tmp_path: Path) -> 
     assert ledger.last_failure == "model 'waiting' is not serving: store /s is empty"
 
 
-def test_a_stopped_prober_asks_no_more(tmp_path: Path) -> None:
+def test_an_observer_notes_what_both_programs_tell_and_how_they_are(tmp_path: Path) -> None:
+    np.savez(tmp_path / "held_out.npz", x=np.zeros((5, 10), np.float32), y=np.zeros(5, int))
     ledger = Ledger()
-    with probing(
-        ledger, tmp_path, model="digits", images=np.zeros((5, 10), np.float32), labels=np.zeros(5, int)
-    ) as prober:
-        prober.start()
-        prober.ring()
-        prober.stop()
-        asked = ledger.summary()["predictions"]
-    assert ledger.summary() == ledger.summary() | {"predictions": asked, "failed": 0}
+    with (
+        serving(add_publisher, add_sync, add_predictions) as address,
+        Trainer(address) as trainer,
+        Inferencer(address) as inferencer,
+        Predictor(address) as predictor,
+    ):
+        held_out = HeldOut.read(tmp_path / "held_out.npz")
+        prober = Prober(predictor, held_out, ledger, model="digits", input_name="image")
+        observer = Observer(trainer, inferencer, prober, ledger, model="digits")
+        observer.start()
+
+        def has_all() -> bool:
+            observer.run_once()
+            newest = ledger.newest(9)
+            return [seen.number for seen in newest] == [420, 7, 6, 5] and newest[0].served_after is not None
+
+        eventually(has_all, lambda: str(ledger.newest(9)))
+        observer.stop()
+    assert (ledger.training, ledger.model) == (TRAINING, SERVING)
+    assert ledger.summary()["first_accuracy"] == 1
 
 
 def test_temporary_files_go_to_disk_where_memory_has_no_room(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from inferencer.settings import settings
+from paramsync.cli.formatting import console
 from paramsync.cli.status import _Facts
-from paramsync.cli.wording import console
 from paramsync.errors import SettingsError
 from paramsync.host.files import harmless, line
 from tests.support.programs import refused

@@ -1,18 +1,31 @@
-"""The standard streams of a command: closed before it began, full, or left by their reader."""
+"""A command as a process: Ctrl-C while it is imported, and standard streams that are closed, full or not read."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
 
-from paramsync.host.files import line
+INTERRUPTED = 130
 
 
-def open_closed() -> None:
-    """What is closed leads nowhere from here on, so that nothing else that is opened takes its number."""
+@contextlib.contextmanager
+def importing() -> Iterator[None]:
+    """Within an import an exception would show as a traceback, or be lost: Ctrl-C ends the process, which has done
+    nothing yet. Main thread only."""
+    before = signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def open_closed_streams() -> None:
+    """Streams that are closed lead nowhere from here on, so that nothing else that is opened takes their numbers."""
     for number in range(3):
         try:
             os.fstat(number)
@@ -33,5 +46,7 @@ def give_up_output() -> None:
 
 def complain(text: str) -> None:
     """One line to the person; where that cannot be written there is nobody to tell."""
+    from paramsync.host.files import line
+
     with contextlib.suppress(OSError):
         sys.stderr.write(f"{line(text)}\n")

@@ -1,15 +1,17 @@
-"""How times, numbers and messages are said: to a person in words, to a program as JSON."""
+"""How times, numbers, messages and tables are written: for a person in words, for a program as JSON."""
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from google.protobuf.message import Message
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
 WIDE = 68  # columns; with fewer, what is made to be side by side is below each other
 
@@ -21,6 +23,19 @@ def console(*, stderr: bool = False) -> Console:
     from rich.console import Console
 
     return Console(stderr=stderr, markup=False, highlight=False, emoji=False)
+
+
+def table(*columns: str, right: Collection[str] = (), whole: Collection[str] = (), show_header: bool = True) -> Table:
+    """A table without lines. A text that is too long for its column goes on below, but for columns that stay `whole`;
+    numbers stand at the `right`."""
+    from rich.table import Table
+
+    made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0), show_header=show_header)
+    for column in columns:
+        made.add_column(
+            column, justify="right" if column in right else "left", overflow="fold", no_wrap=column in whole
+        )
+    return made
 
 
 def redraws(screen: Console) -> bool:
@@ -72,7 +87,7 @@ def _field(message: Message, field: Any) -> Any:  # a FieldDescriptor: one of tw
     if field.message_type is not None and field.message_type.GetOptions().map_entry:
         return dict(value)
     if field.is_repeated:
-        return [_single(one, field) for one in value]
+        return [_single(element, field) for element in value]
     return _single(value, field)
 
 
@@ -85,7 +100,7 @@ def _single(value: Any, field: Any) -> Any:
 
 def _numbers(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _numbers(one) for key, one in value.items()}
+        return {key: _numbers(element) for key, element in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_numbers(one) for one in value]
+        return [_numbers(element) for element in value]
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
