@@ -101,8 +101,8 @@ def _exact(elements: np.ndarray, dtype: npt.DTypeLike, expected: str) -> np.ndar
     with np.errstate(over="ignore"):
         for at, element in enumerate(elements.flat):
             try:
-                array.flat[at] = element
-                fits = not np.isinf(array.flat[at]) or math.isinf(element)
+                array.flat[at] = number = array.dtype.type(element)
+                fits = not np.isinf(number) or math.isinf(element)
             except OverflowError:
                 fits = False
             if not fits:
