@@ -51,7 +51,7 @@ def test_verify_looks_at_what_is_large_piece_by_piece(
 ) -> None:
     tf.train.Checkpoint(v=[tf.Variable(tf.ones([16])) for _ in range(5)]).save(tmp_path / "ckpt")
     whole = json_of(["verify", str(tmp_path)], capsys)
-    monkeypatch.setattr("paramsync.checkpoint.reader._CHUNK", 5)  # bytes
+    monkeypatch.setattr("paramsync.checkpoint.reader.PORTION", 5)  # bytes
     assert json_of(["verify", str(tmp_path)], capsys) == whole
 
 
