@@ -2,8 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
+
+_Place = TypeVar("_Place", bound=Hashable)
+
+
+def reach(start: Iterable[_Place], following: Callable[[_Place], Iterable[_Place]]) -> dict[_Place, None]:
+    """All places that are reached from these by `following`, which is asked once for each; themselves too."""
+    reached: dict[_Place, None] = {}
+    waiting = list(start)
+    while waiting:
+        place = waiting.pop()
+        if place not in reached:
+            reached[place] = None
+            waiting += following(place)
+    return reached
 
 
 def node_of(tensor: str) -> str:
@@ -14,6 +28,42 @@ def node_of(tensor: str) -> str:
 def full(tensor: str) -> str:
     """The name of a tensor of a graph (not of a function) with its port, which GraphDefs leave out where it is 0."""
     return tensor if ":" in tensor or tensor.startswith("^") else f"{tensor}:0"
+
+
+def prefixed(tensor: str, prefix: str) -> str:
+    """How an input is spelled once the node that it is of has this prefix."""
+    return f"^{prefix}{tensor[1:]}" if tensor.startswith("^") else prefix + tensor
+
+
+def data_inputs(node: Any) -> list[str]:
+    """The tensors that a node takes, without what it only waits for."""
+    return [tensor for tensor in node.input if not tensor.startswith("^")]
+
+
+def control_inputs(node: Any) -> list[str]:
+    """The nodes that a node waits for, spelled "^x"."""
+    return [tensor for tensor in node.input if tensor.startswith("^")]
+
+
+def bodies(graph_def: Any) -> Iterator[tuple[str, Any]]:
+    """The nodes of the graph, under no name, and those of each of its functions."""
+    yield "", graph_def.node
+    for function in graph_def.library.function:
+        yield function.signature.name, function.node_def
+
+
+def every_node(graph_def: Any) -> Iterator[Any]:
+    """The nodes of the graph and of its functions."""
+    return (node for _, nodes in bodies(graph_def) for node in nodes)
+
+
+def origin(nodes: Mapping[str, Any], tensor: str, passing: Collection[str] = ("Identity",)) -> str:
+    """The name of the node behind a tensor and whatever nodes of the ops `passing` hand on their first input."""
+    name, seen = node_of(tensor), set[str]()
+    while name in nodes and nodes[name].op in passing and nodes[name].input and name not in seen:
+        seen.add(name)
+        name = node_of(nodes[name].input[0])
+    return name
 
 
 def fresh(name: str, taken: Collection[str]) -> str:
@@ -50,11 +100,30 @@ def rename_calls(nodes: Iterable[Any], names: Mapping[str, str]) -> None:
 def functions_called(library: Iterable[Any], nodes: Iterable[Any]) -> list[Any]:
     """The functions of a library that these nodes call, and those that they call in turn."""
     known = {function.signature.name: function for function in library}
-    reached: dict[str, Any] = {}
-    waiting = [name for node in nodes for name in called(node)]
+    start = (name for node in nodes for name in called(node) if name in known)
+    names = reach(start, lambda name: (each for node in known[name].node_def for each in called(node) if each in known))
+    return [known[name] for name in names]
+
+
+def callees_first(calls: Mapping[str, Collection[str]]) -> Iterator[str]:
+    """Every function after those that it calls. Raises RecursionError with the name of one that calls itself.
+
+    Not recursive: a hostile graph is deep.
+    """
+    done: set[str] = set()
+    entered: set[str] = set()
+    waiting = list(calls)
     while waiting:
-        name = waiting.pop()
-        if name in known and name not in reached:
-            reached[name] = known[name]
-            waiting += [inner for node in known[name].node_def for inner in called(node)]
-    return list(reached.values())
+        name = waiting[-1]
+        left = [] if name in done else [callee for callee in calls[name] if callee in calls and callee not in done]
+        if left:
+            entered.add(name)
+            looped = next((callee for callee in left if callee in entered), None)
+            if looped is not None:
+                raise RecursionError(looped)
+            waiting += dict.fromkeys(left)
+        else:
+            waiting.pop()
+            if name not in done:
+                done.add(name)
+                yield name

@@ -10,11 +10,12 @@ from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2
 
 from paramsync import dtypes
 from paramsync.errors import GraphError, ParameterError
-from paramsync.graphs.lifting.function_names import name_by_content
+from paramsync.graphdef.reading import every_node, node_of
+from paramsync.graphs.digest import name_by_content
 from paramsync.graphs.lifting.roles import CALLS
-from paramsync.graphs.lifting.walks import leading_to, with_functions
-from paramsync.graphs.safety.guards import guard
-from paramsync.v1 import bundle_pb2, graph_pb2
+from paramsync.graphs.nodes import leading_to, with_functions
+from paramsync.graphs.safety.checks import guard
+from paramsync.v1 import graph_pb2
 
 # Three passes of TensorFlow's graph optimiser merge, reorder or precompute operations, which changes the last bits
 # of results, depending on who calls. Without them a graph computes what its operations say, and small ones are faster.
@@ -41,23 +42,23 @@ class Call:
         *,
         of_any_shape: bool = False,
     ) -> None:
-        """`of_any_shape` is for inputs of other shapes than the signature says, on which nothing relies then."""
-        self._inputs = [one.name for one in signature.inputs]
-        self._outputs = [one.name for one in signature.outputs]
+        """With `of_any_shape`, inputs may have other shapes than the signature says: nothing relies on these."""
+        self._inputs = [end.name for end in signature.inputs]
+        self._outputs = [end.name for end in signature.outputs]
         self._expected = len(message.parameters)
         self._tables = tables
         placeholders = _arguments(signature, message)
         graph_def = _own(graph_def, signature, placeholders)
         if of_any_shape:
-            _forget_shapes(graph_def, {one.tensor.removesuffix(":0") for one in signature.inputs})
+            _forget_shapes(graph_def, {node_of(end.tensor) for end in signature.inputs})
         kinds = {node.name: node.attr for node in graph_def.node}
 
         def build(*arguments: tf.Tensor) -> list[tf.Tensor]:
             return list(
                 tf.graph_util.import_graph_def(
                     graph_def,
-                    input_map={f"{node}:0": given for node, given in zip(placeholders, arguments, strict=True)},
-                    return_elements=[one.tensor for one in signature.outputs],
+                    input_map=dict(zip((f"{node}:0" for node in placeholders), arguments, strict=True)),
+                    return_elements=[end.tensor for end in signature.outputs],
                     name="",
                 )
             )
@@ -69,9 +70,9 @@ class Call:
         # wrap_function registers the functions of the graph's library, which a tf.function does not
         self._function = tf.compat.v1.wrap_function(build, specs)
         self._types = [tensor.dtype for tensor in self._function.outputs]
-        for one, dtype in zip(signature.outputs, self._types, strict=True):
-            if dtype != tf.as_dtype(one.dtype):
-                raise ValueError(f"output {one.name!r}: expected {dtypes.name(one.dtype)}, found {dtype.name}")
+        for end, dtype in zip(signature.outputs, self._types, strict=True):
+            if dtype != tf.as_dtype(end.dtype):
+                raise ValueError(f"output {end.name!r}: expected {dtypes.name(end.dtype)}, found {dtype.name}")
         stateful = any(operation.op_def.is_stateful for operation in self._function.graph.get_operations())
         self._call = tf.raw_ops.StatefulPartitionedCall if stateful else tf.raw_ops.PartitionedCall
 
@@ -87,29 +88,27 @@ class Call:
 
 
 def _own(graph_def: Any, signature: graph_pb2.Signature, placeholders: Collection[str]) -> Any:
-    """What this signature computes, and its arguments: what others compute would run in vain, or lack its inputs."""
+    """Cut the graph to one signature and its arguments: other signatures' nodes would run in vain, or lack inputs."""
     nodes = {node.name: node for node in graph_def.node}
-    needed = leading_to(nodes, [one.tensor for one in signature.outputs])
-    names = {node.name for node in needed}.union(placeholders)
-    own = with_functions(graph_def, [node for node in graph_def.node if node.name in names])
+    needed = leading_to(nodes, [*(end.tensor for end in signature.outputs), *placeholders])
+    own = with_functions(graph_def, needed)
     guard(own)
-    given = {f"^{node}" for node in placeholders}
+    waits = {f"^{node}" for node in placeholders}
     for node in own.node:
-        if not given.isdisjoint(node.input):  # nobody has to wait for an argument, and its placeholder is never fed
-            node.input[:] = [one for one in node.input if one not in given]
+        if not waits.isdisjoint(node.input):  # nobody has to wait for an argument, and its placeholder is never fed
+            node.input[:] = [tensor for tensor in node.input if tensor not in waits]
     return own
 
 
 def _forget_shapes(graph_def: Any, inputs: Collection[str]) -> None:
-    """Take out what was inferred from the shapes of these placeholders, in functions as well."""
+    """Remove shapes that were inferred from those of these placeholders, in functions as well."""
     for node in graph_def.node:
         if node.name in inputs:
             node.attr["shape"].shape.CopyFrom(tf.TensorShape(None).as_proto())
-    for nodes in (graph_def.node, *(function.node_def for function in graph_def.library.function)):
-        for node in nodes:
-            node.attr.pop("_output_shapes", None)
-            if "output_shapes" in node.attr and node.op in CALLS:
-                del node.attr["output_shapes"].list.shape[:]
+    for node in every_node(graph_def):
+        node.attr.pop("_output_shapes", None)
+        if "output_shapes" in node.attr and node.op in CALLS:
+            del node.attr["output_shapes"].list.shape[:]
     for function in graph_def.library.function:
         for arguments in function.arg_attr.values():
             arguments.attr.pop("_output_shapes", None)
@@ -118,11 +117,8 @@ def _forget_shapes(graph_def: Any, inputs: Collection[str]) -> None:
 
 def _arguments(signature: graph_pb2.Signature, message: graph_pb2.Graph) -> list[str]:
     """The placeholders of a signature's inputs, of the parameters and of the tables."""
-    return [
-        *(one.tensor.removesuffix(":0") for one in signature.inputs),
-        *(one.node for one in message.parameters),
-        *(one.node for one in message.tables),
-    ]
+    inputs = (node_of(end.tensor) for end in signature.inputs)
+    return [*inputs, *(value.node for value in message.parameters), *(table.node for table in message.tables)]
 
 
 def check_placeholders(graph_def: Any, message: graph_pb2.Graph) -> None:
@@ -131,32 +127,36 @@ def check_placeholders(graph_def: Any, message: graph_pb2.Graph) -> None:
     Kernels rely on the shapes that were inferred from placeholders.
     """
     placeholders = {node.name: node.attr for node in graph_def.node if node.op == "Placeholder"}
-    everywhere = [(one.name, one.node, one.dtype, one.shape) for one in message.parameters]
-    for signature in message.signatures.values():
-        used = _arguments(signature, message)
-        if len(set(used)) != len(used):
-            raise GraphError("the graph cannot be built: expected a placeholder for each argument, found shared ones")
-        given = [(one.name, one.tensor.removesuffix(":0"), one.dtype, one.shape) for one in signature.inputs]
-        for name, node, dtype, shape in everywhere + given:
-            if dtypes.to_numpy(dtype) is None:
-                raise GraphError(f"the graph cannot be built: nobody can give {name!r}, a {dtypes.name(dtype)}")
-            _check_placeholder(placeholders, node, dtype, shape)
+    handle = graph_pb2.Parameter(dtype=tf.resource.as_datatype_enum)
     for table in message.tables:
-        _check_placeholder(placeholders, table.node, tf.resource.as_datatype_enum, bundle_pb2.TensorShape())
+        _check_placeholder(placeholders, table.node, handle)
+    for signature in message.signatures.values():
+        arguments = _arguments(signature, message)
+        if len(set(arguments)) != len(arguments):
+            raise GraphError("the graph cannot be built: expected a placeholder for each argument, found shared ones")
+        callers: list[graph_pb2.Parameter | graph_pb2.Endpoint] = [*signature.inputs, *message.parameters]
+        for node, argument in zip(arguments, callers, strict=False):  # then tables
+            if dtypes.to_numpy(argument.dtype) is None:
+                kind = dtypes.name(argument.dtype)
+                raise GraphError(f"the graph cannot be built: nobody can give {argument.name!r}, a {kind}")
+            _check_placeholder(placeholders, node, argument)
 
 
-def _check_placeholder(placeholders: Mapping[str, Any], node: str, dtype: int, shape: bundle_pb2.TensorShape) -> None:
-    found = placeholders.get(node)
-    if found is None or found["dtype"].type != dtype:
-        there = "none" if found is None else dtypes.name(found["dtype"].type)
-        raise GraphError(
-            f"the graph cannot be built: expected a placeholder {node!r} of {dtypes.name(dtype)}, found {there}"
+def _check_placeholder(
+    placeholders: Mapping[str, Any], node: str, argument: graph_pb2.Parameter | graph_pb2.Endpoint
+) -> None:
+    placeholder = placeholders.get(node)
+    if placeholder is None or placeholder["dtype"].type != argument.dtype:
+        expected, found = (
+            dtypes.name(argument.dtype),
+            "none" if placeholder is None else dtypes.name(placeholder["dtype"].type),
         )
-    taken = found["shape"].shape
-    if "shape" not in found or taken.unknown_rank:
+        raise GraphError(f"the graph cannot be built: expected a placeholder {node!r} of {expected}, found {found}")
+    taken, given = placeholder["shape"].shape, argument.shape
+    if "shape" not in placeholder or taken.unknown_rank:
         return
-    fits = not shape.unknown_rank and len(shape.dim) == len(taken.dim)
-    if not fits or any(0 <= own.size != one.size for own, one in zip(taken.dim, shape.dim, strict=True)):
+    fits = not given.unknown_rank and len(given.dim) == len(taken.dim)
+    if not fits or any(0 <= own.size != dim.size for own, dim in zip(taken.dim, given.dim, strict=True)):
         raise GraphError(
             f"the graph cannot be built: the placeholder {node!r} does not take all shapes it may be given"
         )

@@ -1,4 +1,4 @@
-"""From what people have, a model, a function, a folder or a file, to a Graph and where its parameters live."""
+"""capture(): makes a Graph of a model, a function, a folder or a file, and says where its parameters live."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from paramsync.graphs.sources.meta_graphs import draft_of_meta, read_meta
 from paramsync.graphs.sources.objects import object_graph, parts, variable_keys, variable_names
 from paramsync.graphs.sources.saved_models import SavedModel
 from paramsync.graphs.sources.traces import Trace, draft_of_traces, only
-from paramsync.graphs.sources.v1_tensors import draft_of_tensors
+from paramsync.graphs.sources.v1_graphs import draft_of_tensors
 from paramsync.graphs.specs import DEFAULT_SIGNATURE
 
 _ACCEPTED = (
@@ -109,16 +109,16 @@ def _captured(
 ) -> Capture:
     """What is live; `tracing` says how functions are traced."""
     traces = traced(tracing)
-    found, variables = draft_of_traces(traces, None if root is None else variable_keys(root))
+    draft, variables = draft_of_traces(traces, None if root is None else variable_keys(root))
     origin = None
     if root is not None:
-        found = replace(found, called=variable_names(root), object_graph=partial(object_graph, root))
+        draft = replace(draft, called=variable_names(root), object_graph=partial(object_graph, root))
         again = partial(_captured, traced, outputs, root, compare, functions.trace_anew)
         origin = Origin(root, parts(root), again)
-    graph = finish(found if outputs is None else only(found, outputs))
-    live = tuple(variables[one.name] for one in graph.parameters)
+    graph = finish(draft if outputs is None else only(draft, outputs))
+    live = tuple(variables[parameter.name] for parameter in graph.parameters)
     for name, trace in traces.items() if compare else ():
-        own_calls.compare(graph, name, trace, [one.read_value() for one in live])
+        own_calls.compare(graph, name, trace, [parameter.read_value() for parameter in live])
     return Capture(graph, live, graph.object_graph, origin)
 
 
@@ -130,8 +130,8 @@ def _graph_of_path(path: Path, inputs: Any, outputs: Any, signatures: Any, allow
     saved = SavedModel(path, allowed=allowed)
     if signatures is None and outputs is None:
         return saved.graph()
-    found = saved.draft(signatures)
-    return finish(found if outputs is None else only(found, outputs))
+    draft = saved.draft(signatures)
+    return finish(draft if outputs is None else only(draft, outputs))
 
 
 def _ends(inputs: Any, outputs: Any) -> tuple[Any, Any]:
@@ -152,14 +152,14 @@ def _traces(source: Any, inputs: Any, signatures: Any, tracing: _Tracing) -> dic
         raise GraphError("say inputs= or signatures=, not both: each function of signatures= has its own inputs")
     if not isinstance(signatures, Mapping) or not signatures:
         raise GraphError("signatures: expected functions by name, such as {'embed': model.embed}")
-    return {name: _trace(one, None, tracing) for name, one in signatures.items()}
+    return {name: _trace(function, None, tracing) for name, function in signatures.items()}
 
 
 def _loaded(source: Any) -> Mapping[str, Any] | None:
     """The signatures of what tf.saved_model.load gives."""
-    found = getattr(source, "signatures", None)
-    is_loaded = isinstance(found, Mapping) and found and all(map(functions.is_function, found.values()))
-    return found if is_loaded else None
+    signatures = getattr(source, "signatures", None)
+    is_loaded = isinstance(signatures, Mapping) and signatures and all(map(functions.is_function, signatures.values()))
+    return signatures if is_loaded else None
 
 
 def _trace(source: Any, inputs: Any, tracing: _Tracing) -> Trace:

@@ -1,16 +1,18 @@
 """The digest of a graph's structure: equal for two traces of one model, different when anything that computes differs.
 
 A node's digest covers its op, its attributes and the digests of what it reads; names of nodes and functions do not
-count, names of inputs, outputs and parameters do.
+count, names of inputs, outputs and parameters do. Functions are named after such content too.
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from paramsync.graphdef.reading import node_of
+from paramsync.errors import GraphError
+from paramsync.graphdef.reading import called, callees_first, node_of, rename_calls
 
 
 def digest(
@@ -54,8 +56,8 @@ class _Nodes:
             if name in self._done:
                 stack.pop()
                 continue
-            inputs = [node_of(one) for one in self._nodes[name].input]
-            missing = [one for one in inputs if one not in self._done and one not in entered]
+            inputs = map(node_of, self._nodes[name].input)
+            missing = [before for before in inputs if before not in self._done and before not in entered]
             entered.add(name)
             if missing:
                 stack += missing
@@ -66,14 +68,14 @@ class _Nodes:
 
     def _digest(self, node: Any) -> bytes:
         data, control = [], []
-        for one in node.input:
-            name = node_of(one)
+        for tensor in node.input:
+            name = node_of(tensor)
             # what is not done yet leads back here: the loop of an old while, marked by the op that closes it
             before = self._done.get(name) or _hash(b"back", self._nodes[name].op.encode())
-            if one.startswith("^"):
+            if tensor.startswith("^"):
                 control.append(before)
             else:
-                data.append(_hash(before, one[len(name) :].removesuffix(":0").encode()))
+                data.append(_hash(before, tensor[len(name) :].removesuffix(":0").encode()))
         op = self._functions.digest(node.op) or node.op.encode()
         return _hash(op, _packed(*data), _packed(*sorted(control)), self._attributes(node.attr))
 
@@ -89,11 +91,14 @@ class _Nodes:
     def _attribute(self, value: Any) -> bytes:
         functions = [value.func] if value.HasField("func") else value.list.func
         if functions:
-            return _packed(*(self._function(one.name) + self._attributes(one.attr) for one in functions))
+            return _packed(
+                *(
+                    _packed(self._functions.digest(reference.name) or reference.name.encode())
+                    + self._attributes(reference.attr)
+                    for reference in functions
+                )
+            )
         return bytes(value.SerializeToString(deterministic=True))
-
-    def _function(self, name: str) -> bytes:
-        return _packed(self._functions.digest(name) or name.encode())
 
 
 class _Functions:
@@ -104,14 +109,14 @@ class _Functions:
         self._done: dict[str, bytes] = {}
 
     def digest(self, name: str) -> bytes | None:
-        """None for what is not a function of this graph."""
+        """The digest of a function, or None where the graph has none of this name."""
         if name in self._functions and name not in self._done:
             self._done[name] = b"itself"  # what a function that calls itself finds there
             function = self._functions[name]
-            named = {one.name: f"argument {at}" for at, one in enumerate(function.signature.input_arg)}
+            named = {argument.name: f"argument {at}" for at, argument in enumerate(function.signature.input_arg)}
             nodes = _Nodes(function.node_def, named, self)
-            results = [nodes.tensor(function.ret[one.name]) for one in function.signature.output_arg]
-            effects = [nodes.tensor(one) for one in function.control_ret.values()]
+            results = [nodes.tensor(function.ret[result.name]) for result in function.signature.output_arg]
+            effects = [nodes.tensor(node) for node in function.control_ret.values()]
             self._done[name] = _hash(_packed(*results), _packed(*sorted(effects)))
         return self._done.get(name)
 
@@ -122,3 +127,31 @@ def _packed(*parts: bytes) -> bytes:
 
 def _hash(*parts: bytes) -> bytes:
     return hashlib.sha256(_packed(*parts)).digest()
+
+
+_MADE_UP = re.compile(r"(__)?(inference|forward|backward|lifted)_|_(lifted|\d+)(?=_|$)")
+
+
+def name_by_content(graph_def: Any) -> None:
+    """Rename every function after its content, and whatever calls it; of equal functions one stays.
+
+    TensorFlow keeps the functions of all graphs of a process in one place, by name, and refuses another function under
+    a name that is taken. But names are made up when a model is traced, and those of two models, or of two versions of
+    one, are often the same. Raises GraphError where a function calls itself.
+    """
+    functions = {function.signature.name: function for function in graph_def.library.function}
+    calls = {name: [each for node in body.node_def for each in called(node)] for name, body in functions.items()}
+    names: dict[str, str] = {}
+    named: dict[str, Any] = {}
+    try:
+        for old in callees_first(calls):
+            function = functions[old]
+            rename_calls(function.node_def, names)
+            function.signature.name = ""
+            content = hashlib.sha256(function.SerializeToString(deterministic=True)).hexdigest()
+            names[old] = function.signature.name = f"{_MADE_UP.sub('', old) or 'function'}_{content[:20]}"
+            named[names[old]] = function
+    except RecursionError as error:
+        raise GraphError(f"function {str(error)!r} calls itself, which no graph can") from error
+    rename_calls(graph_def.node, names)
+    graph_def.library.CopyFrom(type(graph_def.library)(function=[named[name] for name in sorted(named)]))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -14,9 +14,10 @@ from google.protobuf.message import DecodeError
 from paramsync import dtypes
 from paramsync.errors import GraphError, InputError, UnknownSignatureError
 from paramsync.graphdef.allowed_ops import STOCHASTIC
+from paramsync.graphdef.reading import data_inputs, every_node, node_of, reach
 from paramsync.graphs.calls import Call, check_placeholders
 from paramsync.graphs.digest import digest
-from paramsync.graphs.embeddings import embeddings
+from paramsync.graphs.nodes import leading_to
 from paramsync.graphs.safety import checks as safety
 from paramsync.graphs.safety.weight import GRAPH_FILE, check_weight
 from paramsync.graphs.specs import DEFAULT_SIGNATURE, Signature, described, spec_of
@@ -42,23 +43,25 @@ class Graph:
         self.refused = refused
         graph_def = _parsed(tf.compat.v1.GraphDef, message.graph_def, "graph_def")
         self._message = _placeless(message, graph_def)
-        self.parameters = tuple(spec_of(one) for one in message.parameters)
+        self.parameters = tuple(map(spec_of, message.parameters))
         self.signatures: Mapping[str, Signature] = {
             name: Signature(
-                inputs={one.name: spec_of(one) for one in signature.inputs},
-                outputs={one.name: spec_of(one) for one in signature.outputs},
+                inputs={end.name: spec_of(end) for end in signature.inputs},
+                outputs={end.name: spec_of(end) for end in signature.outputs},
                 method_name=signature.method_name,
             )
             for name, signature in sorted(message.signatures.items())
         }
-        self.stochastic = tuple(sorted({node.op for node in _nodes(graph_def)} & STOCHASTIC))
+        self.stochastic = tuple(sorted({node.op for node in every_node(graph_def)} & STOCHASTIC))
         """Ops that make two calls with the same arguments differ."""
         self.object_graph = message.object_graph
         """With it, TensorFlow reads a checkpoint of the parameters into what was captured; may be empty."""
-        self.called: Mapping[str, str] = {one.name: one.variable for one in message.parameters if one.variable}
+        self.called: Mapping[str, str] = {
+            parameter.name: parameter.variable for parameter in message.parameters if parameter.variable
+        }
         """What the framework calls the variable of each parameter, where that is known."""
         check_placeholders(graph_def, message)
-        tables = [Contents(one) for one in message.tables]
+        tables = list(map(Contents, message.tables))
         try:
             self.digest = _digest(graph_def, message, tables)
         except (ValueError, TypeError, KeyError) as error:
@@ -71,7 +74,7 @@ class Graph:
             self._functions = {
                 name: Call(graph_def, signature, message, handles) for name, signature in message.signatures.items()
             }
-            self.embeddings = embeddings(graph_def, message)
+            self.embeddings = _embeddings(graph_def, message)
             """Names of parameters of which it only looks up rows."""
         except (ValueError, TypeError, KeyError, tf.errors.OpError) as error:
             raise GraphError(f"the graph cannot be built: {error}") from error
@@ -87,9 +90,9 @@ class Graph:
         message = _parsed(graph_pb2.Graph, content, "graph file")
         if not message.signatures:
             raise GraphError("the graph file: expected a signature or more, found none")
-        taken = sum(len(one.keys) + len(one.values) for one in message.tables)
-        if taken > TABLE_BYTES:
-            raise GraphError(f"the graph file: expected at most {TABLE_BYTES} bytes of tables, found {taken}")
+        size = sum(len(table.keys) + len(table.values) for table in message.tables)
+        if size > TABLE_BYTES:
+            raise GraphError(f"the graph file: expected at most {TABLE_BYTES} bytes of tables, found {size}")
         graph_def = _parsed(tf.compat.v1.GraphDef, message.graph_def, "graph_def")
         safety.check(graph_def, allowed=allowed)
         safety.check_signatures(message, graph_def)
@@ -104,7 +107,7 @@ class Graph:
             raise type(error)(f"{path}: {error}") from error
 
     def save(self, path: str | Path) -> None:
-        """Keep it as one file, which is there once it is complete."""
+        """Write it to one file, which appears once it is complete."""
         with files.aside(Path(path)) as file:
             file.write(self.to_bytes())
 
@@ -112,7 +115,7 @@ class Graph:
         return sealed(self.message().SerializeToString(deterministic=True))
 
     def message(self) -> graph_pb2.Graph:
-        """What a file of it holds."""
+        """The content of its file."""
         message = graph_pb2.Graph()
         message.CopyFrom(self._message)
         message.digest = self.digest
@@ -143,19 +146,18 @@ class Graph:
             raise
 
     def _any_shape(self, signature: str) -> Call:
-        """One that relies on no shape of an input: kernels would rely on what was inferred from a wrong one."""
-        call = self._of_any_shape.get(signature)
-        if call is None:
-            graph_def = _parsed(tf.compat.v1.GraphDef, self._message.graph_def, "graph_def")
-            described = self._message.signatures[signature] if signature in self.signatures else None
-            if described is None:
+        """A call that relies on no shape of an input: kernels would rely on what was inferred from a wrong one."""
+        if signature not in self._of_any_shape:
+            if signature not in self.signatures:
                 raise KeyError(signature)
-            made = Call(graph_def, described, self._message, self._handles, of_any_shape=True)
-            call = self._of_any_shape.setdefault(signature, made)  # of two threads' the first one's
-        return call
+            graph_def = tf.compat.v1.GraphDef.FromString(self._message.graph_def)
+            message = self._message
+            call = Call(graph_def, message.signatures[signature], message, self._handles, of_any_shape=True)
+            self._of_any_shape.setdefault(signature, call)  # where two threads build it, the first wins
+        return self._of_any_shape[signature]
 
     def _check_call(self, signature: str, inputs: Collection[str], outputs: Collection[str]) -> None:
-        """Raise what is wrong with the names of a call."""
+        """Raise UnknownSignatureError or InputError for wrong names in a call."""
         if signature not in self.signatures:
             raise self.unknown(signature)
         _check_names(self.signatures[signature], inputs, outputs)
@@ -181,7 +183,7 @@ class Graph:
         return fitting
 
     def misfit(self, signature: str, inputs: Mapping[str, _Array], why: str = "") -> InputError:
-        """What is wrong with the first input of another shape than the signature's."""
+        """The error for the first input whose shape is not the signature's."""
         for name, spec in self.signatures[signature].inputs.items():
             dtype, shape = _dtype_name(inputs[name]), tuple(inputs[name].shape)
             if not spec.accepts(dtype, shape):
@@ -212,15 +214,9 @@ def _check_names(wanted: Signature, inputs: Collection[str], outputs: Collection
         raise InputError("output filter", expected="each output once", found=f"{_listed(twice)} more than once")
 
 
-def _nodes(graph_def: Any) -> Iterator[Any]:
-    yield from graph_def.node
-    for function in graph_def.library.function:
-        yield from function.node_def
-
-
 def _placeless(message: graph_pb2.Graph, graph_def: Any) -> graph_pb2.Graph:
-    """The message without a word on devices, as is `graph_def` then: whoever calls a graph says where it computes."""
-    placed = [node for node in _nodes(graph_def) if node.device or "_class" in node.attr]
+    """Remove devices from the message and from `graph_def`: whoever calls a graph says where it computes."""
+    placed = [node for node in every_node(graph_def) if node.device or "_class" in node.attr]
     if not placed:
         return message
     for node in placed:
@@ -233,17 +229,61 @@ def _placeless(message: graph_pb2.Graph, graph_def: Any) -> graph_pb2.Graph:
 
 
 def _digest(graph_def: Any, message: graph_pb2.Graph, tables: Sequence[Contents]) -> str:
-    named = {one.node: f"parameter {one.name} {spec_of(one)}" for one in message.parameters}
-    named |= {one.node: f"table {held.digest()}" for one, held in zip(message.tables, tables, strict=True)}
+    named = {value.node: f"parameter {value.name} {spec_of(value)}" for value in message.parameters}
+    named |= {table.node: f"table {held.digest()}" for table, held in zip(message.tables, tables, strict=True)}
     results, ends = [], list(named.values())
     for name, signature in sorted(message.signatures.items()):
-        for one in signature.inputs:  # signatures may share a placeholder
-            node, meaning = one.tensor.removesuffix(":0"), f"{name} input {one.name} {spec_of(one)}"
+        for end in signature.inputs:  # signatures may share a placeholder
+            node, meaning = end.tensor.removesuffix(":0"), f"{name} input {end.name} {spec_of(end)}"
             named[node] = f"{named.get(node, '')} {meaning}"
             ends.append(meaning)
-        results += [(f"{name} {one.name}", one.tensor) for one in signature.outputs]
-        ends += [f"{name} output {one.name} {spec_of(one)}" for one in signature.outputs]
+        results += [(f"{name} {end.name}", end.tensor) for end in signature.outputs]
+        ends += [f"{name} output {end.name} {spec_of(end)}" for end in signature.outputs]
     return digest(graph_def, named, results, ends)
+
+
+_PASSED_ON = frozenset(("Identity", "PreventGradient", "Snapshot", "StopGradient"))
+_UNREAD = frozenset(("Rank", "Shape", "ShapeN", "Size"))  # what these say is known without the values
+_LOOKED_UP = frozenset(("Gather", "GatherNd", "SparseSegmentMean", "SparseSegmentSqrtN", "SparseSegmentSum"))
+
+
+def _embeddings(graph_def: Any, message: graph_pb2.Graph) -> frozenset[str]:
+    """The names of parameters of which only rows are looked up, so that a call reads a few of their bytes.
+
+    What is given to a function counts as read; so does what nobody can be sure of. Takes as long as it takes to look at
+    each node that leads to an output once.
+    """
+    nodes = {node.name: node for node in graph_def.node}
+    returned = [end.tensor for signature in message.signatures.values() for end in signature.outputs]
+    read = set(map(node_of, returned))  # nodes of which all bytes are
+    for node in leading_to(nodes, returned):
+        taken = list(map(node_of, data_inputs(node)))
+        if node.op in _PASSED_ON:
+            read.update(taken[1:])
+        elif node.op not in _UNREAD:
+            read.update(taken[1:] if _looks_up_rows(node, taken, nodes) else taken)
+
+    def behind(name: str) -> Iterable[str]:
+        passes = name in nodes and nodes[name].op in _PASSED_ON
+        return map(node_of, nodes[name].input) if passes else ()
+
+    unread = {parameter.node: parameter.name for parameter in message.parameters}
+    for name in reach(read, behind):
+        unread.pop(name, None)
+    return frozenset(unread.values())
+
+
+def _looks_up_rows(node: Any, taken: Sequence[str], nodes: Mapping[str, Any]) -> bool:
+    """Whether it takes whole rows of its first argument: along another dimension it would touch all of them."""
+    if node.op != "GatherV2":
+        return node.op in _LOOKED_UP
+    axis = nodes.get(taken[2]) if len(taken) == 3 else None
+    if axis is None or axis.op != "Const" or node.attr["batch_dims"].i:
+        return False
+    value = axis.attr["value"].tensor
+    scalar = not value.tensor_shape.dim and not value.tensor_shape.unknown_rank
+    whole = value.dtype in (tf.int32.as_datatype_enum, tf.int64.as_datatype_enum)
+    return scalar and whole and int(tf.make_ndarray(value)) == 0
 
 
 def _parsed(kind: Any, content: bytes, what: str) -> Any:

@@ -1,4 +1,4 @@
-"""Outputs of one Graph into inputs of another: a new Graph with the parameters of both under two prefixes."""
+"""join(): feeds outputs of one Graph to inputs of another. The result has both their parameters, under two prefixes."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import Any
 import tensorflow as tf
 
 from paramsync.errors import GraphError
-from paramsync.graphdef.reading import node_of, rename_calls
+from paramsync.graphdef.reading import every_node, node_of, prefixed, rename_calls
 from paramsync.graphs.graph import Graph
 from paramsync.graphs.lifting.cut import cut
-from paramsync.graphs.specs import DEFAULT_SIGNATURE, TensorSpec
+from paramsync.graphs.nodes import prefix_frame
+from paramsync.graphs.specs import DEFAULT_SIGNATURE
 from paramsync.host.files import shown
 from paramsync.v1 import graph_pb2
 
@@ -38,9 +39,9 @@ def join(
     _check_arguments(first, second, inputs, outputs)
     _check_pair(signatures, "signatures", "names of signatures")
     _check_pair(prefixes, "prefixes", "different words, such as encoder and head")
-    if len(set(prefixes)) != 2 or not all(re.fullmatch(r"[A-Za-z0-9.][\w.-]*", one) for one in prefixes):
+    if len(set(prefixes)) != 2 or not all(re.fullmatch(r"[A-Za-z0-9.][\w.-]*", prefix) for prefix in prefixes):
         raise GraphError(f"prefixes: expected two different words, such as encoder and head, found {list(prefixes)}")
-    halves = [_Half(*one) for one in zip((first, second), prefixes, signatures, strict=True)]
+    halves = [_Half(*half) for half in zip((first, second), prefixes, signatures, strict=True)]
     _check(halves[0], halves[1], inputs, outputs)
     joined = tf.compat.v1.GraphDef(versions=halves[0].graph_def.versions)
     for half in halves:
@@ -48,49 +49,49 @@ def join(
         joined.node.extend(half.graph_def.node)
         joined.library.function.extend(half.graph_def.library.function)
     sources = {halves[1].inputs[name].tensor: halves[0].outputs[source].tensor for name, source in inputs.items()}
-    _join(joined, sources)
-    taken = [one for name, one in halves[1].inputs.items() if name not in inputs]
-    given = [halves[0].outputs[name] for name in outputs]
+    _connect(joined, sources)
     ends = list(halves[1].outputs.values())
-    for one in ends:
-        one.tensor = sources.get(one.tensor, one.tensor)
+    for end in ends:
+        end.tensor = sources.get(end.tensor, end.tensor)
+    taken = [end for name, end in halves[1].inputs.items() if name not in inputs]
     signature = graph_pb2.Signature(
-        inputs=_named(halves, list(halves[0].inputs.values()), taken), outputs=_named(halves, given, ends)
+        inputs=_named(halves, list(halves[0].inputs.values()), taken),
+        outputs=_named(halves, [halves[0].outputs[name] for name in outputs], ends),
     )
-    parameters = sorted((one for half in halves for one in half.message.parameters), key=_name)
-    tables = [one for half in halves for one in half.message.tables]
-    known = {one.node for one in parameters} | {one.node for one in tables}
-    graph_def, cut_signatures = cut(joined, {DEFAULT_SIGNATURE: signature}, ends=known, unused_inputs=True)
+    parameters = sorted((spec for half in halves for spec in half.message.parameters), key=lambda spec: str(spec.name))
+    tables = [table for half in halves for table in half.message.tables]
+    constant = {value.node for value in parameters} | {table.node for table in tables}
+    graph_def, cut_signatures = cut(joined, {DEFAULT_SIGNATURE: signature}, ends=constant, unused_inputs=True)
     reached = {node.name for node in graph_def.node}
     return Graph(
         graph_pb2.Graph(
             graph_def=graph_def.SerializeToString(deterministic=True),
-            parameters=[one for one in parameters if one.node in reached],
+            parameters=[spec for spec in parameters if spec.node in reached],
             signatures=cut_signatures,
-            tables=[one for one in tables if one.node in reached],
+            tables=[table for table in tables if table.node in reached],
         )
     )
 
 
 def _check_arguments(first: Any, second: Any, inputs: Any, outputs: Any) -> None:
-    for what, one in (("first", first), ("second", second)):
-        if not isinstance(one, Graph):
+    for what, graph in (("first", first), ("second", second)):
+        if not isinstance(graph, Graph):
             raise GraphError(
-                f"{what}: expected a Graph, as capture(...).graph or Graph.load(...) gives it, found {shown(one)}"
+                f"{what}: expected a Graph, as capture(...).graph or Graph.load(...) gives it, found {shown(graph)}"
             )
-    if not isinstance(inputs, Mapping) or not all(isinstance(one, str) for pair in inputs.items() for one in pair):
+    if not isinstance(inputs, Mapping) or not _are_names([*inputs, *inputs.values()]):
         raise GraphError(f"inputs: expected a dict of names of outputs by names of inputs, found {shown(inputs)}")
-    if (
-        isinstance(outputs, str)
-        or not isinstance(outputs, Collection)
-        or not all(isinstance(one, str) for one in outputs)
-    ):
+    if isinstance(outputs, str) or not isinstance(outputs, Collection) or not _are_names(outputs):
         raise GraphError(f"outputs: expected a list of names, found {shown(outputs)}")
 
 
-def _check_pair(given: Any, what: str, of: str) -> None:
-    if not isinstance(given, tuple | list) or len(given) != 2 or not all(isinstance(one, str) for one in given):
-        raise GraphError(f"{what}: expected two {of}, found {shown(given)}")
+def _check_pair(pair: Any, what: str, of: str) -> None:
+    if not isinstance(pair, tuple | list) or len(pair) != 2 or not _are_names(pair):
+        raise GraphError(f"{what}: expected two {of}, found {shown(pair)}")
+
+
+def _are_names(names: Collection[Any]) -> bool:
+    return all(isinstance(name, str) for name in names)
 
 
 class _Half:
@@ -110,76 +111,61 @@ class _Half:
         for table in self.message.tables:
             table.node = f"{prefix}/{table.node}"
         meant = self.message.signatures[signature]
-        for one in (*meant.inputs, *meant.outputs):
-            one.tensor = f"{prefix}/{one.tensor}"
-        self.inputs = {one.name: one for one in meant.inputs}
-        self.outputs = {one.name: one for one in meant.outputs}
+        for end in (*meant.inputs, *meant.outputs):
+            end.tensor = f"{prefix}/{end.tensor}"
+        self.inputs = {end.name: end for end in meant.inputs}
+        self.outputs = {end.name: end for end in meant.outputs}
 
 
 def _rename(graph_def: Any, prefix: str) -> None:
-    functions = {
-        function.signature.name: f"{prefix}_{function.signature.name}" for function in graph_def.library.function
-    }
+    functions = {}
+    for function in graph_def.library.function:
+        functions[function.signature.name] = f"{prefix}_{function.signature.name}"
+        function.signature.name = functions[function.signature.name]
     for node in graph_def.node:
         node.name = f"{prefix}/{node.name}"
-        if "frame_name" in node.attr:  # two loops of one name would run as one
-            node.attr["frame_name"].s = f"{prefix}/".encode() + node.attr["frame_name"].s
-        for at, tensor in enumerate(node.input):
-            node.input[at] = f"^{prefix}/{tensor[1:]}" if tensor.startswith("^") else f"{prefix}/{tensor}"
-    for function in graph_def.library.function:
-        function.signature.name = functions[function.signature.name]
-    for nodes in (graph_def.node, *(function.node_def for function in graph_def.library.function)):
-        rename_calls(nodes, functions)
-        for node in nodes:
-            node.attr.pop("_gradient_op_type", None)
+        prefix_frame(node, f"{prefix}/")
+        node.input[:] = [prefixed(tensor, f"{prefix}/") for tensor in node.input]
+    rename_calls(every_node(graph_def), functions)
+    for node in every_node(graph_def):
+        node.attr.pop("_gradient_op_type", None)
 
 
-def _join(graph_def: Any, sources: Mapping[str, str]) -> None:
+def _connect(graph_def: Any, sources: Mapping[str, str]) -> None:
     """Have every node that reads one of these tensors, which are placeholders', read another one."""
-    data = {tensor.removesuffix(":0"): source for tensor, source in sources.items()}
+    spelled: dict[str, str] = {}
+    for tensor, source in sources.items():
+        spelled |= {tensor: source, node_of(tensor): source, f"^{node_of(tensor)}": f"^{node_of(source)}"}
     for node in graph_def.node:
-        for at, tensor in enumerate(node.input):
-            if tensor.startswith("^"):
-                source = data.get(tensor[1:])
-                node.input[at] = tensor if source is None else f"^{node_of(source)}"
-            else:
-                node.input[at] = data.get(tensor.removesuffix(":0"), tensor)
+        node.input[:] = [spelled.get(tensor, tensor) for tensor in node.input]
 
 
 def _check(first: _Half, second: _Half, inputs: Mapping[str, str], outputs: Collection[str]) -> None:
-    for what, names, there in (
+    for what, names, known in (
         (f"inputs of {second.prefix}", inputs, second.signature.inputs),
         (f"outputs of {first.prefix}", [*inputs.values(), *outputs], first.signature.outputs),
     ):
-        unknown = [name for name in names if name not in there]
+        unknown = [name for name in names if name not in known]
         if unknown:
-            raise GraphError(f"{what}: expected some of {', '.join(sorted(there))}, found {', '.join(unknown)}")
+            raise GraphError(f"{what}: expected some of {', '.join(sorted(known))}, found {', '.join(unknown)}")
     if not inputs:
-        listed = [f"{', '.join(second.signature.inputs)}", f"{', '.join(first.signature.outputs)}"]
-        raise GraphError(f"nothing is connected: expected inputs ({listed[0]}) by outputs ({listed[1]}), found none")
+        takers, givers = ", ".join(second.signature.inputs), ", ".join(first.signature.outputs)
+        raise GraphError(f"nothing is connected: expected inputs ({takers}) by outputs ({givers}), found none")
     for name, source in inputs.items():
         wanted, found = second.signature.inputs[name], first.signature.outputs[source]
-        if not _fit(wanted, found):
+        fits = tf.TensorShape(wanted.shape).is_compatible_with(tf.TensorShape(found.shape))
+        if wanted.dtype != found.dtype or not fits:
             raise GraphError(
                 f"{second.prefix} cannot take {source!r} of {first.prefix} for {name!r}:"
                 f" expected {wanted}, found {found}"
             )
 
 
-def _fit(wanted: TensorSpec, found: TensorSpec) -> bool:
-    shapes = tf.TensorShape(wanted.shape), tf.TensorShape(found.shape)
-    return bool(wanted.dtype == found.dtype and shapes[0].is_compatible_with(shapes[1]))
-
-
-def _name(parameter: graph_pb2.Parameter) -> str:
-    return parameter.name
-
-
 def _named(halves: list[_Half], *ends: list[Any]) -> list[graph_pb2.Endpoint]:
     """The endpoints of both halves by names that differ."""
-    names = [{one.name for one in of_half} for of_half in ends]
-    for half, of_half in zip(halves, ends, strict=True):
-        for one in of_half:
-            if one.name in names[0] & names[1]:
-                one.name = f"{half.prefix}/{one.name}"
-    return [one for of_half in ends for one in of_half]
+    shared = {end.name for end in ends[0]} & {end.name for end in ends[1]}
+    for half, ends_of_half in zip(halves, ends, strict=True):
+        for end in ends_of_half:
+            if end.name in shared:
+                end.name = f"{half.prefix}/{end.name}"
+    return [*ends[0], *ends[1]]

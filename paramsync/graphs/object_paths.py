@@ -26,7 +26,7 @@ _TRIED = 2_000_000  # ways, from objects other than the root
 
 
 def keys_of(bundle: Bundle, names: Iterable[str], called: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The key of each of these names, themselves keys, that is found.
+    """Find the checkpoint's key for each of these names, which are keys themselves.
 
     1. The name itself, or the key of the variable that its path leads to from the root.
     2. Unless that finds all: the keys of what all the paths lead to from another object, where only one will do.
@@ -36,18 +36,18 @@ def keys_of(bundle: Bundle, names: Iterable[str], called: Mapping[str, str] | No
     Raises ParameterError where several objects will do, CorruptCheckpointError.
     """
     names = list(names)
-    found = {name: name for name in names if name in bundle.entries}
-    if len(found) == len(names) or OBJECT_GRAPH not in bundle.entries:
-        return found
+    keys = {name: name for name in names if name in bundle.entries}
+    if len(keys) == len(names) or OBJECT_GRAPH not in bundle.entries:
+        return keys
     nodes = _nodes(bundle)
     if nodes is None:
-        return found
+        return keys
     ways = Ways(nodes)
-    from_root = {name: ways.key(name) for name in names if name not in found}
-    found |= {name: key for name, key in from_root.items() if key in bundle.entries}
-    if len(found) == len(names):
-        return found
-    return _from_elsewhere(bundle, ways, names) or _by_call(bundle, nodes, names, called or {}) or found
+    from_root = {name: ways.key(name) for name in names if name not in keys}
+    keys |= {name: key for name, key in from_root.items() if key in bundle.entries}
+    if len(keys) == len(names):
+        return keys
+    return _from_elsewhere(bundle, ways, names) or _by_call(bundle, nodes, names, called or {}) or keys
 
 
 class Ways:
@@ -71,44 +71,44 @@ class Ways:
         if not 0 <= at < len(self.nodes):
             return {}
         if at not in self._children:
-            self._children[at] = {one.local_name: one.node_id for one in self.nodes[at].children}
+            self._children[at] = {child.local_name: child.node_id for child in self.nodes[at].children}
         return self._children[at]
 
     def key(self, name: str, start: int = 0) -> str:
         """The key of what the path in `name` leads to, or ""."""
         at = self.node(name, start)
-        held = () if at is None else self.nodes[at].attributes
-        attribute = name.partition(_ATTRIBUTES)[2]
-        return next((one.checkpoint_key for one in held if one.name == attribute), "")
+        attributes = () if at is None else self.nodes[at].attributes
+        wanted = name.partition(_ATTRIBUTES)[2]
+        return next((attribute.checkpoint_key for attribute in attributes if attribute.name == wanted), "")
 
 
 def _nodes(bundle: Bundle) -> Sequence[Any] | None:
     bundle.verify([OBJECT_GRAPH])
     try:
         content = bundle.array(OBJECT_GRAPH).item()
-        found: Sequence[Any] = trackable_object_graph_pb2.TrackableObjectGraph.FromString(content).nodes
+        nodes: Sequence[Any] = trackable_object_graph_pb2.TrackableObjectGraph.FromString(content).nodes
     except (DecodeError, ValueError, TypeError):
         return None
-    return found
+    return nodes
 
 
 def _from_elsewhere(bundle: Bundle, ways: Ways, names: Sequence[str]) -> dict[str, str]:
     """The keys of all the names from one object; none where there is no such object."""
-    found: dict[tuple[str, ...], int] = {}
+    candidates: dict[tuple[str, ...], int] = {}
     left = _TRIED
     for start in _starts(ways, names):
         keys = list(takewhile(bundle.entries.__contains__, (ways.key(name, start) for name in names)))
         if len(keys) == len(names):
-            found.setdefault(tuple(keys), start)
-        if len(found) > 1:
-            some = " and ".join(f"{shown(one[0])}, ..." for one in found)
+            candidates.setdefault(tuple(keys), start)
+        if len(candidates) > 1:
+            some = " and ".join(f"{shown(keys_there[0])}, ..." for keys_there in candidates)
             raise ParameterError(
                 str(bundle.prefix), expected=f"one object with {shown(names[0])}, ...", found=f"several: {some}"
             )
         left -= len(keys) + 1
         if left < 0:
             return {}
-    return dict(zip(names, next(iter(found)), strict=True)) if found else {}
+    return dict(zip(names, next(iter(candidates)), strict=True)) if candidates else {}
 
 
 def _starts(ways: Ways, names: Sequence[str]) -> Iterator[int]:
@@ -119,15 +119,15 @@ def _starts(ways: Ways, names: Sequence[str]) -> Iterator[int]:
 def _by_call(bundle: Bundle, nodes: Sequence[Any], names: Sequence[str], called: Mapping[str, str]) -> dict[str, str]:
     keys: defaultdict[str, set[str]] = defaultdict(set)
     for node in nodes:
-        for one in node.attributes:
-            if not _UNNAMED.fullmatch(one.full_name) and one.checkpoint_key in bundle.entries:
-                keys[one.full_name].add(one.checkpoint_key)
-    wanted = [called.get(name, "") for name in names]
-    if len(set(wanted)) != len(names) or not all(len(keys.get(one, ())) == 1 for one in wanted):
+        for attribute in node.attributes:
+            if not _UNNAMED.fullmatch(attribute.full_name) and attribute.checkpoint_key in bundle.entries:
+                keys[attribute.full_name].add(attribute.checkpoint_key)
+    full_names = [called.get(name, "") for name in names]
+    if len(set(full_names)) != len(names) or not all(len(keys.get(name, ())) == 1 for name in full_names):
         return {}
-    return {name: next(iter(keys[one])) for name, one in zip(names, wanted, strict=True)}
+    return {name: next(iter(keys[full_name])) for name, full_name in zip(names, full_names, strict=True)}
 
 
 def _local(step: str) -> str:
-    """What a step of a key's path is called where it leads from."""
+    """Unescape one step of a key's path."""
     return re.sub(r"\.(.)", lambda escaped: "/" if escaped[1] == "S" else escaped[1], step)

@@ -1,4 +1,4 @@
-"""Parameters by name, or in a checkpoint, against what a graph needs: checked, and put in its order."""
+"""Checks parameters, by name or from a checkpoint, against what a graph needs, and puts them in its order."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def arrange(graph: Graph, values: Mapping[str, Any], *, where: str = "the graph"
     wanted = {spec.name for spec in graph.parameters}
     extra = [name for name in values if name not in wanted]
     tensors = {name: _tensor(value) for name, value in values.items() if name in wanted}
-    check(graph, tensors, lambda one: (one.dtype.name, tuple(one.shape)), where=where, extra=extra)
+    check(graph, tensors, lambda tensor: (tensor.dtype.name, tuple(tensor.shape)), where=where, extra=extra)
     return tuple(tensors[spec.name] for spec in graph.parameters)
 
 
@@ -56,7 +56,7 @@ def shared(bundle: Bundle, keys: Iterable[str]) -> tuple[tf.Tensor, ...]:
 
 
 def _tensor(value: Any) -> tf.Tensor:
-    """On the CPU where it is an array, for the caller may go on writing to that."""
+    """Arrays are copied to the CPU: the caller may go on writing to them."""
     if isinstance(value, tf.Tensor):
         return value
     if isinstance(value, np.ndarray):

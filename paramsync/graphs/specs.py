@@ -37,7 +37,7 @@ class TensorSpec:
             self.shape is None
             or (
                 len(shape) == len(self.shape)
-                and all(mine in (None, theirs) for mine, theirs in zip(self.shape, shape, strict=True))
+                and all(expected in (None, size) for expected, size in zip(self.shape, shape, strict=True))
             )
         )
 
@@ -61,9 +61,9 @@ def described(dtype: str, shape: Shape | Sequence[int]) -> str:
     return f"{dtype} [{dimensions}]" if shape is not None else f"{dtype} of any shape"
 
 
-def spec_of(one: graph_pb2.Parameter | graph_pb2.Endpoint) -> TensorSpec:
-    tensor = (one.source or one.tensor) if isinstance(one, graph_pb2.Endpoint) else ""
-    return TensorSpec(one.name, dtypes.name(one.dtype), from_proto(one.shape), tensor)
+def spec_of(message: graph_pb2.Parameter | graph_pb2.Endpoint) -> TensorSpec:
+    tensor = (message.source or message.tensor) if isinstance(message, graph_pb2.Endpoint) else ""
+    return TensorSpec(message.name, dtypes.name(message.dtype), from_proto(message.shape), tensor)
 
 
 def from_proto(shape: bundle_pb2.TensorShape) -> Shape:

@@ -1,4 +1,4 @@
-"""Lookup tables: what they hold, as bytes in a graph file, and filled anew for the functions that look things up."""
+"""Lookup tables in a graph file: their keys and values as bytes, and new tables filled with these."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ def pack(node: str, keys: tf.Tensor, values: tf.Tensor) -> graph_pb2.Table:
     """
     at = np.argsort(np.asarray(keys), kind="stable")  # where eager execution is off they are arrays already
     packed = [
-        tensor_proto.from_array(np.asarray(one)[at]).SerializeToString(deterministic=True) for one in (keys, values)
+        tensor_proto.from_array(np.asarray(column)[at]).SerializeToString(deterministic=True)
+        for column in (keys, values)
     ]
     return graph_pb2.Table(node=node, keys=packed[0], values=packed[1])
 
@@ -51,40 +52,40 @@ class Contents:
             )
 
     @property
-    def key_dtype(self) -> str:
-        return _name(self.keys)
+    def dtypes(self) -> dict[str, tf.DType]:
+        """As the ops that make tables take them."""
+        return {"key_dtype": tf.as_dtype(_name(self.keys)), "value_dtype": tf.as_dtype(_name(self.values))}
 
-    @property
-    def value_dtype(self) -> str:
-        return _name(self.values)
+    def tensors(self) -> dict[str, tf.Tensor]:
+        """As the ops that fill tables take them."""
+        kinds = self.dtypes
+        return {
+            "keys": tf.constant(self.keys, kinds["key_dtype"]),
+            "values": tf.constant(self.values, kinds["value_dtype"]),
+        }
 
     def digest(self) -> str:
         whole = hashlib.sha256()
         for array in (self.keys, self.values):
             whole.update(f"{_name(array)} {array.shape}".encode())
-            for one in array.flat if array.dtype == object else (array,):
-                data = one if isinstance(one, bytes) else np.ascontiguousarray(one).tobytes()
+            for element in array.flat if array.dtype == object else (array,):
+                data = element if isinstance(element, bytes) else np.ascontiguousarray(element).tobytes()
                 whole.update(len(data).to_bytes(8, "little") + data)
         return whole.hexdigest()
 
     def fill(self) -> tf.Tensor:
         """The handle of a new table with these contents. The table lives as long as the handle. Raises GraphError."""
-        kinds = {"key_dtype": tf.as_dtype(self.key_dtype), "value_dtype": tf.as_dtype(self.value_dtype)}
         try:
             with tf.device("CPU:0"):
-                contents = {
-                    "keys": tf.constant(self.keys, kinds["key_dtype"]),
-                    "values": tf.constant(self.values, kinds["value_dtype"]),
-                }
                 if self.values.ndim > 1:
                     shape = self.values.shape[1:]
-                    handle = tf.raw_ops.AnonymousMutableHashTableOfTensors(**kinds, value_shape=shape)
-                    tf.raw_ops.LookupTableImportV2(table_handle=handle, **contents)
+                    handle = tf.raw_ops.AnonymousMutableHashTableOfTensors(**self.dtypes, value_shape=shape)
+                    tf.raw_ops.LookupTableImportV2(table_handle=handle, **self.tensors())
                 elif len(self.keys):
-                    handle = tf.raw_ops.AnonymousHashTable(**kinds)
-                    tf.raw_ops.InitializeTableV2(table_handle=handle, **contents)
+                    handle = tf.raw_ops.AnonymousHashTable(**self.dtypes)
+                    tf.raw_ops.InitializeTableV2(table_handle=handle, **self.tensors())
                 else:  # of this kind there is no empty one
-                    handle = tf.raw_ops.AnonymousMutableHashTable(**kinds)
+                    handle = tf.raw_ops.AnonymousMutableHashTable(**self.dtypes)
                 return handle
         except (ValueError, TypeError, tf.errors.OpError) as error:
             raise GraphError(f"the table {self._node!r} cannot be made: {error}") from error
@@ -96,11 +97,13 @@ def fill(tables: Sequence[Contents]) -> list[tf.Tensor]:
     The caller may be building a graph of its own, in which nothing is made at once. Another thread is not.
     """
     if tf.executing_eagerly() or not tables:
-        return [one.fill() for one in tables]
+        return [contents.fill() for contents in tables]
     with ThreadPoolExecutor(1) as another:
-        return another.submit(lambda: [one.fill() for one in tables] if tf.executing_eagerly() else []).result()
+        return another.submit(
+            lambda: [contents.fill() for contents in tables] if tf.executing_eagerly() else []
+        ).result()
 
 
 def _name(array: np.ndarray) -> str:
-    number = dtypes.from_numpy(array.dtype)
-    return dtypes.name(number) if number else str(array.dtype)
+    code = dtypes.from_numpy(array.dtype)
+    return dtypes.name(code) if code else str(array.dtype)

@@ -16,8 +16,8 @@ import tensorflow as tf
 
 from paramsync.errors import InputError
 from paramsync.graphs.graph import Graph
-from paramsync.graphs.lifting.walks import leading_to, with_functions
-from paramsync.inference.inlining import TooManyError, inlined
+from paramsync.graphs.inlining import TooManyError, inlined
+from paramsync.graphs.nodes import leading_to, with_functions
 from paramsync.inference.questions import Question
 
 MOST_BYTES = 256 << 20

@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from paramsync.graphs.graph import Graph
-from paramsync.inference.inlining import inlined
+from paramsync.graphs.inlining import inlined
 
 
 class Origin(enum.Enum):

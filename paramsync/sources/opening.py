@@ -18,7 +18,7 @@ from paramsync.graphs.capturing import capture
 from paramsync.graphs.graph import Graph
 from paramsync.graphs.parameters import located, shared
 from paramsync.graphs.sources.meta_graphs import capture_meta
-from paramsync.graphs.sources.v1_saved_models import variables
+from paramsync.graphs.sources.saved_models import variables
 from paramsync.host import files
 from paramsync.inference.resident import Resident, warm
 from paramsync.sources import identity

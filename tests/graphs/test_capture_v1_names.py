@@ -14,7 +14,7 @@ from paramsync.errors import GraphError
 from paramsync.following.replica import Replica
 from paramsync.graphs.draft import finish
 from paramsync.graphs.sources.meta_graphs import draft_of_meta
-from paramsync.graphs.sources.v1_tensors import draft_of_tensors
+from paramsync.graphs.sources.v1_graphs import draft_of_tensors
 from paramsync.store.store import Store
 from tests.support.v1_captured import ONES, answer, meta_graph, names
 

@@ -10,8 +10,7 @@ import tensorflow as tf
 
 from paramsync.errors import GraphError
 from paramsync.graphs.graph import Graph
-from paramsync.graphs.sources.saved_models import SavedModel
-from paramsync.graphs.sources.v1_saved_models import is_v1, parsed_saved_model
+from paramsync.graphs.sources.saved_models import SavedModel, is_v1, parsed_saved_model
 from tests.support.v1_captured import ONES, answer, names, saved_graph
 
 v1 = tf.compat.v1

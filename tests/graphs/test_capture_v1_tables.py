@@ -13,8 +13,8 @@ from paramsync.errors import GraphError
 from paramsync.graphs.draft import finish
 from paramsync.graphs.graph import Graph
 from paramsync.graphs.sources.meta_graphs import draft_of_meta
-from paramsync.graphs.sources.v1_saved_models import draft_of_v1_saved_model, parsed_saved_model
-from paramsync.graphs.sources.v1_tensors import draft_of_tensors
+from paramsync.graphs.sources.saved_models import SavedModel, parsed_saved_model
+from paramsync.graphs.sources.v1_graphs import draft_of_tensors
 from tests.support.v1_captured import saved_graph, two_layers
 
 v1 = tf.compat.v1
@@ -80,8 +80,9 @@ def test_an_asset_outside_the_assets_is_refused(tmp_path: Path, name: str) -> No
     packed.Unpack(asset)
     asset.filename = name
     packed.Pack(asset)
+    (directory / "saved_model.pb").write_bytes(saved.SerializeToString())
     with pytest.raises(GraphError, match=r"expected assets in its own folder|found a symbolic link"):
-        draft_of_v1_saved_model(directory, saved)
+        SavedModel(directory).draft()
 
 
 def test_an_asset_that_is_not_there_is_named(tmp_path: Path) -> None:

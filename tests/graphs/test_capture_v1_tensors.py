@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from paramsync.errors import GraphError
 from paramsync.graphs.draft import finish
-from paramsync.graphs.sources.v1_tensors import draft_of_tensors
+from paramsync.graphs.sources.v1_graphs import draft_of_tensors
 from paramsync.graphs.specs import DEFAULT_SIGNATURE
 from tests.support.v1_captured import two_layers
 
@@ -76,7 +76,7 @@ import tensorflow as tf
 tf.compat.v1.disable_v2_behavior()
 from tests.graphs.test_capture_v1_tensors import spoken
 from paramsync.graphs.draft import finish
-from paramsync.graphs.sources.v1_tensors import draft_of_tensors
+from paramsync.graphs.sources.v1_graphs import draft_of_tensors
 print(finish(draft_of_tensors(*spoken())).digest)
 """
     root = Path(__file__).parents[2]

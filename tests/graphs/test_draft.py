@@ -13,9 +13,10 @@ import pytest
 import tensorflow as tf
 
 from paramsync.errors import GraphError
-from paramsync.graphs.draft import Draft, Table, finish
+from paramsync.graphs.draft import Draft, finish
 from paramsync.graphs.graph import Graph
 from paramsync.graphs.specs import DEFAULT_SIGNATURE
+from paramsync.graphs.tables import pack
 from tests.support.v1_drafts import draft_of, parameters_of, signature
 
 v1 = tf.compat.v1
@@ -230,7 +231,7 @@ def test_tables_travel_with_their_contents_through_functions_and_those_not_neede
         y = tf.function(used.lookup)(x)
         draft = draft_of(graph, {"x": x}, {"y": y})
     held = tf.constant(["a", "b"]), tf.constant([1, 2], tf.int64)
-    draft = replace(draft, tables=[Table(node.name, *held) for node in draft.graph_def.node if "HashTable" in node.op])
+    draft = replace(draft, tables=[pack(node.name, *held) for node in draft.graph_def.node if "HashTable" in node.op])
     found = Graph.from_bytes(finish(draft).to_bytes())
     np.testing.assert_array_equal(found([], {"x": tf.constant(["b", "c", "a"])})["y"], [2, -1, 1])
     assert len(found.message().tables) == 1

@@ -10,9 +10,9 @@ import pytest
 import tensorflow as tf
 
 from paramsync.errors import GraphError
+from paramsync.graphs.digest import name_by_content
 from paramsync.graphs.draft import finish
 from paramsync.graphs.graph import Graph
-from paramsync.graphs.lifting.function_names import name_by_content
 from paramsync.graphs.sources.meta_graphs import draft_of_meta
 
 v1 = tf.compat.v1

@@ -15,7 +15,7 @@ from paramsync.graphs.safety import checks as safety
 from paramsync.graphs.safety.checks import check
 from paramsync.graphs.safety.weight import GRAPH_DEF, check_weight
 from paramsync.graphs.sources.meta_graphs import read_meta
-from paramsync.graphs.sources.v1_saved_models import parsed_saved_model
+from paramsync.graphs.sources.saved_models import parsed_saved_model
 from paramsync.v1 import graph_pb2
 from tests.support.graph_defs import of
 

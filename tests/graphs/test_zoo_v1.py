@@ -14,8 +14,8 @@ from paramsync.checkpoint.reader import Bundle
 from paramsync.graphs.draft import Draft, finish
 from paramsync.graphs.graph import Graph
 from paramsync.graphs.sources.meta_graphs import draft_of_meta, read_meta
-from paramsync.graphs.sources.v1_saved_models import draft_of_v1_saved_model, parsed_saved_model
-from paramsync.graphs.sources.v1_tensors import draft_of_tensors
+from paramsync.graphs.sources.saved_models import SavedModel
+from paramsync.graphs.sources.v1_graphs import draft_of_tensors
 from paramsync.graphs.specs import DEFAULT_SIGNATURE
 from tests.support.checkpoints import assert_same
 
@@ -193,7 +193,7 @@ def draft(handed: str, folder: Path, inputs: Tensors, outputs: Tensors) -> tuple
         names = [{name: one.name for name, one in ends.items()} for ends in (inputs, outputs)]
         return draft_of_meta(read_meta(path), *names), folder / "model"
     exported = folder / "exported"
-    return draft_of_v1_saved_model(exported, parsed_saved_model(exported)), exported / "variables" / "variables"
+    return SavedModel(exported).draft(), exported / "variables" / "variables"
 
 
 def assert_bit_for_bit(build: Callable[[bool], Any], resource: bool, handed: str, folder: Path) -> Graph:

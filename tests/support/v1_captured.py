@@ -13,7 +13,7 @@ from paramsync.checkpoint.reader import Bundle
 from paramsync.graphs.draft import finish
 from paramsync.graphs.graph import Graph
 from paramsync.graphs.sources.meta_graphs import capture_meta
-from paramsync.graphs.sources.v1_saved_models import draft_of_v1_saved_model, parsed_saved_model
+from paramsync.graphs.sources.saved_models import SavedModel
 from paramsync.graphs.specs import DEFAULT_SIGNATURE
 
 v1 = tf.compat.v1
@@ -41,4 +41,4 @@ def two_layers() -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def saved_graph(directory: Path, **more: Any) -> Graph:
-    return finish(draft_of_v1_saved_model(directory, parsed_saved_model(directory), **more))
+    return finish(SavedModel(directory).draft(**more))

@@ -1,4 +1,4 @@
-"""What leads from the inputs of a graph's signatures to their outputs, and nothing else."""
+"""Cuts a GraphDef to what leads from the inputs of its signatures to their outputs."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ import tensorflow as tf
 from tensorflow.core.framework import tensor_shape_pb2
 
 from paramsync.errors import GraphError
-from paramsync.graphdef.reading import fresh, full, node_of
-from paramsync.v1 import bundle_pb2, graph_pb2
-
-_PLACEHOLDERS = frozenset({"Placeholder", "PlaceholderV2"})
+from paramsync.graphdef.reading import fresh, full, node_of, prefixed
+from paramsync.graphs.nodes import PLACEHOLDERS, become_placeholder, prefix_frame
+from paramsync.v1 import graph_pb2
 
 
 def cut(
@@ -26,62 +25,53 @@ def cut(
     where no output depends on an input, unless `unused_inputs` allows it.
     """
     nodes = {node.name: node for node in graph_def.node}
-    fed = _Fed(nodes, signatures)
-    walks = {name: _Walk(nodes, name, one, fed.nodes, ends) for name, one in signatures.items()}
+    taken = set(nodes)
+    placeholders = _placeholders(nodes, signatures, taken)
+    fed = {tensor: name for tensor, (name, _) in placeholders.items()}
+    walks = {name: _Walk(nodes, name, signature, fed, ends) for name, signature in signatures.items()}
+    if not unused_inputs:
+        for name, signature in signatures.items():
+            _require_use(name, signature, walks[name].met)
     result = tf.compat.v1.GraphDef(versions=graph_def.versions, library=graph_def.library)
-    for name, walk in walks.items():
-        if not unused_inputs:
-            _require_use(name, signatures[name], walk.met)
-    fed.add_placeholders(result)
-    shared = {one for walk in walks.values() for one in walk.reached if one in ends or not walk.computes_inputs}
-    _copy(graph_def, result, shared, "", fed.nodes, ends)
+    for name, spec in placeholders.values():
+        become_placeholder(result.node.add(name=name), spec)
+    shared = {node for walk in walks.values() for node in walk.reached if node in ends or not walk.computes_inputs}
+    _copy(graph_def, result, shared, "", fed, ends)
     cut_signatures = {}
-    for at, (name, walk) in enumerate(walks.items()):
-        prefix = f"{fed.fresh(f'signature_{at}')}/" if walk.computes_inputs else ""
-        if prefix:
+    for position, (name, walk) in enumerate(walks.items()):
+        prefix = ""
+        if walk.computes_inputs:
+            prefix = fresh(f"signature_{position}", taken)
+            taken.add(prefix)
+            prefix += "/"
             _copy(graph_def, result, walk.reached.difference(ends), prefix, walk.fed, ends)
-        cut_signatures[name] = _respelled(signatures[name], fed.nodes, walk.fed, prefix, ends)
+        cut_signatures[name] = _respelled(signatures[name], fed, walk.fed, prefix, ends)
     return result, cut_signatures
 
 
-class _Fed:
-    """The tensors that some signature takes as input, and the placeholders that stand for them."""
-
-    def __init__(self, nodes: Mapping[str, Any], signatures: Mapping[str, graph_pb2.Signature]) -> None:
-        self._taken = set(nodes)
-        self.nodes: dict[str, str] = {}  # by tensor
-        self._specs: dict[str, tuple[int, tf.TensorShape]] = {}
-        for signature in signatures.values():
-            for one in signature.inputs:
-                tensor, shape = full(one.tensor), _shape(one.shape)
-                if tensor in self.nodes:
-                    shape = self._specs[tensor][1].most_specific_compatible_shape(shape)
-                else:
-                    node = node_of(tensor)
-                    plain = node in nodes and nodes[node].op in _PLACEHOLDERS
-                    self.nodes[tensor] = node if plain else self.fresh(f"{node}/input")
-                self._specs[tensor] = (one.dtype, shape)
-
-    def fresh(self, name: str) -> str:
-        """This name, or one like it that no node has."""
-        found = fresh(name, self._taken)
-        self._taken.add(found)
-        return found
-
-    def add_placeholders(self, graph_def: Any) -> None:
-        for tensor, node in self.nodes.items():
-            dtype, shape = self._specs[tensor]
-            _add_placeholder(graph_def, node, tf.TensorSpec(shape, tf.as_dtype(dtype)))
-
-
-def _add_placeholder(graph_def: Any, name: str, spec: tf.TensorSpec) -> None:
-    node = graph_def.node.add(name=name, op="Placeholder")
-    node.attr["dtype"].type = spec.dtype.as_datatype_enum
-    node.attr["shape"].shape.CopyFrom(spec.shape.as_proto())
+def _placeholders(
+    nodes: Mapping[str, Any], signatures: Mapping[str, graph_pb2.Signature], taken: set[str]
+) -> dict[str, tuple[str, tf.TensorSpec]]:
+    """The placeholder's name and spec for each tensor that some signature takes as input. Adds the names to `taken`."""
+    placeholders: dict[str, tuple[str, tf.TensorSpec]] = {}
+    for signature in signatures.values():
+        for end in signature.inputs:
+            tensor, node = full(end.tensor), node_of(end.tensor)
+            shape = tf.TensorShape(tensor_shape_pb2.TensorShapeProto.FromString(end.shape.SerializeToString()))
+            if tensor in placeholders:
+                name, before = placeholders[tensor]
+                shape = before.shape.most_specific_compatible_shape(shape)
+            elif node in nodes and nodes[node].op in PLACEHOLDERS:
+                name = node
+            else:
+                name = fresh(f"{node}/input", taken)
+                taken.add(name)
+            placeholders[tensor] = name, tf.TensorSpec(shape, tf.as_dtype(end.dtype))
+    return placeholders
 
 
 class _Walk:
-    """What one signature needs, found by walking back from its outputs."""
+    """Walks back from the outputs of one signature to what they need."""
 
     def __init__(
         self,
@@ -91,13 +81,13 @@ class _Walk:
         fed: Mapping[str, str],
         ends: Collection[str],
     ) -> None:
-        own = {full(one.tensor) for one in signature.inputs}
+        own = {full(end.tensor) for end in signature.inputs}
         self.fed = {tensor: node for tensor, node in fed.items() if tensor in own}
         self.met: set[str] = set()  # inputs that something depends on
         self.reached: set[str] = set()
         self.computes_inputs = False  # of another signature
         fed_nodes = frozenset(self.fed.values())
-        waiting = [full(one.tensor) for one in signature.outputs]
+        waiting = [full(end.tensor) for end in signature.outputs]
         while waiting:
             tensor = waiting.pop()
             if tensor in self.fed:
@@ -112,20 +102,20 @@ class _Walk:
                 continue
             if node not in nodes:
                 raise GraphError(f"the graph has no tensor {tensor.removeprefix('^')!r}, which {name!r} needs")
-            if nodes[node].op in _PLACEHOLDERS:
-                inputs = ", ".join(sorted(one.name for one in signature.inputs)) or "there are none"
+            if nodes[node].op in PLACEHOLDERS:
+                inputs = ", ".join(sorted(end.name for end in signature.inputs)) or "there are none"
                 raise GraphError(
                     f"placeholder {node!r} is needed for the outputs but not among the inputs of {name!r}: {inputs}"
                 )
-            waiting += [full(one) for one in nodes[node].input]
+            waiting += map(full, nodes[node].input)
 
 
 def _require_use(name: str, signature: graph_pb2.Signature, met: Collection[str]) -> None:
-    unused = [one for one in signature.inputs if full(one.tensor) not in met]
+    unused = [end for end in signature.inputs if full(end.tensor) not in met]
     if unused:
         raise GraphError(
             f"no output of {name!r} depends on its input {unused[0].name!r}, tensor {unused[0].tensor!r}:"
-            f" expected inputs that lead to {', '.join(one.name for one in signature.outputs)}"
+            f" expected inputs that lead to {', '.join(end.name for end in signature.outputs)}"
         )
 
 
@@ -139,21 +129,16 @@ def _copy(
             copy.CopyFrom(node)
             copy.name = prefix + node.name
             copy.attr.pop("_class", None)  # beside which node it was to be placed: one that may not be there
-            if prefix and "frame_name" in copy.attr:  # two loops of one name would run as one
-                copy.attr["frame_name"].s = prefix.encode() + copy.attr["frame_name"].s
-            if node.name in ends:
-                del copy.input[:]
-            for position, tensor in enumerate(copy.input):
-                copy.input[position] = _spelled(tensor, fed, prefix, ends)
+            prefix_frame(copy, prefix)
+            inputs = () if node.name in ends else node.input
+            copy.input[:] = [_spelled(tensor, fed, prefix, ends) for tensor in inputs]
 
 
 def _spelled(tensor: str, fed: Mapping[str, str], prefix: str, ends: Collection[str]) -> str:
     if full(tensor) in fed:
         return fed[full(tensor)]
     node = node_of(tensor)
-    if not prefix or node in ends or node in fed.values():
-        return tensor
-    return f"^{prefix}{tensor[1:]}" if tensor.startswith("^") else prefix + tensor
+    return tensor if node in ends or node in fed.values() else prefixed(tensor, prefix)
 
 
 def _respelled(
@@ -165,21 +150,17 @@ def _respelled(
 ) -> graph_pb2.Signature:
     copy = graph_pb2.Signature()
     copy.CopyFrom(signature)
-    for one in copy.inputs:
-        _rename(one, f"{all_fed[full(one.tensor)]}:0")
-    for one in copy.outputs:
-        _rename(one, full(_spelled(full(one.tensor), fed, prefix, ends)))
-        if one.dtype:  # which is known only once the graph is built
-            one.dtype = tf.as_dtype(one.dtype).base_dtype.as_datatype_enum  # a reference to a variable gives its value
+    for end in copy.inputs:
+        _rename(end, f"{all_fed[full(end.tensor)]}:0")
+    for end in copy.outputs:
+        _rename(end, full(_spelled(full(end.tensor), fed, prefix, ends)))
+        if end.dtype:  # which is known only once the graph is built
+            end.dtype = tf.as_dtype(end.dtype).base_dtype.as_datatype_enum  # a reference to a variable gives its value
     return copy
 
 
-def _rename(endpoint: graph_pb2.Endpoint, tensor: str) -> None:
-    before = full(endpoint.tensor)
-    endpoint.tensor = tensor
+def _rename(end: graph_pb2.Endpoint, tensor: str) -> None:
+    before = full(end.tensor)
+    end.tensor = tensor
     if before != tensor:
-        endpoint.source = before
-
-
-def _shape(shape: bundle_pb2.TensorShape) -> tf.TensorShape:
-    return tf.TensorShape(tensor_shape_pb2.TensorShapeProto.FromString(shape.SerializeToString()))
+        end.source = before

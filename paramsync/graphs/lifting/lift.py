@@ -8,20 +8,49 @@ refused by name.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import heapq
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 import tensorflow as tf
 
 from paramsync.errors import GraphError
-from paramsync.graphdef.reading import fresh, functions_called
-from paramsync.graphs.lifting.bodies import Body, Value, become, become_constant, forget_shape
-from paramsync.graphs.lifting.roles import REFERENCES
+from paramsync.graphdef.reading import control_inputs, data_inputs, every_node, fresh, full, functions_called, node_of
+from paramsync.graphs.lifting.roles import (
+    ALWAYS_TRUE,
+    CALLS,
+    READS,
+    REFERENCES,
+    WITHOUT_RESULT,
+    functions,
+    refusal,
+    results_of_pass,
+    set_functions,
+)
+from paramsync.graphs.nodes import argument_at, become, become_constant, become_placeholder, definition
 
 _DEPTH = 100  # of functions that call one another; real graphs have a few
 _PLACES = ("_class", "_output_shapes")  # beside which node it runs, and what the shapes of its results were
 _ALTERNATIVES = ("api_implements", "api_preferred_device")  # would have it replaced by a function that is not lifted
+_ABOUT_HANDLES = ("_read_only_resource_inputs", "_gradient_op_type")
+_SEED = 2  # numbers in the state of a Keras SeedGenerator
+_STATE = 3  # in what RngReadAndSkip gives, whatever the algorithm
+
+
+@dataclass(frozen=True, slots=True)
+class _Value:
+    """What a tensor is now that was the handle of a variable, or a reference to it.
+
+    A `seed` has no value: whatever reads it gets other numbers each time, and whatever changes it does nothing.
+    """
+
+    dtype: tf.DType
+    variable: str
+    reference: bool = False
+    seed: bool = False
 
 
 def lift(
@@ -39,101 +68,301 @@ def lift(
     """
     lifted = tf.compat.v1.GraphDef()
     lifted.CopyFrom(graph_def)
-    for nodes in (lifted.node, *(function.node_def for function in lifted.library.function)):
-        _forget_places(nodes)
-    values: dict[str, Value] = {}
-    specs = {**dict.fromkeys(tables, tf.TensorSpec((), tf.resource)), **parameters}
-    for node in lifted.node:
-        if node.name in seeds:
-            spec = seeds[node.name]
-            values[f"{node.name}:0"] = Value(spec.dtype, node.name, seed=True)
-            become_constant(node, [0] * spec.shape.num_elements(), spec.dtype)
-        elif node.name in specs:
-            if node.name in parameters:
-                values[f"{node.name}:0"] = Value(parameters[node.name].dtype, node.name, node.op in REFERENCES)
-            become(node, "Placeholder")
-            node.attr["dtype"].type = specs[node.name].dtype.as_datatype_enum
-            node.attr["shape"].shape.CopyFrom(specs[node.name].shape.as_proto())
-    library = _Library(lifted.library.function)
-    Body(lifted.node, library, in_function=False).lift(values)
-    kept = type(lifted.library)(function=library.reachable(lifted.node))
-    lifted.library.CopyFrom(kept)
-    return lifted
-
-
-def _forget_places(nodes: Any) -> None:
-    for node in nodes:
+    for node in every_node(lifted):
         node.device = ""
         node.ClearField("experimental_debug_info")
         for name in _PLACES:
             node.attr.pop(name, None)
+    values: dict[str, _Value] = {}
+    handles = dict.fromkeys(tables, tf.TensorSpec((), tf.resource))
+    for node in lifted.node:
+        if node.name in seeds:
+            spec = seeds[node.name]
+            values[f"{node.name}:0"] = _Value(spec.dtype, node.name, seed=True)
+            become_constant(node, [0] * spec.shape.num_elements(), spec.dtype)
+        elif node.name in parameters:
+            values[f"{node.name}:0"] = _Value(parameters[node.name].dtype, node.name, node.op in REFERENCES)
+            become_placeholder(node, parameters[node.name])
+        elif node.name in handles:
+            become_placeholder(node, handles[node.name])
+    library = _Library(lifted.library.function)
+    _Body(lifted.node, library, in_function=False).lift(values)
+    lifted.library.CopyFrom(type(lifted.library)(function=library.reachable(lifted.node)))
+    return lifted
 
 
 class _Library:
     """The functions of one graph: those it came with, and a lifted copy for each way values are passed for handles."""
 
-    def __init__(self, functions: Iterable[Any]) -> None:
-        self._functions = {function.signature.name: function for function in functions}
-        for function in self._functions.values():
+    def __init__(self, library: Iterable[Any]) -> None:
+        self.functions = {function.signature.name: function for function in library}
+        for function in self.functions.values():
             for name in _ALTERNATIVES:
                 function.attr.pop(name, None)
-        self._lifted: dict[object, tuple[str, dict[int, Value]]] = {}
+        self._lifted: dict[object, tuple[str, dict[int, _Value]]] = {}
         self._open: list[str] = []
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._functions
-
-    def results(self, name: str) -> list[str]:
-        return [one.name for one in self._functions[name].signature.output_arg]
-
-    def lifted(self, name: str, arguments: Mapping[int, Value]) -> tuple[str, dict[int, Value]]:
-        key = (name, *sorted((position, one.dtype.name, one.seed) for position, one in arguments.items()))
+    def lifted(self, name: str, arguments: Mapping[int, _Value]) -> tuple[str, dict[int, _Value]]:
+        """The name of a copy that takes values at these positions, and which of its results are values."""
+        key = (name, *sorted((position, value.dtype.name, value.seed) for position, value in arguments.items()))
         if key not in self._lifted:
-            if name not in self._functions:
+            if name not in self.functions:
                 raise GraphError(f"the graph calls function {name!r}, which it does not have")
-            if max(arguments) >= len(self._functions[name].signature.input_arg):
+            if max(arguments) >= len(self.functions[name].signature.input_arg):
                 raise GraphError(f"the graph calls function {name!r} with more arguments than it takes")
             if name in self._open or len(self._open) == _DEPTH:
                 raise GraphError(f"function {name!r} calls itself, or functions are nested deeper than {_DEPTH}")
             self._open.append(name)
-            copy = type(self._functions[name])()
-            copy.CopyFrom(self._functions[name])
-            copy.signature.name = fresh(f"{name}_lifted", self._functions)
-            self._functions[copy.signature.name] = copy
-            self._lifted[key] = copy.signature.name, _lift_function(copy, arguments, self)
+            copy = type(self.functions[name])()
+            copy.CopyFrom(self.functions[name])
+            copy.signature.name = fresh(f"{name}_lifted", self.functions)
+            self.functions[copy.signature.name] = copy
+            self._lifted[key] = copy.signature.name, self._lift(copy, arguments)
             self._open.pop()
         return self._lifted[key]
 
+    def _lift(self, function: Any, arguments: Mapping[int, _Value]) -> dict[int, _Value]:
+        """Rewrite a function to take values at these positions. Returns which of its results are values."""
+        values = {}
+        shapes = function.attr["_input_shapes"].list.shape if "_input_shapes" in function.attr else []
+        for position, value in arguments.items():
+            argument = function.signature.input_arg[position]
+            _retype(argument, value)
+            function.arg_attr.pop(position, None)
+            function.resource_arg_unique_id.pop(position, None)
+            if position < len(shapes):
+                _forget_shape(shapes[position])
+            values[argument.name] = value
+        body = _Body(function.node_def, self, in_function=True)
+        values = body.lift(values)
+        results = {}
+        for position, result in enumerate(function.signature.output_arg):
+            if function.ret[result.name] in values:
+                results[position] = values[function.ret[result.name]]
+                _retype(result, results[position])
+        for key, tensor in list(function.ret.items()):  # a map that is changed while it is looked through skips entries
+            function.ret[key] = body.renamed.get(tensor, tensor)
+        return results
+
     def reachable(self, nodes: Iterable[Any]) -> list[Any]:
         """The functions these nodes call, and those they call in turn, by name."""
-        return sorted(functions_called(self._functions.values(), nodes), key=lambda one: str(one.signature.name))
+        return sorted(functions_called(self.functions.values(), nodes), key=lambda called: str(called.signature.name))
 
 
-def _lift_function(function: Any, arguments: Mapping[int, Value], library: _Library) -> dict[int, Value]:
-    """Rewrite a function to take values at these positions. Returns which of its results are values."""
-    values = {}
-    shapes = function.attr["_input_shapes"].list.shape if "_input_shapes" in function.attr else []
-    for position, value in arguments.items():
-        argument = function.signature.input_arg[position]
-        _retype(argument, value)
-        function.arg_attr.pop(position, None)
-        function.resource_arg_unique_id.pop(position, None)
-        if position < len(shapes):
-            forget_shape(shapes[position])
-        values[argument.name] = value
-    body = Body(function.node_def, library, in_function=True)
-    values = body.lift(values)
-    results = {}
-    for position, result in enumerate(function.signature.output_arg):
-        if function.ret[result.name] in values:
-            results[position] = values[function.ret[result.name]]
-            _retype(result, results[position])
-    for key, tensor in list(function.ret.items()):  # a map that is changed while it is looked through skips entries
-        function.ret[key] = body.renamed.get(tensor, tensor)
-    return results
+class _Body:
+    """The nodes of a graph or of one function, which spell their tensors differently."""
+
+    def __init__(self, nodes: Any, library: _Library, *, in_function: bool) -> None:
+        self._nodes = nodes
+        self._library = library
+        self._in_function = in_function
+        self._names = {node.name for node in nodes}
+        self._has_frames = any(node.op == "Enter" for node in nodes)
+        self._taken: dict[str, tuple[Any, dict[int, _Value]]] = {}  # by node: what it takes where
+        self.renamed: dict[str, str] = {}
+        """Tensors that have another name now."""
+
+    def lift(self, values: Mapping[str, _Value]) -> dict[str, _Value]:
+        """Rewrite every consumer of `values`, tensors that were handles. Returns all tensors that are values now."""
+        reached = self._follow(values)
+        for node, taken in self._taken.values():
+            self._rewrite(node, taken)
+        if self.renamed:
+            for node in self._nodes:
+                node.input[:] = [self.renamed.get(tensor, tensor) for tensor in node.input]
+        return reached
+
+    def _follow(self, values: Mapping[str, _Value]) -> dict[str, _Value]:
+        """Follow the variables to all tensors that carry them; v1 loops pass them in circles, nodes have no order."""
+        consumers: dict[str, list[tuple[int, Any, int]]] = defaultdict(list)
+        for at, node in enumerate(self._nodes):
+            for position, tensor in enumerate(node.input):
+                if not tensor.startswith("^"):
+                    consumers[tensor if self._in_function else full(tensor)].append((at, node, position))
+        reached = dict(values)
+        waiting = list(reached)
+        calls: list[tuple[int, str]] = []  # those that take more than when they were last looked at, earliest first
+        pending: set[str] = set()  # their names
+        while waiting or calls:
+            if not waiting:
+                _, name = heapq.heappop(calls)
+                pending.remove(name)
+                passed = self._call_results(*self._taken[name])
+            else:
+                tensor = waiting.pop()
+                passed = []
+                for at, node, position in consumers[tensor]:
+                    if self._reads_reference(node, position, reached[tensor]):
+                        continue
+                    self._taken.setdefault(node.name, (node, {}))[1][position] = reached[tensor]
+                    if not self._is_call(node):
+                        passed += self._passed(node, position, reached[tensor])
+                    elif node.name not in pending:
+                        pending.add(node.name)
+                        heapq.heappush(calls, (at, node.name))
+            for tensor, value in passed:
+                if tensor not in reached:
+                    reached[tensor] = value
+                    waiting.append(tensor)
+        return reached
+
+    def _reads_reference(self, node: Any, position: int, value: _Value) -> bool:
+        """Whether the node takes the value of a reference, as all but ops on references do."""
+        if not value.reference or node.op.startswith("Ref") or node.op in ALWAYS_TRUE:
+            return False
+        return self._is_call(node) or not _takes_reference(node, position)
+
+    def _is_call(self, node: Any) -> bool:
+        return node.op in CALLS or node.op in self._library.functions
+
+    def _passed(self, node: Any, position: int, value: _Value) -> Iterator[tuple[str, _Value]]:
+        if node.op == "IdentityN":
+            yield self._result(node.name, "output", position, position), value
+        elif position == 0 or node.op in ("Merge", "RefMerge"):
+            for at, name in enumerate(results_of_pass(node.op)):
+                yield self._result(node.name, name, 0, at), value
+
+    def _call_results(self, node: Any, taken: Mapping[int, _Value]) -> list[tuple[str, _Value]]:
+        call = CALLS.get(node.op)
+        if call is None:
+            signature = self._library.functions[node.op].signature
+            results = self._library.lifted(node.op, taken)[1]
+            return [(self._result(node.name, signature.output_arg[at].name, 0, at), results[at]) for at in results]
+        arguments = {position - call.first: value for position, value in taken.items()}
+        results = {}
+        for name in functions(node) if min(arguments) >= 0 else []:
+            results |= self._library.lifted(name, arguments)[1]
+        return [(self._result(node.name, "output", at, at), value) for at, value in results.items()]
+
+    def _rewrite(self, node: Any, taken: Mapping[int, _Value]) -> None:
+        data = data_inputs(node)
+        op = node.op.removeprefix("Ref")
+        first = taken[0] if list(taken) == [0] else None
+        if self._is_call(node):
+            self._rewrite_call(node, taken)
+        elif first and node.op == "RngReadAndSkip":
+            self._rewrite_draw(node, data, tf.int64, _STATE)
+        elif first and first.seed and node.op == "ReadVariableOp":
+            self._rewrite_draw(node, data, first.dtype, _SEED)
+        elif first and first.seed and node.op == "AssignVariableOp":
+            become(node, "NoOp")
+        elif first and node.op in READS:
+            self._rewrite_read(node, data, first.dtype)
+        elif node.op in ALWAYS_TRUE:
+            before = self._result(node.name, "is_initialized", 0, 0)
+            become_constant(node, True, control=dict.fromkeys([*control_inputs(node), *self._same_frame(data[0])]))
+            self._rename_result(before, node)
+        elif node.op in WITHOUT_RESULT:
+            become(node, "NoOp", control_inputs(node))
+        elif node.op == "IdentityN":
+            for position, value in taken.items():
+                node.attr["T"].list.type[position] = value.dtype.as_datatype_enum
+        elif results_of_pass(op) and len(taken) == (len(data) if op == "Merge" else 1) and _have_one_dtype(taken):
+            node.op = op
+            node.attr["T"].type = taken[0].dtype.as_datatype_enum
+        else:
+            reason = refusal(node.op, taken[min(taken)].variable)
+            raise GraphError(f"the graph cannot be made pure: {node.op} {node.name!r} {reason}")
+
+    def _rewrite_read(self, node: Any, data: list[str], dtype: tf.DType) -> None:
+        read = READS[node.op]
+        before = self._result(node.name, read.result, 0, 0)
+        old = type(node)()
+        old.CopyFrom(node)
+        become(node, read.op, old.input)
+        for new_name, old_name in read.attributes.items():
+            if not old_name:
+                node.attr[new_name].type = dtype.as_datatype_enum
+            elif old_name in old.attr:
+                node.attr[new_name].CopyFrom(old.attr[old_name])
+        if node.op == "GatherV2":
+            axis = self._add_constant(f"{node.name}/axis", old.attr["batch_dims"].i, tf.int32, data[1])
+            node.attr["Taxis"].type = tf.int32.as_datatype_enum
+            node.input.insert(2, axis)
+        self._rename_result(before, node)
+
+    def _rewrite_draw(self, node: Any, data: list[str], dtype: tf.DType, size: int) -> None:
+        """Draw numbers from the machine, not from a generator's state: no two calls share any."""
+        before = self._result(node.name, "value", 0, 0)
+        shape = self._add_constant(f"{node.name}/shape", [size], tf.int64, data[0])
+        become(node, "NonDeterministicInts", [shape, *control_inputs(node)])
+        node.attr["dtype"].type = dtype.as_datatype_enum
+        node.attr["shape_dtype"].type = tf.int64.as_datatype_enum
+        self._rename_result(before, node)
+
+    def _rewrite_call(self, node: Any, taken: Mapping[int, _Value]) -> None:
+        for name in _ABOUT_HANDLES:
+            node.attr.pop(name, None)
+        node.ClearField("experimental_type")
+        call = CALLS.get(node.op)
+        if call is None:
+            node.op = self._library.lifted(node.op, taken)[0]
+            return
+        if min(taken) < call.first:
+            raise GraphError(f"the graph cannot be made pure: {node.op} {node.name!r} decides by a variable's handle")
+        arguments = {position - call.first: value for position, value in taken.items()}
+        lifted = [self._library.lifted(name, arguments) for name in functions(node)]
+        set_functions(node, [name for name, _ in lifted])
+        returned = [results for _, results in lifted[1 if call.loop else 0 :]]  # a loop's condition returns a truth
+        results = arguments if call.loop else returned[0]
+        for other in returned:
+            if _dtypes(other) != _dtypes(results):
+                variables = {value.variable for value in (*results.values(), *other.values())}
+                raise GraphError(
+                    f"the graph cannot be made pure: {node.op} {node.name!r} gives back a variable or something else in"
+                    f" its place, depending on which way it takes: {', '.join(sorted(variables))}"
+                )
+        for attribute, passed in ((call.arguments, arguments), (call.results, results)):
+            for position, value in passed.items():
+                node.attr[attribute].list.type[position] = value.dtype.as_datatype_enum
+        if "output_shapes" in node.attr:
+            shapes = node.attr["output_shapes"].list.shape
+            for position in results:
+                if position < len(shapes):
+                    _forget_shape(shapes[position])
+
+    def _add_constant(self, name: str, value: object, dtype: tf.DType, beside: str) -> str:
+        """A new constant in the frame of the tensor `beside`; returns how its value is spelled."""
+        node = self._nodes.add(name=fresh(name, self._names))
+        self._names.add(node.name)
+        become_constant(node, value, dtype, self._same_frame(beside))
+        return self._result(node.name, "output", 0, 0)
+
+    def _same_frame(self, tensor: str) -> list[str]:
+        """Control inputs that make a constant run in the frame of this tensor, where there are frames."""
+        node = node_of(tensor)
+        return [f"^{node}"] if self._has_frames and node in self._names else []
+
+    def _rename_result(self, before: str, node: Any) -> None:
+        after = self._result(node.name, "output", 0, 0)
+        if before != after:
+            self.renamed[before] = after
+
+    def _result(self, node: str, name: str, within: int, position: int) -> str:
+        """A node's result, spelled by name and place within it in a function, by place among all results in a graph."""
+        return f"{node}:{name}:{within}" if self._in_function else f"{node}:{position}"
 
 
-def _retype(argument: Any, value: Value) -> None:
+def _retype(argument: Any, value: _Value) -> None:
     argument.type = value.dtype.as_datatype_enum
     argument.ClearField("handle_data")
     argument.ClearField("experimental_full_type")
+
+
+def _forget_shape(shape: Any) -> None:
+    shape.Clear()
+    shape.unknown_rank = True
+
+
+def _dtypes(values: Mapping[int, _Value]) -> dict[int, tf.DType]:
+    return {position: value.dtype for position, value in values.items()}
+
+
+def _have_one_dtype(values: Mapping[int, _Value]) -> bool:
+    return len(set(_dtypes(values).values())) == 1
+
+
+def _takes_reference(node: Any, position: int) -> bool:
+    op = definition(node.op)  # TensorFlow says itself which it does not know
+    taken = argument_at(node, () if op is None else op.input_arg, position)
+    return taken is not None and bool(taken[0].is_ref)

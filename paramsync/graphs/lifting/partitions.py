@@ -1,8 +1,8 @@
-"""Partitioned v1 variables: checkpoints know the whole, so the whole is the argument, and the parts are cut from it."""
+"""Partitioned v1 variables: checkpoints have the whole, so that is the parameter, and its parts are slices of it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,124 +10,118 @@ import numpy as np
 import tensorflow as tf
 
 from paramsync.errors import GraphError
-from paramsync.graphdef.reading import fresh, node_of
+from paramsync.graphdef.reading import control_inputs, data_inputs, fresh, node_of, origin
+from paramsync.graphs.nodes import become, become_constant, become_placeholder
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """A part of a variable: the placeholder that stands for it, where it begins in the whole, how large it is."""
+class Part:
+    """Where a part lies in the whole of a partitioned variable."""
 
-    node: str
+    whole: tuple[int, ...]
     offsets: tuple[int, ...]
-    shape: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
-    """A variable that a graph has in parts."""
+class Parameter:
+    """A variable: its key in a checkpoint, and the node that gives its handle or reference.
+
+    `spec` is of the value that the node stands for. Parts of one partitioned variable share its name.
+    """
 
     name: str
+    node: str
     spec: tf.TensorSpec
-    pieces: Sequence[Piece]
-
-    def check(self) -> None:
-        """Raises GraphError where a part lies outside of the whole."""
-        sizes = tuple(self.spec.shape)
-        for one in self.pieces:
-            if (
-                len(one.offsets) != len(sizes)
-                or len(one.shape) != len(sizes)
-                or not all(
-                    0 <= start <= start + length <= size
-                    for start, length, size in zip(one.offsets, one.shape, sizes, strict=True)
-                )
-            ):
-                raise GraphError(
-                    f"variable {one.node!r}: expected a part of {self.name!r}, which has shape {list(sizes)},"
-                    f" found shape {list(one.shape)} at {list(one.offsets)}"
-                )
-
-    def is_joined(self, nodes: Sequence[str], axis: int) -> bool:
-        """Whether these nodes, one after the other along this axis, are the whole."""
-        sizes, end = list(self.spec.shape), 0
-        if not -len(sizes) <= axis < len(sizes):
-            return False
-        by_node = {one.node: one for one in self.pieces}
-        for node in nodes:
-            start, shape = [0] * len(sizes), list(sizes)
-            start[axis], shape[axis] = end, by_node[node].shape[axis]
-            if (list(by_node[node].offsets), list(by_node[node].shape)) != (start, shape):
-                return False
-            end += shape[axis]
-        return bool(end == sizes[axis])
+    part: Part | None = None
 
 
-def join(graph_def: Any, wholes: Sequence[Whole]) -> dict[str, str]:
-    """Make one placeholder of each variable and slices of its parts' placeholders; returns its node by its name.
+def join_parts(graph_def: Any, parameters: Iterable[Parameter]) -> tuple[dict[str, str], dict[str, tf.TensorSpec]]:
+    """The node and the spec of each parameter by its name, once parts are made into wholes.
 
-    Where the graph joins all parts again, it takes the whole. Raises GraphError for a part that lies outside.
+    A whole is a new placeholder, and its parts' placeholders become slices of it. Where the graph joins all parts
+    again, it takes the whole. Raises GraphError for parts that are not of one whole.
     """
+    nodes: dict[str, str] = {}
+    specs: dict[str, tf.TensorSpec] = {}
+    wholes: dict[str, list[tuple[str, Part, list[int]]]] = {}  # by name, the node, place and shape of each part
+    for parameter in parameters:
+        name, node, part = parameter.name, parameter.node, parameter.part
+        spec = parameter.spec if part is None else tf.TensorSpec(part.whole, parameter.spec.dtype)
+        if specs.setdefault(name, spec) != spec or (name in nodes and name not in wholes):
+            raise GraphError(f"several variables are called {name!r} and are not parts of one: {nodes[name]}, {node}")
+        nodes[name] = node
+        if part is not None:
+            wholes.setdefault(name, []).append((node, part, _shape_within(parameter, part)))
+    if wholes:
+        _slice(graph_def, nodes, specs, wholes)
+    return nodes, specs
+
+
+def _shape_within(parameter: Parameter, part: Part) -> list[int]:
+    """The shape of a part. Raises GraphError where it is not known, or where the part lies outside of the whole."""
+    if not parameter.spec.shape.is_fully_defined():
+        raise GraphError(f"variable {parameter.node!r} is a part of {parameter.name!r}, and its shape is not known")
+    shape = list(parameter.spec.shape)
+    if not len(part.offsets) == len(shape) == len(part.whole) or not all(
+        0 <= start <= start + length <= size
+        for start, length, size in zip(part.offsets, shape, part.whole, strict=True)
+    ):
+        raise GraphError(
+            f"variable {parameter.node!r}: expected a part of {parameter.name!r}, which has shape {list(part.whole)},"
+            f" found shape {shape} at {list(part.offsets)}"
+        )
+    return shape
+
+
+def _slice(
+    graph_def: Any,
+    placeholders: dict[str, str],
+    specs: Mapping[str, tf.TensorSpec],
+    wholes: Mapping[str, Sequence[tuple[str, Part, list[int]]]],
+) -> None:
     nodes = {node.name: node for node in graph_def.node}
-    found: dict[str, str] = {}
-    owners: dict[str, Whole] = {}  # by the node of a part
-    for whole in wholes:
-        whole.check()
-        node = _added(graph_def, nodes, f"{whole.pieces[0].node}/whole", "Placeholder")
-        node.attr["dtype"].type = whole.spec.dtype.as_datatype_enum
-        node.attr["shape"].shape.CopyFrom(whole.spec.shape.as_proto())
-        found[whole.name] = node.name
-        for one in whole.pieces:
-            owners[one.node] = whole
-            places = {"begin": one.offsets, "size": one.shape}
-            constants = [_constant(graph_def, nodes, f"{one.node}/{name}", value) for name, value in places.items()]
-            part = nodes[one.node]
-            part.op = "Slice"
-            part.attr.clear()
-            part.input.extend([node.name, *constants])
-            part.attr["T"].type = whole.spec.dtype.as_datatype_enum
-            part.attr["Index"].type = tf.int64.as_datatype_enum
-    for node in list(nodes.values()) if owners else []:
-        if node.op == "ConcatV2":
-            _take_whole(nodes, node, owners, found)
-    return found
+    owners: dict[str, str] = {}  # by the node of a part, the name of the whole
+
+    def added(name: str) -> Any:
+        name = fresh(name, nodes)
+        nodes[name] = graph_def.node.add(name=name)
+        return nodes[name]
+
+    for name, parts in wholes.items():
+        placeholders[name] = become_placeholder(added(f"{parts[0][0]}/whole"), specs[name]).name
+        for node, part, shape in parts:
+            owners[node] = name
+            constants = [
+                become_constant(added(f"{node}/{place}"), np.asarray(value, np.int64)).name
+                for place, value in (("begin", part.offsets), ("size", shape))
+            ]
+            piece = become(nodes[node], "Slice", [placeholders[name], *constants])
+            piece.attr["T"].type = specs[name].dtype.as_datatype_enum
+            piece.attr["Index"].type = tf.int64.as_datatype_enum
+    for node in list(nodes.values()):
+        if node.op == "ConcatV2":  # of all the parts of a variable, in their order, it is the variable
+            *joined, axis = data_inputs(node)
+            joined = [origin(nodes, tensor) for tensor in joined]
+            number = nodes.get(node_of(axis))
+            name = owners.get(joined[0], "") if joined else ""
+            if number is None or number.op != "Const" or not name or any(owners.get(part) != name for part in joined):
+                continue
+            places = {part: (list(place.offsets), shape) for part, place, shape in wholes[name]}
+            along = int(tf.make_ndarray(number.attr["value"].tensor))
+            if _is_whole(list(specs[name].shape), [places[part] for part in joined], along):
+                become(node, "Identity", [placeholders[name], *control_inputs(node)])
+                node.attr["T"].type = specs[name].dtype.as_datatype_enum
 
 
-def _take_whole(nodes: Mapping[str, Any], node: Any, owners: Mapping[str, Whole], wholes: Mapping[str, str]) -> None:
-    """Let a concatenation of all the parts of a variable, in their order, be the variable."""
-    *joined, axis = [one for one in node.input if not one.startswith("^")]
-    parts = [_source(nodes, one) for one in joined]
-    number = nodes.get(node_of(axis))
-    if number is None or number.op != "Const" or not all(one in owners for one in parts):
-        return
-    whole = owners[parts[0]]
-    if any(owners[one] is not whole for one in parts):
-        return
-    if whole.is_joined(parts, int(tf.make_ndarray(number.attr["value"].tensor))):
-        control = [one for one in node.input if one.startswith("^")]
-        del node.input[:]
-        node.input.extend([wholes[whole.name], *control])
-        node.op = "Identity"
-        node.attr.clear()
-        node.attr["T"].type = whole.spec.dtype.as_datatype_enum
-
-
-def _source(nodes: Mapping[str, Any], tensor: str) -> str:
-    """The node whose value a tensor is."""
-    name, seen = node_of(tensor), set[str]()
-    while name in nodes and nodes[name].op == "Identity" and name not in seen:
-        seen.add(name)
-        name = node_of(nodes[name].input[0])
-    return name
-
-
-def _added(graph_def: Any, nodes: dict[str, Any], name: str, op: str) -> Any:
-    found = fresh(name, nodes)
-    nodes[found] = graph_def.node.add(name=found, op=op)
-    return nodes[found]
-
-
-def _constant(graph_def: Any, nodes: dict[str, Any], name: str, value: Sequence[int]) -> str:
-    node = _added(graph_def, nodes, name, "Const")
-    node.attr["dtype"].type = tf.int64.as_datatype_enum
-    node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(np.asarray(value, np.int64)))
-    return str(node.name)
+def _is_whole(sizes: list[int], parts: Sequence[tuple[list[int], list[int]]], axis: int) -> bool:
+    """Whether these parts, their offsets and shapes, one after the other along this axis, are the whole."""
+    if not -len(sizes) <= axis < len(sizes):
+        return False
+    end = 0
+    for offsets, shape in parts:
+        expected, whole = [0] * len(sizes), list(sizes)
+        expected[axis], whole[axis] = end, shape[axis]
+        if (offsets, shape) != (expected, whole):
+            return False
+        end += shape[axis]
+    return end == sizes[axis]

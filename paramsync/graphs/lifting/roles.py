@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import tensorflow as tf
@@ -37,17 +36,9 @@ ALWAYS_TRUE = frozenset({"VarIsInitializedOp", "IsVariableInitialized"})  # of a
 WITHOUT_RESULT = frozenset({"DisableCopyOnRead"})  # about how the variable is kept, not what it holds
 
 # Ops that pass a variable on: the names of their results. Those for references are called the same after "Ref".
-_PASSES = {
-    "Identity": ("output",),
-    "StopGradient": ("output",),
-    "PreventGradient": ("output",),
-    "Enter": ("output",),
-    "Exit": ("output",),
-    "NextIteration": ("output",),
-    "Merge": ("output",),
-    "Switch": ("output_false", "output_true"),
-}
-
+_PASSES = dict.fromkeys(
+    ("Identity", "StopGradient", "PreventGradient", "Enter", "Exit", "NextIteration", "Merge"), ("output",)
+) | {"Switch": ("output_false", "output_true")}
 
 _SEEDS = (tf.int64, tf.uint32)  # which of them depends on Keras' version
 
@@ -82,22 +73,22 @@ class Call:
 
 
 CALLS = {
-    "PartitionedCall": Call(("f",), 0, "Tin", "Tout", "PartitionedCall"),
-    "StatefulPartitionedCall": Call(("f",), 0, "Tin", "Tout", "PartitionedCall"),
-    "While": Call(("cond", "body"), 0, "T", "T", "StatelessWhile"),
-    "StatelessWhile": Call(("cond", "body"), 0, "T", "T", "StatelessWhile"),
-    "If": Call(("then_branch", "else_branch"), 1, "Tin", "Tout", "StatelessIf"),
-    "StatelessIf": Call(("then_branch", "else_branch"), 1, "Tin", "Tout", "StatelessIf"),
-    "Case": Call(("branches",), 1, "Tin", "Tout", "StatelessCase"),
-    "StatelessCase": Call(("branches",), 1, "Tin", "Tout", "StatelessCase"),
-}
+    op: call
+    for call in (
+        Call(("f",), 0, "Tin", "Tout", "PartitionedCall"),
+        Call(("cond", "body"), 0, "T", "T", "StatelessWhile"),
+        Call(("then_branch", "else_branch"), 1, "Tin", "Tout", "StatelessIf"),
+        Call(("branches",), 1, "Tin", "Tout", "StatelessCase"),
+    )
+    for op in (call.stateless, call.stateless.removeprefix("Stateless"))
+} | {"StatefulPartitionedCall": Call(("f",), 0, "Tin", "Tout", "PartitionedCall")}
 
 _CHANGES = re.compile(r"Assign|Scatter|Apply|CountUpTo|Destroy|Restore|BoostedTrees")
 _DRAWS = re.compile(r"^Stateful|^Rng|NonDeterministicInts")
 
 
 def refusal(op: str, variable: str) -> str:
-    """What is wrong with an op that takes a variable and is none of the above."""
+    """Why an op that takes a variable, and is none of the above, cannot be lifted."""
     if _CHANGES.search(op):
         return (
             f"changes variable {variable!r} whenever it predicts; leave it out of what the outputs need"
@@ -108,28 +99,17 @@ def refusal(op: str, variable: str) -> str:
     return f"takes variable {variable!r}, and only reading a variable can be replaced by its value"
 
 
-def functions(node: Any, call: Call) -> list[str]:
-    """The functions that an op of CALLS calls, in the order of its attributes."""
-    attributes = [node.attr[name] for name in call.functions]
-    return [one.name for value in attributes for one in (value.list.func or [value.func])]
+def functions(node: Any) -> list[str]:
+    """The functions that a node whose op is in CALLS calls, in the order of its attributes."""
+    return [reference.name for reference in _references(node)]
 
 
-def set_functions(node: Any, call: Call, names: Sequence[str]) -> None:
-    attributes = [node.attr[name] for name in call.functions]
-    for one, name in zip(
-        [one for value in attributes for one in (value.list.func or [value.func])], names, strict=True
-    ):
-        one.name = name
+def set_functions(node: Any, names: Sequence[str]) -> None:
+    """Have the node call these functions instead."""
+    for reference, name in zip(_references(node), names, strict=True):
+        reference.name = name
 
 
-def definition(op: str) -> Any:
-    """What TensorFlow says of an op; None for one that it does not know."""
-    try:
-        return _known_ops().op_def_for_type(op)
-    except RuntimeError:
-        return None
-
-
-@cache
-def _known_ops() -> tf.Graph:
-    return tf.Graph()  # which knows them all, and holds none
+def _references(node: Any) -> list[Any]:
+    attributes = [node.attr[name] for name in CALLS[node.op].functions]
+    return [reference for value in attributes for reference in (value.list.func or [value.func])]

@@ -1,18 +1,22 @@
 """What a graph that somebody else made may hold: only safe ops, and no more of anything than memory can bear.
 
-A graph is code, and building it costs memory, so that this looks at the definition alone, before TensorFlow does.
+A graph is code, and building it costs memory, so that this looks at the definition alone, before TensorFlow does. Where
+TensorFlow itself would end the process, `guard` puts checks into the graph.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
+
+import tensorflow as tf
 
 from paramsync import dtypes
 from paramsync.errors import InputError, UnsafeGraphError
 from paramsync.graphdef.allowed_ops import NODES, SAFE
-from paramsync.graphdef.reading import called, functions_of
+from paramsync.graphdef.reading import bodies, called, callees_first, data_inputs, every_node, fresh, node_of
+from paramsync.graphs.nodes import become_constant
 from paramsync.host.files import shown
 from paramsync.rpc import tensor_proto
 from paramsync.v1 import graph_pb2
@@ -50,20 +54,20 @@ _STRING = 24  # bytes that TensorFlow takes for a string, however short
 
 def check(graph_def: Any, *, allowed: Collection[str] = ()) -> None:
     """Raises UnsafeGraphError. `allowed` names ops beyond those that are known to be safe."""
-    check_size(graph_def)
-    check_ops(graph_def, allowed=allowed)
+    _check_size(graph_def)
+    _check_ops(graph_def, allowed=allowed)
 
 
 def check_signatures(message: graph_pb2.Graph, graph_def: Any) -> None:
     """Each signature of a graph file is built on its own, and takes all parameters. Raises UnsafeGraphError."""
     arguments = len(message.parameters) + len(message.tables)
-    ends = sum(len(one.inputs) + len(one.outputs) for one in message.signatures.values())
+    ends = sum(len(signature.inputs) + len(signature.outputs) for signature in message.signatures.values())
     _check_at_most("parameters, tables, inputs and outputs", arguments + ends, ENDS)
-    built = arguments + sum(len(nodes) for _, nodes in _bodies(graph_def))
+    built = arguments + sum(len(nodes) for _, nodes in bodies(graph_def))
     _check_at_most("nodes and parameters, counted for each signature", built * len(message.signatures), BUILT)
 
 
-def check_ops(graph_def: Any, *, allowed: Collection[str] = ()) -> None:
+def _check_ops(graph_def: Any, *, allowed: Collection[str] = ()) -> None:
     """Every op must be a safe one, one of `allowed`, or a function of the graph. Raises UnsafeGraphError."""
     known = SAFE.union(allowed)
     functions = {function.signature.name for function in graph_def.library.function}
@@ -71,16 +75,15 @@ def check_ops(graph_def: Any, *, allowed: Collection[str] = ()) -> None:
     if disguised:
         raise UnsafeGraphError(f"the graph is not safe: expected functions with names of their own, found {disguised}")
     unsafe: dict[str, str] = {}
-    for _, nodes in _bodies(graph_def):
-        for node in nodes:
-            if node.op not in known and node.op not in functions:
-                unsafe.setdefault(node.op, node.name)
-            for name in (one.name for one in functions_of(node.attr)):
-                if name and name not in functions:
-                    raise UnsafeGraphError(
-                        f"the graph is not safe: node {shown(node.name)} calls {shown(name)},"
-                        " which is not a function of this graph"
-                    )
+    for node in every_node(graph_def):
+        if node.op not in known and node.op not in functions:
+            unsafe.setdefault(node.op, node.name)
+        for name in called(node)[1:]:
+            if name not in functions:
+                raise UnsafeGraphError(
+                    f"the graph is not safe: node {shown(node.name)} calls {shown(name)},"
+                    " which is not a function of this graph"
+                )
     if unsafe:
         listed = ", ".join(f"{shown(op)} (node {shown(node)})" for op, node in sorted(unsafe.items())[:8])
         raise UnsafeGraphError(
@@ -89,30 +92,28 @@ def check_ops(graph_def: Any, *, allowed: Collection[str] = ()) -> None:
         )
 
 
-def check_size(graph_def: Any) -> None:
-    """No recursion, no more nodes than can be built, no constants that unfold in memory. Raises UnsafeGraphError."""
+def _check_size(graph_def: Any) -> None:
+    """Refuse recursion, more nodes than can be built, and constants that unfold in memory. Raises UnsafeGraphError."""
     sizes: dict[str, int] = {}
     calls: dict[str, list[str]] = {}
-    left, tensors = REPEATED, 0
-    for body, nodes in _bodies(graph_def):
+    repeated, tensors = 0, 0
+    for body, nodes in bodies(graph_def):
         if body in sizes:
             raise UnsafeGraphError(f"the graph is not safe: expected one function {shown(body)}, found several")
         sizes[body] = len(nodes)
         _check_at_most("nodes", sum(sizes.values()), NODES)
-        names = {node.name for node in nodes}
-        if len(names) != len(nodes):
-            twice = next(name for name, count in Counter(node.name for node in nodes).items() if count > 1)
-            raise UnsafeGraphError(f"the graph is not safe: expected one node {shown(twice)}, found several")
+        name, count = Counter(node.name for node in nodes).most_common(1)[0] if nodes else ("", 1)
+        if count > 1:
+            raise UnsafeGraphError(f"the graph is not safe: expected one node {shown(name)}, found several")
         _check_merges(nodes)
         calls[body] = [name for node in nodes for name in called(node)]
         for node in nodes:
             tensors += _tensors(node)
             _check_at_most("tensors that nodes take and give", tensors, TENSORS)
             for tensor in _constants(node):
-                left -= _unfolding(node, tensor)
-                _check_at_most("bytes of constants that are not in the file", REPEATED - left, REPEATED)
-    calls = {body: [name for name in names if name in sizes] for body, names in calls.items()}
-    _check_calls(sizes, calls)
+                repeated += _unfolding(node, tensor)
+                _check_at_most("bytes of constants that are not in the file", repeated, REPEATED)
+    _check_calls(sizes, {body: [name for name in names if name in sizes] for body, names in calls.items()})
 
 
 def _check_merges(nodes: Any) -> None:
@@ -120,8 +121,8 @@ def _check_merges(nodes: Any) -> None:
     back = {node.name for node in nodes if node.op in ("NextIteration", "RefNextIteration")}
     for node in nodes:
         if back and node.op in ("Merge", "RefMerge"):
-            data = [one.partition(":")[0] for one in node.input if not one.startswith("^")]
-            outside = [one for one in data if one not in back]
+            data = [node_of(tensor) for tensor in data_inputs(node)]
+            outside = [name for name in data if name not in back]
             if 1 < len(outside) < len(data):
                 raise UnsafeGraphError(
                     f"the graph is not safe: expected one tensor that enters the loop at {shown(node.name)},"
@@ -129,29 +130,18 @@ def _check_merges(nodes: Any) -> None:
                 )
 
 
-def _check_calls(sizes: dict[str, int], calls: dict[str, list[str]]) -> None:
-    """Follows calls depth first, each function once; not recursive, for a hostile graph is deep."""
+def _check_calls(sizes: Mapping[str, int], calls: Mapping[str, Collection[str]]) -> None:
+    """Refuse functions that call themselves or are nested too deep, and too many nodes once calls are inlined."""
     expanded: dict[str, int] = {}
     depth: dict[str, int] = {}
-    entered: set[str] = set()
-    waiting = list(sizes)
-    while waiting:
-        body = waiting[-1]
-        left = [one for one in calls[body] if one not in expanded]
-        if body in expanded:
-            waiting.pop()
-        elif left:
-            entered.add(body)
-            looped = next((one for one in left if one in entered), None)
-            if looped is not None:
-                raise UnsafeGraphError(f"the graph is not safe: function {shown(looped)} calls itself")
-            waiting += dict.fromkeys(left)
-        else:
-            expanded[body] = sizes[body] + sum(expanded[one] for one in calls[body])
-            depth[body] = 1 + max((depth[one] for one in calls[body]), default=0)
+    try:
+        for body in callees_first(calls):
+            expanded[body] = sizes[body] + sum(expanded[name] for name in calls[body])
+            depth[body] = 1 + max((depth[name] for name in calls[body]), default=0)
             _check_at_most("nodes, counted where functions are called", expanded[body], EXPANDED)
             _check_at_most("functions that call one another in a row", depth[body], DEPTH)
-            waiting.pop()
+    except RecursionError as error:
+        raise UnsafeGraphError(f"the graph is not safe: function {shown(str(error))} calls itself") from error
 
 
 def _check_at_most(what: str, found: int, limit: int) -> None:
@@ -159,15 +149,8 @@ def _check_at_most(what: str, found: int, limit: int) -> None:
         raise UnsafeGraphError(f"the graph is not safe: expected at most {limit} {what}, found {found}")
 
 
-def _bodies(graph_def: Any) -> Iterator[tuple[str, Any]]:
-    """The nodes of the graph, under no name, and those of each function."""
-    yield "", graph_def.node
-    for function in graph_def.library.function:
-        yield function.signature.name, function.node_def
-
-
 def _tensors(node: Any) -> int:
-    """How many it says that it takes and gives. Raises UnsafeGraphError for a number that no tensor has."""
+    """How many tensors a node says that it takes and gives. Raises UnsafeGraphError for impossible numbers."""
     numbers = {name: value.i for name, value in node.attr.items() if value.WhichOneof("value") == "i"}
     for name, most in _MOST.items():
         if abs(numbers.get(name, 0)) > most:
@@ -192,11 +175,37 @@ def _unfolding(node: Any, tensor: Any) -> int:
         head = tensor_proto.header(tensor, f"constant {shown(node.name)}")
     except InputError as error:
         raise UnsafeGraphError(f"the graph is not safe: {error}") from error
-    said = node.attr.get("dtype")
-    if node.op == "Const" and (said is None or said.type != tensor.dtype):  # TensorFlow relies on it, and aborts
-        expected, found = dtypes.name(0 if said is None else said.type), dtypes.name(tensor.dtype)
+    declared = node.attr.get("dtype")
+    if node.op == "Const" and (
+        declared is None or declared.type != tensor.dtype
+    ):  # TensorFlow relies on it, and aborts
+        expected, found = dtypes.name(0 if declared is None else declared.type), dtypes.name(tensor.dtype)
         raise UnsafeGraphError(
             f"the graph is not safe: constant {shown(node.name)}: expected {expected}, found {found}"
         )
     size = head.count * (_STRING if tensor.dtype == dtypes.STRING else head.dtype.itemsize)
     return max(0, size - int(tensor.ByteSize()))
+
+
+def guard(graph_def: Any) -> None:
+    """Have what is gathered in batches fail like any other node where a tensor has fewer dimensions than batches.
+
+    TensorFlow takes the difference for the rank of the result, and aborts where that is negative, while it only builds
+    the graph. ExpandDims, which a gather is made to wait for, refuses the same tensors, and costs nothing.
+    """
+    for body, nodes in bodies(graph_def):
+        names = {node.name for node in nodes}
+        for node in [node for node in nodes if node.op == "GatherV2" and "batch_dims" in node.attr]:
+            batches = int(node.attr["batch_dims"].i)
+            arguments = (("Tparams", batches + 1), ("Tindices", batches)) if batches > 0 else ()
+            for at, (tensor, (kind, dimension)) in enumerate(zip(data_inputs(node), arguments, strict=False)):
+                name = fresh(f"{node.name}/guard_{at}", names)
+                names |= {name, f"{name}/dimension"}
+                # it waits for the tensor, so that it is where the tensor is: in a loop, or behind a condition
+                constant = nodes.add(name=f"{name}/dimension")
+                become_constant(constant, dimension, tf.int32, [f"^{node_of(tensor)}"])
+                spelled = f"{constant.name}:output:0" if body else constant.name
+                check = nodes.add(name=name, op="ExpandDims", input=[tensor, spelled])
+                check.attr["T"].CopyFrom(node.attr[kind])
+                check.attr["Tdim"].type = tf.int32.as_datatype_enum
+                node.input.append(f"^{name}")

@@ -34,7 +34,7 @@ def check_weight(content: bytes, kind: dict[int, Any]) -> None:
 
 
 def _weigh(content: memoryview, inner: dict[int, Any], weight: int) -> int:
-    """`weight` and that of a message, of whose fields `inner` says what is in them; None is for values."""
+    """Add the weight of a message to `weight`; `inner` has the messages in its fields, None for fields of values."""
     at = 0
     while at < len(content):
         tag, at = _varint(content, at)
@@ -59,7 +59,7 @@ def _weigh(content: memoryview, inner: dict[int, Any], weight: int) -> int:
 
 
 def _varint(content: memoryview, at: int) -> tuple[int, int]:
-    """The number there, and where it ends."""
+    """Decode the varint at `at`: its value, and where it ends."""
     value = shift = 0
     while at < len(content) and shift < 64:
         byte = content[at]

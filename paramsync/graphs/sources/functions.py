@@ -21,7 +21,7 @@ def is_function(source: Any) -> bool:
 
 
 def trace(function: Any, inputs: Any = None, *, what: str = "the function") -> Trace:
-    """`inputs` are specs of its arguments, a sequence or a mapping, where it has no input_signature."""
+    """Trace a function. `inputs` are specs of its arguments, in order or by name, where it has no input_signature."""
     if isinstance(function, tf.types.experimental.ConcreteFunction):
         if inputs is not None:
             raise GraphError(f"{what} has its inputs already: leave inputs= out")
@@ -31,8 +31,8 @@ def trace(function: Any, inputs: Any = None, *, what: str = "the function") -> T
     try:
         if isinstance(inputs, Mapping):
             return named(function.get_concrete_function(**inputs))
-        given = [inputs] if isinstance(inputs, tf.TypeSpec) else inputs
-        return named(function.get_concrete_function(*(given or ())))
+        arguments = [inputs] if isinstance(inputs, tf.TypeSpec) else inputs
+        return named(function.get_concrete_function(*(arguments or ())))
     except (TypeError, ValueError) as error:
         raise GraphError(
             f"{what} cannot be captured: it must be a tf.function with an input_signature, or inputs= must say what"
@@ -65,19 +65,19 @@ def named(function: Any) -> Trace:
 
 def result_names(function: Any, names: Sequence[str] = ()) -> list[str]:
     """What the outputs are called: the keys of the result, joined, or these names, or their positions."""
-    found = [(path, one) for path, one in leaves(function.structured_outputs) if one is not None]
-    if len(found) != len(names):
-        names = ["outputs" if len(found) == 1 else f"outputs_{position}" for position in range(len(found))]
-    keyed = any(not path.replace("_", "").isdigit() for path, _ in found if path)
-    paths = [(path if keyed else name, one) for (path, one), name in zip(found, names, strict=True)]
-    flat = [name for path, one in paths for name in components(path, one)]
+    results = [(path, value) for path, value in leaves(function.structured_outputs) if value is not None]
+    if len(results) != len(names):
+        names = ["outputs" if len(results) == 1 else f"outputs_{position}" for position in range(len(results))]
+    keyed = any(not path.replace("_", "").isdigit() for path, _ in results if path)
+    paths = [(path if keyed else name, value) for (path, value), name in zip(results, names, strict=True)]
+    flat = [name for path, value in paths for name in components(path, value)]
     if len(flat) != len(function.outputs):
         flat = [f"outputs_{position}" for position in range(len(function.outputs))]
     return unique(flat)
 
 
 def reason(error: Exception) -> str:
-    """What an error says, in one line; of one in a function that was converted, what comes after where it was.
+    """The message of an error in one line, without the places in code that autograph lists.
 
     What Keras adds to it, colours and all that the call was given, is left out.
     """

@@ -15,7 +15,7 @@ import tensorflow as tf
 from paramsync.errors import GraphError
 from paramsync.graphs.sources.functions import reason, result_names
 from paramsync.graphs.sources.objects import objects
-from paramsync.graphs.sources.structures import components, leaves, mapped, unique
+from paramsync.graphs.sources.structures import components, leaves, unique
 from paramsync.graphs.sources.traces import Own, Trace
 
 _CONTEXT = frozenset({"training", "mask"})  # what Keras itself passes to a call
@@ -29,7 +29,7 @@ class _Input:
 
 
 def trace(model: keras.layers.Layer, inputs: Any = None) -> Trace:
-    """What `model` computes when it predicts.
+    """Trace what `model` computes when it predicts.
 
     `inputs` are specs of what its call takes: those of its first argument, nested as that is, or a mapping by the names
     of its arguments. Without, they are what the model was built with. Raises GraphError.
@@ -40,29 +40,33 @@ def trace(model: keras.layers.Layer, inputs: Any = None) -> Trace:
     if getattr(model, "inputs", None):
         return _symbolically_traced(model)
     arguments = _built(model)
-    found = _traced(model, arguments)
-    others = _misread(found)  # the dtypes a model was built with are not on record
-    return _traced(model, mapped(arguments, lambda one: others.get(one.name, one))) if others else found
+    traced = _traced(model, arguments)
+    corrected = _misread(traced)  # the dtypes a model was built with are not on record
+    return (
+        _traced(model, tf.nest.map_structure(lambda leaf: corrected.get(leaf.name, leaf), arguments))
+        if corrected
+        else traced
+    )
 
 
 def _traced(model: keras.layers.Layer, arguments: tuple[Sequence[Any], Mapping[str, Any]]) -> Trace:
     """The trace for these arguments, positional and by name, whose leaves are each an _Input."""
-    found = [one for _, one in leaves(arguments)]
+    specs = [leaf for _, leaf in leaves(arguments)]
 
     def predict(*tensors: Any) -> Any:
-        given = iter(tensors)
-        positional, named = mapped(arguments, lambda _: next(given))
+        left = iter(tensors)
+        positional, named = tf.nest.map_structure(lambda _: next(left), arguments)
         return model(*positional, training=False, **named)
 
     try:
-        function = tf.function(predict, autograph=False).get_concrete_function(*(one.spec for one in found))
+        function = tf.function(predict, autograph=False).get_concrete_function(*(leaf.spec for leaf in specs))
     except (TypeError, ValueError, LookupError, AttributeError, tf.errors.OpError) as error:
         raise GraphError(
-            f"model {model.name!r} cannot be called with {', '.join(one.name for one in found) or 'nothing'}: say what"
-            f" it takes, inputs= as tf.TensorSpec: {reason(error)}"
+            f"model {model.name!r} cannot be called with {', '.join(leaf.name for leaf in specs) or 'nothing'}: say"
+            f" what it takes, inputs= as tf.TensorSpec: {reason(error)}"
         ) from error
-    names = [part for one in found for part in components(one.name, one.spec)]
-    own = Own(f"model {model.name!r}", [one.spec for one in found], predict)
+    names = [part for leaf in specs for part in components(leaf.name, leaf.spec)]
+    own = Own(f"model {model.name!r}", [leaf.spec for leaf in specs], predict)
     return Trace(function, unique(names), result_names(function, _output_names(model)), own)
 
 
@@ -82,10 +86,10 @@ def _symbolically_traced(model: keras.Model) -> Trace:
 def _symbolic(model: keras.Model) -> Any:
     """The inputs of a functional or sequential model, nested as it takes them."""
     structure = model.inputs[0] if isinstance(model, keras.Sequential) else model.input
-    found = list(leaves(structure, "" if isinstance(structure, Mapping) else "inputs"))
-    given = _readable([one.name for _, one in found], _MADE_UP_INPUT)
-    named = iter([name or path for name, (path, _) in zip(given, found, strict=True)])
-    return mapped(structure, lambda one: _Input(next(named), _spec(one)))
+    tensors = list(leaves(structure, "" if isinstance(structure, Mapping) else "inputs"))
+    names = _readable([leaf.name for _, leaf in tensors], _MADE_UP_INPUT)
+    named = iter([name or path for name, (path, _) in zip(names, tensors, strict=True)])
+    return tf.nest.map_structure(lambda leaf: _Input(next(named), _spec(leaf)), structure)
 
 
 def _spec(tensor: keras.KerasTensor) -> tf.TypeSpec:
@@ -108,7 +112,7 @@ def _given(model: keras.layers.Layer, inputs: Any) -> tuple[list[Any], dict[str,
 def _named(specs: Any, prefix: str) -> Any:
     """Each spec with its path for a name, or with the one it has."""
     named = (_Input(getattr(spec, "name", None) or path, spec) for path, spec in leaves(specs, prefix))
-    return mapped(specs, lambda _: next(named))
+    return tf.nest.map_structure(lambda _: next(named), specs)
 
 
 def _built(model: keras.layers.Layer) -> tuple[list[Any], dict[str, Any]]:
@@ -139,17 +143,17 @@ def _specs(shapes: Any, dtype: str) -> Any:
 
 def _parameters(model: keras.layers.Layer) -> list[str]:
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    found = inspect.signature(model.call).parameters.values()
-    return [one.name for one in found if one.kind in kinds and one.name not in _CONTEXT]
+    parameters = inspect.signature(model.call).parameters.values()
+    return [parameter.name for parameter in parameters if parameter.kind in kinds and parameter.name not in _CONTEXT]
 
 
-def _misread(found: Trace) -> dict[str, _Input]:
+def _misread(traced: Trace) -> dict[str, _Input]:
     """The inputs that are floats and read only as whole numbers or strings: they were never meant to be floats."""
     inputs = {}
-    for name, tensor in zip(found.inputs, found.function.inputs, strict=False):
+    for name, tensor in zip(traced.inputs, traced.function.inputs, strict=False):
         readers = tensor.consumers()
-        dtypes = {one.outputs[0].dtype for one in readers}
-        if tensor.dtype.is_floating and len(dtypes) == 1 and all(one.type == "Cast" for one in readers):
+        dtypes = {reader.outputs[0].dtype for reader in readers}
+        if tensor.dtype.is_floating and len(dtypes) == 1 and all(reader.type == "Cast" for reader in readers):
             dtype = dtypes.pop()
             if dtype.is_integer or dtype == tf.string:
                 inputs[name] = _Input(name, tf.TensorSpec(tensor.shape, dtype))
@@ -162,7 +166,7 @@ def _output_names(model: keras.layers.Layer) -> list[str]:
         names, made_by = [model.layers[-1].name], {layer.name: layer for layer in model.layers}
     else:
         names = list(getattr(model, "output_names", None) or ())
-        made_by = {one.name: one for one in getattr(model, "operations", ())}
+        made_by = {operation.name: operation for operation in getattr(model, "operations", ())}
     made_up = "|".join(rf"{_snake_case(type(made_by[name]).__name__)}(_\d+)?" for name in names if name in made_by)
     plain = ["outputs"] if len(names) == 1 else [f"outputs_{position}" for position in range(len(names))]
     return [name or otherwise for name, otherwise in zip(_readable(names, made_up), plain, strict=True)]
@@ -179,9 +183,9 @@ def _snake_case(name: str) -> str:
 
 
 def _refuse_state(model: keras.layers.Layer) -> None:
-    for one in objects(model):
-        if isinstance(one, keras.layers.Layer) and getattr(one, "stateful", False):
+    for layer in objects(model):
+        if isinstance(layer, keras.layers.Layer) and getattr(layer, "stateful", False):
             raise GraphError(
-                f"layer {one.name!r} keeps its state from one call to the next, stateful=True, and a prediction cannot:"
-                " build the model that serves with stateful=False, or make the state an input and an output"
+                f"layer {layer.name!r} keeps its state from one call to the next, stateful=True, and a prediction"
+                " cannot: build the model that serves with stateful=False, or make the state an input and an output"
             )

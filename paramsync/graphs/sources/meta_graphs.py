@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
 from google.protobuf.message import DecodeError
-from tensorflow.core.framework import attr_value_pb2
+from tensorflow.core.framework import node_def_pb2
 from tensorflow.core.protobuf import meta_graph_pb2
 
 from paramsync.errors import GraphError, UnfinishedMetaError
 from paramsync.graphdef.reading import full, node_of
 from paramsync.graphs.draft import Draft, finish
 from paramsync.graphs.graph import Graph
+from paramsync.graphs.nodes import argument_at
 from paramsync.graphs.safety.weight import META_GRAPH, check_weight
+from paramsync.graphs.sources.table_contents import Foreign
 from paramsync.graphs.sources.traces import endpoint
 from paramsync.graphs.sources.v1_graphs import V1Graph, variable_defs
-from paramsync.graphs.sources.v1_tables import Foreign
 from paramsync.graphs.specs import DEFAULT_SIGNATURE
 from paramsync.host import files
 from paramsync.v1 import graph_pb2
@@ -64,54 +64,41 @@ def draft_of_meta(
 ) -> Draft:
     """What a MetaGraphDef computes between these tensors. Raises GraphError; see `capture_meta`."""
     graph = v1_graph(meta, where, Foreign({}, allowed))
+    starts, ends = _named(inputs, "inputs"), _named(outputs, "outputs")
     signature = graph_pb2.Signature(
-        inputs=[_input(graph, meta, name, tensor) for name, tensor in named(inputs, "inputs").items()],
-        outputs=[
-            graph_pb2.Endpoint(name=name, tensor=full(tensor)) for name, tensor in named(outputs, "outputs").items()
-        ],
+        inputs=[_input(graph, meta, name, tensor) for name, tensor in starts.items()],
+        outputs=[graph_pb2.Endpoint(name=name, tensor=full(tensor)) for name, tensor in ends.items()],
     )
     return graph.draft({DEFAULT_SIGNATURE: signature}, unused_inputs=False)
 
 
 def v1_graph(meta: Any, where: str, foreign: Foreign) -> V1Graph:
     """The graph of a MetaGraphDef."""
-    collections = meta.collection_def
-    initialisers = [*_nodes(collections, tf.compat.v1.GraphKeys.TABLE_INITIALIZERS), *_main_operations(meta)]
+    collections, keys = meta.collection_def, tf.compat.v1.GraphKeys
+    variables = collections[keys.GLOBAL_VARIABLES].bytes_list.value if keys.GLOBAL_VARIABLES in collections else ()
+    main = meta.signature_def.get("__saved_model_init_op")  # what a SavedModel runs before its first prediction
+    fillers = [] if main is None else [end.name for end in main.outputs.values()]
+    for key in (keys.TABLE_INITIALIZERS, "saved_model_main_op", "legacy_init_op"):
+        if key in collections:
+            fillers += collections[key].node_list.value
     return V1Graph(
         where,
         meta.graph_def,
         saver=meta.saver_def.save_tensor_name,
-        variables=variable_defs(_bytes(collections, tf.compat.v1.GraphKeys.GLOBAL_VARIABLES), where),
-        fillers=initialisers,
+        variables=variable_defs(variables, where),
+        fillers=list(map(node_of, fillers)),
         foreign=foreign,
     )
 
 
-def named(tensors: Ends, what: str) -> dict[str, str]:
+def _named(tensors: Ends, what: str) -> dict[str, str]:
     """Tensors by what callers say: where nothing is said, the tensor's own name. Raises GraphError."""
     if isinstance(tensors, Mapping):
         return dict(tensors)
-    found = {one.removesuffix(":0"): one for one in tensors}
-    if len(found) != len(tensors):
+    named = {tensor.removesuffix(":0"): tensor for tensor in tensors}
+    if len(named) != len(tensors):
         raise GraphError(f"{what}: expected each tensor once, found {', '.join(tensors)}")
-    return found
-
-
-def _main_operations(meta: Any) -> list[str]:
-    """What a SavedModel runs before its first prediction."""
-    signature = meta.signature_def.get("__saved_model_init_op")
-    found = [one.name for one in signature.outputs.values()] if signature is not None else []
-    for key in ("saved_model_main_op", "legacy_init_op"):
-        found += _nodes(meta.collection_def, key)
-    return [node_of(one) for one in found]
-
-
-def _nodes(collections: Any, key: str) -> list[str]:
-    return list(collections[key].node_list.value) if key in collections else []
-
-
-def _bytes(collections: Any, key: str) -> list[bytes]:
-    return list(collections[key].bytes_list.value) if key in collections else []
+    return named
 
 
 def _input(graph: V1Graph, meta: Any, name: str, tensor: str) -> graph_pb2.Endpoint:
@@ -138,25 +125,20 @@ def _dtype(meta: Any, node: Any, port: int) -> int | None:
     """The dtype of a result, by the definition of the op that meta graphs come with; None where there is none."""
     if node.op.startswith("Placeholder"):
         return int(node.attr["dtype"].type) if port == 0 else None
-    functions = (one.signature for one in meta.graph_def.library.function)
+    functions = (function.signature for function in meta.graph_def.library.function)
     definitions = (*meta.meta_info_def.stripped_op_list.op, *functions)
-    definition = next((one for one in definitions if one.name == node.op), None)
+    definition = next((op for op in definitions if op.name == node.op), None)
     if definition is None:
         raise GraphError(
             f"the meta graph does not define the op {node.op} of {node.name!r}, so that it is not known what it gives:"
             " expected one from a Saver or export_meta_graph, or an input that is a placeholder"
         )
-    attributes = defaultdict(
-        attr_value_pb2.AttrValue, {one.name: one.default_value for one in definition.attr} | dict(node.attr)
-    )
-    for result in definition.output_arg:
-        if result.type_list_attr:
-            dtypes = attributes[result.type_list_attr].list.type
-            count = len(dtypes)
-        else:
-            dtypes = [result.type or attributes[result.type_attr].type]
-            count = attributes[result.number_attr].i if result.number_attr else 1
-        if port < count:
-            return int(dtypes[port if result.type_list_attr else 0])
-        port -= count
-    return None
+    whole = node_def_pb2.NodeDef(attr={attribute.name: attribute.default_value for attribute in definition.attr})
+    whole.MergeFrom(node)
+    found = argument_at(whole, definition.output_arg, port)
+    if found is None:
+        return None
+    result, position = found
+    if result.type_list_attr:
+        return int(whole.attr[result.type_list_attr].list.type[position])
+    return int(result.type or whole.attr[result.type_attr].type)

@@ -1,4 +1,4 @@
-"""What a model itself computes, called once on inputs that are made up, and whether its graph gives the same.
+"""Calls a model once on inputs that are made up, and compares what it gives with what its graph gives.
 
 A graph comes from a trace, and a model may be traced otherwise than it is called: by its own code or by Keras'.
 """
@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from itertools import chain
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from paramsync.errors import GraphError
+from paramsync.graphdef.reading import every_node
 from paramsync.graphs.graph import Graph
 from paramsync.graphs.sources.functions import reason
 from paramsync.graphs.sources.traces import Trace
@@ -37,16 +37,16 @@ def compare(graph: Graph, signature: str, trace: Trace, values: Sequence[tf.Tens
     """
     if trace.own is None or graph.stochastic or not tf.executing_eagerly():
         return
-    given, expected = _called(trace, signature)
+    inputs, expected = _called(trace, signature)
     if expected is None:
         return
     try:
-        found = graph(values, dict(zip(trace.inputs, given, strict=True)), signature=signature)
+        outputs = graph(values, dict(zip(trace.inputs, inputs, strict=True)), signature=signature)
     except (tf.errors.OpError, ValueError, TypeError) as error:
         raise GraphError(_otherwise(trace, f"its graph cannot compute what the model does: {reason(error)}")) from error
     rounding = max((_ROUNDING.get(dtype, _OTHER_ROUNDING) for dtype in _dtypes(graph)), default=_OTHER_ROUNDING)
     for name, wanted in zip(trace.outputs, expected, strict=True):
-        if name in found and (difference := _difference(name, found[name], wanted, rounding)):
+        if name in outputs and (difference := _difference(name, outputs[name], wanted, rounding)):
             raise GraphError(_otherwise(trace, difference))
 
 
@@ -54,15 +54,15 @@ def _called(trace: Trace, signature: str) -> tuple[list[tf.Tensor], list[tf.Tens
     """The inputs by their tensors, and what the model gives for them: None where it cannot."""
     assert trace.own is not None
     why = ""
-    for sizes in _SIZES if any(None in (one.shape or ()) for one in trace.own.specs) else _SIZES[:1]:
+    for sizes in _SIZES if any(None in (spec.shape or ()) for spec in trace.own.specs) else _SIZES[:1]:
         try:
-            given = [_made_up(spec, sizes, np.random.default_rng(0)) for spec in trace.own.specs]
-            results = tf.nest.flatten(trace.own.call(*given), expand_composites=True)
-            tensors = [tf.convert_to_tensor(one) for one in results if one is not None]
+            inputs = [_made_up(spec, sizes, np.random.default_rng(0)) for spec in trace.own.specs]
+            results = tf.nest.flatten(trace.own.call(*inputs), expand_composites=True)
+            tensors = [tf.convert_to_tensor(result) for result in results if result is not None]
         except Exception as error:  # noqa: BLE001, what does not compute on such inputs may well do so on real ones
             why = reason(error)
         else:
-            return tf.nest.flatten(given, expand_composites=True), tensors
+            return tf.nest.flatten(inputs, expand_composites=True), tensors
     _log.debug("%s of %s was not compared with its own call: %s", signature, trace.own.name, why)
     return [], None
 
@@ -80,17 +80,17 @@ def _otherwise(trace: Trace, difference: str) -> str:
 def _difference(name: str, found: tf.Tensor, wanted: tf.Tensor, rounding: float) -> str:
     """Of one output; "" where it is the same."""
     if (found.dtype, found.shape) != (wanted.dtype, wanted.shape):
-        mine = described(found.dtype.name, tuple(found.shape))
-        return f"its graph gives {name!r} as {mine}, the model {_described_beside(found, wanted)}"
-    one, other = found.numpy(), wanted.numpy()
+        ours_described = described(found.dtype.name, tuple(found.shape))
+        return f"its graph gives {name!r} as {ours_described}, the model {_described_beside(found, wanted)}"
+    ours, expected = found.numpy(), wanted.numpy()
     if not (found.dtype.is_floating or found.dtype.is_complex):
-        return "" if np.array_equal(one, other) else f"{name!r} differs from what the model gives"
+        return "" if np.array_equal(ours, expected) else f"{name!r} differs from what the model gives"
     wide = np.complex128 if found.dtype.is_complex else np.float64
-    one, other = np.asarray(one).astype(wide), np.asarray(other).astype(wide)
-    if np.allclose(one, other, rtol=0, atol=rounding * _scale(other), equal_nan=True):
+    ours, expected = np.asarray(ours).astype(wide), np.asarray(expected).astype(wide)
+    if np.allclose(ours, expected, rtol=0, atol=rounding * _scale(expected), equal_nan=True):
         return ""
-    by = np.max(np.abs(one - other), initial=0.0, where=np.isfinite(one - other))
-    return f"{name!r} differs from what the model gives, by up to {by:.3g} of {_scale(other):.3g}"
+    by = np.max(np.abs(ours - expected), initial=0.0, where=np.isfinite(ours - expected))
+    return f"{name!r} differs from what the model gives, by up to {by:.3g} of {_scale(expected):.3g}"
 
 
 def _described_beside(found: tf.Tensor, wanted: tf.Tensor) -> str:
@@ -105,7 +105,7 @@ def _scale(array: Any) -> float:
 def _dtypes(graph: Graph) -> Iterator[str]:
     """Those of everything that is computed."""
     graph_def = tf.compat.v1.GraphDef.FromString(graph.message().graph_def)
-    for node in chain(graph_def.node, *(function.node_def for function in graph_def.library.function)):
+    for node in every_node(graph_def):
         for value in node.attr.values():
             if value.type in (tf.float16.as_datatype_enum, tf.bfloat16.as_datatype_enum):
                 yield tf.as_dtype(value.type).name

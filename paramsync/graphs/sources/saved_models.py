@@ -1,4 +1,4 @@
-"""SavedModels: those of TensorFlow 2 become ones of TensorFlow 1, for what their programs do is in functions there.
+"""SavedModels of TensorFlow 1, and those of TensorFlow 2, which become ones of TensorFlow 1.
 
 A SavedModel of TensorFlow 2 keeps in its graph what one of TensorFlow 1 does, its signatures, variables and tables, but
 variables are restored and tables filled inside functions. Nothing of it is run to find out how.
@@ -6,34 +6,35 @@ variables are restored and tables filled inside functions. Nothing of it is run 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
+from google.protobuf.message import DecodeError
+from tensorflow.core.protobuf import meta_graph_pb2, saved_model_pb2
 
-from paramsync.errors import GraphError, UnfinishedError
-from paramsync.graphdef.reading import node_of
+from paramsync.checkpoint.reader import Bundle
+from paramsync.errors import CorruptCheckpointError, GraphError, UnfinishedError
+from paramsync.graphdef.reading import node_of, origin
 from paramsync.graphs.draft import Draft, finish
 from paramsync.graphs.graph import Graph
-from paramsync.graphs.lifting.walks import leading_to
+from paramsync.graphs.inlining import inlined
+from paramsync.graphs.nodes import PLAIN_CALLS, become, become_constant, leading_to, with_functions
 from paramsync.graphs.object_paths import Ways
-from paramsync.graphs.sources.v1_saved_models import (
-    draft_of_v1_saved_model,
-    is_v1,
-    parsed_saved_model,
-    signature_names,
-    variables,
-)
-from paramsync.graphs.sources.v1_tables import TABLES
+from paramsync.graphs.safety.weight import SAVED_MODEL, check_weight
+from paramsync.graphs.sources.meta_graphs import v1_graph
+from paramsync.graphs.sources.structures import components
+from paramsync.graphs.sources.table_contents import FILLERS, TABLES, Asset, Foreign
+from paramsync.graphs.sources.traces import endpoint, endpoint_of
+from paramsync.host import files
+from paramsync.v1 import graph_pb2
 
-_CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
-_FILLERS = frozenset({"InitializeTableV2", "InitializeTableFromTextFileV2", "LookupTableImportV2"})
-_INITIALISERS = tf.compat.v1.GraphKeys.TABLE_INITIALIZERS
+_SERVE = "serve"  # the tag of the graph that predicts
+_INTERNAL = "__saved_model_"  # begins the names of signatures that are for whoever restores, not for callers
 _MAIN = "__saved_model_init_op"
-_DEPTH = 8  # of functions that call functions: a SavedModel that was loaded and saved again has one level more
-_LIMIT = 200_000
+_MOST = 200_000  # operations that restore and initialise
 _TRIED = 64  # signatures, each on its own: each costs what building its part of the graph does
 
 
@@ -44,26 +45,52 @@ class SavedModel:
         """`allowed` names ops that may be in it although they are not known to be safe. Raises GraphError."""
         self._directory = directory
         self._allowed = allowed
-        self._saved = parsed_saved_model(directory)
+        saved = parsed_saved_model(directory)
+        self._meta = next((meta for meta in saved.meta_graphs if set(meta.meta_info_def.tags) == {_SERVE}), None)
+        if self._meta is None:
+            tags = " | ".join(", ".join(meta.meta_info_def.tags) for meta in saved.meta_graphs)
+            raise GraphError(f"{directory}: expected a graph tagged {_SERVE}, found those tagged {tags}")
         self._keys: dict[str, str] = {}
         self._called: dict[str, str] = {}
         try:
-            for meta in () if is_v1(self._saved) else self._saved.meta_graphs:
-                if list(meta.meta_info_def.tags) == ["serve"]:
-                    self._keys = _Written(meta, directory).keys
-                    self._called = _called(meta, self._keys.values())
+            if not is_v1(saved):
+                self._keys = _Written(self._meta, directory).keys
+                self._called = _called(self._meta, self._keys.values())
         except (LookupError, ValueError) as error:
             raise GraphError(f"{directory} is not a whole SavedModel: {error}") from error
-        self.signatures = signature_names(directory, self._saved)
+        self._signatures = {
+            name: definition
+            for name, definition in self._meta.signature_def.items()
+            if not name.startswith(_INTERNAL) and definition.outputs
+        }
+        self.signatures = sorted(self._signatures)
 
     def draft(self, signatures: Collection[str] | None = None) -> Draft:
-        """All signatures or those named. Parameters go by their keys in its `variables` checkpoint.
+        """All signatures or those named; inputs and outputs are called as there.
 
-        Raises GraphError, UnsafeGraphError for what it computes with.
+        Parameters go by their keys in its `variables` checkpoint. Raises GraphError, UnsafeGraphError for what it
+        computes with.
         """
-        found = draft_of_v1_saved_model(self._directory, self._saved, signatures=signatures, allowed=self._allowed)
-        named = [replace(one, name=self._keys.get(one.node, one.name)) for one in found.parameters]
-        return replace(found, parameters=named, called=self._called)
+        where = str(self._directory)
+        chosen = sorted(self._signatures if signatures is None else signatures)
+        unknown = [name for name in chosen if name not in self._signatures]
+        if unknown or not self._signatures:
+            raise GraphError(
+                f"{where}: expected signature {', '.join(unknown) or 'definitions'},"
+                f" found {', '.join(self.signatures) or 'none'}"
+            )
+        drafted = {
+            name: graph_pb2.Signature(
+                inputs=_endpoints(self._signatures[name].inputs, where),
+                outputs=_endpoints(self._signatures[name].outputs, where),
+                method_name=self._signatures[name].method_name,
+            )
+            for name in chosen
+        }
+        foreign = Foreign(_assets(self._directory, self._meta), self._allowed)
+        draft = v1_graph(self._meta, where, foreign).draft(drafted, unused_inputs=True)
+        named = [replace(variable, name=self._keys.get(variable.node, variable.name)) for variable in draft.parameters]
+        return replace(draft, parameters=named, called=self._called)
 
     def graph(self) -> Graph:
         """Of all signatures that can be served. Raises GraphError where none can, UnfinishedError while files come.
@@ -92,11 +119,80 @@ class SavedModel:
         return ""
 
 
+def parsed_saved_model(directory: Path) -> Any:
+    """The message of the SavedModel in this directory. Raises GraphError, UnsafeGraphError for a monstrous one."""
+    path = directory / "saved_model.pb"
+    try:
+        content = files.content(path, limit=files.MAX_MESSAGE)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise GraphError(f"{directory}: expected a SavedModel, found no {path.name}") from error
+    check_weight(content, SAVED_MODEL)
+    try:
+        return saved_model_pb2.SavedModel.FromString(content)
+    except DecodeError as error:
+        raise GraphError(f"{path} is not a readable SavedModel: {error}") from error
+
+
+def variables(directory: Path) -> Bundle:
+    """The checkpoint of the SavedModel in this directory. Raises CorruptCheckpointError, OSError."""
+    folder = directory / "variables"
+    try:
+        with files.beneath(directory, folder.name) as descriptor:
+            return Bundle.open(folder / "variables", mapped=False, folder=descriptor)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise CorruptCheckpointError(folder, expected="the folder of a checkpoint", found=error.strerror) from error
+
+
+def is_v1(saved: Any) -> bool:
+    """Whether a SavedModel, its message, is one of TensorFlow 1, which knows nothing of objects."""
+    return not any(meta.HasField("object_graph_def") for meta in saved.meta_graphs)
+
+
+def _endpoints(tensors: Mapping[str, Any], where: str) -> list[graph_pb2.Endpoint]:
+    return [part for name in sorted(tensors) for part in _parts(name, tensors[name], where)]
+
+
+def _parts(name: str, info: Any, where: str) -> Iterator[graph_pb2.Endpoint]:
+    """One input or output; a sparse or ragged one is several."""
+    try:
+        if info.WhichOneof("encoding") == "coo_sparse":
+            spec = tf.SparseTensorSpec(tf.TensorShape(info.tensor_shape), tf.as_dtype(info.dtype))
+            sparse = info.coo_sparse
+            tensors = (sparse.indices_tensor_name, sparse.values_tensor_name, sparse.dense_shape_tensor_name)
+            kinds = (((None, spec.shape.rank), tf.int64), ((None,), spec.dtype), ((spec.shape.rank,), tf.int64))
+            for part, tensor, kind in zip(components(name, spec), tensors, kinds, strict=True):
+                yield endpoint_of(part, tensor, tf.TensorSpec(*kind))
+        elif info.WhichOneof("encoding") == "composite_tensor":
+            spec = tf.TypeSpec.experimental_from_proto(info.composite_tensor.type_spec)
+            for part, inner in zip(components(name, spec), info.composite_tensor.components, strict=True):
+                yield endpoint(part, inner.name, inner.dtype, inner.tensor_shape)
+        else:
+            yield endpoint(name, info.name, info.dtype, info.tensor_shape)
+    except (ValueError, TypeError) as error:
+        raise GraphError(f"{where}: {name!r} is of a kind that is not known here: {error}") from error
+
+
+def _assets(directory: Path, meta: Any) -> dict[str, Asset]:
+    """The files that come with a SavedModel by the tensors that name them. Raises GraphError."""
+    listed = list(meta.asset_file_def)
+    if "saved_model_assets" in meta.collection_def:
+        for content in meta.collection_def["saved_model_assets"].any_list.value:
+            asset = meta_graph_pb2.AssetFileDef()
+            try:
+                known = content.Unpack(asset)
+            except DecodeError:
+                known = False
+            if not known:
+                raise GraphError(f"{directory} lists assets that are not readable")
+            listed.append(asset)
+    return {asset.tensor_info.name: Asset(directory, asset.filename) for asset in listed}
+
+
 def _called(meta: Any, keys: Iterable[str]) -> dict[str, str]:
     """What the variables of these keys were called in the program that saved them."""
     ways = Ways(meta.object_graph_def.nodes)
-    found = {key: ways.node(key) for key in keys}
-    return {key: ways.nodes[at].variable.name for key, at in found.items() if at is not None}
+    numbers = {key: ways.node(key) for key in keys}
+    return {key: ways.nodes[number].variable.name for key, number in numbers.items() if number is not None}
 
 
 class _Written:
@@ -121,33 +217,37 @@ class _Written:
         meta.signature_def.pop(_MAIN, None)
         meta.ClearField("saver_def")
         meta.collection_def.clear()
-        meta.collection_def[_INITIALISERS].node_list.value.extend(self._fillers)
+        meta.collection_def[tf.compat.v1.GraphKeys.TABLE_INITIALIZERS].node_list.value.extend(self._fillers)
+
+    def _written_out(self, *calls: Any) -> Any:
+        """The nodes that these calls of functions are."""
+        nodes = inlined(with_functions(self._meta.graph_def, calls), most=_MOST).graph_def.node
+        for node in nodes:
+            if node.op in PLAIN_CALLS:
+                raise LookupError(f"{node.name!r} calls {node.attr['f'].func.name!r}, which it does not have")
+        return nodes
 
     def _write_creating(self) -> None:
-        functions = _functions(self._meta)
         for call in self._nodes.values():
-            creates = call.op in _CALLS and list(call.attr["Tout"].list.type) == [tf.resource.as_datatype_enum]
+            creates = call.op in PLAIN_CALLS and list(call.attr["Tout"].list.type) == [tf.resource.as_datatype_enum]
             if creates and not call.input:
-                body = _Body(functions)
-                body.write_out(call)
-                table = next((node for node in body.finished() if node.op in TABLES), None)
+                table = next((node for node in self._written_out(call) if node.op in TABLES), None)
                 if table is not None:
-                    call.op = table.op
-                    call.attr.clear()
+                    become(call, table.op)
                     for name, value in table.attr.items():
                         call.attr[name].CopyFrom(value)
 
     def _read_restoring(self) -> None:
         call = self._nodes.get(self._meta.saver_def.restore_op_name)
-        if call is None or call.op not in _CALLS:
+        if call is None or call.op not in PLAIN_CALLS:
             return
-        body = _Body(_functions(self._meta))
-        body.write_out(call)
-        for node in body.finished():
+        nodes = {node.name: node for node in self._written_out(call)}
+        for node in nodes.values():
             if node.op == "AssignVariableOp":
-                self.keys[node_of(body.origin(node.input[0]))] = body.restored(node.input[1])
+                self.keys[origin(nodes, node.input[0])] = _restored(nodes, node.input[1])
             elif node.op == "LookupTableImportV2":
-                self._add_table(node, [body.restored(tensor) for tensor in node.input[1:3]], body.origin(node.input[0]))
+                keys = [_restored(nodes, tensor) for tensor in node.input[1:3]]
+                self._add_table(node, keys, origin(nodes, node.input[0]))
         self._name_twins()
 
     def _name_twins(self) -> None:
@@ -169,107 +269,43 @@ class _Written:
         if missing:
             raise GraphError(f"{self._directory}: table {table!r} should be in its checkpoint as {missing[0]!r}")
         bundle.verify(keys)
+        constants = [
+            become_constant(self._meta.graph_def.node.add(name=f"{node.name}/{part}"), bundle.array(key)).name
+            for part, key in zip(("keys", "values"), keys, strict=True)
+        ]
         filler = self._meta.graph_def.node.add()
         filler.CopyFrom(node)
-        del filler.input[:]
-        filler.input.append(table)
-        for part, key, kind in zip(("keys", "values"), keys, ("Tin", "Tout"), strict=True):
-            constant = self._meta.graph_def.node.add(name=f"{node.name}/{part}", op="Const")
-            constant.attr["dtype"].type = node.attr[kind].type
-            constant.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(bundle.array(key)))
-            filler.input.append(constant.name)
+        filler.input[:] = [table, *constants]
         self._fillers.append(filler.name)
 
     def _write_initialising(self) -> None:
         main = self._meta.signature_def[_MAIN].outputs if _MAIN in self._meta.signature_def else {}
-        body = _Body(_functions(self._meta))
-        for call in leading_to(self._nodes, [f"^{node_of(one.name)}" for one in main.values()]):
-            if call.op in _CALLS:
-                body.write_out(call)
-        for node in body.finished():
+        needed = leading_to(self._nodes, [f"^{node_of(end.name)}" for end in main.values()])
+        for node in self._written_out(*(call for call in needed if call.op in PLAIN_CALLS)):
             self._meta.graph_def.node.append(node)
-            if node.op in _FILLERS:
+            if node.op in FILLERS:
                 self._fillers.append(node.name)
 
     def _write_assets(self) -> None:
-        assets = {node_of(one.tensor_info.name) for one in self._meta.asset_file_def}
-        held = {
+        assets = {node_of(asset.tensor_info.name) for asset in self._meta.asset_file_def}
+        paths = {
             node_of(node.input[0]): node.input[1]
             for node in self._nodes.values()
             if node.op == "AssignVariableOp" and node_of(node.input[1]) in assets
         }
         for node in self._meta.graph_def.node:
-            if node.op == "ReadVariableOp" and node_of(node.input[0]) in held:
-                node.op = "Identity"
-                path = held[node_of(node.input[0])]
-                del node.input[:]
-                node.input.append(path)
-                node.attr["T"].CopyFrom(node.attr.pop("dtype"))
+            if node.op == "ReadVariableOp" and node_of(node.input[0]) in paths:
+                become(node, "Identity", [paths[node_of(node.input[0])]])
+                node.attr["T"].type = tf.string.as_datatype_enum
 
 
-def _functions(meta: Any) -> dict[str, Any]:
-    return {function.signature.name: function for function in meta.graph_def.library.function}
-
-
-class _Body:
-    """Nodes of functions written out as nodes of the graph that calls them; what only orders them is left out."""
-
-    def __init__(self, functions: Mapping[str, Any]) -> None:
-        self._functions = functions
-        self._nodes: dict[str, Any] = {}
-        self._written = 0  # calls too, which leave no node
-        self._results: dict[str, str] = {}  # what the results of calls were
-
-    def write_out(self, call: Any, depth: int = 0) -> None:
-        function = self._functions[call.attr["f"].func.name]
-        tensors = [one for one in call.input if not one.startswith("^")]
-        names = (argument.name for argument in function.signature.input_arg)
-        given = dict(zip(names, tensors, strict=True))
-
-        def spelled(tensor: str) -> str:
-            node, *port = tensor.split(":")  # node:result:position, where every op here has one result or one list
-            return f"{call.name}/{node}:{port[-1]}" if port else given[node]
-
-        for node in function.node_def:
-            copy = type(node)(name=f"{call.name}/{node.name}", op=node.op, attr=node.attr)
-            copy.input.extend(spelled(one) for one in node.input if not one.startswith("^"))
-            if copy.op in _CALLS and depth < _DEPTH:
-                self.write_out(copy, depth + 1)
-            else:
-                self._nodes[copy.name] = copy
-            self._written += 1
-            if self._written > _LIMIT:
-                raise ValueError(f"more than {_LIMIT} operations")
-        for position, argument in enumerate(function.signature.output_arg):
-            self._results[f"{call.name}:{position}"] = spelled(function.ret[argument.name])
-
-    def finished(self) -> list[Any]:
-        for node in self._nodes.values():
-            for position, tensor in enumerate(node.input):
-                node.input[position] = self._resolved(tensor)
-        return list(self._nodes.values())
-
-    def origin(self, tensor: str) -> str:
-        """The tensor that this one is, whatever hands it on."""
-        for _ in range(_LIMIT):
-            node = self._nodes.get(node_of(tensor))
-            if node is None or node.op != "Identity":
-                return tensor
-            tensor = node.input[0]
-        raise ValueError(f"{tensor!r} is itself")
-
-    def restored(self, tensor: str) -> str:
-        """The key that a tensor is read under."""
-        found = self.origin(tensor)
-        read = self._nodes[node_of(found)]
-        if read.op != "RestoreV2":
-            raise ValueError(f"{found!r} is not read from a checkpoint")
-        names = self._nodes[node_of(self.origin(read.input[1]))].attr["value"].tensor.string_val
-        return str(names[int(found.partition(":")[2] or 0)].decode())
-
-    def _resolved(self, tensor: str) -> str:
-        for _ in range(_LIMIT):
-            if tensor not in self._results:
-                return tensor
-            tensor = self._results[tensor]
-        raise ValueError(f"{tensor!r} is itself")
+def _restored(nodes: Mapping[str, Any], tensor: str) -> str:
+    """The key that a tensor is read under."""
+    for _ in nodes:  # no more of them can hand it on
+        if nodes[node_of(tensor)].op == "Identity":
+            tensor = nodes[node_of(tensor)].input[0]
+    read = nodes[node_of(tensor)]
+    if read.op != "RestoreV2":
+        raise ValueError(f"{tensor!r} is not read from a checkpoint")
+    names = nodes[origin(nodes, read.input[1])].attr["value"].tensor.string_val
+    return str(names[int(tensor.partition(":")[2] or 0)].decode())

@@ -1,4 +1,4 @@
-"""What a v1 Saver calls the variables of a graph in its checkpoints, and which of them are parts of a larger one."""
+"""Reads from a v1 Saver's nodes under which keys it saves variables, and which are parts of a partitioned one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from paramsync.errors import GraphError
-from paramsync.graphdef.reading import node_of
+from paramsync.graphdef.reading import node_of, origin, reach
 from paramsync.graphs.draft import Parameter, Part
 
 VARIABLES = frozenset({"Variable", "VariableV2", "VarHandleOp"})
@@ -25,15 +25,17 @@ def parameters(
     `saver` is the tensor that makes a Saver save ("": any Saver of the graph; None: no Saver). What it does not save is
     called what its VariableDef in `variables` says, which knows parts, or else as its node. Raises GraphError.
     """
-    saved = {one.variable_name.removesuffix(":0"): _defined(one) for one in variables}
+    saved = {variable.variable_name.removesuffix(":0"): _defined(variable) for variable in variables}
     saved |= {} if saver is None else _saved(nodes, saver)
     found = [_parameter(node, saved.get(node.name, (node.name, None))) for node in wanted if node.op in VARIABLES]
     whole: dict[str, Parameter] = {}
-    for one in found:
-        other = whole.setdefault(one.name, one)
-        if other is not one and (one.part is None or other.part is None or one.part.whole != other.part.whole):
+    for parameter in found:
+        other = whole.setdefault(parameter.name, parameter)
+        part, other_part = parameter.part, other.part
+        if other is not parameter and (part is None or other_part is None or part.whole != other_part.whole):
             raise GraphError(
-                f"variables {other.node!r} and {one.node!r} are both saved as {one.name!r}, and are not parts of one"
+                f"variables {other.node!r} and {parameter.node!r} are both saved as {parameter.name!r}, and are not"
+                " parts of one"
             )
     return found
 
@@ -66,41 +68,26 @@ def _defined(variable: Any) -> _Saved:
 
 def _saved(nodes: Mapping[str, Any], saver: str) -> dict[str, _Saved]:
     """By node: what SaveV2 writes of each variable, where several do the first one's word counts."""
-    found: dict[str, _Saved] = {}
+    saved: dict[str, _Saved] = {}
     for node in _saving(nodes, saver):
         _, names, places, *tensors = node.input
         listed = zip(tensors, _words(nodes, names, len(tensors)), _words(nodes, places, len(tensors)), strict=True)
         for tensor, name, place in listed:
-            variable = _variable(nodes, tensor)
-            if variable is not None:
-                found.setdefault(variable, (name, _part(place) if place else None))
-    return found
+            variable = origin(nodes, tensor, _PASSES)
+            if variable in nodes and nodes[variable].op in VARIABLES:
+                saved.setdefault(variable, (name, _part(place) if place else None))
+    return saved
 
 
 def _saving(nodes: Mapping[str, Any], saver: str) -> list[Any]:
-    if not saver:
-        return [node for node in nodes.values() if node.op == "SaveV2"]
-    waiting, seen = [node_of(saver)], set()
-    while waiting:
-        name = waiting.pop()
-        if name in nodes and name not in seen:
-            seen.add(name)
-            if nodes[name].op != "SaveV2":  # what is saved is not computed by saving
-                waiting += [node_of(one) for one in nodes[name].input]
-    return [node for node in nodes.values() if node.name in seen and node.op == "SaveV2"]
+    """The nodes that write a checkpoint."""
 
+    def before(name: str) -> Iterable[str]:
+        saves = name not in nodes or nodes[name].op == "SaveV2"  # what is saved is not computed by saving
+        return () if saves else map(node_of, nodes[name].input)
 
-def _variable(nodes: Mapping[str, Any], tensor: str) -> str | None:
-    seen = set()
-    while (name := node_of(tensor)) in nodes and name not in seen:
-        seen.add(name)
-        node = nodes[name]
-        if node.op in VARIABLES:
-            return name
-        if node.op not in _PASSES or not node.input:
-            return None
-        tensor = node.input[0]
-    return None
+    reached = reach([node_of(saver)], before) if saver else nodes
+    return [node for node in nodes.values() if node.name in reached and node.op == "SaveV2"]
 
 
 def _words(nodes: Mapping[str, Any], tensor: str, count: int) -> Sequence[str]:
@@ -109,14 +96,14 @@ def _words(nodes: Mapping[str, Any], tensor: str, count: int) -> Sequence[str]:
     words = list(node.attr["value"].tensor.string_val) if node is not None and node.op == "Const" else []
     if not 0 < len(words) <= count:
         raise GraphError(f"{tensor!r} should list {count} names or places of variables for a Saver, and does not")
-    return [one.decode(errors="backslashreplace") for one in words + words[-1:] * (count - len(words))]
+    return [word.decode(errors="backslashreplace") for word in words + words[-1:] * (count - len(words))]
 
 
 def _part(place: str) -> Part:
     """From the words of SaveV2: the sizes of the whole, then where the part begins and its size, "6 2 0,3:0,2"."""
     *sizes, extents = place.split(" ")
     try:
-        starts = [0 if one == "-" else int(one.split(",")[0]) for one in extents.split(":")]
+        starts = [0 if extent == "-" else int(extent.split(",")[0]) for extent in extents.split(":")]
         part = Part(whole=tuple(map(int, sizes)), offsets=tuple(starts))
     except ValueError as error:
         raise GraphError(f"a Saver says of a part of a variable that it lies at {place!r}") from error

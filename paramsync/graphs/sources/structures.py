@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -12,22 +12,18 @@ SEPARATOR = "_"
 
 def leaves(structure: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     """Every leaf and its path, keys and positions joined to `name`; in the order of tf.nest: by key in a mapping."""
-    for part, inner in _children(structure):
-        yield from leaves(inner, f"{name}{SEPARATOR}{part}".lstrip(SEPARATOR))
-    if not _is_nested(structure):
-        yield name, structure
-
-
-def mapped(structure: Any, change: Callable[[Any], Any]) -> Any:
-    """The same structure, in plain dicts, lists and tuples, with each leaf changed; called in the order of `leaves`."""
+    children: Iterable[tuple[Any, Any]]
     if isinstance(structure, Mapping):
-        changed = {key: mapped(structure[key], change) for key in sorted(structure)}
-        return {key: changed[key] for key in structure}
-    if isinstance(structure, tuple) and hasattr(structure, "_fields"):
-        return type(structure)(*(mapped(inner, change) for inner in structure))
-    if _is_nested(structure):
-        return (tuple if isinstance(structure, tuple) else list)(mapped(inner, change) for inner in structure)
-    return change(structure)
+        children = ((key, structure[key]) for key in sorted(structure))
+    elif isinstance(structure, tuple) and hasattr(structure, "_fields"):
+        children = zip(structure._fields, structure, strict=True)
+    elif isinstance(structure, list | tuple) and not isinstance(structure, tf.TensorShape):
+        children = enumerate(structure)
+    else:
+        yield name, structure
+        return
+    for part, inner in children:
+        yield from leaves(inner, f"{name}{SEPARATOR}{part}".lstrip(SEPARATOR))
 
 
 def components(name: str, spec: Any) -> list[str]:
@@ -50,24 +46,11 @@ def components(name: str, spec: Any) -> list[str]:
 
 def unique(names: Sequence[str]) -> list[str]:
     """The names, with a number after those that come again."""
-    found: list[str] = []
+    taken: list[str] = []
     for name in names:
         candidate, number = name, 0
-        while candidate in found:
+        while candidate in taken:
             number += 1
             candidate = f"{name}{SEPARATOR}{number}"
-        found.append(candidate)
-    return found
-
-
-def _children(structure: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(structure, Mapping):
-        yield from ((str(key), structure[key]) for key in sorted(structure))
-    elif isinstance(structure, tuple) and hasattr(structure, "_fields"):
-        yield from zip(structure._fields, structure, strict=True)
-    elif _is_nested(structure):
-        yield from ((str(position), inner) for position, inner in enumerate(structure))
-
-
-def _is_nested(structure: Any) -> bool:
-    return isinstance(structure, Mapping | list | tuple) and not isinstance(structure, tf.TensorShape)
+        taken.append(candidate)
+    return taken

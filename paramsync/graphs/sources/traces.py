@@ -1,4 +1,4 @@
-"""From traced functions to a Draft: what they capture is told apart, variables, tables and constants, and shared."""
+"""Merges traced functions into a Draft: tells the variables, tables and constants that they capture apart."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ import numpy as np
 import tensorflow as tf
 
 from paramsync.errors import GraphError
-from paramsync.graphs.draft import Draft, Parameter, Table
+from paramsync.graphdef.reading import control_inputs, data_inputs, node_of
+from paramsync.graphs.draft import Draft, Parameter
 from paramsync.graphs.lifting.roles import READS, is_seed
-from paramsync.graphs.sources.live_tables import contents
+from paramsync.graphs.nodes import become_constant
+from paramsync.graphs.sources.table_contents import live_table
+from paramsync.graphs.tables import pack
 from paramsync.v1 import bundle_pb2, graph_pb2
 
 CONSTANTS_LIMIT = 1 << 30
@@ -50,26 +53,24 @@ def draft_of_traces(
     for position, (name, trace) in enumerate(traces.items()):
         merged.add(name, trace, f"signature_{position}/" if len(traces) > 1 else "")
     parameters = list(merged.parameters.values())
-    draft = Draft(
-        merged.graph_def, parameters, merged.signatures, merged.tables, seeds=merged.seeds, unused_inputs=True
-    )
+    draft = Draft(merged.graph_def, parameters, merged.signatures, merged.tables, merged.seeds, unused_inputs=True)
     return draft, merged.variables
 
 
-def only(found: Draft, outputs: Collection[str]) -> Draft:
+def only(draft: Draft, outputs: Collection[str]) -> Draft:
     """The draft with these outputs alone. Raises GraphError for one that no signature has, or a signature of none."""
     signatures = {}
-    for name, signature in found.signatures.items():
-        kept = [one for one in signature.outputs if one.name in outputs]
+    for name, signature in draft.signatures.items():
+        kept = [end for end in signature.outputs if end.name in outputs]
         signatures[name] = graph_pb2.Signature(inputs=signature.inputs, outputs=kept, method_name=signature.method_name)
-    there = {one.name for signature in found.signatures.values() for one in signature.outputs}
-    unknown = sorted(set(outputs) - there)
-    if unknown or not all(one.outputs for one in signatures.values()):
+    known = {end.name for signature in draft.signatures.values() for end in signature.outputs}
+    unknown = sorted(set(outputs) - known)
+    if unknown or not all(signature.outputs for signature in signatures.values()):
         raise GraphError(
-            f"outputs: expected some of {', '.join(sorted(there)) or 'none'}, of each signature at least one,"
+            f"outputs: expected some of {', '.join(sorted(known)) or 'none'}, of each signature at least one,"
             f" found {', '.join(outputs) or 'none'}"
         )
-    return replace(found, signatures=signatures)
+    return replace(draft, signatures=signatures)
 
 
 def endpoint(name: str, tensor: str, dtype: int, shape: Any) -> graph_pb2.Endpoint:
@@ -77,6 +78,11 @@ def endpoint(name: str, tensor: str, dtype: int, shape: Any) -> graph_pb2.Endpoi
     return graph_pb2.Endpoint(
         name=name, tensor=tensor, dtype=dtype, shape=bundle_pb2.TensorShape.FromString(shape.SerializeToString())
     )
+
+
+def endpoint_of(name: str, spelled: str, tensor: tf.Tensor | tf.TensorSpec) -> graph_pb2.Endpoint:
+    """An Endpoint of what the tensor is."""
+    return endpoint(name, spelled, tensor.dtype.base_dtype.as_datatype_enum, tensor.shape.as_proto())
 
 
 class _Merged:
@@ -88,7 +94,7 @@ class _Merged:
         self.parameters: dict[str, Parameter] = {}
         self.variables: dict[str, tf.Variable] = {}
         self.signatures: dict[str, graph_pb2.Signature] = {}
-        self.tables: list[Table] = []
+        self.tables: list[graph_pb2.Table] = []
         self.seeds: dict[str, tf.TensorSpec] = {}
         keys = {} if keys is None else keys
         self._keys = {id(_handles(variable)[0]): name for name, variable in keys.items()}
@@ -103,41 +109,40 @@ class _Merged:
             graph_def = function.graph.as_graph_def()
         except ValueError as error:
             raise GraphError(f"{name!r} is too large, make variables of its constants: {error}") from error
-        given = function.inputs[: len(trace.inputs)]
-        captured = {tensor.op.name: position for position, tensor in enumerate(function.inputs[len(given) :])}
-        outside = function.captured_inputs
+        count = len(trace.inputs)
+        captured = {
+            placeholder.op.name: value
+            for placeholder, value in zip(function.inputs[count:], function.captured_inputs, strict=True)
+        }
         names = {node.name: prefix + node.name for node in graph_def.node}
-        for inside, position in captured.items():
-            whole = self._whole.get(id(outside[position]))
-            one = outside[position] if whole is None else _handles(whole)[0]
-            names[inside] = self._nodes.setdefault(id(one), names[inside])
+        for placeholder, value in captured.items():
+            whole = self._whole.get(id(value))
+            first = value if whole is None else _handles(whole)[0]
+            names[placeholder] = self._nodes.setdefault(id(first), names[placeholder])
         reads = {node.name for node in graph_def.node if node.op in READS}
-        there = {node.name for node in self.graph_def.node}
-        variables = {id(handle): one for one in function.graph.variables for handle in _handles(one)}
+        added = {node.name for node in self.graph_def.node}
+        variables = {id(handle): variable for variable in function.graph.variables for handle in _handles(variable)}
         for node in graph_def.node:
-            if names[node.name] in there:
+            if names[node.name] in added:
                 continue  # captured by an earlier one too, or of another replica
             copy = self._copy(node, names, reads)
-            there.add(copy.name)
+            added.add(copy.name)
             if node.name in captured:
-                value = outside[captured[node.name]]
+                value = captured[node.name]
                 if id(value) in variables:
-                    variable = self._whole.get(id(value), variables[id(value)])
-                    if is_seed(variable.name.removesuffix(":0"), variable):
-                        self.seeds[copy.name] = tf.TensorSpec(variable.shape, variable.dtype)
-                    else:
-                        self._add_parameter(copy.name, variable)
+                    self._add_variable(copy.name, self._whole.get(id(value), variables[id(value)]))
                 elif value.dtype == tf.resource:
-                    self.tables.append(Table(copy.name, *contents(value, node.name, graph_def)))
+                    self.tables.append(pack(copy.name, *live_table(value, node.name, graph_def)))
                 else:
                     self._make_constant(copy, value)
         self.graph_def.versions.CopyFrom(graph_def.versions)
-        for one in graph_def.library.function:
-            if one.signature.name not in self._functions:
-                self._functions.add(one.signature.name)
-                self.graph_def.library.function.add().CopyFrom(one)
+        for called in graph_def.library.function:
+            if called.signature.name not in self._functions:
+                self._functions.add(called.signature.name)
+                self.graph_def.library.function.add().CopyFrom(called)
         self.signatures[name] = graph_pb2.Signature(
-            inputs=_endpoints(trace.inputs, given, names), outputs=_endpoints(trace.outputs, function.outputs, names)
+            inputs=_endpoints(trace.inputs, function.inputs[:count], names),
+            outputs=_endpoints(trace.outputs, function.outputs, names),
         )
 
     def _copy(self, node: Any, names: Mapping[str, str], reads: Collection[str]) -> Any:
@@ -145,34 +150,36 @@ class _Merged:
         copy.CopyFrom(node)
         copy.name = names[node.name]
         copy.attr.pop("_class", None)  # speaks of other nodes by their old names
-        del copy.input[:]
-        for one in node.input:
-            name, colon, port = one.removeprefix("^").partition(":")
-            if not one.startswith("^"):
-                copy.input.append(names[name] + colon + port)
-            elif name not in reads:  # a function waits for all its reads, those of other outputs too
-                copy.input.append(f"^{names[name]}")
+        waits = [name[1:] for name in control_inputs(node)]
+        copy.input[:] = [
+            *(names[node_of(tensor)] + tensor[len(node_of(tensor)) :] for tensor in data_inputs(node)),
+            *(f"^{names[name]}" for name in waits if name not in reads),  # a function waits for all its reads
+        ]
         return copy
 
-    def _add_parameter(self, node: str, variable: tf.Variable) -> None:
+    def _add_variable(self, node: str, variable: tf.Variable) -> None:
+        spec = tf.TensorSpec(variable.shape, variable.dtype)
+        if is_seed(variable.name.removesuffix(":0"), variable):
+            self.seeds[node] = spec
+            return
         name = self._name_of(variable)
         if name in self.parameters:
             raise GraphError(
                 f"several variables are called {name!r}: say root=, the object that their checkpoint is made of"
             )
-        self.parameters[name] = Parameter(name, node, tf.TensorSpec(variable.shape, variable.dtype))
+        self.parameters[name] = Parameter(name, node, spec)
         self.variables[name] = variable
 
     def _name_of(self, variable: tf.Variable) -> str:
         if self._by_own_names:
             return str(variable.name.removesuffix(":0"))
-        handle, *others = _handles(variable)
+        handle, *replicas = _handles(variable)
         if id(handle) not in self._keys:
             raise GraphError(
                 f"{variable.name!r} is a variable that is not part of the model; only its own are published: make it"
                 " an attribute of the model, or say root=, an object that has both"
             )
-        if others and variable.synchronization == tf.VariableSynchronization.ON_READ:
+        if replicas and variable.synchronization == tf.VariableSynchronization.ON_READ:
             _check_that_it_has_one_value(variable)
         return self._keys[id(handle)]
 
@@ -189,16 +196,13 @@ class _Merged:
                 f"the tensors that the functions take from outside have {self._bytes} bytes or more and at most"
                 f" {CONSTANTS_LIMIT} can be constants of a graph: make {node.name!r} and the like variables"
             )
-        node.op = "Const"
-        node.attr.clear()
-        node.attr["dtype"].type = value.dtype.as_datatype_enum
-        node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(array))
+        become_constant(node, array)
 
 
 def _handles(variable: Any) -> list[Any]:
     """Of a variable of a distribution strategy, those of all its replicas, in any context; else the only one."""
     many = variable.values if isinstance(variable, tf.distribute.DistributedValues) else [variable]
-    return [one.handle for one in many]
+    return [replica.handle for replica in many]
 
 
 def _check_that_it_has_one_value(variable: Any) -> None:
@@ -213,6 +217,6 @@ def _check_that_it_has_one_value(variable: Any) -> None:
 
 def _endpoints(names: Sequence[str], tensors: Iterable[tf.Tensor], own: Mapping[str, str]) -> list[graph_pb2.Endpoint]:
     return [
-        endpoint(name, f"{own[one.op.name]}:{one.value_index}", one.dtype.as_datatype_enum, one.shape.as_proto())
-        for name, one in zip(names, tensors, strict=True)
+        endpoint_of(name, f"{own[tensor.op.name]}:{tensor.value_index}", tensor)
+        for name, tensor in zip(names, tensors, strict=True)
     ]

@@ -1,8 +1,8 @@
-"""A graph of TensorFlow 1 as it was found, and the Draft of what lies between some of its tensors."""
+"""Drafts of TensorFlow 1 graphs: what lies between some tensors, whether or not the code that built it is left."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,29 +16,43 @@ from paramsync.graphs.draft import Draft
 from paramsync.graphs.lifting.cut import cut
 from paramsync.graphs.lifting.purity import PRINTS
 from paramsync.graphs.lifting.roles import is_seed
-from paramsync.graphs.lifting.walks import leading_to, with_functions
-from paramsync.graphs.safety.checks import check
-from paramsync.graphs.safety.guards import guard
-from paramsync.graphs.sources import saver_names, v1_tables
-from paramsync.graphs.sources.traces import endpoint
-from paramsync.graphs.sources.v1_tables import Foreign
+from paramsync.graphs.nodes import leading_to, with_functions
+from paramsync.graphs.safety.checks import check, guard
+from paramsync.graphs.sources import saver_names
+from paramsync.graphs.sources.structures import components
+from paramsync.graphs.sources.table_contents import TABLES, Foreign, modernised, v1_tables
+from paramsync.graphs.sources.traces import endpoint_of
+from paramsync.graphs.specs import DEFAULT_SIGNATURE
 from paramsync.v1 import graph_pb2
 
 # What lifting takes away, or refuses and says why: of no harm to a process that only builds the graph
-_VARIABLE_OPS = (
-    *("Variable", "VariableV2", "VarHandleOp", "ReadVariableOp", "ResourceGather", "ResourceGatherNd"),
-    *("VariableShape", "VarIsInitializedOp", "IsVariableInitialized", "RefIdentity", "RefEnter", "RefExit"),
-    *("RefSwitch", "RefMerge", "RefNextIteration", "RefSelect", "TemporaryVariable", "DestroyTemporaryVariable"),
-    *(
-        "RngReadAndSkip",
-        "Assign",
-        "AssignAdd",
-        "AssignSub",
-        "AssignVariableOp",
-        "AssignAddVariableOp",
-        "AssignSubVariableOp",
-    ),
-)
+_VARIABLE_OPS = """
+    Variable VariableV2 VarHandleOp ReadVariableOp ResourceGather ResourceGatherNd VariableShape VarIsInitializedOp
+    IsVariableInitialized RefIdentity RefEnter RefExit RefSwitch RefMerge RefNextIteration RefSelect TemporaryVariable
+    DestroyTemporaryVariable RngReadAndSkip Assign AssignAdd AssignSub AssignVariableOp AssignAddVariableOp
+    AssignSubVariableOp
+"""
+
+
+def draft_of_tensors(inputs: Any, outputs: Any, *, saver: Any = None) -> Draft:
+    """What the graph of these tensors computes between them: one tensor, a sequence, or a mapping by what callers say.
+
+    Parameters are called what `saver`, a tf.compat.v1.train.Saver of the graph, calls them; without one, their own
+    names, which is what a Saver that is told nothing calls them too. A tensor in a sequence goes by its own name; a
+    sparse or ragged one is several. The graph is left as it is. Raises GraphError.
+    """
+    starts, ends = dict(_named(inputs, "inputs")), dict(_named(outputs, "outputs"))
+    if not ends:
+        raise GraphError("outputs: expected at least one tensor of a v1 graph, found none")
+    graphs = {id(tensor.graph): tensor.graph for tensor in (*starts.values(), *ends.values())}
+    if len(graphs) != 1:
+        raise GraphError(f"inputs and outputs: expected tensors of one graph, found some of {len(graphs)}")
+    graph = _of_live(next(iter(graphs.values())), saver)
+    signature = graph_pb2.Signature(
+        inputs=[endpoint_of(name, tensor.name, tensor) for name, tensor in starts.items()],
+        outputs=[endpoint_of(name, tensor.name, tensor) for name, tensor in ends.items()],
+    )
+    return graph.draft({DEFAULT_SIGNATURE: signature}, unused_inputs=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,15 +73,14 @@ class V1Graph:
     _nodes: dict[str, Any] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "graph_def", v1_tables.modernised(self.graph_def))
+        object.__setattr__(self, "graph_def", modernised(self.graph_def))
         object.__setattr__(self, "_nodes", {node.name: node for node in self.graph_def.node})
 
     def node(self, tensor: str) -> Any:
         """The node of a tensor. Raises GraphError, which lists the placeholders there are."""
-        found = self._nodes.get(node_of(tensor))
-        if found is None:
+        if node_of(tensor) not in self._nodes:
             raise self.unknown(tensor)
-        return found
+        return self._nodes[node_of(tensor)]
 
     def unknown(self, tensor: str) -> GraphError:
         placeholders = [node.name for node in self.graph_def.node if node.op.startswith("Placeholder")]
@@ -80,20 +93,23 @@ class V1Graph:
         Raises GraphError, which names what is unknown, and UnsafeGraphError for a foreign graph that needs what a
         program should not run for somebody else.
         """
-        found = self._reached(signatures.values())
+        reached = self._reached(signatures.values())
         if self.foreign is not None:
-            allowed = (*self.foreign.allowed, *v1_tables.TABLES, *_VARIABLE_OPS, *PRINTS)
-            check(with_functions(self.graph_def, found), allowed=allowed)
-        if any(not one.dtype for signature in signatures.values() for one in signature.outputs):
+            allowed = (*self.foreign.allowed, *TABLES, *_VARIABLE_OPS.split(), *PRINTS)
+            check(with_functions(self.graph_def, reached), allowed=allowed)
+        if any(not end.dtype for signature in signatures.values() for end in signature.outputs):
             signatures = self._described(signatures, unused_inputs=unused_inputs)
-        variables = saver_names.parameters(self._nodes, found, saver=self.saver, variables=self.variables)
-        names = {one.node: self._nodes[one.node].attr["shared_name"].s.decode(errors="replace") for one in variables}
-        seeds = {one.node: one.spec for one in variables if is_seed(names[one.node], one.spec)}
+        variables = saver_names.parameters(self._nodes, reached, saver=self.saver, variables=self.variables)
+        seeds = {
+            variable.node: variable.spec
+            for variable in variables
+            if is_seed(self._nodes[variable.node].attr["shared_name"].s.decode(errors="replace"), variable.spec)
+        }
         return Draft(
             self.graph_def,
-            [one for one in variables if one.node not in seeds],
+            [variable for variable in variables if variable.node not in seeds],
             signatures,
-            v1_tables.tables(self.graph_def, found, fillers=self.fillers, foreign=self.foreign),
+            v1_tables(self.graph_def, reached, fillers=self.fillers, foreign=self.foreign),
             seeds,
             unused_inputs=unused_inputs,
         )
@@ -101,20 +117,18 @@ class V1Graph:
     def _reached(self, signatures: Iterable[graph_pb2.Signature]) -> list[Any]:
         names: set[str] = set()
         for signature in signatures:
-            for one in (*signature.inputs, *signature.outputs):
-                self.node(one.tensor)
-            for one in signature.inputs:
-                self._require_dtype(one)
-            fed = {full(one.tensor) for one in signature.inputs}
-            outputs = [one.tensor for one in signature.outputs]
+            for end in (*signature.inputs, *signature.outputs):
+                self.node(end.tensor)
+            for end in signature.inputs:
+                try:
+                    tf.as_dtype(end.dtype)
+                except TypeError as error:
+                    what = f"input {end.name!r}, {end.tensor!r}"
+                    raise GraphError(f"{self.where}: {what}, is of no dtype: {error}") from error
+            fed = {full(end.tensor) for end in signature.inputs}
+            outputs = [end.tensor for end in signature.outputs]
             names.update(node.name for node in leading_to(self._nodes, outputs, fed=fed))
         return [node for node in self.graph_def.node if node.name in names]
-
-    def _require_dtype(self, one: graph_pb2.Endpoint) -> None:
-        try:
-            tf.as_dtype(one.dtype)
-        except TypeError as error:
-            raise GraphError(f"{self.where}: input {one.name!r}, {one.tensor!r}, is of no dtype: {error}") from error
 
     def _described(
         self, signatures: Mapping[str, graph_pb2.Signature], *, unused_inputs: bool
@@ -123,7 +137,7 @@ class V1Graph:
         described = {}
         for name, signature in signatures.items():
             graph_def, placed = cut(self.graph_def, {name: signature}, ends=(), unused_inputs=unused_inputs)
-            outputs = [one.tensor for one in placed[name].outputs]
+            outputs = [end.tensor for end in placed[name].outputs]
             built = with_functions(graph_def, graph_def.node)
             guard(built)
             with tf.Graph().as_default():
@@ -131,12 +145,13 @@ class V1Graph:
                     results = tf.graph_util.import_graph_def(built, return_elements=outputs, name="")
                 except (ValueError, TypeError, KeyError, tf.errors.OpError) as error:
                     raise GraphError(f"{self.where} holds a graph that cannot be imported: {error}") from error
-            found = [
-                endpoint(one.name, one.tensor, result.dtype.base_dtype.as_datatype_enum, result.shape.as_proto())
-                for one, result in zip(signature.outputs, results, strict=True)
-            ]
             described[name] = graph_pb2.Signature(
-                inputs=signature.inputs, outputs=found, method_name=signature.method_name
+                inputs=signature.inputs,
+                outputs=[
+                    endpoint_of(end.name, end.tensor, result)
+                    for end, result in zip(signature.outputs, results, strict=True)
+                ],
+                method_name=signature.method_name,
             )
         return described
 
@@ -144,6 +159,47 @@ class V1Graph:
 def variable_defs(contents: Iterable[bytes], where: str) -> list[Any]:
     """The entries of a collection of variables. Raises GraphError."""
     try:
-        return [variable_pb2.VariableDef.FromString(one) for one in contents]
+        return list(map(variable_pb2.VariableDef.FromString, contents))
     except DecodeError as error:
         raise GraphError(f"{where} lists variables that are not readable: {error}") from error
+
+
+def _of_live(graph: tf.Graph, saver: Any) -> V1Graph:
+    keys = tf.compat.v1.GraphKeys
+    try:
+        graph_def = graph.as_graph_def()
+    except ValueError as error:
+        raise GraphError(f"the graph is too large, make variables of its constants: {error}") from error
+    variables = [*graph.get_collection(keys.GLOBAL_VARIABLES), *graph.get_collection(keys.LOCAL_VARIABLES)]
+    with graph.as_default():  # outside a graph, variables do not say what they are
+        definitions = [variable.to_proto() for variable in variables if hasattr(variable, "to_proto")]
+    return V1Graph(
+        "the graph",
+        graph_def,
+        saver=None if saver is None else saver.as_saver_def().save_tensor_name,
+        variables=definitions,
+        fillers=[operation.name for operation in graph.get_collection(keys.TABLE_INITIALIZERS)],
+    )
+
+
+def _named(tensors: Any, what: str) -> Iterator[tuple[str, tf.Tensor]]:
+    """Every tensor and what callers say. Raises GraphError."""
+    seen = set()
+    if isinstance(tensors, Mapping):
+        pairs = list(tensors.items())
+    else:
+        pairs = [(None, tensor) for tensor in (tensors if isinstance(tensors, list | tuple) else [tensors])]
+    for label, value in pairs:
+        try:
+            parts = tf.nest.flatten(value, expand_composites=True)
+            own = parts[0].op.name if len(parts) > 1 else parts[0].name.removesuffix(":0")
+            names = components(label or own, value) if len(parts) > 1 else [label or own]
+        except (AttributeError, IndexError, TypeError, ValueError) as error:
+            raise GraphError(f"{what}: expected tensors of a v1 graph, found {value!r}") from error
+        for name, part in zip(names, parts, strict=True):
+            if not isinstance(part, tf.Tensor):
+                raise GraphError(f"{what}: expected tensors of a v1 graph, found {value!r}")
+            if name in seen:
+                raise GraphError(f"{what}: expected each name once, found {name!r} twice")
+            seen.add(name)
+            yield name, part

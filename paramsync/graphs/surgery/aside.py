@@ -1,4 +1,4 @@
-"""A copy is made in a graph of its own first, then brought to its target at once: what fails adds nothing there."""
+"""Makes a copy in a graph of its own first, then brings it to its target: what fails adds nothing there."""
 
 from __future__ import annotations
 
@@ -9,16 +9,47 @@ from typing import Any
 import tensorflow as tf
 
 from paramsync.errors import GraphError
+from paramsync.graphdef.reading import full, node_of
+from paramsync.graphs.lifting.lift import lift
 from paramsync.graphs.surgery.contexts import inside
 from paramsync.graphs.surgery.custom_gradients import rename
-from paramsync.graphs.surgery.handles import describe
-from paramsync.graphs.surgery.inline import inline
-from paramsync.graphs.surgery.library import library_of, set_apart
-from paramsync.graphs.surgery.names import Names
-from paramsync.graphs.surgery.nodes import Nodes
-from paramsync.graphs.surgery.replacing import Replacements, as_kept
-from paramsync.graphs.surgery.seeds import identifier, refresh
+from paramsync.graphs.surgery.functions import library_of, make_own
+from paramsync.graphs.surgery.replacing import Made, Replacements, as_kept
 from paramsync.graphs.surgery.selection import Selection
+
+# Attributes that name what a node stands for at run time: two nodes with one name would be one.
+_NAMES = {
+    "VarHandleOp": "shared_name",
+    "Variable": "shared_name",
+    "VariableV2": "shared_name",
+    "AutoReloadVariable": "shared_name",
+    "TemporaryVariable": "var_name",
+    "DestroyTemporaryVariable": "var_name",
+    "Enter": "frame_name",
+    "RefEnter": "frame_name",
+}
+_COLOCATED = b"loc:@"
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """From names of tensors or operations in the source to those in the copy's graph; None for what is not there."""
+
+    source: tf.Graph
+    scope: str
+    replaced: Mapping[str, str]
+    copied: frozenset[str]
+    kept: frozenset[str]
+
+    def __call__(self, name: str) -> str | None:
+        return self.replaced[name] if name in self.replaced else self.own(name)
+
+    def own(self, name: str) -> str | None:
+        """The same for what reads `name` in the source, or gives it: what is replaced is there under its own name."""
+        operation = node_of(name)
+        if operation in self.copied:
+            return f"{self.scope}/{name}"
+        return name if operation in self.kept else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,51 +60,48 @@ class Aside:
     replacements: Replacements
     scope: str
     graph_def: Any
-    kept: frozenset[str]
     gradients: Mapping[str, str]  # their names, by operation, for those that somebody wrote
     device: str | None
     keep_seeds: bool
 
     def bring(self, target: tf.Graph) -> tuple[Names, dict[str, tf.Variable]]:
-        """Add the copy to its target, the default graph: what its nodes are called there, and its variables."""
+        """Add the copy to its target, the default graph. Returns the names of its nodes and its variables."""
         target.unique_name(self.scope)
-        read = self.replacements.brought()
-        read |= {name: target.get_tensor_by_name(name) for name in self.kept}
-        tf.graph_util.import_graph_def(self.graph_def, input_map=read, name="")
-        made = {name: read[one.name].name if one.name in read else one.name for name, one in self._made().items()}
-        return self._named(target, made)
+        with tf.device(self.device):
+            made = self.replacements.make(self.scope, self.selection.operations)
+        return self.add(target, made, self.selection.kept)
 
-    def rehearse(self, given: tf.Graph) -> None:
-        """Do the same in a graph of its own, beside the stand-ins, which are all that is `given`."""
-        whole = given.as_graph_def()
-        whole.node.extend(self.graph_def.node)
-        whole.library.function.extend(self.graph_def.library.function)
-        with tf.Graph().as_default() as aside:
-            tf.graph_util.import_graph_def(whole, name="")
-            self._named(aside, {name: one.name for name, one in self._made().items()})
+    def add(
+        self, graph: tf.Graph, made: Made, kept: Mapping[str, tf.Operation]
+    ) -> tuple[Names, dict[str, tf.Variable]]:
+        """Add the copy to the default graph, in which it reads what was made and is kept.
 
-    def _made(self) -> dict[str, tf.Tensor]:
-        values = {f"{name}:0": value for name, value in self.replacements.values.items()}
-        return {**self.replacements.tensors, **values}
-
-    def _named(self, graph: tf.Graph, replaced: Mapping[str, str]) -> tuple[Names, dict[str, tf.Variable]]:
-        """Say of the copy's nodes what is in no node: their shapes, their variables, their loops and branches."""
+        Says of its nodes what is in no node: their shapes, their variables, their loops and branches.
+        """
+        tensors = made.tensors | {tensor.name: tensor for operation in kept.values() for tensor in operation.outputs}
+        read = {full(tensor) for node in self.graph_def.node for tensor in node.input}
+        tf.graph_util.import_graph_def(
+            self.graph_def,
+            input_map={name: tensor for name, tensor in tensors.items() if name in read},
+            name=f"{self.scope}/",
+        )
         operations = self.selection.operations
         names = Names(
             source=self.selection.graph,
             scope=self.scope,
-            replaced=replaced,
-            copied=frozenset(operations) - self.replacements.values.keys(),
-            kept=frozenset(self.selection.kept),
+            replaced={name: tensor.name for name, tensor in made.tensors.items()},
+            copied=frozenset(operations) - made.values.keys(),
+            kept=frozenset(kept),
         )
-        if self.replacements.refine():
+        if self.replacements.refine(made):
             for name in names.copied:
                 for tensor in operations[name].outputs:
                     copy = graph.get_tensor_by_name(f"{self.scope}/{tensor.name}")
                     if copy.dtype == tensor.dtype:  # not where a value took the place of a handle
                         copy.set_shape(tensor.shape)
-        found = self.selection.variables.items()
-        variables = {name: one.copy_to(graph, names, self.scope) for name, one in found}
+        variables = {
+            name: variable.copy_to(graph, names, self.scope) for name, variable in self.selection.variables.items()
+        }
         for context in self.selection.contexts:
             context.copy_to(graph, names, names.own, self.scope)
         return names, variables
@@ -84,46 +112,89 @@ def make_aside(
 ) -> Aside:
     """Make the copy. Raises GraphError where that cannot be done."""
     operations = selection.operations
-    with tf.Graph().as_default() as given:
-        kept = {name: as_kept(one.node_def, name) for name, one in selection.kept.items()}
+    with tf.Graph().as_default() as rehearsal:
+        kept = {name: as_kept(operation.node_def, name) for name, operation in selection.kept.items()}
         with tf.device(device):
-            replacements.make(scope, operations)
-    nodes = Nodes(
+            made = replacements.make(scope, operations, stand_ins=True)
+    graph_def = _nodes_of_copy(
         operations.values(),
         scope=scope,
         device=device,
-        replaced=replacements.tensors,
-        values=replacements.values,
+        values=made.values,
         kept=kept,
         library=library_of(selection.graph, operations.values()),
     )
-    suffix = identifier(scope)
-    inline(nodes.graph_def, suffix, whole={f"{scope}/{name}" for name in inside(selection.contexts)})
-    describe(nodes.graph_def, nodes.input_map, suffix)
-    if not keep_seeds:
-        refresh(nodes.graph_def, scope)
-    set_apart(nodes.graph_def, device=device)
-    gradients = rename(nodes.graph_def.node, operations.keys() - inside(selection.contexts), scope)
-    read = {one.name for operation in kept.values() for one in operation.outputs} & nodes.input_map.keys()
-    made = Aside(selection, replacements, scope, nodes.graph_def, frozenset(read), gradients, device, keep_seeds)
+    within = inside(selection.contexts)
+    handles = {name.removesuffix(":0"): tensor.op.node_def for name, tensor in made.tensors.items()}
+    handles |= {name: operation.node_def for name, operation in kept.items()}
+    make_own(graph_def, scope, handles=handles, whole=within, device=device, keep_seeds=keep_seeds)
+    gradients = rename(graph_def.node, operations.keys() - within)
+    aside = Aside(selection, replacements, scope, graph_def, gradients, device, keep_seeds)
     try:
-        made.rehearse(given)
+        with rehearsal.as_default():
+            aside.add(rehearsal, made, kept)
     except (ValueError, TypeError, KeyError, tf.errors.OpError) as error:
-        raise GraphError(f"{replacements.misfits() or 'the copy cannot be built'}: {error}") from error
-    nodes.graph_def.node.extend(one.node_def for one in replacements.made)
-    return made
+        raise GraphError(f"{replacements.misfits(made) or 'the copy cannot be built'}: {error}") from error
+    return aside
+
+
+def _nodes_of_copy(
+    operations: Iterable[tf.Operation],
+    *,
+    scope: str,
+    device: str | None,
+    values: Mapping[str, tf.Tensor],
+    kept: Mapping[str, tf.Operation],
+    library: Iterable[Any],
+) -> Any:
+    """A GraphDef of these operations to import under `scope`; other tensors that they read are to be mapped.
+
+    `values` are the variables, by operation, that a value takes the place of, whatever they are used for; `kept` the
+    operations that are read where they are.
+    """
+    graph_def = tf.compat.v1.GraphDef()
+    graph_def.node.extend(operation.node_def for operation in operations)
+    graph_def.library.function.extend(library)
+    if values:
+        graph_def = _lifted(graph_def, values)
+    names = frozenset(node.name for node in graph_def.node)
+    for node in graph_def.node:  # what is replaced or kept has no effects to wait for
+        node.input[:] = [tensor for tensor in node.input if not tensor.startswith("^") or tensor[1:] in names]
+        attribute = _NAMES.get(node.op)
+        if attribute and node.attr[attribute].s:
+            node.attr[attribute].s = f"{scope}/".encode() + node.attr[attribute].s
+        if "_class" in node.attr:
+            beside = [place.removeprefix(_COLOCATED).decode() for place in node.attr["_class"].list.s]
+            for name in beside:
+                if device is None and name in kept:  # an import knows no other place to be at
+                    node.device = kept[name].device
+            node.attr["_class"].list.s[:] = [_COLOCATED + name.encode() for name in beside if name in names]
+            if not node.attr["_class"].list.s:
+                del node.attr["_class"]
+    return graph_def
+
+
+def _lifted(graph_def: Any, values: Mapping[str, tf.Tensor]) -> Any:
+    """Lift these variables, and leave their nodes out."""
+    lifted = lift(graph_def, {name: tf.TensorSpec(value.shape, value.dtype) for name, value in values.items()})
+    places = {node.name: node for node in graph_def.node}
+    nodes = [node for node in lifted.node if node.name not in values]
+    for node in nodes:  # lifting forgets where nodes run
+        if node.name in places:
+            node.device = places[node.name].device
+            if "_class" in places[node.name].attr:
+                node.attr["_class"].CopyFrom(places[node.name].attr["_class"])
+    return tf.compat.v1.GraphDef(node=nodes, library=lifted.library)
 
 
 def free_scope(graph: tf.Graph, scope: str) -> str:
-    """The scope, with a number behind it where there is anything in it already."""
-    used = [one.name.lower() for one in graph.get_operations()]
-    found, number = scope, 0
+    """This scope, or one with a number behind it, that is still empty."""
+    used = [f"{operation.name.lower()}/" for operation in graph.get_operations()]
+    free, number = scope, 0
     with graph.as_default(), tf.compat.v1.name_scope(None):
-        while graph.unique_name(found, mark_as_used=False) != found or _is_used(used, found.lower()):
+        while graph.unique_name(free, mark_as_used=False) != free or any(
+            name.startswith(f"{free.lower()}/") for name in used
+        ):
             number += 1
-            found = f"{scope}_{number}"
-    return found
-
-
-def _is_used(names: Iterable[str], scope: str) -> bool:
-    return any(one.startswith(scope) and one[len(scope) :][:1] in ("", "/") for one in names)
+            free = f"{scope}_{number}"
+    return free

@@ -1,4 +1,4 @@
-"""connect(): several pre-trained graphs as one, each in its scope, with its own checkpoint."""
+"""connect(): imports several pre-trained graphs into one, each in its scope, with its own checkpoint."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from paramsync.graphs.surgery.arguments import (
     checked_device,
     checked_mapping,
     checked_names,
+    similar,
 )
+from paramsync.graphs.surgery.arguments import placeholders as placeholders_of
 from paramsync.graphs.surgery.duplicate import Copy, duplicate
-from paramsync.graphs.surgery.naming import placeholders as placeholders_of
-from paramsync.graphs.surgery.naming import similar
 from paramsync.graphs.surgery.replacing import stand_in
 from paramsync.graphs.surgery.selection import required
 from paramsync.graphs.surgery.sources import Source, source_of
@@ -48,13 +48,14 @@ class Connected:
         for scope, checkpoint in self._checkpoints.items():
             self.savers[scope].restore(session, checkpoint)
         with self.graph.as_default():
-            copied = (one for copy in self.copies.values() for one in copy.variables.values())
+            v1 = tf.compat.v1
+            copied = (variable for copy in self.copies.values() for variable in copy.variables.values())
             every = {
-                one.op.name: one for one in (*tf.compat.v1.global_variables(), *tf.compat.v1.local_variables(), *copied)
+                variable.op.name: variable for variable in (*v1.global_variables(), *v1.local_variables(), *copied)
             }
-            initialisers = {name: one.initializer for name, one in every.items()}
-            empty = session.run(tf.compat.v1.report_uninitialized_variables(list(every.values())))
-            session.run([[initialisers[name.decode()] for name in empty], tf.compat.v1.tables_initializer()])
+            initialisers = {name: variable.initializer for name, variable in every.items()}
+            empty = session.run(v1.report_uninitialized_variables(list(every.values())))
+            session.run([[initialisers[name.decode()] for name in empty], v1.tables_initializer()])
 
 
 def connect(
@@ -86,31 +87,29 @@ def connect(
     device = checked_device(device)
     target = tf.compat.v1.get_default_graph() if graph is None else graph
     check_graph(target)
-    found = [source_of(one) for one, _ in sources]
-    scopes = [f"graph{at}" for at in range(1, len(found) + 1)] if scopes is None else checked_names(scopes, "scopes")
-    for one in scopes:
-        check_scope(one, "scopes")
-    if len(scopes) != len(found) or len({one.lower() for one in scopes}) != len(scopes):
-        raise GraphError(f"scopes: expected a scope for each of {len(found)} graphs to connect, found {scopes}")
-    names = _Names(found, scopes)
+    graphs = [source_of(source) for source, _ in sources]
+    scopes = [f"graph{at}" for at in range(1, len(graphs) + 1)] if scopes is None else checked_names(scopes, "scopes")
+    for scope in scopes:
+        check_scope(scope, "scopes")
+    if len(scopes) != len(graphs) or len({scope.lower() for scope in scopes}) != len(scopes):
+        raise GraphError(f"scopes: expected a scope for each of {len(graphs)} graphs to connect, found {scopes}")
+    names = _Names(graphs, scopes)
     joints = [names.joint(taker, giver) for taker, giver in inputs.items() if names.is_giver(giver)]
-    fixed = [(names.one(taker, "inputs"), one) for taker, one in inputs.items() if not names.is_giver(one)]
+    fixed = [(names.tensor(taker, "inputs"), value) for taker, value in inputs.items() if not names.is_giver(value)]
     ends = _ends(names, joints, outputs)
-    opened = [names.one(one, "placeholders") for one in placeholders]
-    checkpoints = [None if one is None else _Checkpoint(one) for _, one in sources]
+    opened = [names.tensor(name, "placeholders") for name in placeholders]
+    checkpoints = [None if path is None else _Checkpoint(path) for _, path in sources]
     cuts = []
-    for at, source in enumerate(found):
+    for at, (source, checkpoint) in enumerate(zip(graphs, checkpoints, strict=True)):
         wanted = _of(at, [*ends, *(giver for _, giver in joints)])
         if not wanted:
             raise GraphError(f"outputs: nothing of {scopes[at]} leads to them, and no input reads an output of it")
         joined, fed = _of(at, [taker for taker, _ in (*joints, *fixed)]), _of(at, opened)
-        known = {one.name for one in [*joined, *fed]}
-        others, variables = required(source.graph, wanted, known)
-        checkpoint = checkpoints[at]
+        needed, variables = required(source.graph, wanted, {tensor.name for tensor in (*joined, *fed)})
         if checkpoint:
             kept = saved(source.graph, variables)
-            checkpoint.check({name: (one, *source.saved_as(name, one)) for name, one in kept.items()})
-        cuts.append((wanted, [*fed, *others]))
+            checkpoint.check({name: (variable, *source.saved_as(name, variable)) for name, variable in kept.items()})
+        cuts.append((wanted, [*fed, *needed]))
 
     def build(graph: tf.Graph, fixed: Sequence[tuple[Named, Any]]) -> Connected:
         copies: list[Copy] = []
@@ -123,13 +122,12 @@ def connect(
         return _connected(graph, names, copies, checkpoints, ends, [fed for _, fed in cuts])
 
     with tf.Graph().as_default() as aside:  # what fails there adds nothing to the target
-        here = [(taker, stand_in(one, "given") if _is_of(target, one) else one) for taker, one in fixed]
-        build(aside, here)
+        build(aside, [(taker, stand_in(value, "given") if _is_of(target, value) else value) for taker, value in fixed])
     return build(target, fixed)
 
 
-def _is_of(graph: tf.Graph, one: Any) -> bool:
-    return isinstance(one, tf.Tensor | tf.Variable) and getattr(one, "graph", None) is graph
+def _is_of(graph: tf.Graph, value: Any) -> bool:
+    return isinstance(value, tf.Tensor | tf.Variable) and getattr(value, "graph", None) is graph
 
 
 def _check_pairs(sources: Any) -> None:
@@ -152,23 +150,25 @@ def _connected(
 ) -> Connected:
     savers, restored = {}, {}
     for source, copy, checkpoint in zip(names.sources, copies, checkpoints, strict=True):
-        keys = {name: source.saved_as(name, one)[0] for name, one in copy.originals.items()}
+        keys = {name: source.saved_as(name, variable)[0] for name, variable in copy.originals.items()}
         kept = saved(target, copy.variables)
-        held = {name: one for name, one in kept.items() if checkpoint is None or keys[name] in checkpoint.keys}
-        if held:
+        restorable = {
+            name: variable for name, variable in kept.items() if checkpoint is None or keys[name] in checkpoint.keys
+        }
+        if restorable:
             with target.as_default():
-                savers[copy.scope] = tf.compat.v1.train.Saver(for_saver(held, keys), name=f"{copy.scope}/save")
+                savers[copy.scope] = tf.compat.v1.train.Saver(for_saver(restorable, keys), name=f"{copy.scope}/save")
             if checkpoint:
                 restored[copy.scope] = checkpoint.path
     return Connected(
         graph=target,
         inputs={
-            f"{copy.scope}/{source.label(one)}": copy[one]
+            f"{copy.scope}/{source.label(tensor)}": copy[tensor]
             for source, copy, tensors in zip(names.sources, copies, fed, strict=True)
-            for one in tensors
+            for tensor in tensors
         },
-        outputs={f"{copies[at].scope}/{names.sources[at].label(one)}": copies[at][one] for at, one in ends},
-        copies={one.scope: one for one in copies},
+        outputs={f"{copies[at].scope}/{names.sources[at].label(end)}": copies[at][end] for at, end in ends},
+        copies={copy.scope: copy for copy in copies},
         savers=savers,
         _checkpoints=restored,
     )
@@ -181,17 +181,17 @@ class _Names:
         self.sources = sources
         self._scopes = scopes
 
-    def one(self, name: str, what: str) -> Named:
-        found = self._all(name, what)
-        if len(found) > 1:
-            spelled = " or ".join(f"{self._scopes[at]}/{name}" for at, _ in found)
+    def tensor(self, name: str, what: str) -> Named:
+        tensors = self._all(name, what)
+        if len(tensors) > 1:
+            spelled = " or ".join(f"{self._scopes[at]}/{name}" for at, _ in tensors)
             raise GraphError(f"{what}: {name!r} is a tensor of several graphs: say {spelled}")
-        return found[0]
+        return tensors[0]
 
-    def is_giver(self, one: Any) -> bool:
+    def is_giver(self, value: Any) -> bool:
         """Whether this is meant to be a tensor of a source: a name, or a tensor of its graph."""
-        graph = getattr(one, "graph", None) if isinstance(one, tf.Tensor) else None
-        return isinstance(one, str) or any(source.graph is graph for source in self.sources)
+        graph = getattr(value, "graph", None) if isinstance(value, tf.Tensor) else None
+        return isinstance(value, str) or any(source.graph is graph for source in self.sources)
 
     def joint(self, taker: str, giver: str | tf.Tensor) -> tuple[Named, Named]:
         """The input and the output that it reads, of an earlier source."""
@@ -212,20 +212,20 @@ class _Names:
     def _all(self, name: str, what: str) -> list[Named]:
         if not isinstance(name, str):
             raise GraphError(f"{what}: expected the names of tensors, found {shown(name)}")
-        found = []
+        tensors = []
         for at, (scope, source) in enumerate(zip(self._scopes, self.sources, strict=True)):
             tensor = source.tensor(name)
             if tensor is None and name.startswith(f"{scope}/"):
                 tensor = source.tensor(name.removeprefix(f"{scope}/"))
             if tensor is not None:
-                found.append((at, tensor))
-        if not found:
-            there = "; ".join(
+                tensors.append((at, tensor))
+        if not tensors:
+            listed = "; ".join(
                 f"{scope}: {placeholders_of(source.graph)}{similar(source.graph, name.removeprefix(f'{scope}/'))}"
                 for scope, source in zip(self._scopes, self.sources, strict=True)
             )
-            raise GraphError(f"{what}: no graph has a tensor {name!r}; their placeholders: {there}")
-        return found
+            raise GraphError(f"{what}: no graph has a tensor {name!r}; their placeholders: {listed}")
+        return tensors
 
 
 class _Checkpoint:
@@ -263,16 +263,16 @@ class _Checkpoint:
 
 def _ends(names: _Names, joints: Sequence[tuple[Named, Named]], outputs: Sequence[str] | None) -> list[Named]:
     if outputs is not None:
-        return [names.one(one, "outputs") for one in outputs]
+        return [names.tensor(end, "outputs") for end in outputs]
     read = {of for _, (of, _) in joints}
-    found = [(at, one) for at, source in enumerate(names.sources) if at not in read for one in source.ends()]
-    if not found:
+    ends = [(at, end) for at, source in enumerate(names.sources) if at not in read for end in source.ends()]
+    if not ends:
         raise GraphError("outputs: the graphs do not say what theirs are: name them (outputs=[...])")
-    return found
+    return ends
 
 
 def _of(at: int, tensors: Sequence[Named]) -> list[tf.Tensor]:
-    return list({one.name: one for of, one in tensors if of == at}.values())
+    return list({tensor.name: tensor for source, tensor in tensors if source == at}.values())
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -13,6 +13,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from paramsync.graphdef.reading import node_of
+
 _KEYS = (tf.compat.v1.GraphKeys.WHILE_CONTEXT, tf.compat.v1.GraphKeys.COND_CONTEXT)
 # What a context calls the tensors without which it is none
 _NEEDED = ("pred_name", "pivot_name", "pivot_for_pred_name", "pivot_for_body_name", "maximum_iterations_name")
@@ -30,10 +32,6 @@ class Context:
     kind: Any
     proto: Any
 
-    def parts(self) -> list[tuple[set[str], list[str]]]:
-        """For this context and each one inside: its nodes, and the tensors without which it is none."""
-        return [(_nodes(one), _needed(one)) for one in _with_nested(self.proto)]
-
     def copy_to(self, graph: tf.Graph, read: Rename, own: Rename, scope: str) -> None:
         """Add the context of the copied nodes, if there are any, to `graph`.
 
@@ -49,12 +47,17 @@ class Context:
 
 
 def contexts_of(graph: tf.Graph) -> list[Context]:
-    return [Context(key, type(one), one.to_proto()) for key in _KEYS for one in graph.get_collection(key)]
+    return [Context(key, type(context), context.to_proto()) for key in _KEYS for context in graph.get_collection(key)]
 
 
 def inside(contexts: Iterable[Context]) -> frozenset[str]:
     """All nodes that lie in a loop or branch, unlike the exits from those that lie in no other."""
-    return frozenset(node for context in contexts for one in _with_nested(context.proto) for node in _body(one))
+    return frozenset(
+        node
+        for context in contexts
+        for proto in _with_nested(context.proto)
+        for node in _nodes(proto) - set(map(node_of, getattr(proto, "loop_exit_names", ())))
+    )
 
 
 def needed(contexts: Iterable[Context], taken: Collection[str]) -> list[str]:
@@ -62,9 +65,10 @@ def needed(contexts: Iterable[Context], taken: Collection[str]) -> list[str]:
     return [
         tensor
         for context in contexts
-        for nodes, tensors in context.parts()
-        if not nodes.isdisjoint(taken)
-        for tensor in tensors
+        for proto in _with_nested(context.proto)
+        if not _nodes(proto).isdisjoint(taken)
+        for tensor in (getattr(proto, field, "") for field in _NEEDED)
+        if tensor
     ]
 
 
@@ -72,27 +76,18 @@ def exits(operation: tf.Operation) -> list[tf.Operation]:
     """The way out of the loop for the variable whose value this operation, if it is a loop's switch, lets out."""
     if operation.type not in _SWITCHES:
         return []
-    return [one for one in operation.outputs[0].consumers() if one.type in _EXITS]
+    return [reader for reader in operation.outputs[0].consumers() if reader.type in _EXITS]
 
 
 def _with_nested(proto: Any) -> list[Any]:
-    found = [proto]
-    for one in proto.nested_contexts:
-        found += _with_nested(getattr(one, one.WhichOneof("ctxt")))
-    return found
+    protos = [proto]
+    for nested in proto.nested_contexts:
+        protos += _with_nested(getattr(nested, nested.WhichOneof("ctxt")))
+    return protos
 
 
 def _nodes(proto: Any) -> set[str]:
-    own = set(proto.values_def.values) - set(proto.values_def.external_values)
-    return {name.partition(":")[0] for name in own}
-
-
-def _body(proto: Any) -> set[str]:
-    return _nodes(proto) - {name.partition(":")[0] for name in getattr(proto, "loop_exit_names", ())}
-
-
-def _needed(proto: Any) -> list[str]:
-    return [name for name in (getattr(proto, field, "") for field in _NEEDED) if name]
+    return set(map(node_of, set(proto.values_def.values) - set(proto.values_def.external_values)))
 
 
 def _rewrite(proto: Any, read: Rename, own: Rename, scope: str) -> None:

@@ -22,7 +22,7 @@ _numbers = count()
 
 @tf.RegisterGradient(_REFUSED)
 def refused(operation: tf.Operation, *_: Any) -> Any:
-    """Raise GraphError: there is no gradient of this one that would be right."""
+    """The gradient of a node that has none which would be right. Raises GraphError."""
     raise GraphError(
         f"{operation.name!r} has a gradient that somebody wrote (tf.custom_gradient, as swish and recompute_grad have),"
         " which only its original knows, and which is copied only outside of loops, branches and functions: train the"
@@ -32,22 +32,21 @@ def refused(operation: tf.Operation, *_: Any) -> Any:
 
 
 def refuse(nodes: Iterable[Any]) -> None:
-    """Let the nodes that have a gradient that somebody wrote refuse to be differentiated."""
+    """Have nodes with a custom gradient refuse to be differentiated."""
     for node in nodes:
         if _is_custom(node):
             node.attr[_ATTRIBUTE].s = _REFUSED.encode()
 
 
-def rename(nodes: Iterable[Any], operations: Collection[str], scope: str) -> dict[str, str]:
-    """New names for the gradients of the copies, in `scope`, of these operations, by operation; others are refused."""
-    found = {}
+def rename(nodes: Iterable[Any], operations: Collection[str]) -> dict[str, str]:
+    """Give the custom gradients of these operations names of their own, by operation; other nodes refuse."""
+    names = {}
     for node in filter(_is_custom, nodes):
-        name = node.name.removeprefix(f"{scope}/")
         node.attr[_ATTRIBUTE].s = _REFUSED.encode()
-        if name in operations:
-            found[name] = f"ParamsyncCopied{next(_numbers)}"
-            node.attr[_ATTRIBUTE].s = found[name].encode()
-    return found
+        if node.name in operations:
+            names[node.name] = f"ParamsyncCopied{next(_numbers)}"
+            node.attr[_ATTRIBUTE].s = names[node.name].encode()
+    return names
 
 
 def _is_custom(node: Any) -> bool:

@@ -1,4 +1,4 @@
-"""What is copied of a source once a copy of it is differentiated: gradients that somebody wrote (tf.custom_gradient).
+"""Copies gradients that somebody wrote (tf.custom_gradient), once a copy is differentiated.
 
 The gradient of the original is made in the source, from placeholders, then copied: what it reads of the original
 it reads of the copy there.
@@ -14,13 +14,13 @@ from typing import Any
 import tensorflow as tf
 
 from paramsync.errors import GraphError
-from paramsync.graphs.surgery.aside import Aside, make_aside
+from paramsync.graphdef.reading import node_of
+from paramsync.graphs.surgery.aside import Aside, Names, make_aside
 from paramsync.graphs.surgery.contexts import inside
 from paramsync.graphs.surgery.custom_gradients import refused
-from paramsync.graphs.surgery.library import library_of
-from paramsync.graphs.surgery.names import Names
+from paramsync.graphs.surgery.functions import library_of
 from paramsync.graphs.surgery.replacing import Replacements
-from paramsync.graphs.surgery.seeds import any_seed
+from paramsync.graphs.surgery.seeds import has_seed
 from paramsync.graphs.surgery.selection import Selection
 from paramsync.graphs.surgery.variables import is_variable, known
 
@@ -39,12 +39,12 @@ class _Brought:
         """The tensors of the source that have a counterpart in the copy, but for those within loops."""
         source = self.names.source
         copied = self.names.copied - inside(self.aside.selection.contexts)
-        found = {one.name for name in copied for one in source.get_operation_by_name(name).outputs}
-        return frozenset(found | self.names.replaced.keys()) - {f"{name}:0" for name in self._valued}
+        tensors = {output.name for name in copied for output in source.get_operation_by_name(name).outputs}
+        return frozenset(tensors | self.names.replaced.keys()) - {f"{name}:0" for name in self._valued}
 
     def counterpart(self, name: str) -> Any:
-        """For a variable's handle or reference the variable."""
-        operation = name.partition(":")[0]
+        """The copy's tensor for one of the source; for a variable's handle or reference the variable."""
+        operation = node_of(name)
         if operation in self.variables:
             return self.variables[operation]
         tensor = self.target.get_tensor_by_name(self.names(name))
@@ -52,44 +52,48 @@ class _Brought:
 
     @property
     def _valued(self) -> frozenset[str]:
-        return frozenset(self.aside.replacements.values)
+        return frozenset(self.aside.replacements.valued)
 
     def more(self, ends: list[tf.Tensor], given: Mapping[str, tf.Tensor], scope: str) -> list[tf.Tensor]:
         """Copies of these tensors of the source, read from the copy, and by name from what is `given`."""
         source = self.names.source
-        there = self.read | given.keys()
+        available = self.read | given.keys()
         selection = Selection(
             source,
-            there,
+            available,
             values=self._valued,
             own_variables=self.aside.selection.own,
             same_graph=self.target is source,
         )
-        missing = [one for one in ends if one.name not in there]
+        missing = [tensor for tensor in ends if tensor.name not in available]
         selection.walk(missing)
         self._check(selection)
-        read = {one.name for operation in selection.operations.values() for one in operation.inputs}
-        read = (read | {one.name for one in ends}) & there
+        read = {tensor.name for operation in selection.operations.values() for tensor in operation.inputs}
+        read = (read | {tensor.name for tensor in ends}) & available
         read |= {f"{name}:0" for name in self._valued & selection.operations.keys()}
         replace = {name: given[name] if name in given else self.counterpart(name) for name in read}
         with source.as_default():
             replacements = Replacements(source, self.target, (), replace)
         aside = make_aside(selection, replacements, scope=scope, device=self.aside.device, keep_seeds=True)
         names = bring(aside, self.target)[0]
-        return [self.target.get_tensor_by_name(names(one.name)) for one in ends]
+        return [self.target.get_tensor_by_name(names(tensor.name)) for tensor in ends]
 
     def _check(self, selection: Selection) -> None:
         for name, operation in selection.operations.items():
             if is_variable(operation) and name not in self._valued:
                 raise GraphError(f"it reads variable {name!r}, which is no part of the copy: share it, or replace it")
-        nodes = [one.node_def for one in selection.operations.values()]
-        functions = library_of(selection.graph, selection.operations.values())
-        if not self.aside.keep_seeds and any_seed([*nodes, *(node for one in functions for node in one.node_def)]):
+        operations = selection.operations.values()
+        functions = library_of(selection.graph, operations)
+        nodes = [
+            *(operation.node_def for operation in operations),
+            *(node for body in functions for node in body.node_def),
+        ]
+        if not self.aside.keep_seeds and any(map(has_seed, nodes)):
             raise GraphError("it draws random numbers again, by the seeds of the original: copy with keep_seeds=True")
 
 
 def bring(aside: Aside, target: tf.Graph) -> tuple[Names, dict[str, tf.Variable]]:
-    """Add a copy to its target, and let what has a gradient that somebody wrote be differentiated there."""
+    """Add a copy to its target, and register the custom gradients of its nodes."""
     with target.as_default(), tf.compat.v1.name_scope(None), target.control_dependencies(None), target.device(None):
         names, variables = aside.bring(target)
     brought = _Brought(aside, target, names, variables)
@@ -102,34 +106,38 @@ def _register(name: str, original: tf.Operation, brought: _Brought) -> None:
     copy = f"{brought.names.scope}/{original.name}"
 
     @tf.RegisterGradient(name)
-    def gradient(operation: tf.Operation, *given: Any) -> Any:
+    def gradient(operation: tf.Operation, *incoming: Any) -> Any:
         if operation.graph is not brought.target or operation.name != copy:
             return refused(operation)  # this one was imported again
         try:
-            return _of_original(original, given, brought)
+            return _of_original(original, incoming, brought)
         except (GraphError, LookupError) as error:  # TensorFlow's where the source was imported, without it
             raise GraphError(
                 f"the gradient of {copy!r}, which somebody wrote (tf.custom_gradient), cannot be copied: {error}"
             ) from error
 
 
-def _of_original(original: tf.Operation, given: tuple[Any, ...], brought: _Brought) -> list[Any]:
+def _of_original(original: tf.Operation, incoming: tuple[Any, ...], brought: _Brought) -> list[Any]:
     source = original.graph
     if source.finalized:
         raise GraphError("the graph of the original is finalised, and its gradient is made there")
-    there = [
-        (end, tf.convert_to_tensor(one)) for end, one in zip(original.outputs, given, strict=True) if one is not None
+    ends = [
+        (end, tf.convert_to_tensor(value))
+        for end, value in zip(original.outputs, incoming, strict=True)
+        if value is not None
     ]
-    inputs = list({one.name: one for one in original.inputs}.values())
+    inputs = list({value.name: value for value in original.inputs}.values())
     with source.as_default(), tf.compat.v1.name_scope(None), source.control_dependencies(None), source.device(None):
         with tf.compat.v1.name_scope(f"gradient_of_{original.name.replace('/', '_')}"):
-            slots = [tf.compat.v1.placeholder(one.dtype, end.shape) for end, one in there]
-        found = tf.gradients([end for end, _ in there], inputs, slots, stop_gradients=inputs)
-    gradients = {one.name: of for one, of in zip(inputs, found, strict=True) if of is not None}
+            slots = [tf.compat.v1.placeholder(value.dtype, end.shape) for end, value in ends]
+        derivatives = tf.gradients([end for end, _ in ends], inputs, slots, stop_gradients=inputs)
+    gradients = {
+        value.name: gradient for value, gradient in zip(inputs, derivatives, strict=True) if gradient is not None
+    }
     parts = tf.nest.flatten(gradients, expand_composites=True)
-    values = {slot.name: one for slot, (_, one) in zip(slots, there, strict=True)}
+    values = {slot.name: value for slot, (_, value) in zip(slots, ends, strict=True)}
     with brought.target.as_default(), tf.compat.v1.name_scope(None):
         scope = brought.target.unique_name(f"{brought.names.scope}/copied_gradient", mark_as_used=False)
     copied = brought.more(parts, values, scope)
     whole = tf.nest.pack_sequence_as(gradients, copied, expand_composites=True)
-    return [whole.pop(one.name, None) for one in original.inputs]  # an input that is there twice has all of it once
+    return [whole.pop(value.name, None) for value in original.inputs]  # an input that is there twice has all of it once

@@ -1,8 +1,8 @@
-"""duplicate(): what leads to some outputs of a live graph, once more, in a scope of its own."""
+"""duplicate(): copies what leads to some outputs of a live graph into a scope of its own."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -16,11 +16,14 @@ from paramsync.graphs.surgery.arguments import (
     check_word,
     checked_device,
     checked_mapping,
+    element,
+    flat,
+    graph_of,
+    like,
+    operation_of,
 )
-from paramsync.graphs.surgery.aside import free_scope, make_aside
+from paramsync.graphs.surgery.aside import Names, free_scope, make_aside
 from paramsync.graphs.surgery.derived import bring
-from paramsync.graphs.surgery.names import Names
-from paramsync.graphs.surgery.naming import element, flat, graph_of, like, operation_of
 from paramsync.graphs.surgery.replacing import Replacements
 from paramsync.graphs.surgery.selection import Selection
 from paramsync.graphs.surgery.variables import for_saver, saved, saved_as, value_of
@@ -43,16 +46,16 @@ class Copy:
     originals: Mapping[str, tf.Variable]
     _names: Names = field(repr=False)
 
-    def __getitem__(self, one: Any) -> Any:
+    def __getitem__(self, item: Any) -> Any:
         """Raises GraphError for what is not part of the copy."""
-        found = element(self._names.source, one, f"the copy {self.scope!r}")
-        if isinstance(found, tf.Variable):
-            if found.op.name in self.variables:
-                return self.variables[found.op.name]
-            found = found.op.outputs[0]
-        name = self._names(found.name)
+        meant = element(self._names.source, item, f"the copy {self.scope!r}")
+        if isinstance(meant, tf.Variable):
+            if meant.op.name in self.variables:
+                return self.variables[meant.op.name]
+            meant = meant.op.outputs[0]
+        name = self._names(meant.name)
         if name is None:
-            raise GraphError(f"{found.name!r} is not part of the copy {self.scope!r}: no output depends on it")
+            raise GraphError(f"{meant.name!r} is not part of the copy {self.scope!r}: no output depends on it")
         return self.graph.as_graph_element(name)
 
     def saver(self, **arguments: Any) -> tf.compat.v1.train.Saver:
@@ -114,21 +117,22 @@ def duplicate(
     check_graph(target)
     check_word(variables, "variables", ("own", "shared") if target is source else ("own",))
     with source.as_default():
-        ends = [value_of(element(source, one, "outputs")) for one in wanted]
+        ends = [value_of(element(source, tensor, "outputs")) for tensor in wanted]
         replacements = Replacements(source, target, fed, replaced)
         selection = _select(source, target, replacements, ends, own=variables == "own")
     scope = free_scope(target, scope)
     aside = make_aside(selection, replacements, scope=scope, device=device, keep_seeds=keep_seeds)
     names, copies = bring(aside, target)
-    joining = names.copied if variables == "own" else names.copied & selection.dependent()
-    join(source, target, variables=copies, operations=joining, name_in_copy=lambda name: f"{scope}/{name}")
+    _collect(
+        source, target, scope, copies, names.copied if variables == "own" else names.copied & selection.dependent()
+    )
     return Copy(
         scope=scope,
         graph=target,
-        inputs=like(inputs, (target.as_graph_element(names(one.name)) for one in replacements.inputs)),
-        outputs=like(outputs, (target.as_graph_element(names(one.name)) for one in ends)),
+        inputs=like(inputs, (target.as_graph_element(names(tensor.name)) for tensor in replacements.inputs)),
+        outputs=like(outputs, (target.as_graph_element(names(tensor.name)) for tensor in ends)),
         variables=copies,
-        originals={name: found.variable for name, found in selection.variables.items()},
+        originals={name: variable.variable for name, variable in selection.variables.items()},
         _names=names,
     )
 
@@ -164,25 +168,20 @@ _SINGLE = frozenset(
 )
 
 
-def join(
-    source: tf.Graph,
-    target: tf.Graph,
-    *,
-    variables: Mapping[str, tf.Variable],
-    operations: Collection[str],
-    name_in_copy: Callable[[str], str],
+def _collect(
+    source: tf.Graph, target: tf.Graph, scope: str, variables: Mapping[str, tf.Variable], operations: Collection[str]
 ) -> None:
     """Add to the collections of `target` the copies of `variables`, by original, and of `operations` of `source`."""
     for key in source.get_all_collection_keys():
         if key in _SINGLE and target.get_collection(key):
             continue
-        for one in source.get_collection(key):
-            operation = operation_of(one)
+        for member in source.get_collection(key):
+            operation = operation_of(member)
             if operation is None:
                 continue
-            copy: Any = variables.get(operation.name) if isinstance(one, tf.Variable) else None
+            copy: Any = variables.get(operation.name) if isinstance(member, tf.Variable) else None
             if copy is None and operation.name in operations:
-                name = one.name if isinstance(one, tf.Tensor) else operation.name
-                copy = target.as_graph_element(name_in_copy(name))
+                name = member.name if isinstance(member, tf.Tensor) else operation.name
+                copy = target.as_graph_element(f"{scope}/{name}")
             if copy is not None:
                 target.add_to_collection(key, copy)

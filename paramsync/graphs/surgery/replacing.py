@@ -1,122 +1,119 @@
-"""What takes the place of what in a copy: placeholders for its inputs, the caller's tensors and variables."""
+"""Replacements in a copy: placeholders for its inputs, the caller's tensors, arrays and variables."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from paramsync.errors import GraphError
-from paramsync.graphs.surgery.library import library_of
-from paramsync.graphs.surgery.naming import element
+from paramsync.graphdef.reading import reach
+from paramsync.graphs.surgery.arguments import element
+from paramsync.graphs.surgery.functions import library_of
 from paramsync.graphs.surgery.variables import is_handle, is_variable, value_of
 from paramsync.host.files import shown
 
 _INPUT = object()
 
 
-class Replacements:
-    """By the name of a tensor of the source. A variable that another variable does not simply take the place of is
-    among `values`, by its operation: all that it is used for has to be computed from a value then.
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What takes the place of tensors of the source in one graph: by the names of the tensors, and, again, those that
+    are values for variables by the names of the variables' operations."""
 
-    The copy is made aside first. There, `tensors` and `values` are stand-ins and what was made there; `brought` gives
-    those of the target.
-    """
+    tensors: dict[str, tf.Tensor]
+    values: dict[str, tf.Tensor]
+
+
+class Replacements:
+    """By the name of a tensor of the source. A variable that another variable does not simply take the place of needs a
+    value: all that it is used for has to be computed from that then."""
 
     def __init__(self, source: tf.Graph, target: tf.Graph, inputs: Iterable[Any], replace: Mapping[Any, Any]) -> None:
         """Raises GraphError where something is unknown or does not fit. Adds nothing to a graph."""
-        self._target = target
-        self.inputs = [_meant(source, one, "inputs") for one in inputs]
-        self._wanted: dict[str, Any] = {one.name: _INPUT for one in self.inputs}
-        self._replaced = {one.name: one for one in self.inputs}
+        self.inputs = [_meant(source, tensor, "inputs") for tensor in inputs]
+        self._replaced: dict[str, tuple[tf.Tensor, Any]] = {tensor.name: (tensor, _INPUT) for tensor in self.inputs}
         for key, value in replace.items():
             tensor = _meant(source, key, "replace")
-            if tensor.name in self._wanted:
-                also = "is among the inputs too" if self._wanted[tensor.name] is _INPUT else "has two replacements"
+            if tensor.name in self._replaced:
+                also = "is among the inputs too" if self._replaced[tensor.name][1] is _INPUT else "has two replacements"
                 raise GraphError(f"replace: {tensor.name!r} {also}: say which is meant")
-            self._wanted[tensor.name] = _checked(tensor, value, target)
-            self._replaced[tensor.name] = tensor
-        self.tensors: dict[str, tf.Tensor] = {}
-        self.values: dict[str, tf.Tensor] = {}
-        self.made: list[tf.Operation] = []
-        self._standing: dict[str, Any] = {}
+            self._replaced[tensor.name] = tensor, _checked(tensor, value, target)
 
     @property
     def given(self) -> set[str]:
         """The tensors at which the copy begins."""
-        return {name for name, tensor in self._replaced.items() if not self._needs_value(tensor)}
+        return {name for name, replaced in self._replaced.items() if not _needs_value(*replaced)}
 
     @property
     def valued(self) -> set[str]:
         """The variables, by operation, that a value takes the place of."""
-        return {tensor.op.name for tensor in self._replaced.values() if self._needs_value(tensor)}
+        return {tensor.op.name for tensor, value in self._replaced.values() if _needs_value(tensor, value)}
 
     def mean_variables(self, unread: Iterable[str]) -> bool:
         """Take each of these tensors that only reads a variable for the variable; whether there were any."""
-        found = False
+        any_meant = False
         for name in unread:
-            tensor = self._replaced.get(name)
+            tensor, value = self._replaced.get(name, (None, None))
             variable = None if tensor is None else _read_variable(tensor)
             if variable is not None and variable.name not in self._replaced:
-                self._replaced.pop(name)
-                self._replaced[variable.name] = variable
-                self._wanted[variable.name] = self._wanted.pop(name)
-                self.inputs = [variable if one is tensor else one for one in self.inputs]
-                found = True
-        return found
+                del self._replaced[name]
+                self._replaced[variable.name] = variable, value
+                self.inputs = [variable if taken is tensor else taken for taken in self.inputs]
+                any_meant = True
+        return any_meant
 
-    def make(self, scope: str, taken: Iterable[str]) -> None:
-        """Make the placeholders, constants and stand-ins, under `scope`, in the default graph, which is nobody's."""
-        given = tf.compat.v1.get_default_graph()
-        taken = {one.lower() for one in taken}
-        for name, value in sorted(self._wanted.items(), key=lambda one: one[0]):  # what has others under it first
-            tensor = self._replaced[name]
+    def make(self, scope: str, taken: Iterable[str], *, stand_ins: bool = False) -> Made:
+        """Make the placeholders and constants under `scope` in the default graph.
+
+        That is the target, or, with `stand_ins` for the target's tensors, a graph that is nobody's.
+        """
+        taken = {name.lower() for name in taken}
+        made = Made({}, {})
+        # what has others under it first
+        for name, (tensor, value) in sorted(self._replaced.items(), key=lambda item: item[0]):
             if isinstance(value, (tf.Tensor, tf.Variable)):
-                variable = _variable_for(tensor, value)
-                made = stand_in(value if variable is None else variable, f"{scope}/{_free('stands_for', taken)}")
-                self._standing[made.name] = value if variable is None else variable
+                handle = _variable_for(tensor, value)
+                replacement = value if handle is None else handle
+                label = _free("stands_for", taken)
+                made.tensors[name] = stand_in(replacement, f"{scope}/{label}") if stand_ins else value_of(replacement)
             elif value is _INPUT:
                 label = _free(tensor.op.name, taken)
-                made = tf.compat.v1.placeholder(*_value_of(tensor), name=f"{scope}/{label}")
-                self.made.append(made.op)
+                made.tensors[name] = tf.compat.v1.placeholder(*_value_of(tensor), name=f"{scope}/{label}")
             else:
-                before = len(given.get_operations())
-                made = _converted(tensor, value, f"{scope}/{_free('given', taken)}")
-                self.made += given.get_operations()[before:]
-            if self._needs_value(tensor):
-                self.values[tensor.op.name] = made
-            else:
-                self.tensors[name] = made
+                made.tensors[name] = _converted(tensor, value, f"{scope}/{_free('given', taken)}")
+            if _needs_value(tensor, value):
+                made.values[tensor.op.name] = made.tensors[name]
+        return made
 
-    def brought(self) -> dict[str, tf.Tensor]:
-        """By the names of stand-ins, what they stand for."""
-        return {name: value_of(one) for name, one in self._standing.items()}
-
-    def misfits(self) -> str:
-        """What is said of replacements of another shape, where the copy cannot be built: that they do not fit."""
-        found = [
-            _misfit(self._replaced[name], made)
-            for name, made in self.tensors.items()
-            if made.dtype != tf.resource and not made.shape.is_compatible_with(_value_of(self._replaced[name])[1])
-        ]
-        return "; ".join(found)
-
-    def refine(self) -> bool:
-        """Whether whatever held for the shapes of the tensors replaced holds for those in their place."""
-        return all(
-            _refines(made.shape, _value_of(self._replaced[name])[1])
-            for name, made in [*self.tensors.items(), *((f"{name}:0", made) for name, made in self.values.items())]
-            if made.dtype != tf.resource
+    def misfits(self, made: Made) -> str:
+        """The message for a copy that cannot be built: which replacements have another shape."""
+        return "; ".join(
+            _misfit(self._replaced[name][0], tensor)
+            for name, tensor in made.tensors.items()
+            if tensor.dtype != tf.resource
+            and not tensor.shape.is_compatible_with(_value_of(self._replaced[name][0])[1])
         )
 
-    def _needs_value(self, tensor: tf.Tensor) -> bool:
-        return is_variable(tensor.op) and _variable_for(tensor, self._wanted[tensor.name]) is None
+    def refine(self, made: Made) -> bool:
+        """Whether all that was known of the replaced tensors' shapes holds for the replacements."""
+        return all(
+            _refines(tensor.shape, _value_of(self._replaced[name][0])[1])
+            for name, tensor in made.tensors.items()
+            if tensor.dtype != tf.resource
+        )
+
+
+def _needs_value(tensor: tf.Tensor, value: Any) -> bool:
+    return is_variable(tensor.op) and _variable_for(tensor, value) is None
 
 
 def stand_in(value: tf.Tensor | tf.Variable, name: str) -> tf.Tensor:
-    """What in the default graph has the dtype, the shape and what else is known of a tensor of another graph."""
+    """A tensor in the default graph with the dtype, shape and known value of one of another graph."""
     if isinstance(value, tf.Tensor) and is_variable(value.op):
         node = tf.compat.v1.NodeDef()
         node.CopyFrom(value.op.node_def)
@@ -127,17 +124,15 @@ def stand_in(value: tf.Tensor | tf.Variable, name: str) -> tf.Tensor:
 
 
 def _with_ancestors(tensor: tf.Tensor, name: str) -> tf.Tensor:
-    """A tensor with all that leads to it, once more in the default graph."""
-    found: dict[str, tf.Operation] = {}
-    waiting = [tensor.op]
-    while waiting:
-        operation = waiting.pop()
-        if operation.name not in found:
-            found[operation.name] = operation
-            waiting += [*(one.op for one in operation.inputs), *operation.control_inputs]
+    """Copy a tensor, with all that leads to it, to the default graph."""
+
+    def before(operation: tf.Operation) -> list[tf.Operation]:
+        return [*(read.op for read in operation.inputs), *operation.control_inputs]
+
+    ancestors = reach([tensor.op], before)
     graph_def = tf.compat.v1.GraphDef()
-    graph_def.node.extend(one.node_def for one in found.values())
-    graph_def.library.function.extend(library_of(tensor.graph, found.values()))
+    graph_def.node.extend(operation.node_def for operation in ancestors)
+    graph_def.library.function.extend(library_of(tensor.graph, ancestors))
     for node in graph_def.node:
         node.attr.pop("_class", None)
     (made,) = tf.graph_util.import_graph_def(graph_def, return_elements=[tensor.name], name=name)
@@ -145,7 +140,7 @@ def _with_ancestors(tensor: tf.Tensor, name: str) -> tf.Tensor:
 
 
 def as_kept(node: Any, name: str) -> tf.Operation:
-    """The operation of a node that reads nothing, once more in the default graph."""
+    """Copy a node, without its inputs, to the default graph."""
     graph_def = tf.compat.v1.GraphDef()
     graph_def.node.add().CopyFrom(node)
     graph_def.node[0].name = name
@@ -156,7 +151,9 @@ def as_kept(node: Any, name: str) -> tf.Operation:
 
 
 def _free(label: str, taken: set[str]) -> str:
-    """The label, or one like it that is not taken; it is from now on."""
+    """Take this label, or one like it that is free, and not below the name of a node: an import would rename that."""
+    if any(parent.as_posix().lower() in taken for parent in PurePosixPath(label).parents):
+        label = label.replace("/", "_")
     while label.lower() in taken:
         label += "_input"
     taken.add(label.lower())
@@ -175,15 +172,15 @@ def _converted(tensor: tf.Tensor, value: Any, name: str) -> tf.Tensor:
     return made
 
 
-def _meant(source: tf.Graph, one: Any, what: str) -> tf.Tensor:
-    found = element(source, one, what)
-    if isinstance(found, tf.Operation):
-        raise GraphError(f"{what}: {found.name!r} is an operation: only tensors and variables can be replaced")
-    return found.op.outputs[0] if isinstance(found, tf.Variable) else found
+def _meant(source: tf.Graph, wanted: Any, what: str) -> tf.Tensor:
+    meant = element(source, wanted, what)
+    if isinstance(meant, tf.Operation):
+        raise GraphError(f"{what}: {meant.name!r} is an operation: only tensors and variables can be replaced")
+    return meant.op.outputs[0] if isinstance(meant, tf.Variable) else meant
 
 
 def _value_of(tensor: tf.Tensor) -> tuple[tf.DType, tf.TensorShape]:
-    """What a tensor is, a variable's value for its handle or reference."""
+    """The dtype and shape of a tensor; of a variable's handle those of its value."""
     if is_handle(tensor.op):
         return tf.as_dtype(tensor.op.get_attr("dtype")), tf.TensorShape(tensor.op.get_attr("shape"))
     return tensor.dtype.base_dtype, tensor.shape
@@ -197,7 +194,7 @@ def _variable_for(tensor: tf.Tensor, value: Any) -> tf.Tensor | None:
 
 
 def _read_variable(tensor: tf.Tensor) -> tf.Tensor | None:
-    """The variable that a tensor is but the value of."""
+    """The variable whose value a tensor is, if it is one's."""
     operation = tensor.op
     while operation.type in ("Identity", "ReadVariableOp"):
         operation = operation.inputs[0].op
@@ -233,8 +230,8 @@ def _checked(tensor: tf.Tensor, value: Any, target: tf.Graph) -> Any:
 def _check_plain(tensor: tf.Tensor, value: Any) -> None:
     """Raise GraphError for what is no value by itself: TensorFlow would add nodes to a graph to make it one."""
     dtype = _value_of(tensor)[0]
-    for one in [value] if hasattr(value, "__array__") else tf.nest.flatten(value):
-        array = _array(one)
+    for part in [value] if hasattr(value, "__array__") else tf.nest.flatten(value):
+        array = _array(part)
         if array is None:
             raise GraphError(
                 f"replace: the replacement for {tensor.name!r} is no {dtype.name} tensor, array or variable:"
@@ -248,7 +245,7 @@ def _check_plain(tensor: tf.Tensor, value: Any) -> None:
 
 
 def _array(value: Any) -> Any:
-    """A value as an array; None for what is none, as a tensor of a graph."""
+    """A value as an array, or None where it is none, such as a tensor of a graph."""
     if not isinstance(value, str | bytes | int | float | complex) and not hasattr(value, "__array__"):
         return None
     try:
@@ -273,9 +270,7 @@ def _misfit(tensor: tf.Tensor, value: tf.Tensor | tf.Variable) -> str:
     )
 
 
-def _refines(found: tf.TensorShape, known: tf.TensorShape) -> bool:
+def _refines(shape: tf.TensorShape, known: tf.TensorShape) -> bool:
     if known.rank is None:
         return True
-    return found.rank == known.rank and all(
-        theirs is None or mine == theirs for mine, theirs in zip(found, known, strict=True)
-    )
+    return shape.rank == known.rank and all(size is None or own == size for own, size in zip(shape, known, strict=True))

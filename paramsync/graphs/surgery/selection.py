@@ -1,4 +1,4 @@
-"""What a copy consists of: all that leads to the outputs, from where it is cut off, and what its variables need."""
+"""Selects what to copy: walks from the outputs back to the inputs, then takes what its variables need."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from typing import Any
 import tensorflow as tf
 
 from paramsync.errors import GraphError
+from paramsync.graphdef.reading import node_of, reach
+from paramsync.graphs.nodes import PLACEHOLDERS
+from paramsync.graphs.surgery.arguments import operation_of
 from paramsync.graphs.surgery.contexts import contexts_of, exits, inside, needed
-from paramsync.graphs.surgery.naming import PLACEHOLDERS, operation_of
 from paramsync.graphs.surgery.variables import Found, find, is_variable, known
 
 _KEYS = tf.compat.v1.GraphKeys
@@ -40,7 +42,7 @@ class Selection:
         self.kept: dict[str, tf.Operation] = {}
         self.variables: dict[str, Found] = {}
         self._given = frozenset(given)
-        self._given_operations = frozenset(name.partition(":")[0] for name in given)
+        self._given_operations = frozenset(map(node_of, given))
         self._values = frozenset(values)
         self.own, self._same = own_variables, same_graph
         self._known = known(graph)
@@ -48,24 +50,26 @@ class Selection:
     def walk(self, outputs: Collection[Any], at_placeholder: Callable[[tf.Operation], Any] | None = None) -> None:
         """Take what leads to the outputs. Raises GraphError where that is a placeholder or reads an input pipeline."""
         within = inside(self.contexts)
-        for name in [*self._given, *(one.name for one in outputs)]:
-            if name.partition(":")[0] in within:
+        for name in [*self._given, *(output.name for output in outputs)]:
+            if node_of(name) in within:
                 raise GraphError(
                     f"{name!r} lies within a loop or branch, which is copied whole: name a tensor before or after it"
                 )
-        self._walk([operation_of(one) for one in outputs if one.name not in self._given], at_placeholder or _refuse)
+        self._walk(
+            [operation_of(output) for output in outputs if output.name not in self._given], at_placeholder or _refuse
+        )
 
     def unread(self, outputs: Collection[Any]) -> list[str]:
         """The given tensors and variables that no output depends on."""
         read = {tensor.name for operation in self.operations.values() for tensor in operation.inputs}
-        read |= {one.name for one in outputs}
-        return sorted((self._given - read) | {f"{one}:0" for one in self._values - self.operations.keys()})
+        read |= {output.name for output in outputs}
+        return sorted((self._given - read) | {f"{name}:0" for name in self._values - self.operations.keys()})
 
     def check_read(self, outputs: Collection[Any]) -> None:
         """Raise GraphError where no output depends on something given."""
         unread = self.unread(outputs)
         if unread:
-            ends = ", ".join(one.name for one in outputs)
+            ends = ", ".join(output.name for output in outputs)
             raise GraphError(f"no output depends on {', '.join(map(repr, unread))}; the outputs: {ends}")
 
     def add_what_initialises(self) -> None:
@@ -84,8 +88,8 @@ class Selection:
     def add_beside(self) -> None:
         """Take the losses and updates, by their collections, that need nothing but what is taken already."""
         for key in _BESIDE:
-            for one in self.graph.get_collection(key):
-                operation = operation_of(one)
+            for member in self.graph.get_collection(key):
+                operation = operation_of(member)
                 if operation is not None and self._fits(operation, fresh=key == _KEYS.UPDATE_OPS):
                     self._walk([operation], _refuse)
 
@@ -98,13 +102,7 @@ class Selection:
                 readers.setdefault(tensor.op.name, []).append(name)
                 if tensor.name in self._given or tensor.op.name in self._values:
                     waiting.append(name)
-        found: set[str] = set()
-        while waiting:
-            name = waiting.pop()
-            if name not in found:
-                found.add(name)
-                waiting += readers.get(name, ())
-        return found
+        return set(reach(waiting, lambda name: readers.get(name, ())))
 
     def _walk(self, operations: Iterable[tf.Operation], at_placeholder: Callable[[tf.Operation], Any]) -> None:
         waiting = list(operations)
@@ -123,14 +121,14 @@ class Selection:
                     waiting += [*self._before(operation), *exits(operation)]
             tensors = (self.graph.get_tensor_by_name(name) for name in needed(self.contexts, self.operations))
             waiting = [
-                one.op
-                for one in tensors
-                if one.name not in self._given and one.op.name not in self.operations.keys() | self.kept.keys()
+                tensor.op
+                for tensor in tensors
+                if tensor.name not in self._given and tensor.op.name not in self.operations.keys() | self.kept.keys()
             ]
 
     def _before(self, operation: tf.Operation) -> list[tf.Operation]:
         data = [tensor.op for tensor in operation.inputs if tensor.name not in self._given]
-        return data + [one for one in operation.control_inputs if one.name not in self._given_operations]
+        return data + [waited for waited in operation.control_inputs if waited.name not in self._given_operations]
 
     def _is_kept(self, operation: tf.Operation) -> bool:
         if is_variable(operation):
@@ -167,15 +165,15 @@ def required(graph: tf.Graph, outputs: Collection[Any], given: Collection[str]) 
     Raises GraphError as a walk does, and where no output depends on something given.
     """
     selection = Selection(graph, given)
-    found: dict[str, tf.Operation] = {}
-    selection.walk(outputs, at_placeholder=lambda operation: found.setdefault(operation.name, operation))
+    placeholders: dict[str, tf.Operation] = {}
+    selection.walk(outputs, at_placeholder=lambda operation: placeholders.setdefault(operation.name, operation))
     selection.check_read(outputs)
-    variables = [one for one in selection.operations.values() if is_variable(one)]
+    variables = [operation for operation in selection.operations.values() if is_variable(operation)]
     variables_known = known(graph)
     with graph.as_default():
         return (
-            [found[name].outputs[0] for name in sorted(found)],
-            {one.name: find(variables_known, one).variable for one in variables},
+            [placeholders[name].outputs[0] for name in sorted(placeholders)],
+            {operation.name: find(variables_known, operation).variable for operation in variables},
         )
 
 
@@ -203,5 +201,9 @@ def _is_resource(operation: tf.Operation) -> bool:
 
 
 def _initialisers(operation: tf.Operation) -> list[tf.Operation]:
-    mine = {one.name for tensor in operation.outputs for one in tensor.consumers()}
-    return [one for one in operation.graph.get_collection(_KEYS.TABLE_INITIALIZERS) if one.name in mine]
+    readers = {initialiser.name for tensor in operation.outputs for initialiser in tensor.consumers()}
+    return [
+        initialiser
+        for initialiser in operation.graph.get_collection(_KEYS.TABLE_INITIALIZERS)
+        if initialiser.name in readers
+    ]

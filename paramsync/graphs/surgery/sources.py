@@ -1,4 +1,4 @@
-"""What may be connected, each in a graph of its own: a .meta file, a MetaGraphDef, a live graph, a Graph."""
+"""Sources of connect(): a .meta file, a MetaGraphDef, a live graph or a Graph, each in a tf.Graph of its own."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from paramsync.errors import GraphError
+from paramsync.graphdef.reading import every_node, reach
 from paramsync.graphs.graph import Graph
 from paramsync.graphs.sources.meta_graphs import read_meta
 from paramsync.graphs.sources.saver_names import VARIABLES, parameters
@@ -36,7 +37,7 @@ class Source:
     keys: Mapping[str, str] = field(default_factory=dict)
 
     def tensor(self, name: str) -> tf.Tensor | None:
-        """What is called so, by people who use the graph, or in it."""
+        """The tensor of this name, whether a signature's or the graph's; None where there is none."""
         name = self.inputs.get(name, self.outputs.get(name, name))
         try:
             return self.graph.get_tensor_by_name(name if ":" in name else f"{name}:0")
@@ -57,34 +58,36 @@ class Source:
         """Its outputs. Where it names none: what depends on a placeholder, is read by nothing and is no gradient."""
         if self.outputs:
             return [self.graph.get_tensor_by_name(name) for name in self.outputs.values()]
-        waiting = [one for one in self.graph.get_operations() if one.type == "Placeholder"]
-        found: dict[str, tf.Operation] = {}
-        while waiting:
-            operation = waiting.pop()
-            if operation.name not in found and not _OF_TRAINING.search(operation.type):
-                found[operation.name] = operation
-                waiting += [reader for tensor in operation.outputs for reader in tensor.consumers()]
+
+        def readers(operation: tf.Operation) -> list[tf.Operation]:
+            consumers = [reader for tensor in operation.outputs for reader in tensor.consumers()]
+            return [reader for reader in consumers if not _OF_TRAINING.search(reader.type)]
+
+        placeholders = [operation for operation in self.graph.get_operations() if operation.type == "Placeholder"]
         return [
-            one.outputs[0]
-            for one in found.values()
-            if one.inputs and one.outputs and not _GRADIENTS.search(one.name) and not _is_read(one)
+            operation.outputs[0]
+            for operation in reach(placeholders, readers)
+            if operation.inputs
+            and operation.outputs
+            and not _GRADIENTS.search(operation.name)
+            and not any(tensor.consumers() for tensor in operation.outputs)
         ]
 
 
-def source_of(given: Any) -> Source:
-    """Raises GraphError for what cannot be connected, and UnfinishedMetaError for a file that is not whole."""
-    if isinstance(given, Source):
-        return given
-    if isinstance(given, Graph):
-        return _of_graph(given)
-    if isinstance(given, tf.Graph):
-        return Source(given)
-    if isinstance(given, tf.compat.v1.MetaGraphDef):
-        return _of_meta(given, "the meta graph")
-    if isinstance(given, (str, Path)) and given:
-        return _of_meta(read_meta(Path(given)), str(given))
+def source_of(source: Any) -> Source:
+    """Import a source. Raises GraphError where it cannot be connected, UnfinishedMetaError for half a file."""
+    if isinstance(source, Source):
+        return source
+    if isinstance(source, Graph):
+        return _of_graph(source)
+    if isinstance(source, tf.Graph):
+        return Source(source)
+    if isinstance(source, tf.compat.v1.MetaGraphDef):
+        return _of_meta(source, "the meta graph")
+    if isinstance(source, (str, Path)) and source:
+        return _of_meta(read_meta(Path(source)), str(source))
     raise GraphError(
-        f"sources: expected a .meta file, a MetaGraphDef, a tf.Graph or a Graph to connect, found {shown(given)}"
+        f"sources: expected a .meta file, a MetaGraphDef, a tf.Graph or a Graph to connect, found {shown(source)}"
     )
 
 
@@ -103,16 +106,15 @@ def _of_meta(meta: Any, where: str) -> Source:
     signatures = list(meta.signature_def.values())
     return Source(
         graph,
-        inputs={name: one.name for signature in signatures for name, one in signature.inputs.items()},
-        outputs={name: one.name for signature in signatures for name, one in signature.outputs.items()},
-        keys={one.node: one.name for one in parameters(nodes, variables, saver=saver)},
+        inputs={name: info.name for signature in signatures for name, info in signature.inputs.items()},
+        outputs={name: info.name for signature in signatures for name, info in signature.outputs.items()},
+        keys={parameter.node: parameter.name for parameter in parameters(nodes, variables, saver=saver)},
     )
 
 
 def _own(graph_def: Any) -> Any:
     """The nodes without the names of gradients that somebody wrote, which mean others in another process."""
-    for nodes in (graph_def.node, *(one.node_def for one in graph_def.library.function)):
-        refuse(nodes)
+    refuse(every_node(graph_def))
     return graph_def
 
 
@@ -121,21 +123,21 @@ def _of_graph(graph: Graph) -> Source:
     message = graph.message()
     made = tf.Graph()
     keys = {}
-    given: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     with made.as_default():
-        for one in message.parameters:
-            variable = _variable(one.name, tf.as_dtype(one.dtype), from_proto(one.shape))
-            keys[variable.op.name] = one.name
-            given[f"{one.node}:0"] = variable.read_value()
+        for parameter in message.parameters:
+            variable = _variable(parameter.name, tf.as_dtype(parameter.dtype), from_proto(parameter.shape))
+            keys[variable.op.name] = parameter.name
+            arguments[f"{parameter.node}:0"] = variable.read_value()
         for table in message.tables:
-            given[f"{table.node}:0"] = _table(Contents(table))
-        signatures = sorted(message.signatures.items(), key=lambda one: (one[0] != DEFAULT_SIGNATURE, one[0]))
-        wanted = [one for _, signature in signatures for one in (*signature.inputs, *signature.outputs)]
+            arguments[f"{table.node}:0"] = _table(Contents(table))
+        signatures = sorted(message.signatures.items(), key=lambda item: (item[0] != DEFAULT_SIGNATURE, item[0]))
+        wanted = [end for _, signature in signatures for end in (*signature.inputs, *signature.outputs)]
         graph_def = _own(tf.compat.v1.GraphDef.FromString(message.graph_def))
         tensors = tf.graph_util.import_graph_def(
-            graph_def, input_map=given, return_elements=[one.tensor for one in wanted], name="graph"
+            graph_def, input_map=arguments, return_elements=[end.tensor for end in wanted], name="graph"
         )
-    spelled = dict(zip((one.tensor for one in wanted), (one.name for one in tensors), strict=True))
+    spelled = dict(zip((end.tensor for end in wanted), (tensor.name for tensor in tensors), strict=True))
     inputs: dict[str, str] = {}
     outputs: dict[str, str] = {}
     for _, signature in signatures:
@@ -157,20 +159,11 @@ def _variable(name: str, dtype: tf.DType, shape: Shape) -> tf.Variable:
 
 
 def _table(contents: Contents) -> tf.Tensor:
-    kinds = {"key_dtype": tf.as_dtype(contents.key_dtype), "value_dtype": tf.as_dtype(contents.value_dtype)}
-    shape = contents.values.shape[1:]
+    kinds, shape = contents.dtypes, contents.values.shape[1:]
     if shape:
         handle = tf.raw_ops.MutableHashTableOfTensorsV2(**kinds, value_shape=shape, use_node_name_sharing=True)
     else:
         handle = tf.raw_ops.MutableHashTableV2(**kinds, use_node_name_sharing=True)
-    filled = tf.raw_ops.LookupTableImportV2(
-        table_handle=handle,
-        keys=tf.constant(contents.keys, kinds["key_dtype"]),
-        values=tf.constant(contents.values, kinds["value_dtype"]),
-    )
+    filled = tf.raw_ops.LookupTableImportV2(table_handle=handle, **contents.tensors())
     tf.compat.v1.add_to_collection(tf.compat.v1.GraphKeys.TABLE_INITIALIZERS, filled)
     return handle
-
-
-def _is_read(operation: tf.Operation) -> bool:
-    return any(tensor.consumers() for tensor in operation.outputs)

@@ -1,4 +1,4 @@
-"""synchronise(): some variables take the values of others, in one graph or from one graph's session to another's."""
+"""synchronise(): assigns variables the values of others, in one graph or from one session to another."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Synchronisation:
 
 
 def synchronise(source: Any, target: Any) -> Synchronisation:
-    """What gives the target's variables the values of the source's.
+    """Build the assignments that give the target's variables the values of the source's.
 
     Each is a Copy, variables by name, or variables in a sequence, the first for the first. A tf.Graph as
     source stands for those of its variables that the target has a name for, as a Copy has for its originals. Raises
@@ -50,7 +50,7 @@ def synchronise(source: Any, target: Any) -> Synchronisation:
     takers = _named(target, "target")
     givers = _named(source, "source")
     if isinstance(source, tf.Graph):
-        givers = {name: one for name, one in givers.items() if name in takers}
+        givers = {name: variable for name, variable in givers.items() if name in takers}
     if not takers or givers.keys() != takers.keys():
         raise ParameterError("the source", expected=_listed(takers), found=_listed(givers))
     for name, taker in takers.items():
@@ -60,7 +60,9 @@ def synchronise(source: Any, target: Any) -> Synchronisation:
     check_graph(copy, "target")
     reads = [value_of(givers[name]) for name in takers]
     with copy.as_default(), tf.compat.v1.name_scope("synchronise"), copy.control_dependencies(None):
-        feeds = [] if origin is copy else [tf.compat.v1.placeholder(one.dtype, one.shape) for one in reads]
+        feeds = (
+            [] if origin is copy else [tf.compat.v1.placeholder(variable.dtype, variable.shape) for variable in reads]
+        )
         values = zip(takers.values(), feeds or reads, strict=True)
         assignments = [tf.compat.v1.assign(taker, value).op for taker, value in values]
         return Synchronisation(op=tf.group(*assignments), reads=tuple(reads), feeds=tuple(feeds))
@@ -78,15 +80,15 @@ def _named(variables: Any, what: str) -> Mapping[Any, tf.Variable]:
             f"{what}: expected a copy, variables by name, a sequence of variables or a tf.Graph, found"
             f" {shown(variables)}"
         )
-    found = dict(variables) if isinstance(variables, Mapping) else dict(enumerate(variables))
-    for one in found.values():
-        if not isinstance(one, tf.Variable) or not isinstance(getattr(one, "graph", None), tf.Graph):
-            raise GraphError(f"{what}: expected variables of a graph, found {shown(one)}")
-    return found
+    by_name = dict(variables) if isinstance(variables, Mapping) else dict(enumerate(variables))
+    for variable in by_name.values():
+        if not isinstance(variable, tf.Variable) or not isinstance(getattr(variable, "graph", None), tf.Graph):
+            raise GraphError(f"{what}: expected variables of a graph, found {shown(variable)}")
+    return by_name
 
 
 def _graph(variables: Mapping[Any, tf.Variable], what: str) -> tf.Graph:
-    graphs = {one.graph for one in variables.values()}
+    graphs = {variable.graph for variable in variables.values()}
     if len(graphs) > 1:
         raise GraphError(f"{what}: the variables are of several graphs: expected those of one on each side")
     return graphs.pop()
@@ -100,7 +102,7 @@ def _run(session: tf.compat.v1.Session, what: str, *arguments: Any) -> Any:
 
 
 def _listed(variables: Mapping[Any, tf.Variable]) -> str:
-    names = [one if isinstance(one, str) else variables[one].op.name for one in variables]
+    names = [key if isinstance(key, str) else variables[key].op.name for key in variables]
     return f"{len(names)} variables: {', '.join(sorted(names))}" if names else "no variables"
 
 

@@ -1,4 +1,4 @@
-"""Variables of a live graph: the objects behind its nodes, what initialises them, and how a copy of one is made."""
+"""Variables of a live graph: finds the objects behind nodes, and what initialises them; copies them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import tensorflow as tf
 from tensorflow.core.framework import variable_pb2
 
 from paramsync.errors import GraphError
+from paramsync.graphdef.reading import node_of
 
 _REFERENCES = frozenset({"Variable", "VariableV2", "AutoReloadVariable"})
 _ASSIGNMENTS = frozenset({"Assign", "AssignVariableOp"})
@@ -25,9 +26,9 @@ class Found:
     proto: Any
 
     def operations(self, graph: tf.Graph) -> list[tf.Operation]:
-        """What must be there, besides the variable's own node, for it to be one."""
+        """The operations that a variable consists of besides its own node."""
         names = (self.proto.initializer_name, self.proto.initial_value_name, self.proto.snapshot_name)
-        return [graph.get_operation_by_name(name.partition(":")[0]) for name in names if name]
+        return [graph.get_operation_by_name(node_of(name)) for name in names if name]
 
     def copy_to(self, graph: tf.Graph, rename: Callable[[str], str | None], scope: str) -> tf.Variable:
         """The variable whose nodes were copied to `graph`. It is in no collection yet."""
@@ -54,18 +55,18 @@ def is_handle(operation: tf.Operation) -> bool:
     return bool(operation.type == "VarHandleOp")
 
 
-def value_of(one: Any) -> Any:
-    """For a variable of a graph, its value as it is read there already; anything else as it is."""
-    if not isinstance(one, tf.Variable):
-        return one
-    with one.graph.as_default():  # else a proto is refused
-        return one.graph.get_tensor_by_name(one.to_proto().snapshot_name)
+def value_of(value: Any) -> Any:
+    """The tensor that already reads a variable in its graph; anything else as it is."""
+    if not isinstance(value, tf.Variable):
+        return value
+    with value.graph.as_default():  # else a proto is refused
+        return value.graph.get_tensor_by_name(value.to_proto().snapshot_name)
 
 
 def known(graph: tf.Graph) -> dict[str, tf.Variable]:
     """The variables in the graph's collections, by operation."""
-    items = (one for key in graph.get_all_collection_keys() for one in graph.get_collection(key))
-    return {one.op.name: one for one in items if isinstance(one, tf.Variable) and is_variable(one.op)}
+    items = (item for key in graph.get_all_collection_keys() for item in graph.get_collection(key))
+    return {item.op.name: item for item in items if isinstance(item, tf.Variable) and is_variable(item.op)}
 
 
 def find(variables: Mapping[str, tf.Variable], operation: tf.Operation) -> Found:
@@ -74,8 +75,10 @@ def find(variables: Mapping[str, tf.Variable], operation: tf.Operation) -> Found
         variable = variables[operation.name]
         return Found(variable, variable.to_proto())
     readers = operation.outputs[0].consumers()
-    initialisers = [one for one in readers if one.type in _ASSIGNMENTS and one.name.startswith(f"{operation.name}/")]
-    reads = [one for one in readers if one.type in _READS]
+    initialisers = [
+        reader for reader in readers if reader.type in _ASSIGNMENTS and reader.name.startswith(f"{operation.name}/")
+    ]
+    reads = [reader for reader in readers if reader.type in _READS]
     if not initialisers or not reads:
         raise GraphError(
             f"variable {operation.name!r} is in no collection of its graph, and nothing there initialises and reads it:"
@@ -107,17 +110,17 @@ def saved_as(name: str, variable: tf.Variable) -> tuple[str, tf.TensorShape]:
 
 def saved(graph: tf.Graph, variables: Mapping[str, tf.Variable]) -> dict[str, tf.Variable]:
     """Those of the variables of a graph that tf.train.Saver() writes: the global ones, and those in no collection."""
-    kept = {one.op.name for one in graph.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES)}
-    others = known(graph).keys() - kept
-    return {name: one for name, one in variables.items() if one.op.name not in others}
+    global_names = {variable.op.name for variable in graph.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES)}
+    local_names = known(graph).keys() - global_names
+    return {name: variable for name, variable in variables.items() if variable.op.name not in local_names}
 
 
 def for_saver(variables: Mapping[str, tf.Variable], keys: Mapping[str, str]) -> dict[str, Any]:
     """The variables by the `keys` of their names, as a Saver takes them: parts of one whole together."""
-    found: dict[str, Any] = {}
+    var_list: dict[str, Any] = {}
     for name, variable in variables.items():
         if variable._get_save_slice_info() is None:
-            found[keys[name]] = variable
+            var_list[keys[name]] = variable
         else:
-            found.setdefault(keys[name], []).append(variable)
-    return found
+            var_list.setdefault(keys[name], []).append(variable)
+    return var_list

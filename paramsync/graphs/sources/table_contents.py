@@ -1,0 +1,276 @@
+"""What the lookup tables of a source hold.
+
+Of a table of this program there may be no more than the handle that a function captured. For those of a v1 graph, the
+operations that fill them are run once, on their own and aside.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from paramsync.errors import CorruptCheckpointError, GraphError, UnfinishedMetaError
+from paramsync.graphdef.reading import bodies, every_node, node_of, origin, reach
+from paramsync.graphs.lifting.roles import CALLS, functions, results_of_pass
+from paramsync.graphs.nodes import become_constant, leading_to, with_functions
+from paramsync.graphs.safety import checks as safety
+from paramsync.graphs.tables import MAX_BYTES, pack
+from paramsync.host import files
+from paramsync.host.files import shown
+from paramsync.v1 import graph_pb2
+
+TABLES = frozenset({"HashTableV2", "MutableHashTableV2", "MutableHashTableOfTensorsV2", "MutableDenseHashTableV2"})
+
+_FROM_FILE = "InitializeTableFromTextFileV2"
+FILLERS = frozenset({"InitializeTableV2", "LookupTableImportV2", _FROM_FILE})
+_FINDS = frozenset({"LookupTableFind", "LookupTableFindV2"})
+_LOOPS = frozenset({"For", "NextIteration", "RefNextIteration", "StatelessWhile", "While"})
+_OLD = frozenset(
+    {"HashTable", "MutableHashTable", "InitializeTable", "InitializeTableFromTextFile"}
+    | {"LookupTableFind", "LookupTableSize", "LookupTableImport"}
+)
+
+
+def live_table(handle: Any, node: str, graph_def: Any) -> tuple[tf.Tensor, tf.Tensor]:
+    """The keys and values of the table that `node` gives the handle of. Raises GraphError where it is no table.
+
+    Asked with other types than its own a table ends the process, and only those that look things up in it know them.
+    """
+    types = _types_looked_up(graph_def, node)
+    if len(types) != 1:
+        raise GraphError(
+            f"{node!r} is neither a variable nor a lookup table that anything is looked up in; nothing else that keeps"
+            " a state can be part of a graph"
+        )
+    (key_type, value_type), *_ = types
+    try:
+        keys, values = tf.raw_ops.LookupTableExportV2(table_handle=handle, Tkeys=key_type, Tvalues=value_type)
+    except (tf.errors.OpError, TypeError) as error:
+        raise GraphError(f"the contents of the table {node!r} cannot be read: {error}") from error
+    if keys.shape.rank != 1:  # with places that are empty, which nothing here can tell
+        raise _dense(node)
+    return keys, values
+
+
+def _dense(node: str) -> GraphError:
+    """The refusal of a table that gives all its places for its contents, taken or not."""
+    return GraphError(
+        f"the table {node!r} is a DenseHashTable, whose contents cannot be told from its empty places: expected a"
+        " StaticHashTable, a StaticVocabularyTable or a MutableHashTable"
+    )
+
+
+def _types_looked_up(graph_def: Any, table: str) -> set[tuple[int, int]]:
+    """The types of keys and values of all that look things up in the table of this node, in functions too."""
+    arguments = {
+        function.signature.name: [argument.name for argument in function.signature.input_arg]
+        for function in graph_def.library.function
+    }
+    readers: dict[tuple[str, str], list[tuple[Any, int]]] = defaultdict(list)  # by body and tensor
+    for body, nodes in bodies(graph_def):
+        for node in nodes:
+            for position, tensor in enumerate(node.input):
+                readers[body, tensor if body else tensor.removesuffix(":0")].append((node, position))
+
+    def passed_on(body: str, reader: Any, position: int) -> list[tuple[str, str]]:
+        """The tensors that are the same handle because this op takes it."""
+        if reader.op in arguments:
+            return [(reader.op, arguments[reader.op][position])]
+        if reader.op in CALLS:
+            first = CALLS[reader.op].first
+            return [(name, arguments[name][position - first]) for name in functions(reader) if position >= first]
+        results = results_of_pass(reader.op)
+        if body:
+            return [(body, f"{reader.name}:{result}:0") for result in results]
+        return [("", f"{reader.name}:{port}" if port else reader.name) for port in range(len(results))]
+
+    def following(place: tuple[str, str]) -> Iterator[tuple[str, str]]:
+        return (passed for reader in readers.get(place, ()) for passed in passed_on(place[0], *reader))
+
+    places = reach([("", table)], following)
+    finds = [reader for place in places for reader, _ in readers.get(place, ()) if reader.op in _FINDS]
+    return {(reader.attr["Tin"].type, reader.attr["Tout"].type) for reader in finds}
+
+
+@dataclass(frozen=True, slots=True)
+class Asset:
+    """A file that comes with a SavedModel, in its own folder `assets`, by a way in which no part is a link."""
+
+    directory: Path
+    name: str
+
+    def content(self) -> bytes:
+        """What it holds. Raises GraphError."""
+        path = self.directory / "assets" / self.name
+        try:
+            return files.content_beneath(self.directory, f"assets/{self.name}", limit=MAX_BYTES)
+        except (FileNotFoundError, NotADirectoryError) as error:  # whoever copies it may be at it still
+            raise UnfinishedMetaError(f"{shown(path)}: expected a file to fill a table from, found none") from error
+        except OSError as error:
+            raise GraphError(f"{shown(path)}: cannot be read: {error.strerror}") from error
+        except ValueError as error:
+            found = f"found {shown(self.name)}"
+            raise GraphError(f"{self.directory}: expected assets in its own folder, {found}") from error
+        except CorruptCheckpointError as error:  # which says what is there instead
+            raise GraphError(str(error)) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Foreign:
+    """Whose graph somebody else made: which files its tables may be filled from, by tensor, and which more ops."""
+
+    files: Mapping[str, Asset]
+    allowed: Collection[str] = ()
+
+
+def modernised(graph_def: Any) -> Any:
+    """The graph with tables of resources where it has those of references; itself where it has none."""
+    if not any(node.op in _OLD for node in graph_def.node):
+        return graph_def
+    modern = tf.compat.v1.GraphDef()
+    modern.CopyFrom(graph_def)
+    for node in modern.node:
+        if node.op in _OLD:
+            node.op += "V2"
+    return modern
+
+
+def v1_tables(
+    graph_def: Any, wanted: Iterable[Any], *, fillers: Collection[str] = (), foreign: Foreign | None = None
+) -> list[graph_pb2.Table]:
+    """The tables among the nodes `wanted`, with what they hold once `fillers`, or whatever fills them, has run.
+
+    Raises GraphError for one that nothing fills, or that is filled from what is not part of the graph. Of a foreign
+    graph nothing is run that is not safe, and no file is read but those it may be filled from.
+    """
+    tables = [node for node in wanted if node.op in TABLES]
+    if not tables:
+        return []
+    for table in tables:
+        if table.op == "MutableDenseHashTableV2":
+            raise _dense(table.name)
+    nodes = {node.name: node for node in graph_def.node}
+    running = _fillers_of(tables, nodes, fillers)
+    reached = leading_to(nodes, [*(f"^{name}" for name in running), *(table.name for table in tables)])
+    cut = with_functions(graph_def, reached)
+    if foreign is None:
+        return _run(cut, tables, running, bounded=False)
+    with ExitStack() as copies:
+        _use_files(cut, foreign.files, copies)
+        safety.check(cut, allowed=[*foreign.allowed, *TABLES, *FILLERS])
+        for node in every_node(cut):
+            if node.op in _LOOPS:  # which may never end, and nothing could stop once it runs
+                raise GraphError(f"{node.op} {shown(node.name)} fills a table: expected it to be filled without a loop")
+        safety.guard(cut)
+        return _run(cut, tables, running, bounded=True)
+
+
+def _fillers_of(tables: Sequence[Any], nodes: Mapping[str, Any], fillers: Collection[str]) -> list[str]:
+    """The operations that fill these tables: of those in `fillers`, or that they need, if any of them does."""
+    filling: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for node in nodes.values():
+        if node.op in FILLERS and node.input:
+            table = nodes.get(origin(nodes, node.input[0]))
+            if table is not None and table.op in TABLES:
+                filling[_shared_name(table)].append(node.name)
+    chosen = {node.name for node in leading_to(nodes, [f"^{name}" for name in fillers if name in nodes])}
+    running: dict[str, None] = {}
+    for table in tables:
+        names = filling[_shared_name(table)]
+        if not names:
+            raise GraphError(
+                f"nothing in the graph fills the table {table.name!r} ({table.op}): a table that is filled while a"
+                " program runs cannot be part of a graph; expected one that is initialised from constants or a file"
+            )
+        running |= dict.fromkeys([name for name in names if name in chosen] or names)
+    return list(running)
+
+
+def _shared_name(table: Any) -> tuple[str, str]:
+    """Nodes of the same are handles of one table."""
+    container, name = (
+        table.attr[key].s.decode(errors="backslashreplace") if key in table.attr else ""
+        for key in ("container", "shared_name")
+    )
+    return container, name or table.name
+
+
+def _use_files(graph_def: Any, assets: Mapping[str, Asset], copies: ExitStack) -> None:
+    """Put the paths of copies of its files in the graph, and refuse every other file. Raises GraphError.
+
+    A function is given its files by whoever calls it, so that none is known to be one of these.
+    """
+    nodes = {node.name: node for node in graph_def.node}
+    own = {node_of(tensor): asset for tensor, asset in assets.items()}
+    for body, body_nodes in bodies(graph_def):
+        for node in body_nodes:
+            if node.op == _FROM_FILE:
+                path = None if body or len(node.input) < 2 else nodes.get(origin(nodes, node.input[1]))
+                if path is None or path.name not in own:
+                    named = path.attr["value"].tensor.string_val if path is not None and path.op == "Const" else []
+                    file = f"file {shown(named[0])}" if named else "file"
+                    raise GraphError(
+                        f"{node.name!r} fills a table from a {file}, and only files that are part of a SavedModel are"
+                        " read: export one, or capture the graph in the program that made it"
+                    )
+    for name, asset in own.items():
+        if name in nodes:
+            become_constant(nodes[name], copies.enter_context(_copy(asset.content())))
+
+
+@contextmanager
+def _copy(content: bytes) -> Iterator[str]:
+    """The path of a file in memory with this content, which nobody else can change or take away."""
+    with open(os.memfd_create("asset"), "wb") as file:  # noqa: PTH123, it has no name
+        file.write(content)
+        file.flush()
+        yield f"/proc/self/fd/{file.fileno()}"
+
+
+def _run(graph_def: Any, tables: Sequence[Any], fillers: Sequence[str], *, bounded: bool) -> list[graph_pb2.Table]:
+    for node in graph_def.node:
+        node.device = ""
+    try:
+        with tf.Graph().as_default() as graph:
+            tf.graph_util.import_graph_def(graph_def, name="")
+            if bounded:
+                _require_known_sizes(graph)
+            contents = {
+                table.name: tuple(
+                    tf.raw_ops.LookupTableExportV2(
+                        table_handle=graph.get_tensor_by_name(f"{table.name}:0"),
+                        Tkeys=table.attr["key_dtype"].type,
+                        Tvalues=table.attr["value_dtype"].type,
+                    )
+                )
+                for table in tables
+            }
+            config = tf.compat.v1.ConfigProto(device_count={"GPU": 0})
+            with tf.compat.v1.Session(config=config) as session:
+                session.run([graph.get_operation_by_name(name) for name in fillers])
+                arrays = session.run(contents)
+    except (ValueError, TypeError, KeyError, tf.errors.OpError) as error:
+        names = [table.name for table in tables]
+        raise GraphError(f"the tables {names} cannot be filled: {error}") from error
+    return [pack(name, keys, values) for name, (keys, values) in arrays.items()]
+
+
+def _require_known_sizes(graph: tf.Graph) -> None:
+    """Raise GraphError unless it is known beforehand that filling tables takes little memory."""
+    left = MAX_BYTES
+    for operation in graph.get_operations():
+        for tensor in operation.outputs:
+            count = tensor.shape.num_elements()
+            left -= 0 if count is None or tensor.dtype == tf.resource else count * tensor.dtype.size
+            if left < 0 or (count is None and tensor.dtype != tf.resource):
+                raise GraphError(
+                    f"{tensor.name!r} of shape {tensor.shape} fills a table: expected shapes that are known, and at"
+                    f" most {MAX_BYTES} bytes"
+                )
