@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copyreg
+import errno
 import itertools
 import os
 import pickle
@@ -84,7 +85,10 @@ class Channel:
         try:
             while True:
                 kind, number, message, descriptors = self._receive()
-                if kind in (_ANSWER, _ERROR):
+                if descriptors is None:
+                    error = OSError(errno.EMFILE, f"{self._name}: no room for descriptors, see ulimit -n")
+                    self._reply(kind, number, _ERROR, error)
+                elif kind in (_ANSWER, _ERROR):
                     answer = self._waiting.pop(number, None)
                     if answer is not None:
                         _settle(answer, kind, message)
@@ -138,7 +142,8 @@ class Channel:
             self._socket.sendall(rest)
             self._socket.sendall(content)
 
-    def _receive(self) -> tuple[int, int, Any, list[int]]:
+    def _receive(self) -> tuple[int, int, Any, list[int] | None]:
+        """Kind, number, message and descriptors; None for these where this process may have no more of them."""
         head, descriptors = b"", list[int]()
         while len(head) < _HEAD.size:
             part, came, _, _ = socket.recv_fds(self._socket, _HEAD.size - len(head), _MOST_DESCRIPTORS)
@@ -147,8 +152,9 @@ class Channel:
             head += part
             descriptors += came
         size, count, number = _HEAD.unpack(head)
-        if len(descriptors) != count:
-            raise OSError("descriptors were lost: this process may have no more of them")
+        is_whole = len(descriptors) == count
+        if not is_whole:
+            close_all(descriptors)
         content = bytearray(size)
         view = memoryview(content)
         while view:
@@ -157,7 +163,7 @@ class Channel:
                 raise EOFError
             view = view[got:]
         kind, message = pickle.loads(content)
-        return kind, number, message, descriptors
+        return kind, number, message, descriptors if is_whole else None
 
 
 def pair() -> tuple[socket.socket, socket.socket]:

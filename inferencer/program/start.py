@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import resource
 
+from paramsync.errors import SettingsError
 from paramsync.program.process import Stop, raise_descriptor_limit, start_logging
 from paramsync.rpc.addresses import address
 
 from ..settings.settings import Settings, prepare_environment
 from ..supervisor.server import Server
 
+_DESCRIPTORS, _OF_MODEL, _OF_WORKER = 64, 3, 2  # a graph, and a file of each version twice: to check it, and to send it
 _log = logging.getLogger("paramsync.inferencer")
 
 
@@ -18,8 +21,20 @@ def run(settings: Settings, *, stop: Stop) -> None:
     """Serve until told to stop. Raises SettingsError, or StoreError, where it cannot begin."""
     prepare_environment()
     raise_descriptor_limit()
+    _check_descriptors(len(settings.models), settings.workers)
     start_logging()
     asyncio.run(_serve(settings, stop))
+
+
+def _check_descriptors(models: int, workers: int) -> None:
+    """Raises SettingsError where there are too few for one version of each model."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = _DESCRIPTORS + _OF_MODEL * models + _OF_WORKER * workers
+    if limit != resource.RLIM_INFINITY and needed > limit:
+        raise SettingsError(
+            f"{models} models and {workers} workers need at least {needed} file descriptors, and this process may have"
+            f" {limit}: raise the limit (ulimit -n), or serve fewer models"
+        )
 
 
 async def _serve(settings: Settings, stop: Stop) -> None:

@@ -9,9 +9,11 @@ from __future__ import annotations
 import gc
 import os
 import pickle
+import select
 import signal
 import socket
 import sys
+from contextlib import suppress
 from typing import Any
 
 from paramsync.host.processes import end_with_parent
@@ -21,31 +23,60 @@ from paramsync.program.process import ending_signals, start_logging
 
 def main() -> None:
     connection = socket.socket(fileno=int(sys.argv[1]))
-    for number in ending_signals():
-        signal.signal(number, signal.SIG_IGN)  # the supervisor is told, and ends its workers in its own order
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children are reaped by the kernel
+    for ending in ending_signals():
+        signal.signal(ending, signal.SIG_IGN)  # the supervisor is told, and ends its workers in its own order
     roles = _roles()
+    ends, bell = socket.socketpair()  # which rings when a child has ended
+    bell.setblocking(False)
+    signal.set_wakeup_fd(bell.fileno(), warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    children: dict[int, int] = {}  # the number of each process
     gc.collect()
     gc.freeze()  # what was imported stays, in pages that all children share
     connection.send(b"ready")
     while True:
-        message, descriptors, _, _ = socket.recv_fds(connection, 16, 8)
-        if not message:
-            return
-        if os.fork():
+        ready, _, _ = select.select([connection, ends], [], [])
+        if ends in ready:
+            ends.recv(4096)
+            _tell_ends(connection, children)
+        if connection not in ready:
+            continue
+        try:
+            number, descriptors, _, _ = socket.recv_fds(connection, 16, 8)
+        except ConnectionResetError:  # there was something that the supervisor has not read
+            break
+        if not number:
+            break
+        if pid := os.fork():
+            children[pid] = int(number)
             for descriptor in descriptors:
                 os.close(descriptor)
             continue
-        connection.close()
-        request, *others = descriptors
-        role, arguments = pickle.loads(os.pread(request, os.fstat(request).st_size, 0))
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for inherited in (connection, ends, bell):
+            inherited.close()
+        order, *others = descriptors
+        role, arguments = pickle.loads(os.pread(order, os.fstat(order).st_size, 0))
+        os.close(order)
         if role != "worker":  # which answers on without this process, and hears of the supervisor's end itself
             end_with_parent()
-        os.close(request)
         try:
             roles[role](*arguments, descriptors=others)
         finally:
             os._exit(0)
+    for pid in children:  # the supervisor is gone: one that was stopped, or never ends, does not hear of that
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _tell_ends(connection: socket.socket, children: dict[int, int]) -> None:
+    """Which children have ended, and how, see Template.exit_code."""
+    with suppress(ChildProcessError):  # there are none
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            number = children.pop(ended[0])
+            with suppress(OSError):  # the supervisor is gone
+                connection.send(b"%d %d" % (number, os.waitstatus_to_exitcode(ended[1])), socket.MSG_DONTWAIT)
 
 
 def _roles() -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -45,6 +45,16 @@ class Statistics:
     last: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class WorkerFacts:
+    """What the supervisor knows of its workers: the processes by their numbers, how many successors each number has
+    had, and which end again and again."""
+
+    pids: Mapping[int, int]
+    restarts: Sequence[int]
+    trouble: str
+
+
 class Metrics:
     """Lives on one event loop, but for `text`. Requests wait for nothing: there is no lock on their way.
 
@@ -61,6 +71,8 @@ class Metrics:
         self.models = models
         self.waiting: Callable[[], int] = lambda: 0
         """How many requests wait for a call now: whoever makes them wait says so here."""
+        self.workers: Callable[[], WorkerFacts | None] = lambda: None
+        """Of a server of several processes."""
         self.requests: dict[_Answered, Histogram] = {}
         self.calls: dict[_Called, Calls] = {}
         self._followed: dict[Follower, Followed] = {}

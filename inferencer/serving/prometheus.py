@@ -12,6 +12,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST as CONTENT_TYPE
 from prometheus_client.metrics_core import Metric
 
 from paramsync.following.status import State, Status
+from paramsync.host.processes import resident_bytes
 from paramsync.program.process import release
 from paramsync.program.prometheus import Page
 
@@ -40,6 +41,7 @@ class Exposition(Page):
         yield from self._of_calls()
         yield from self._of_models()
         yield from self._of_followers()
+        yield from self._of_workers()
         if self._as_tf_serving:
             yield from self._of_requests_as_tf_serving()
         yield self._build
@@ -147,6 +149,28 @@ class Exposition(Page):
             _add(restoring, [status.model], one.restores)
             _add(swapping, [status.model], one.swaps)
         yield from (restores, swaps, quarantines, restoring, swapping)
+
+    def _of_workers(self) -> Iterator[Metric]:
+        workers = self._metrics.workers()
+        if workers is None:
+            return
+        labels = ("worker",)
+        up = GaugeMetricFamily("paramsync_worker_up", "1 where the worker answers.", labels=labels)
+        memory = GaugeMetricFamily(
+            "paramsync_worker_resident_bytes", "Memory of the worker, shared pages included.", labels=labels
+        )
+        restarts = CounterMetricFamily(
+            "paramsync_worker_restarts", "Times that the worker ended and was replaced.", labels=labels
+        )
+        for number, count in enumerate(workers.restarts):
+            up.add_metric([str(number)], number in workers.pids)
+            restarts.add_metric([str(number)], count)
+        for number, pid in workers.pids.items():
+            memory.add_metric([str(number)], resident_bytes(pid))
+        yield from (up, memory, restarts)
+        yield GaugeMetricFamily(
+            "paramsync_workers_failing", "1 while a worker ends again and again.", value=bool(workers.trouble)
+        )
 
 
 def _gauge(name: str, said: str, *labels: str) -> GaugeMetricFamily:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -36,6 +36,8 @@ class Registry:
         self._changes: set[asyncio.Task[None]] = set()
         self._changing = asyncio.Lock()
         self._draining = False
+        self.trouble: Callable[[], str] = lambda: ""
+        """Why the server is not well, though its models may be."""
         self.changed = asyncio.Event()
         """Set once there are other models; the next change sets another event."""
 
@@ -85,7 +87,9 @@ class Registry:
         One that is added later and has nothing to serve takes nothing away from callers of the others.
         """
         statuses = {one.name: one.status() for one in self._awaited}
-        return {name: status.obstacle for name, status in statuses.items() if status.state is not State.SERVING}
+        missing = {name: status.obstacle for name, status in statuses.items() if status.state is not State.SERVING}
+        trouble = self.trouble()
+        return {**missing, "workers": trouble} if trouble else missing
 
     async def apply(self, models: Sequence[AnySettings], changes: Mapping[str, Change] | None = None) -> None:
         """Serve these from now on, and nothing else, with these `changes` of pins, labels and memory, by model.

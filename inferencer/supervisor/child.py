@@ -9,6 +9,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import TimeoutError as LateError
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from paramsync.errors import GraphError
@@ -37,24 +38,54 @@ class ChildProcess:
         self.channel = Channel(ours, handlers or {}, name=role)
         self.channel.ended = self.gone.set
         try:
-            template.start(role, *arguments, descriptors=[other_end.fileno(), *descriptors])
+            self._number = template.start(role, *arguments, descriptors=[other_end.fileno(), *descriptors])
+        except BaseException:
+            ours.close()
+            raise
         finally:
             other_end.close()
         self.channel.start()
         try:
             self.pid = int(self.channel.ask("pid").result(_START_SECONDS))
         except (ClosedError, LateError) as error:
-            self.channel.close()
+            self.channel.close()  # one that was stopped ends when it goes on
             raise ChildProcessError(errno.ECHILD, f"the process of the {role} does not start") from error
 
-    def ended(self, what: str) -> Exception:
-        """The error of its end: GraphError with these words, unless it ended with the template."""
-        if self._template.has_ended:
-            return ChildProcessError(errno.ECHILD, "the process ended with the one it was forked from")
-        return GraphError(what)
+    @property
+    def is_stopped(self) -> bool:
+        """Whether somebody stopped it, as by SIGSTOP."""
+        try:
+            return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
+        except OSError:
+            return False
+
+    def exit_code(self) -> int | None:
+        """How it ended, once it is gone; None where nobody knows."""
+        return self._template.exit_code(self._number)
+
+    def fault(self, doing: str) -> Exception:
+        """The error of its end while it was `doing` something: GraphError where it ended by itself. That it was killed,
+        as the kernel does when memory is used up, says nothing of a graph: ChildProcessError."""
+        code = self.exit_code()
+        if code is None:
+            return ChildProcessError(errno.ECHILD, f"{doing}: the process ended with the one it was forked from")
+        if code == -signal.SIGKILL:
+            return ChildProcessError(errno.ECHILD, f"{doing}: the process was killed, as when memory is used up")
+        return GraphError(f"{doing} ended the process ({exit_text(code)})")
 
     def kill(self) -> None:
         if not self.gone.is_set():
             with suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
         self.channel.close()
+
+
+def exit_text(code: int | None) -> str:
+    """An exit code for a person."""
+    if code is None:
+        return "nobody knows how"
+    if code >= 0:
+        return f"exit code {code}"
+    with suppress(ValueError):
+        return signal.Signals(-code).name
+    return f"signal {-code}"

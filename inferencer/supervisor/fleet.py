@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import logging
-import mmap
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,14 +13,17 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as LateError
 from contextlib import suppress
 from typing import Any
-from weakref import WeakValueDictionary
+from weakref import WeakSet, WeakValueDictionary
 
 from paramsync.errors import UnfinishedError
 
+from ..processes import shared_words
 from ..processes.channel import ClosedError, Handler
 from ..processes.messages import Joining, ModelMessage
+from ..processes.shared_words import SharedWords
 from ..settings.settings import ConnectionSettings
-from .child import ChildProcess
+from .child import ChildProcess, exit_text
+from .crashes import QUICK_SECONDS, Crashes, CrashLoops
 from .shared import SharedGraph, SharedVersion
 from .template import Template
 from .trial import TRIAL_SECONDS, Trial
@@ -29,7 +32,6 @@ _log = logging.getLogger("paramsync.supervisor")
 _START_SECONDS = 30.0
 _ALIVE_SECONDS = 5.0
 _SHOW_SECONDS = 2.0  # in which a worker comes to know an epoch: the others wait for it
-_CALM_SECONDS = 10.0  # a worker that lived longer is not part of a crash loop
 _FIRST_PAUSE, _MOST_PAUSE = 0.05, 10.0  # back-off before another worker is started
 
 Shown = tuple[Sequence[ModelMessage], Sequence[Any]]
@@ -71,9 +73,9 @@ class Fleet:
         self._handlers = handlers
         self._show = show
         self._shown: Shown = ((), ())
-        self._word_file = os.memfd_create("epoch")
-        os.ftruncate(self._word_file, mmap.PAGESIZE)
-        self._word = memoryview(mmap.mmap(self._word_file, mmap.PAGESIZE)).cast("Q")
+        self._words_file = shared_words.create()
+        self._words = SharedWords(self._words_file)
+        self._word = self._words.epoch
         self.template = template or Template()
         self._closes_template = template is None
         self._lock = threading.RLock()  # of what follows, and of the order in which workers are told
@@ -81,6 +83,15 @@ class Fleet:
         self._versions: WeakValueDictionary[int, SharedVersion] = WeakValueDictionary()  # that workers have
         self._keys = itertools.count(1)
         self._ended = threading.Event()
+        self._crashes = Crashes()
+        self._loops = CrashLoops()
+        self._hung: WeakSet[Worker] = WeakSet()
+        self.restarts = [0] * count
+        """How many successors each worker has had."""
+        self.on_trouble: Callable[[], object] = lambda: None
+        """Called when `trouble` may be another."""
+        self.on_crashing: Callable[[int, str], object] = lambda key, reason: None
+        """Called with the key of a version on which workers crash."""
         self.joined: Mapping[str, Joining] = {}
         """What came of models that are joined, by name."""
 
@@ -99,7 +110,7 @@ class Fleet:
         """Start a worker of this number, and another one whenever it ends, with back-off where it ends soon."""
         pause = 0.0
         while not self._ended.wait(pause):
-            began = time.monotonic()
+            lived, how, explained = 0.0, "it did not start", False
             try:
                 worker = self._add(number)
             except Exception as error:  # noqa: BLE001, it is tried again, unless it is the first one
@@ -110,27 +121,55 @@ class Fleet:
             else:
                 if not listening.done():
                     listening.set_result(None)
-                worker.gone.wait()
-                self._remove(worker)
-            lived = time.monotonic() - began
+                lived, how, explained = self._lived(number, worker)
             if self._ended.is_set():
                 return
-            pause = 0.0 if lived > _CALM_SECONDS else min(_MOST_PAUSE, max(_FIRST_PAUSE, 2 * pause))
-            _log.warning("worker %d ended after %.1f s; another one takes its place", number, lived)
+            self.restarts[number] += 1
+            with self._lock:
+                times = 0 if explained else self._loops.ended(number, lived, how)
+                if explained:
+                    self._loops.calm(number)
+            pause = min(_MOST_PAUSE, _FIRST_PAUSE * 2 ** min(times - 1, 16)) if times else 0.0
+            _log.warning("worker %d ended after %.1f s (%s); another one takes its place", number, lived, how)
+            self.on_trouble()
         if not listening.done():
             listening.set_exception(ClosedError("the server ends before it has begun"))
+
+    def _lived(self, number: int, worker: Worker) -> tuple[float, str, bool]:
+        """Returns once it has ended: for how long it lived, how it ended, and whether the cause was found in that."""
+        began = time.monotonic()
+        if not worker.gone.wait(QUICK_SECONDS):
+            with self._lock:
+                self._loops.calm(number)
+            self.on_trouble()
+            worker.gone.wait()
+        self._remove(worker)
+        if self._ended.is_set():
+            return 0.0, "", False
+        code = worker.exit_code()
+        keys = self._words.calls(number).take()
+        hung = worker in self._hung
+        causes: list[int] = []
+        if hung or (code is not None and code < 0 and code != -signal.SIGKILL):  # which comes from outside
+            with self._lock:
+                causes = self._crashes.add(keys, time.monotonic())
+            for key in causes:
+                self.on_crashing(
+                    key, f"workers {'hung' if hung else 'crashed'} while they computed it ({exit_text(code)})"
+                )
+        return time.monotonic() - began, "it hung" if hung else exit_text(code), bool(causes)
 
     def _add(self, number: int) -> Worker:
         """Start a worker that has all that the others have, and let it answer. Raises where that fails."""
         arguments = (number, *self._arguments)
-        worker = Worker(self.template, "worker", *arguments, descriptors=[self._word_file], handlers=self._handlers)
+        worker = Worker(self.template, "worker", *arguments, descriptors=[self._words_file], handlers=self._handlers)
         worker.number = number
         try:
+            known: set[int] = set()
+            while self._catch_up(worker, known):  # the others go on to what comes meanwhile
+                pass
             with self._lock:
-                for version in list(self._versions.values()):
-                    mapped = worker.channel.ask("version", version.message, descriptors=version.files)
-                    mapped.result(version.seconds + TRIAL_SECONDS)
-                worker.channel.ask("join", self._shown[0]).result(TRIAL_SECONDS)
+                self._catch_up(worker, known)
                 worker.channel.ask("show", self._word[0], self._shown[0]).result(_SHOW_SECONDS)
                 self._workers.append(worker)
             worker.channel.ask("start").result(0 if self._ended.is_set() else _START_SECONDS)
@@ -140,10 +179,35 @@ class Fleet:
             raise
         return worker
 
+    def _catch_up(self, worker: Worker, known: set[int]) -> bool:
+        """Give a worker what the others have beyond what is `known` to it, by keys. False where that is nothing."""
+        with self._lock:
+            versions = [version for key, version in self._versions.items() if key not in known]
+            models = self._shown[0]
+        if known and not versions:
+            return False
+        for version in versions:
+            mapped = worker.channel.ask("version", version.message, descriptors=version.files)
+            mapped.result(version.seconds + TRIAL_SECONDS)
+        worker.channel.ask("join", models).result(TRIAL_SECONDS)
+        known.update(version.message.key for version in versions)
+        return bool(known)
+
     def _remove(self, worker: Worker) -> None:
         with self._lock:
             if worker in self._workers:
                 self._workers.remove(worker)
+
+    @property
+    def trouble(self) -> str:
+        """Which workers end again and again; empty where none does."""
+        with self._lock:
+            return self._loops.trouble
+
+    @property
+    def pids(self) -> dict[int, int]:
+        """The processes that answer, by the numbers of the workers."""
+        return {worker.number: worker.pid for worker in list(self._workers)}
 
     # What they answer from --------------------------------------------------------------------------------------------
 
@@ -165,7 +229,7 @@ class Fleet:
 
         Raises GraphError, also where it ends that process or takes too long.
         """
-        graph.trial = trial = Trial(self.template, self._word_file)
+        graph.trial = trial = Trial(self.template, self._words_file)
         try:
             return trial.built(graph)
         except BaseException:
@@ -173,15 +237,16 @@ class Fleet:
             trial.close()
             raise
 
-    def prepare(self, version: SharedVersion) -> None:
+    def prepare(self, version: SharedVersion, poll: Callable[[], object]) -> None:
         """Have every worker map a version, beside what it answers from.
 
         A new graph is called in a process of its own before. Raises GraphError, also where it ends that process or
-        takes too long, and UnfinishedError where all workers ended, for reasons that nobody knows.
+        takes too long, UnfinishedError where all workers ended, for reasons that nobody knows, and what `poll` raises,
+        which is called now and then while that call takes long.
         """
         graph = version.graph
         if not graph.works:
-            self._call_once(version)
+            self._call_once(version, poll)
         with self._lock:
             is_new = all(known.graph is not graph for known in self._versions.values())
             seconds = version.seconds + (TRIAL_SECONDS if is_new else 0.0)
@@ -192,14 +257,14 @@ class Fleet:
                 self._versions.pop(version.message.key, None)
                 raise
 
-    def _call_once(self, version: SharedVersion) -> None:
+    def _call_once(self, version: SharedVersion, poll: Callable[[], object]) -> None:
         graph = version.graph
         if graph.trial is None:
             self.try_graph(graph)
         trial, graph.trial = graph.trial, None
         assert trial is not None
         try:
-            trial.called(version)
+            trial.called(version, poll)
         finally:
             trial.close()
         graph.works = True
@@ -238,6 +303,8 @@ class Fleet:
                 try:
                     answer.result(max(0.0, end - time.monotonic()))
                 except LateError:
+                    if not worker.is_stopped:
+                        self._hung.add(worker)
                     worker.end(f"it has not answered for {_ALIVE_SECONDS:g} s")
                 except ClosedError:
                     pass  # it is being replaced

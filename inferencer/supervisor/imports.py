@@ -70,6 +70,6 @@ class Importer:
         except queue.Empty as error:
             raise GraphError(f"version {version.number} was not imported: no word for {_QUIET_SECONDS:g} s") from error
         except ClosedError as error:
-            raise importer.ended(f"version {version.number} ended the process that imported it") from error
+            raise importer.fault(f"importing version {version.number}") from error
         finally:
             importer.kill()

@@ -9,6 +9,7 @@ import socket
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -27,7 +28,7 @@ from ..protocols.sync.service import SyncService
 from ..protocols.tfs.config_file import ConfigFile
 from ..protocols.tfs.reload import Configuring
 from ..serving.allowed import Allowed
-from ..serving.metrics import Metrics, Statistics
+from ..serving.metrics import Metrics, Statistics, WorkerFacts
 from ..serving.registry import Registry
 from ..settings.settings import AnySettings, Ports, Settings, TfServing, ports
 from ..transport.grpc_port import GrpcPort
@@ -36,6 +37,7 @@ from ..transport.memory_budget import SHARES, MemoryBudget
 from .fleet import Fleet, Shown
 from .maker import SharedJoined, SharedMaker, message_of
 from .template import Template
+from .versions import SharedResidents
 
 _log = logging.getLogger("paramsync.inferencer")
 _GRACE_OF_CONTROL = 1.0  # its calls have been answered by then, and its streams have ended, but for slow readers
@@ -68,10 +70,14 @@ class Server:
         self._fleet = Fleet(settings.workers, (settings,), handlers, self._shown, template=template)
         maker = SharedMaker(self._fleet, poll_seconds=settings.poll_seconds, state=settings.state)
         self.models = Registry(settings.models, maker)
+        self.models.trouble = lambda: self._fleet.trouble
+        self._fleet.on_trouble = self._on_trouble
+        self._fleet.on_crashing = self._on_crashing
         self._configuring = Configuring(self.models, self.apply)
         self._allowed = Allowed(settings.reload_roots, host=settings.host)
         self._following_file: asyncio.Future[None] | None = None
         self._metrics = Metrics(self.models, as_tf_serving=tf_serving.metrics_path is not None)
+        self._metrics.workers = lambda: WorkerFacts(self._fleet.pids, self._fleet.restarts, self._fleet.trouble)
         self._summing = threading.Lock()
         self._draining = asyncio.Event()
         self._health = Health(self.models, [sync_pb2.DESCRIPTOR.services_by_name["Sync"].full_name])
@@ -197,6 +203,23 @@ class Server:
         metrics.waiting = lambda: waiting
         return metrics
 
+    # What becomes of workers ------------------------------------------------------------------------------------------
+
+    def _on_crashing(self, key: int, reason: str) -> None:
+        for follower in self.models.followers():
+            residents: Any = follower.replica
+            assert isinstance(residents, SharedResidents)
+            if any(version.message.key == key for version in residents.residents):
+                residents.crashing[key] = reason
+                follower.notify()
+
+    def _on_trouble(self) -> None:
+        for follower in self.models.followers():
+            follower.notify()  # which says so in its status
+        self._news.set()
+        with suppress(RuntimeError):  # the event loop is closed
+            self._loop.call_soon_threadsafe(self._health.look)
+
     # What workers are told --------------------------------------------------------------------------------------------
 
     def _shown(self) -> Shown:
@@ -205,10 +228,10 @@ class Server:
 
     async def _tell(self) -> None:
         """Returns once the workers know how the followers are."""
-        await asyncio.to_thread(self._fleet.ask_all, "states", self._states(), seconds=_TELLING_SECONDS)
+        await asyncio.to_thread(self._fleet.ask_all, "states", *self._states(), seconds=_TELLING_SECONDS)
 
-    def _states(self) -> dict[str, Status]:
-        return {model.name: model.status() for model in self.models}
+    def _states(self) -> tuple[dict[str, Status], str]:
+        return {model.name: model.status() for model in self.models}, self._fleet.trouble
 
     def _tell_news(self) -> None:
         """As soon as anything happened, but not more often than that is worth."""
@@ -218,7 +241,7 @@ class Server:
                 if self._news.wait(_CHECK_SECONDS):
                     self._news.clear()
                 self._fleet.check()
-                self._fleet.tell("states", self._states())
+                self._fleet.tell("states", *self._states())
             except Exception:  # noqa: BLE001, the workers would not be looked after any more
                 _log.exception("the workers were not told how the followers are; they will be")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import pickle
@@ -9,12 +10,16 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
 _log = logging.getLogger("paramsync.supervisor")
 _IMPORT_SECONDS = 120.0
+_FORK_SECONDS = 30.0
+_EXIT_SECONDS = 1.0  # in which the template hears of the end of a process
+_MOST_EXITS = 256  # that nobody has asked for
 
 
 class Template:
@@ -23,10 +28,15 @@ class Template:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._ready = False
+        self._numbers = itertools.count(1)
+        self._exits: dict[int, int] = {}
         self._spawn()
 
-    def start(self, role: str, *arguments: Any, descriptors: Sequence[int]) -> None:
-        """Fork a process that does what its role says. Raises OSError where there is none."""
+    def start(self, role: str, *arguments: Any, descriptors: Sequence[int]) -> int:
+        """Fork a process that does what its role says. Returns a number by which `exit_code` knows it.
+
+        Raises OSError where there is none.
+        """
         request = os.memfd_create(role)  # of any length
         try:
             os.write(request, pickle.dumps((role, arguments)))
@@ -38,9 +48,12 @@ class Template:
                     self._socket.settimeout(_IMPORT_SECONDS)
                     if self._socket.recv(16) != b"ready":
                         raise OSError("the process that imports TensorFlow ended; its output says why")
-                    self._socket.settimeout(None)
                     self._ready = True
-                socket.send_fds(self._socket, [b"fork"], [request, *descriptors])
+                self._take_exits()  # so that the template can always send the next
+                number = next(self._numbers)
+                self._socket.settimeout(_FORK_SECONDS)
+                socket.send_fds(self._socket, [b"%d" % number], [request, *descriptors])
+                return number
         finally:
             os.close(request)
 
@@ -48,12 +61,31 @@ class Template:
     def has_ended(self) -> bool:
         return self._process.poll() is not None
 
+    def exit_code(self, number: int) -> int | None:
+        """How a process ended that did, as in subprocess.Popen.returncode; None where nobody knows."""
+        end = time.monotonic() + _EXIT_SECONDS
+        with self._lock:
+            while number not in self._exits and not self.has_ended and (left := end - time.monotonic()) > 0:
+                self._take_exits(seconds=left)
+            return self._exits.pop(number, None)
+
     def close(self) -> None:
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(2)
         self._process.kill()
+
+    def _take_exits(self, *, seconds: float = 0.0) -> None:
+        """Every end that was told meanwhile; waits for the first of them."""
+        with suppress(OSError, ValueError):
+            while True:
+                self._socket.settimeout(seconds)
+                number, code = map(int, self._socket.recv(64).split())
+                self._exits[number] = code
+                while len(self._exits) > _MOST_EXITS:
+                    del self._exits[next(iter(self._exits))]
+                seconds = 0.0
 
     def _spawn(self) -> None:
         self._socket, other_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # one message, one process

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as LateError
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, wait
 from typing import Any
 
 from paramsync.errors import GraphError
@@ -14,6 +15,7 @@ from .shared import SharedGraph, SharedVersion
 from .template import Template
 
 TRIAL_SECONDS = 60.0  # in which a graph is built and called once
+_POLL_SECONDS = 0.1  # between two times that whoever waits for that is asked whether to go on
 
 
 class Trial:
@@ -26,21 +28,25 @@ class Trial:
     def built(self, graph: SharedGraph) -> tuple[str, frozenset[str]]:
         """Its digest, and the parameters of which it looks up rows. Raises GraphError."""
         answer = self._process.channel.ask("graph", graph.message, descriptors=[graph.content])
-        digest, embeddings = self._result(answer, "built")
+        digest, embeddings = self._result(answer, "built", "building the graph")
         return digest, embeddings
 
-    def called(self, version: SharedVersion) -> None:
-        """Have it map the version and call the graph. Raises GraphError."""
+    def called(self, version: SharedVersion, poll: Callable[[], object]) -> None:
+        """Have it map the version and call the graph. Raises GraphError, and what `poll` raises, which is called now
+        and then meanwhile."""
         answer = self._process.channel.ask("version", version.message, descriptors=version.files)
-        self._result(answer, "called once")
+        self._result(answer, "called once", "calling the graph once", poll)
 
     def close(self) -> None:
         self._process.kill()
 
-    def _result(self, answer: Future[Any], what: str) -> Any:
+    def _result(self, answer: Future[Any], done: str, doing: str, poll: Callable[[], object] = lambda: None) -> Any:
+        end = time.monotonic() + TRIAL_SECONDS
         try:
-            return answer.result(TRIAL_SECONDS)
-        except LateError as error:
-            raise GraphError(f"the graph was not {what} within {TRIAL_SECONDS:g} s") from error
+            while not wait([answer], timeout=_POLL_SECONDS).done:
+                poll()
+                if time.monotonic() > end:
+                    raise GraphError(f"the graph was not {done} within {TRIAL_SECONDS:g} s")
+            return answer.result()
         except ClosedError as error:
-            raise self._process.ended(f"the graph ended the process in which it was to be {what}") from error
+            raise self._process.fault(doing) from error

@@ -26,10 +26,22 @@ class SharedResidents(Residents[SharedVersion]):
     """The versions of one model that the workers answer from."""
 
     def __init__(self, settings: ModelSettings, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self.crashing: dict[int, str] = {}
+        """Versions on which workers crash, by their keys, and how. Any thread adds to it."""
         self._restores = restores = SharedRestores(settings, fleet)
         options = graph_options(settings.graph, settings.inputs)
         source = Source(settings.store, restores, graph=settings.graph, options=options)
         super().__init__(settings.name, source, resident=settings.resident, changed=fleet.change)
+
+    @property
+    def trouble(self) -> str:
+        return self._fleet.trouble
+
+    def failing(self) -> dict[SharedVersion, str]:
+        by_key = {version.message.key: version for version in self.residents}
+        reasons = {key: self.crashing.pop(key) for key in list(self.crashing)}
+        return {by_key[key]: reason for key, reason in reasons.items() if key in by_key}
 
     def release(self) -> None:
         super().release()
@@ -75,9 +87,7 @@ class SharedRestores:
 
     def _ready(self, version: SharedVersion, tell: ProgressCallback) -> SharedVersion:
         """Have every worker map it."""
-        if not version.graph.works:
-            tell(Progress(phase="warming"))
-        self._fleet.prepare(version)
+        self._fleet.prepare(version, lambda: tell(Progress(phase="warming")))
         return version
 
     def _read(self, version: Version) -> SharedGraph:

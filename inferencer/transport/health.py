@@ -40,13 +40,13 @@ class Health:
             others = self._models.changed
             with Feed(self._models.followers(), _CHANGING) as feed:
                 while not others.is_set():
-                    self._update()
+                    self.look()
                     await _first(feed.changed(), others.wait())
 
     def drain(self) -> None:
         """NOT_SERVING from now on; the watchers are told, and their streams end."""
         self._draining = True
-        self._update()
+        self.look()
 
     async def Check(self, request: health_pb2.HealthCheckRequest, context: Any) -> health_pb2.HealthCheckResponse:
         code = self._code(request.service)
@@ -76,7 +76,8 @@ class Health:
             serves = not self._models.missing()
         return int(_SERVING if serves and not self._draining else _NOT_SERVING)
 
-    def _update(self) -> None:
+    def look(self) -> None:
+        """Tell watchers what has become of it."""
         self._changed.set()
         self._changed = asyncio.Event()
 

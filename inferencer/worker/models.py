@@ -108,6 +108,8 @@ class Models:
         self.changed = asyncio.Event()
         self.wakes: list[Callable[[], None]] = []
         self._names: Collection[str] = ()
+        self.trouble = ""
+        """Why the server is not well, though its models may be."""
 
     def __iter__(self) -> Iterator[Model]:
         return iter(self._now().values())
@@ -140,7 +142,8 @@ class Models:
     def missing(self) -> dict[str, str]:
         """Of the models that were there from the start those that do not serve, or not yet, and why."""
         statuses = {model.name: model.status() for model in self if model.awaited}
-        return {name: status.obstacle for name, status in statuses.items() if status.state is not State.SERVING}
+        missing = {name: status.obstacle for name, status in statuses.items() if status.state is not State.SERVING}
+        return {**missing, "workers": self.trouble} if self.trouble else missing
 
     def news(self) -> None:
         """To be called on the event loop when another epoch answers, or a status is another."""

@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-import mmap
 import os
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
@@ -18,12 +17,15 @@ from typing import Any
 import tensorflow as tf
 from tensorflow_serving.config import model_server_config_pb2
 
+from paramsync.following.status import Status
 from paramsync.host import memory
 from paramsync.host.processes import limit_memory
 from paramsync.v1 import sync_pb2
 
 from ..event_loop.loop import IdleSelector, Policy
 from ..processes.channel import Channel, Handler
+from ..processes.shared_words import Calls as CallsSeen
+from ..processes.shared_words import SharedWords
 from ..serving.allowed import Allowed
 from ..serving.counts import Calls, Histogram
 from ..serving.metrics import Metrics
@@ -44,7 +46,9 @@ def tried(*, descriptors: Sequence[int]) -> None:
     """A process in which a graph is built and called before any that answers has it."""
     connection, word = descriptors
     limit_memory(_MOST_OF_MEMORY)
-    versions = Versions(_words(word))
+    words = SharedWords(word)
+    os.close(word)
+    versions = Versions(words.epoch, CallsSeen(memoryview(bytearray(8)).cast("Q")))
     handlers: dict[str, Handler] = {"pid": os.getpid, "graph": versions.graph, "version": versions.version}
     Channel(socket.socket(fileno=connection), handlers, name="trial").run()
 
@@ -59,18 +63,20 @@ def work(number: int, settings: Settings, *, descriptors: Sequence[int]) -> None
     logging.getLogger("grpc._cython.cygrpc").addFilter(_is_no_leaving)
     selector = IdleSelector()
     asyncio.set_event_loop_policy(Policy(selector))
-    asyncio.run(_Worker(number, settings, socket.socket(fileno=connection), _words(word)).run(selector))
+    words = SharedWords(word)
+    os.close(word)
+    asyncio.run(_Worker(number, settings, socket.socket(fileno=connection), words).run(selector))
 
 
 class _Worker:
-    def __init__(self, number: int, settings: Settings, connection: socket.socket, shared: memoryview) -> None:
+    def __init__(self, number: int, settings: Settings, connection: socket.socket, words: SharedWords) -> None:
         tf_serving = settings.tf_serving
         if number and tf_serving is not None:  # one of them listens on the socket
             settings = replace(settings, tf_serving=replace(tf_serving, socket=None))
         self._settings = settings
         self._number = number
-        self._shared = shared
-        self._versions = Versions(shared)
+        self._words = words
+        self._versions = Versions(words.epoch, words.calls(number))
         self._channel = Channel(
             connection,
             {
@@ -79,7 +85,7 @@ class _Worker:
                 "join": self._versions.join,
                 "show": self._versions.show,
                 "shown": self._versions.shown,
-                "states": self._versions.states,
+                "states": self._states,
                 "start": partial(self._later, self._start),
                 "drain": partial(self._later, self._drain),
                 "counts": self._counts,
@@ -87,6 +93,7 @@ class _Worker:
             },
             name=f"worker {number}",
         )
+        self._models = Models(self._versions.now, self._channel)
         self._channel.ended = lambda: os._exit(0)
 
     async def run(self, selector: IdleSelector) -> None:
@@ -100,7 +107,7 @@ class _Worker:
 
     async def _start(self) -> tuple[int, int]:
         """Once there is an epoch to answer from."""
-        models = Models(self._versions.now, self._channel)
+        models = self._models
         self._metrics = _RemoteMetrics(models, self._channel, as_tf_serving=False)
         self._server = PredictionServer(
             self._settings,
@@ -109,13 +116,17 @@ class _Worker:
             _Configuring(self._channel),
             self._selector,
             also=[sync_pb2.DESCRIPTOR.services_by_name["Sync"].full_name],
-            all_taken=self._shared[1:],
+            all_taken=self._words.taken,
             number=self._number,
         )
         self._versions.changed = partial(self._loop.call_soon_threadsafe, models.news)
         ports = await self._server.bind()
         await self._server.start()
         return ports
+
+    def _states(self, statuses: Mapping[str, Status], trouble: str) -> None:
+        self._models.trouble = trouble
+        self._versions.states(statuses)
 
     async def _alive(self) -> None:
         """The event loop goes on."""
@@ -161,13 +172,6 @@ class _Configuring:
         if allowed is not None:
             allowed.check("HandleReloadConfigRequest")
         await asyncio.wrap_future(self._supervisor.ask("configure", config.SerializeToString(), seconds))
-
-
-def _words(descriptor: int) -> memoryview:
-    """The memory that all processes share: the epoch, and what requests take in each worker."""
-    words = memoryview(mmap.mmap(descriptor, mmap.PAGESIZE)).cast("Q")
-    os.close(descriptor)
-    return words
 
 
 def _is_no_leaving(record: logging.LogRecord) -> bool:

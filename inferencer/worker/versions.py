@@ -7,6 +7,8 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,7 @@ from paramsync.inference.residents import View
 
 from ..processes.channel import close_all
 from ..processes.messages import GraphMessage, Joining, ModelMessage, Place, VersionMessage
+from ..processes.shared_words import Call, Calls
 from ..settings.settings import ConnectionSettings
 from .mapped_files import Bytes, MappedFiles
 from .models import Model
@@ -31,6 +34,16 @@ _TEND_SECONDS = 0.05  # between two looks whether a request still holds what is 
 _UNMAP_SECONDS = 1.0  # between two looks for mappings that nothing needs any more
 
 
+@dataclass(frozen=True, eq=False)
+class _SeenResident(Resident):
+    """The supervisor sees when it is computed."""
+
+    call: Callable[[], Call] = field(kw_only=True)
+
+    def computing(self) -> Call:
+        return self.call()
+
+
 class Versions:
     """What requests are answered from. `now` may be called by any thread and takes no lock; all else is for one thread.
 
@@ -38,8 +51,9 @@ class Versions:
     once every worker knows the next one.
     """
 
-    def __init__(self, word: memoryview) -> None:
+    def __init__(self, word: memoryview, calls: Calls) -> None:
         self._word = word
+        self._calls = calls
         self._epochs: dict[int, Mapping[str, Model]] = {0: {}}
         self._graphs: weakref.WeakValueDictionary[int, Graph] = weakref.WeakValueDictionary()  # of versions
         self._built_last: Graph | None = None  # whose first version may be still to come
@@ -90,7 +104,7 @@ class Versions:
         finally:
             close_all(files)
         parameters = tuple([alias(_array(parameter, mapped)) for parameter in message.parameters])
-        resident = Resident(message.version, graph, parameters)
+        resident = _SeenResident(message.version, graph, parameters, call=partial(self._calls.call, message.key))
         if graph not in self._called:
             warm(resident)
             batchable.examine(resident)

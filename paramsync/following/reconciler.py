@@ -76,7 +76,7 @@ class Reconciler:
             steered = self._round(urgent, None)
         fresh = self._requests.fresh()
         swapped = self._round(fresh, self._look())
-        self._report.problem(self._problem or self._failures.reason)
+        self._report.problem(self._problem or self._failures.reason or self._replica.trouble or None)
         self.tend()
         return swapped or steered
 
@@ -102,7 +102,7 @@ class Reconciler:
         absent = look.latest is None and look.problem is None
         self._report.waiting(diagnosis.absence(self._replica.source.path) if absent else None)
         self._problem = problem
-        self._report.problem(problem or self._failures.reason)
+        self._report.problem(problem or self._failures.reason or self._replica.trouble or None)
         return look
 
     def _soon(self, seconds: float) -> None:
@@ -129,6 +129,8 @@ class Reconciler:
         pinned = self._requests.pinned
         self._report.pinned(pinned)
         self._report.quarantine(self._failures.quarantined())
+        for resident, reason in self._replica.failing().items():
+            self._drop(resident, reason)
         self._label()
         swapped = None
         self._wanted.clear()
@@ -221,6 +223,27 @@ class Reconciler:
         self._serving = candidate
         self._report.memory(self._replica)
         self._report.swapped(candidate.version, seconds, not_served=resident.graph.refused)
+
+    def _drop(self, resident: InMemory, reason: str) -> None:
+        """Quarantine a version that was restored well; what served before it answers until another one is chosen."""
+        number, served = resident.version.number, self._serving
+        files = self._files.get(resident)
+        candidate = Candidate(resident.version, files)
+        self._failures.quarantine(candidate, reason, since=self._clock(), own_fault=files is not None)
+        self._report.quarantined(resident.version, reason, self._failures.quarantined())
+        self._newest = [one for one in self._newest if one is not resident]
+        self._replica.drop(resident)
+        self._before = tuple(one for one in self._before if one != number)
+        if served is None or served.number != number:
+            return
+        recent = self._replica.view.recent
+        if recent:
+            self._serving = Candidate(recent[0].version, self._files.get(recent[0]))
+            self._report.swapped(recent[0].version, 0.0, not_served=recent[0].graph.refused)
+        else:
+            self._serving = None
+            self._report.nothing_serves()
+        self._report.memory(self._replica)
 
     def _label(self) -> None:
         """Have every label lead to the version it should lead to, where that is in memory.

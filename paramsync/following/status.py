@@ -345,6 +345,10 @@ class Report:
         self._log_swaps()
         self._tell(EventKind.SWAPPED, version, restore_seconds=seconds)
 
+    def nothing_serves(self) -> None:
+        """What served does not any more, and nothing else does."""
+        self._set(state=State.WAITING, serving=None)
+
     def _log_swaps(self) -> None:
         """What is on trial serves nobody yet."""
         if not self._on_trial:

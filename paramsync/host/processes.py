@@ -10,17 +10,34 @@ from contextlib import suppress
 from pathlib import Path
 
 _QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of a container
+_MEMORY_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 _SET_PDEATHSIG = 1  # from prctl.h
 _FIRST = "1000"  # of -1000 to 1000: the kernel ends such a process before all others
 
 
 def limit_memory(share: float) -> None:
-    """Let this process take a share of the machine's memory at most, and be the first to end where all is used."""
+    """Let this process take a share of the memory there is at most, and be the first to end where all is used."""
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(_FIRST)
     with suppress(ValueError, OSError):
-        most = int(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * share)
+        most = int(memory_bytes() * share)
         resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+
+
+def memory_bytes() -> int:
+    """The machine's memory, or what of it a container may use."""
+    found = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for limit in _MEMORY_LIMITS:
+        with suppress(OSError, ValueError):  # "max" is none
+            found = min(found, int(limit.read_text()))
+    return found
+
+
+def resident_bytes(pid: int) -> int:
+    """What a process has in memory, shared pages included; 0 where it is gone."""
+    with suppress(OSError):
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return 0
 
 
 def processors() -> int:

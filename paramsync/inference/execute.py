@@ -27,9 +27,10 @@ def called(
     # the op makes tensors of arrays at a fraction of the cost of making them one by one
     given: Any = {name: value if value.dtype.kind in "fiubc" else tf.constant(value) for name, value in inputs.items()}
     try:
-        tensors = resident.graph(
-            resident.parameters, given, signature=signature, outputs=outputs, of_any_shape=not fits
-        )
+        with resident.computing():
+            tensors = resident.graph(
+                resident.parameters, given, signature=signature, outputs=outputs, of_any_shape=not fits
+            )
     except UnicodeDecodeError as error:  # the kernel's own words, which contain bytes of its inputs
         raise RequestError(error.object.decode(errors="backslashreplace")) from error
     return {name: _array(tensor) for name, tensor in tensors.items()}

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import threading
 import weakref
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 
 from paramsync.graphs.graph import Graph
@@ -24,6 +25,15 @@ class Joined(Resident):
     """One version of each part as one. It shares their parameters, and keeps them in memory as long as it is held."""
 
     pair: Pair = field(kw_only=True)
+
+    def computing(self) -> AbstractContextManager[None]:
+        return _computing(self.pair)
+
+
+@contextmanager
+def _computing(pair: Pair) -> Iterator[None]:
+    with pair[0].computing(), pair[1].computing():
+        yield
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,9 +12,10 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from paramsync.errors import InputError, RequestError
+from paramsync.errors import GraphError, InputError, RequestError
 from paramsync.graphs.graph import Graph
 from paramsync.graphs.specs import DEFAULT_SIGNATURE, Signature, TensorSpec
+from paramsync.host.files import line
 from paramsync.version import Version
 
 _NUMBERS = "biufcV"  # kinds of dtypes; bfloat16 and its like are of kind V
@@ -96,17 +98,27 @@ class Resident:
         tensors = {name: tf.convert_to_tensor(value) for name, value in inputs.items()}
         return self.graph(self.parameters, tensors, signature=signature, outputs=outputs)
 
+    def computing(self) -> AbstractContextManager[None]:
+        """Entered around each call of the graph for a request: others may want to know of calls that do not end."""
+        return _UNSEEN
+
+
+_UNSEEN = nullcontext()
+
 
 def warm(resident: Resident) -> None:
     """Call each signature of a new graph once: the first call prepares it, many times slower than others.
 
-    A graph that cannot compute on made-up inputs may well do so on real ones, so that this never fails.
+    A graph that cannot compute on made-up inputs may well do so on real ones. Raises GraphError only for one that wants
+    more memory than there is.
     """
     number = resident.version.number
     for name, signature in resident.graph.signatures.items():
         try:
             inputs = {spec.name: _blank(spec) for spec in signature.inputs.values()}
             resident.graph(resident.parameters, inputs, signature=name)
+        except (tf.errors.ResourceExhaustedError, MemoryError) as error:
+            raise GraphError(f"signature {name!r} wants more memory than there is: {line(str(error))}") from error
         except Exception as error:  # noqa: BLE001, see above
             _log.debug("version %d: %s was not called beforehand: %s", number, name, error)
 

@@ -163,6 +163,11 @@ class Residents(Generic[R]):
 
         return leave
 
+    @property
+    def trouble(self) -> str:
+        """What keeps all versions from being answered from well, for no fault of theirs; empty where nothing does."""
+        return ""
+
     # For the follower -------------------------------------------------------------------------------------------------
 
     def restore(self, version: Version, tell: ProgressCallback | None = None) -> R:
@@ -193,6 +198,17 @@ class Residents(Generic[R]):
     def unlabel(self, label: str) -> None:
         """Forget the label, if there is one."""
         self.arrange(labels={name: resident for name, resident in self._view.labels.items() if name != label})
+
+    def failing(self) -> Mapping[R, str]:
+        """Versions in memory that turned out not to be fit to serve, and why."""
+        return {}
+
+    def drop(self, resident: R) -> None:
+        """Answer from it no more: what served before it does, where that is in memory."""
+        view = self._view
+        labels = {label: one for label, one in view.labels.items() if one is not resident}
+        recent, beside = (tuple(one for one in part if one is not resident) for part in (view.recent, view.beside))
+        self._show(View(recent, labels, beside))
 
     def hold(self, beside: Sequence[R], *, recent: int, most: int) -> None:
         """Keep these in memory beside so many of those that served last; from the next swap on that is `most`."""

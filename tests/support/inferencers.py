@@ -9,6 +9,8 @@ import signal
 import subprocess
 import sys
 import threading
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +18,11 @@ import grpc
 import numpy as np
 import tensorflow as tf
 from grpc_health.v1 import health_pb2_grpc
+from prometheus_client.parser import text_string_to_metric_families
 from tensorflow_serving.apis import predict_pb2, prediction_service_pb2_grpc
 
 from paramsync.v1 import sync_pb2_grpc
+from tests.support.programs import PATIENCE
 from tests.support.published import GATED_OPS
 
 LONG = 60.0
@@ -28,14 +32,15 @@ Predict = Any  # a stock client's method
 class Process:
     """A real inferencer, and what it logs."""
 
-    def __init__(self, *arguments: str | Path, descriptors: int | None = None) -> None:
-        """It may open so many files and connections."""
+    def __init__(self, *arguments: str | Path, descriptors: int | None = None, before: Sequence[str] = ()) -> None:
+        """It may open so many files and connections. The command begins with `before`."""
         command = [sys.executable, "-m", "inferencer", *map(str, arguments), "--port", "0", "--control-port", "0"]
         if descriptors is not None:
             command = ["sh", "-c", f'ulimit -n {descriptors}; exec "$0" "$@"', *command]
+        command = [*before, *command]
         self.lines: list[str] = []
         self._ready = threading.Event()
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, errors="replace")
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
 
@@ -54,7 +59,9 @@ class Process:
         self._ready.set()
 
     def connect(self) -> None:
-        assert self._ready.wait(LONG)
+        if not self._ready.wait(PATIENCE):
+            self.close()
+            raise AssertionError("".join(self.lines))
         ready = r"inferencer ready: predictions (\S+), control (\S+), HTTP (\S+)$"
         ports = re.search(ready, "".join(self.lines), re.MULTILINE)
         assert ports is not None, "".join(self.lines)
@@ -82,6 +89,18 @@ class Process:
         stays = not answer.will_close
         connection.close()
         return answer.status, body, stays
+
+    def metrics(self) -> dict[str, float]:
+        """Each metric's sum over its labels."""
+        connection = http.client.HTTPConnection(self.http_address, timeout=LONG)
+        connection.request("GET", "/metrics")
+        text = connection.getresponse().read().decode()
+        connection.close()
+        found: Counter[str] = Counter()
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                found[sample.name] += sample.value  # type: ignore[assignment]
+        return dict(found)
 
     def end(self, *signals: signal.Signals) -> int:
         for one in signals:

@@ -26,6 +26,7 @@ from paramsync.store.store import Store
 from paramsync.v1 import sync_pb2 as pb
 from paramsync.v1 import sync_pb2_grpc
 from tests.support.in_process import LocalServer
+from tests.support.programs import PATIENCE
 from tests.support.published import GATED_OPS
 
 LONG = 30.0
@@ -51,7 +52,7 @@ class Running:
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
         try:
-            self.server, (self.port, self.rest_port, self.control_port) = self.call(self._start)
+            self.server, (self.port, self.rest_port, self.control_port) = self.call(self._start, seconds=PATIENCE)
         except BaseException:
             self.close()
             raise
@@ -65,9 +66,9 @@ class Running:
         server = Server(self.settings, template=_template())
         return server, await server.start()
 
-    def call(self, function: Callable[[], Any]) -> Any:
+    def call(self, function: Callable[[], Any], *, seconds: float = LONG) -> Any:
         """What a coroutine of the server's event loop returns."""
-        return asyncio.run_coroutine_threadsafe(function(), self._loop).result(LONG)
+        return asyncio.run_coroutine_threadsafe(function(), self._loop).result(seconds)
 
     def drain(self, *, quiet_seconds: float = 0.01) -> None:
         self._drained = True

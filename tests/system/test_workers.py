@@ -308,7 +308,9 @@ def fetched(program: Process, path: str) -> str:
     return text
 
 
-@pytest.mark.parametrize(("count", "bound"), [("0", "least 1"), ("1000", "most 64"), ("two", "least 1")])
+@pytest.mark.parametrize(
+    ("count", "bound"), [("0", "least 1"), ("-1", "least 1"), ("1000", "most 64"), ("two", "least 1")]
+)
 def test_a_number_of_workers_that_cannot_be_is_refused_in_one_line(tmp_path: Path, count: str, bound: str) -> None:
     ports = ("--port", "0", "--rest-port", "0", "--control-port", "0")
     said = refused("inferencer", "--model", f"m={tmp_path}", *ports, "--workers", count)

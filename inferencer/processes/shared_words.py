@@ -1,0 +1,77 @@
+"""SharedWords: memory that all processes of one server share; words of eight bytes are read and written whole."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from contextlib import suppress
+from types import TracebackType
+
+from ..settings.flags import MOST_WORKERS
+
+_CALLS = 16  # of each worker that are seen at a time
+_SIZE = 8 * (1 + MOST_WORKERS + MOST_WORKERS * _CALLS)
+
+
+class SharedWords:
+    """`epoch` has one word: what is answered now. `taken` has one for each worker: the bytes that its requests take."""
+
+    def __init__(self, descriptor: int) -> None:
+        words = memoryview(mmap.mmap(descriptor, _SIZE)).cast("Q")
+        self.epoch = words[:1]
+        self.taken = words[1 : 1 + MOST_WORKERS]
+        self._calls = words[1 + MOST_WORKERS :]
+
+    def calls(self, number: int) -> Calls:
+        """Those of one worker."""
+        return Calls(self._calls[number * _CALLS : (number + 1) * _CALLS])
+
+
+def create() -> int:
+    """The descriptor of such memory."""
+    descriptor = os.memfd_create("words")
+    os.ftruncate(descriptor, _SIZE)
+    return descriptor
+
+
+class Calls:
+    """Which versions a worker computes, by their keys: the supervisor reads that once the worker has crashed."""
+
+    def __init__(self, words: memoryview) -> None:
+        self._words = words
+        self._free = list(range(len(words)))
+
+    def call(self, key: int) -> Call:
+        """To be entered around a call of a version, on any thread."""
+        return Call(self._words, self._free, key)
+
+    def take(self) -> frozenset[int]:
+        """What the worker that has ended was computing."""
+        keys = frozenset(self._words) - {0}
+        for place in range(len(self._words)):
+            self._words[place] = 0
+        return keys
+
+
+class Call:
+    """Where all places are taken it is not seen."""
+
+    __slots__ = ("_free", "_key", "_place", "_words")
+
+    def __init__(self, words: memoryview, free: list[int], key: int) -> None:
+        self._words = words
+        self._free = free
+        self._key = key
+        self._place = -1
+
+    def __enter__(self) -> None:
+        with suppress(IndexError):
+            self._place = self._free.pop()
+            self._words[self._place] = self._key
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._place >= 0:
+            self._words[self._place] = 0
+            self._free.append(self._place)

@@ -1,0 +1,125 @@
+"""Workers that crash again and again: on a version, which ends in quarantine, or for no reason that is known."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from inferencer.supervisor import crashes
+from paramsync.following.status import State, Status
+from tests.support.hostile_graphs import KillingLater
+from tests.support.programs import eventually
+from tests.support.published import Publisher, Witness, proven
+from tests.support.running import LONG, NOT_SERVING, SERVING, Running, request, seen, synced
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def publisher(tmp_path: Path) -> Iterator[Publisher]:
+    publisher = Publisher(tmp_path / "m")
+    yield publisher
+    publisher.close()
+
+
+def status(running: Running) -> Status:
+    found: Status = running.server.models.find("m").status()
+    return found
+
+
+def ask_until_quarantined(running: Running, version: int) -> int:
+    """Ask until then. Returns how many calls failed, each of them because its worker crashed."""
+    failed: list[grpc.StatusCode] = []
+    end = time.monotonic() + LONG
+    while status(running).quarantine_of(version) is None:
+        assert time.monotonic() < end, status(running)
+        try:
+            running.prediction_service.Predict(request(), timeout=LONG, wait_for_ready=True)
+        except grpc.RpcError as error:
+            failed.append(error.code())
+    assert {*failed} == {grpc.StatusCode.UNAVAILABLE}
+    return len(failed)
+
+
+def answered(running: Running) -> int:
+    answer = running.prediction_service.Predict(request(), timeout=LONG, wait_for_ready=True)
+    version = int(answer.model_spec.version.value)
+    assert proven(seen(answer), version)
+    return version
+
+
+def end_worker(running: Running, number: int) -> None:
+    fleet = running.server._fleet
+    pid = eventually(lambda: fleet.pids.get(number), lambda: f"worker {number} to be there")
+    os.kill(pid, signal.SIGKILL)
+    eventually(lambda: fleet.pids.get(number) != pid, lambda: "its end to be seen")
+
+
+def healths(running: Running) -> list[int]:
+    return [running.health(control=control) for control in (False, True)]
+
+
+@pytest.mark.parametrize("labelled", [False, True])
+def test_a_version_on_which_workers_crash_when_they_answer_is_quarantined_and_the_one_before_serves(
+    publisher: Publisher, tmp_path: Path, labelled: bool
+) -> None:
+    publisher.publish(1)
+    running = Running(tmp_path / "m", workers=1)
+    synced(running)
+    publisher.publish(2, kind=KillingLater)  # which survives its trial, on zeros
+    synced(running)
+    if labelled:
+        running.server.models.find("m").followers[0].label("best", 2, timeout=LONG)
+    assert ask_until_quarantined(running, 2) >= crashes.CRASHES
+    assert "workers crashed while they computed it (SIG" in status(running).quarantined[0].reason
+    assert answered(running) == 1
+    assert "best" not in status(running).labels
+    assert status(running).serving is not None
+    publisher.publish(3)
+    synced(running)
+    assert answered(running) == 3
+    running.close()
+
+
+def test_the_only_version_is_quarantined_too_and_nothing_serves_until_there_is_another(
+    publisher: Publisher, tmp_path: Path
+) -> None:
+    publisher.publish(1, kind=KillingLater)
+    running = Running(tmp_path / "m", workers=1)
+    synced(running)
+    ask_until_quarantined(running, 1)
+    eventually(lambda: status(running).state is State.WAITING, lambda: f"nothing to serve: {status(running)}")
+    with pytest.raises(grpc.RpcError, match="version 1 is quarantined: workers crashed") as raised:
+        running.prediction_service.Predict(request(), timeout=LONG, wait_for_ready=True)
+    assert raised.value.code() == grpc.StatusCode.UNAVAILABLE
+    publisher.publish(2, kind=Witness)
+    synced(running)
+    assert answered(running) == 2
+    running.close()
+
+
+def test_workers_that_end_again_and_again_are_reported_and_fail_health_until_they_live(
+    publisher: Publisher, tmp_path: Path
+) -> None:
+    publisher.publish(1)
+    running = Running(tmp_path / "m", workers=2)
+    synced(running)
+    for _ in range(crashes.LOOP):
+        end_worker(running, 0)
+    text = "worker 0 ended 3 times in a row soon after its start"
+    eventually(lambda: text in (status(running).last_error or ""), lambda: f"that to be told: {status(running)}")
+    eventually(lambda: healths(running) == [NOT_SERVING] * 2, lambda: "health to fail on both ports")
+    assert running.health("m") == SERVING  # it does, by what is left
+    assert 'paramsync_worker_restarts_total{worker="0"} 3.0' in running.server._text().decode()
+    assert "paramsync_workers_failing 1.0" in running.server._text().decode()
+    eventually(lambda: status(running).last_error is None, lambda: f"that to be over: {status(running)}")
+    eventually(lambda: healths(running) == [SERVING] * 2, lambda: "health to be well again")
+    assert answered(running) == 1
+    assert status(running).quarantined == ()
+    running.close()
