@@ -42,6 +42,8 @@ class Worker(ChildProcess):
     """A process that answers."""
 
     number: int
+    listens = False
+    """Whether it has come so far; until then its start has a deadline of its own."""
 
     def end(self, why: str) -> None:
         _log.error("worker %d is ended: %s", self.number, why)
@@ -173,6 +175,7 @@ class Fleet:
                 worker.channel.ask("show", self._word[0], self._shown[0]).result(_SHOW_SECONDS)
                 self._workers.append(worker)
             worker.channel.ask("start").result(0 if self._ended.is_set() else _START_SECONDS)
+            worker.listens = True
         except BaseException:
             self._remove(worker)
             worker.end("it does not start")
@@ -297,7 +300,7 @@ class Fleet:
         if not self._lock.acquire(blocking=False):
             return
         try:
-            waiting = [(worker, worker.channel.ask("alive")) for worker in self._workers]
+            waiting = [(worker, worker.channel.ask("alive")) for worker in self._workers if worker.listens]
             end = time.monotonic() + _ALIVE_SECONDS
             for worker, answer in waiting:
                 try:

@@ -14,7 +14,7 @@ import pytest
 from inferencer.supervisor import crashes
 from paramsync.following.status import State, Status
 from tests.support.hostile_graphs import KillingLater
-from tests.support.programs import eventually
+from tests.support.programs import PATIENCE, eventually
 from tests.support.published import Publisher, Witness, proven
 from tests.support.running import LONG, NOT_SERVING, SERVING, Running, request, seen, synced
 
@@ -36,7 +36,7 @@ def status(running: Running) -> Status:
 def ask_until_quarantined(running: Running, version: int) -> int:
     """Ask until then. Returns how many calls failed, each of them because its worker crashed."""
     failed: list[grpc.StatusCode] = []
-    end = time.monotonic() + LONG
+    end = time.monotonic() + PATIENCE
     while status(running).quarantine_of(version) is None:
         assert time.monotonic() < end, status(running)
         try:
