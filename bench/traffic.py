@@ -26,7 +26,6 @@ import numpy as np
 
 from bench.lines import Lines
 from bench.served import PREDICT
-from inferencer.event_loop.loop import IdleSelector, Policy
 from paramsync.errors import CallError
 from paramsync.rpc import tensor_proto
 from paramsync.v1 import serving_pb2
@@ -209,9 +208,6 @@ def main() -> None:
         parser.error(f"--callers: expected a number above 0, found {found.callers}")
     if found.share is not None and not 0 < found.share < math.inf:
         parser.error(f"--share: expected a number above 0, found {found.share}")
-    asyncio.set_event_loop_policy(
-        Policy(IdleSelector())
-    )  # several turns a call else, of a processor that a server could use
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(_call(found))
 

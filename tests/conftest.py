@@ -5,10 +5,8 @@ Campaigns are short where they run with all other tests, and whole with `make ca
 
 from __future__ import annotations
 
-import asyncio
 import signal
 import tempfile
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from inferencer.event_loop.loop import IdleSelector
     from paramsync.checkpoint.data_file import FilePool
     from paramsync.following.follower import Follower
     from paramsync.sources.watch import Watch
@@ -240,22 +237,3 @@ def echoing(tmp_path: Path) -> Iterator[Process]:
     yield program
     program.close()
     echoes.close()
-
-
-@pytest.fixture
-def selector() -> IdleSelector:
-    from inferencer.event_loop.loop import IdleSelector
-
-    return IdleSelector()
-
-
-@pytest.fixture
-def loop(selector: IdleSelector) -> Iterator[asyncio.AbstractEventLoop]:
-    """It runs in a thread of its own, and has nothing to do."""
-    loop = asyncio.SelectorEventLoop(selector)
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-    yield loop
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join(30.0)
-    loop.close()

@@ -1,10 +1,12 @@
-"""Batching: questions become calls of the version they ask, at once where that can be, else as few as may be."""
+"""The batcher: runs a request at once when its executor is idle, otherwise together with its neighbours."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
 from weakref import WeakKeyDictionary
@@ -14,264 +16,269 @@ from paramsync.graphs.graph import Graph
 from paramsync.inference import batchable, execute
 from paramsync.inference.questions import Answer, Question
 
-from ..event_loop.loop import IdleSelector
 from ..serving.metrics import Metrics
-from .flush import Flush
-from .latency import Latency
-from .queue import Asked, Lane, Timed, size_of, timed
-from .threads import Threads
 
 _log = logging.getLogger("paramsync.batching")
 ROWS = 256
+SHORT_SECONDS = 0.002  # a call that is expected to take less runs on the event loop: to wake a thread takes as long
 _LATE = "the deadline passed before the answer was computed"
 
+_Results = tuple[list[Answer | Exception], float]
+"""Answers or errors, in the order of the requests, and how many seconds they took."""
 
-class Batching:
+
+@dataclass(eq=False, slots=True)
+class Signature:
+    """One signature of a graph, as one model's requests use it: may they share a call, and which calls are short."""
+
+    batched: bool
+    bounded: bool
+    """Whether the time of a call depends on the shapes of its inputs alone, see `batchable.Traits.prompt`."""
+    short_bytes: int = 0
+    """Bytes of inputs up to which calls are expected to be short."""
+    running: int = 0
+    """Calls on threads now."""
+
+    def took(self, size: int, seconds: float) -> None:
+        """Learn from a call with so many bytes of inputs."""
+        if self.bounded and seconds < SHORT_SECONDS:
+            self.short_bytes = max(self.short_bytes, size if seconds > SHORT_SECONDS / 2 else 2 * size)
+        else:
+            self.short_bytes = min(self.short_bytes, size // 2)
+
+
+@dataclass(eq=False, slots=True)
+class _Request:
+    question: Question
+    queue: _Queue
+    rows: int
+    size: int
+    answer: asyncio.Future[Answer]
+
+
+@dataclass(eq=False, slots=True)
+class _Queue:
+    """Requests that may share a call: of one version, signature and set of outputs, with rows of one shape."""
+
+    key: Hashable
+    signature: Signature
+    batched: bool
+    large: bool
+    """Whether each has more rows than a batch may have."""
+    waiting: dict[_Request, None] = field(default_factory=dict)  # in the order they came
+    running: int = 0
+    flush: asyncio.Handle | None = None
+
+
+class Batcher:
     """Lives on one event loop.
 
-    Of a signature that was prompt so far, calls are made on the event loop itself: to hand them over would take longer
-    than they do. All others are made on threads.
-
-    1. A question goes at once where a thread is free for it or, where it is prompt, no other is expected.
-    2. While a call of its lane runs a question waits, together with all others of that lane, for that call's end.
-       Prompt ones wait until the event loop would rest, 2 ms at most: for those that came already or are seen coming.
-       So they are few where it has little to do, and the more, the more it is late.
-    3. What waited goes as one call of `rows` rows at most. A question with more rows, or with inputs of shapes that its
-       signature does not name, goes alone. At most half of the threads compute such with more rows; one thread is
-       always left by calls of one signature to those of others.
+    1. A request whose call is short runs on the event loop, with all neighbours that came in the same turn of it.
+    2. Any other runs on a thread, at once when none of its queue does; otherwise it waits for the end of that call, and
+       then goes with all that wait.
+    3. A call has `rows` rows at most. A request with more rows, or with inputs of shapes that its signature does not
+       name, goes alone. At most half of the threads compute such with more rows; one thread is always left by calls of
+       one signature to those of others.
     """
 
     def __init__(
         self,
-        threads: Threads,
+        executor: Executor,
+        threads: int,
         metrics: Metrics,
         *,
         rows: int = ROWS,
         most: int = 1024,
-        together: Callable[[str], bool] = lambda model: True,
-        selector: IdleSelector | None = None,
+        batched: Callable[[str], bool] = lambda model: True,
     ) -> None:
-        """`most` is how many questions may wait or be computed; `together` says which models are batched at all.
-
-        `selector` is the event loop's.
-        """
+        """`executor` has so many threads; `most` is how many requests may wait or run; `batched` says which models'
+        requests may share calls at all."""
+        self._executor = executor
         self._threads = threads
         self._rows = rows
         self._most = most
-        self._together = together
-        self._gathering = Flush(self._compute, selector)
+        self._batched = batched
         self.metrics = metrics
         metrics.waiting = lambda: self.held - self._computing
         self.held = 0
-        """How many questions wait or are computed."""
+        """How many requests wait or run."""
         self._computing = 0
+        self._running = 0
         self._large = 0
-        self._lanes: dict[Hashable, Lane] = {}  # with something that waits or runs; whose turn it is first
-        self._paces: WeakKeyDictionary[Graph, dict[tuple[str, str, bool], Latency]] = WeakKeyDictionary()
+        self._queues: dict[Hashable, _Queue] = {}  # those with something that waits or runs; whose turn it is first
+        self._signatures: WeakKeyDictionary[Graph, dict[Hashable, Signature]] = WeakKeyDictionary()
 
     def check(self) -> None:
-        """Raise BusyError where no question more is taken now."""
+        """Raise BusyError where no request more is taken now."""
         if self.held >= self._most:
             raise BusyError(f"{self._most} requests are waiting or being answered already; try again in a moment")
-
-    def announce(self) -> None:
-        """A request is coming, which will begin."""
-        self._gathering.coming += 1
-
-    def begin(self) -> None:
-        """One that was announced is here. Raises BusyError where no question more is taken now."""
-        self._gathering.coming = max(0, self._gathering.coming - 1)
-        self.check()
 
     async def answer(self, question: Question, *, deadline: float | None = None) -> Answer:
         """`deadline` is in the loop's time.
 
-        Raises BusyError where too many wait, TimeoutError, and what the call raises. A caller that leaves before its
-        question is computed takes it away.
+        Raises BusyError where too many wait, TimeoutError, and what the call raises. A request whose caller leaves
+        before it runs does not run.
         """
         self.check()
         loop = asyncio.get_running_loop()
         if deadline is not None and deadline <= loop.time():
             raise TimeoutError(_LATE)
-        pace, size = self._pace(question), size_of(question)
-        prompt = pace.is_prompt(size)
-        if prompt and not self._gathering.coming and not self.held and pace.alone:
-            return self._at_once(question, pace, size)
-        one = self._asked(question, pace, size, deadline)
-        self.held += 1
-        one.lane.waiting[one] = None
-        if prompt and one.lane.joined and not one.lane.running:
-            self._gathering.add(one.lane)
-        else:
-            self._look()
-        timer = None
-        if deadline is not None and not one.future.done():
-            timer = loop.call_at(deadline, self._expire, one)
+        request = self._enqueued(question, loop)
+        timer = None if deadline is None else loop.call_at(deadline, self._expire, request)
+        self._start(request.queue)
         try:
-            return await one.future
+            return await request.answer
         except asyncio.CancelledError:
-            if not one.future.cancelled() and one.future.done():
-                one.future.exception()  # that came in the same moment, and is nobody's any more
+            if request.answer.done() and not request.answer.cancelled():
+                request.answer.exception()  # it came in the same moment, and nobody waits for it any more
             raise
         finally:
-            self._leave(one)
+            self._leave(request)
             if timer is not None:
                 timer.cancel()
-            del one  # else an error, by its traceback, would keep itself and the version alive
+            del request  # else an error, by its traceback, would keep itself and the version alive
 
     def close(self) -> None:
-        """Waits for nothing: what is computed still is nobody's any more."""
+        """Waits for nothing: nobody gets what is still computed."""
         if self.held:
             _log.warning("predictions that did not end within the grace, and are given up: %d", self.held)
-        self._threads.close()
+        self._executor.shutdown(wait=False, cancel_futures=True)
 
-    # What waits -------------------------------------------------------------------------------------------------------
+    # Queues -----------------------------------------------------------------------------------------------------------
 
-    def _pace(self, question: Question) -> Latency:
+    def _signature(self, question: Question) -> Signature:
         graph = question.resident.graph
-        paces = self._paces.get(graph)
-        if paces is None:
-            paces = self._paces[graph] = {}
+        known = self._signatures.get(graph)
+        if known is None:
+            known = self._signatures[graph] = {}
         key = (question.model, question.signature, question.fits)  # models may share a graph
-        pace = paces.get(key)
-        if pace is None:
-            found = batchable.of(graph, question.signature) if question.fits else batchable.UNKNOWN
-            together = found.together and self._rows > 1 and self._together(question.model)
-            pace = paces[key] = Latency(together, found.prompt)
-        return pace
+        signature = known.get(key)
+        if signature is None:
+            traits = batchable.of(graph, question.signature) if question.fits else batchable.UNKNOWN
+            batched = traits.together and self._rows > 1 and self._batched(question.model)
+            signature = known[key] = Signature(batched, traits.prompt)
+        return signature
 
-    def _asked(self, question: Question, pace: Latency, size: int, deadline: float | None) -> Asked:
+    def _enqueued(self, question: Question, loop: asyncio.AbstractEventLoop) -> _Request:
+        signature = self._signature(question)
         rows = execute.rows_of(question)
-        joined = pace.together and rows is not None and 0 < rows <= self._rows
+        batched = signature.batched and rows is not None and 0 < rows <= self._rows
         large = rows is not None and rows > self._rows
         key: tuple[Hashable, ...] = (question.resident, question.signature, question.fits, large)
-        if joined:
+        if batched:
             shapes = [(name, array.shape[1:]) for name, array in question.inputs.items()]
             key = (*key, question.outputs, *(shapes if len(shapes) == 1 else sorted(shapes)))
-        lane = self._lanes.get(key)
-        if lane is None:
-            lane = self._lanes[key] = Lane(key, pace, large, joined)
-        return Asked(question, rows or 1, size, lane, asyncio.get_running_loop().create_future(), deadline)
+        queue = self._queues.get(key)
+        if queue is None:
+            queue = self._queues[key] = _Queue(key, signature, batched, large)
+        size = sum([array.nbytes for array in question.inputs.values()])  # of strings only what points at them
+        request = _Request(question, queue, rows or 1, size, loop.create_future())
+        queue.waiting[request] = None
+        self.held += 1
+        return request
 
-    def _take(self, lane: Lane, *, prompt: bool = False) -> list[Asked]:
-        """The next call of a lane: those that came first and were not given up meanwhile; none, where not prompt."""
-        taken: list[Asked] = []
-        rows, size, now = 0, 0, asyncio.get_running_loop().time()
-        for one in [*lane.waiting]:
-            if one.future.done() or (one.deadline is not None and one.deadline <= now):
-                self._expire(one)
-                continue
-            rows, size = rows + one.rows, size + one.size
-            if (taken and (not lane.joined or rows > self._rows)) or (prompt and not lane.pace.is_prompt(size)):
+    def _leave(self, request: _Request) -> None:
+        """Nobody waits for it any more: unless it runs already it never will."""
+        if request in request.queue.waiting:
+            del request.queue.waiting[request]
+            self.held -= 1
+            self._forget(request.queue)
+
+    def _expire(self, request: _Request) -> None:
+        if not request.answer.done():
+            request.answer.set_exception(TimeoutError(_LATE))
+        self._leave(request)
+
+    def _forget(self, queue: _Queue) -> None:
+        if not queue.waiting and not queue.running and self._queues.get(queue.key) is queue:
+            del self._queues[queue.key]
+
+    def _take(self, queue: _Queue, *, most_bytes: int | None = None) -> list[_Request]:
+        """The requests of the next call: those that came first."""
+        taken: list[_Request] = []
+        rows = size = 0
+        for request in queue.waiting:
+            rows, size = rows + request.rows, size + request.size
+            if taken and (not queue.batched or rows > self._rows):
                 break
-            taken.append(one)
-            del lane.waiting[one]
+            if most_bytes is not None and size > most_bytes:
+                break
+            taken.append(request)
+        for request in taken:
+            del queue.waiting[request]
+        self._computing += len(taken)
         return taken
 
-    def _leave(self, one: Asked) -> None:
-        """Nobody waits for it any more; where it is not computed yet it will not be."""
-        if one in one.lane.waiting:
-            del one.lane.waiting[one]
-            self.held -= 1
-            self._close(one.lane)
+    # Calls ------------------------------------------------------------------------------------------------------------
 
-    def _expire(self, one: Asked) -> None:
-        if not one.future.done():
-            one.future.set_exception(TimeoutError(_LATE))
-        self._leave(one)
+    def _start(self, queue: _Queue) -> None:
+        """Start every call of a queue that may start now."""
+        while queue.waiting and queue.flush is None:
+            if next(iter(queue.waiting)).size <= queue.signature.short_bytes and not queue.running:
+                queue.flush = asyncio.get_running_loop().call_soon(self._run, queue)
+            elif self._may_start(queue):
+                self._submit(queue, self._take(queue))
+            else:
+                return
 
-    def _close(self, lane: Lane) -> None:
-        if not lane.waiting and not lane.running and self._lanes.get(lane.key) is lane:
-            del self._lanes[lane.key]
-            self._gathering.remove(lane)
+    def _run(self, queue: _Queue) -> None:
+        """Run one short call here, and then what it may not take in; others have a turn between."""
+        queue.flush = None
+        if taken := self._take(queue, most_bytes=queue.signature.short_bytes):
+            self._give(queue, taken, _computed([request.question for request in taken]))
+        self._start(queue)
+        self._forget(queue)
 
-    # On the event loop ------------------------------------------------------------------------------------------------
-
-    def _at_once(self, question: Question, pace: Latency, size: int) -> Answer:
-        began = perf_counter()
-        try:
-            return execute.answer(question)
-        finally:
-            self._count(pace, question, 1, execute.rows_of(question) or 1, size, perf_counter() - began)
-
-    def _compute(self, lane: Lane) -> None:
-        """One call, here; where it may not be as large as what waits, the next one in a moment."""
-        self._gathering.remove(lane)
-        if taken := self._take(lane, prompt=True):
-            lane.pace.alone = len(taken) == 1
-            self.held -= len(taken)
-            self._give(lane, taken, *timed([one.question for one in taken]))
-        if lane.waiting and taken:
-            self._gathering.again(lane)
-        elif lane.waiting:  # it is too large, or calls have become slow
-            self._look()
-        self._close(lane)
-
-    # On threads -------------------------------------------------------------------------------------------------------
-
-    def _look(self) -> None:
-        """Begin every call that can be, one for each lane in turn."""
-        begun = True
-        while begun:
-            begun = False
-            for lane in [*self._lanes.values()]:
-                if self._may_begin(lane):
-                    if taken := self._take(lane):
-                        self._begin(lane, taken)
-                        begun = True
-                    self._close(lane)
-
-    def _may_begin(self, lane: Lane) -> bool:
-        count = self._threads.count
+    def _may_start(self, queue: _Queue) -> bool:
         return (
-            bool(lane.waiting)
-            and lane.gathering is None
-            and self._threads.taken < count
-            and not (lane.joined and lane.running)
-            and lane.pace.running < max(1, count - 1)
-            and not (lane.large and self._large >= max(1, count // 2))
+            self._running < self._threads
+            and not (queue.batched and queue.running)
+            and queue.signature.running < max(1, self._threads - 1)
+            and not (queue.large and self._large >= max(1, self._threads // 2))
         )
 
-    def _begin(self, lane: Lane, taken: list[Asked]) -> None:
-        lane.running += 1
-        lane.pace.running += 1
-        self._large += lane.large
-        self._computing += len(taken)
-        self._lanes.pop(lane.key, None)  # it may have been closed, where all others that waited were late
-        self._lanes[lane.key] = lane  # the others come first now
-        self._threads.start(partial(timed, [one.question for one in taken]), partial(self._end, lane, taken))
+    def _submit(self, queue: _Queue, taken: list[_Request]) -> None:
+        queue.running += 1
+        queue.signature.running += 1
+        self._large += queue.large
+        self._running += 1
+        computing = self._executor.submit(_computed, [request.question for request in taken])
+        asyncio.wrap_future(computing).add_done_callback(partial(self._end, queue, taken))
 
-    def _end(self, lane: Lane, taken: list[Asked], result: Timed, error: Exception | None) -> None:
-        lane.running -= 1
-        lane.pace.running -= 1
-        self._large -= lane.large
+    def _end(
+        self, queue: _Queue, taken: list[_Request], computing: Future[_Results] | asyncio.Future[_Results]
+    ) -> None:
+        queue.running -= 1
+        queue.signature.running -= 1
+        self._large -= queue.large
+        self._running -= 1
+        if computing.cancelled():  # by the end of the server
+            self._computing -= len(taken)
+            return
+        self._give(queue, taken, computing.result())
+        self._queues.pop(queue.key, None)
+        if queue.waiting or queue.running:
+            self._queues[queue.key] = queue  # the others come first now
+        for waiting in list(self._queues.values()):
+            self._start(waiting)
+
+    def _give(self, queue: _Queue, taken: Sequence[_Request], results: _Results) -> None:
+        answers, seconds = results
         self._computing -= len(taken)
         self.held -= len(taken)
-        assert error is None  # errors are among the answers
-        self._give(lane, taken, *result)
-        self._close(lane)
-        self._look()
-
-    # Whatever computed it ---------------------------------------------------------------------------------------------
-
-    def _give(self, lane: Lane, taken: list[Asked], found: list[Answer | Exception], seconds: float) -> None:
-        rows = size = 0
-        for one, answer in zip(taken, found, strict=True):
-            rows, size = rows + one.rows, size + one.size
-            if one.future.done():
+        for request, answer in zip(taken, answers, strict=True):
+            if request.answer.done():
                 continue
             if isinstance(answer, Exception):
-                one.future.set_exception(answer)
+                request.answer.set_exception(answer)
             else:
-                one.future.set_result(answer)
-        self._count(lane.pace, taken[0].question, len(taken), rows, size, seconds)
+                request.answer.set_result(answer)
+        queue.signature.took(sum([request.size for request in taken]), seconds)
+        rows = sum([request.rows for request in taken])
+        # counted once the answers are on their way
+        asyncio.get_running_loop().call_soon(self._count, taken[0].question, len(taken), rows, seconds)
 
-    def _count(self, pace: Latency, first: Question, requests: int, rows: int, size: int, seconds: float) -> None:
-        pace.took(size, seconds)
-        # told once the answers are on their way
-        asyncio.get_running_loop().call_soon(self._tell, first, requests, rows, seconds)
-
-    def _tell(self, first: Question, requests: int, rows: int, seconds: float) -> None:
+    def _count(self, first: Question, requests: int, rows: int, seconds: float) -> None:
         self.metrics.called(
             model=first.model,
             signature=first.signature,
@@ -280,3 +287,10 @@ class Batching:
             rows=rows,
             seconds=seconds,
         )
+
+
+def _computed(questions: list[Question]) -> _Results:
+    """Any thread."""
+    began = perf_counter()
+    answers = execute.answers(questions)
+    return answers, perf_counter() - began

@@ -81,11 +81,11 @@ class Server:
         self._summing = threading.Lock()
         self._draining = asyncio.Event()
         self._health = Health(self.models, [sync_pb2.DESCRIPTOR.services_by_name["Sync"].full_name])
-        room = MemoryBudget(SHARES * settings.message_bytes)
+        budget = MemoryBudget(SHARES * settings.message_bytes)
         self._control = GrpcPort(
             {sync_pb2.DESCRIPTOR.services_by_name["Sync"]: SyncService(self.models, self._draining, self._tell)},
             self._health,
-            room,
+            budget,
             self._draining,
             channel_options=options(settings.message_bytes),
         )
@@ -146,7 +146,7 @@ class Server:
             self._following_file.cancel()
         self.models.drain()
         self._draining.set()
-        self._control.arrivals.drain()
+        self._control.read_timeouts.drain()
         followers = asyncio.ensure_future(self.models.close())
         self._fleet.replace_no_more()
         await asyncio.to_thread(self._fleet.ask_all, "drain", quiet_seconds, seconds=_GRACE_OF_WORKERS)

@@ -21,7 +21,7 @@ from .read_timeout import ReadTimeouts
 from .streams import Slots, each
 
 if TYPE_CHECKING:
-    from .predictions import Prediction, Predictions
+    from .predictions import Answering, Prediction, Predictions
 
 _MOST = 1 << 18  # bytes of a request that does not predict: it is read on the event loop
 _MOST_WAITING = 256  # of each method that does not predict: some of them wait for a version to serve
@@ -31,8 +31,7 @@ class Dispatch(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # it takes no
     """Every call of a service, answered by the servicer's attribute of that name.
 
     A coroutine, or an asynchronous generator where responses are a stream, lives on the event loop and gets the request
-    and the context. A Prediction is read and written, and its questions are asked. What the servicer lacks, gRPC itself
-    calls unimplemented.
+    and the context. A Prediction is answered by Predictions. What the servicer lacks gRPC itself calls unimplemented.
 
     A call's peer is asked here and handed on, when the call begins: gRPC crashes where it is asked of one that is over.
     """
@@ -43,29 +42,23 @@ class Dispatch(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # it takes no
         service: ServiceDescriptor,
         predictions: Predictions | None,
         streams: Slots,
-        arrivals: ReadTimeouts,
-        door: Drain,
+        timeouts: ReadTimeouts,
+        drain: Drain,
         connections: ConnectionLimit,
     ) -> None:
         self._predictions: Any = predictions  # which a port without any needs not
         self._streams = streams
-        self._arrivals = arrivals
-        self._door = door
+        self._timeouts = timeouts
+        self._drain = drain
         self._connections = connections
         self._handlers: dict[str, Any] = {}
-        self._predicting: set[str] = set()
         for described in service.methods:
             method, path = getattr(servicer, described.name, None), f"/{service.full_name}/{described.name}"
             if method is not None:
                 self._handlers[path] = self._handler(method, described)
-            if _is_prediction(method):
-                self._predicting.add(path)
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
-        path = handler_call_details.method
-        if path in self._predicting:
-            self._predictions.announce()
-        return self._handlers.get(path)
+        return self._handlers.get(handler_call_details.method)
 
     def _handler(self, method: Any, described: MethodDescriptor) -> Any:
         # without a deserializer gRPC hands over the bytes; its own answer to what cannot be parsed is an INTERNAL error
@@ -73,24 +66,32 @@ class Dispatch(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # it takes no
             return self._unary(self._predictions.answering(method, _kind(described)))
         if described.client_streaming:
             answer = self._predictions.answering(method.prediction, _kind(described))
-            return self._both_streaming(each(method, answer, self._arrivals))
+            return self._stream(each(method, answer, self._predictions.share, self._timeouts))
         if described.server_streaming:
-            return self._streaming(_streamed(method, described))
+            return self._stream(self._responses(method, described))
         return self._answered(method, described)
 
-    def _unary(self, answer: Callable[[bytes, Any], Awaitable[bytes]]) -> Any:
-        message, taken_up, going_on = self._arrivals.message, self._door.taken_up, self._connections.call
+    def _unary(self, answer: Answering) -> Any:
+        message, taken_up, going_on = self._timeouts.message, self._drain.taken_up, self._connections.call
 
         async def call(_: Any, context: Any) -> bytes:
             taken_up()
             peer = context.peer()
             with going_on(context, peer):
-                return await answer(await message(context, peer), context)  # and the message is not kept here
+                share = self._predictions.share()
+                answering = answer(await message(context, peer), share)  # and the message is not kept here
+                context.add_done_callback(lambda _: share.leave())
+                try:
+                    response, trailers = await answering
+                except Exception as error:  # noqa: BLE001, the edge
+                    await abort(error, context)
+                context.set_trailing_metadata(trailers)
+                return response
 
         return grpc.stream_unary_rpc_method_handler(call)  # for gRPC, so that the message is ours to wait for
 
     def _answered(self, method: Callable[..., Awaitable[Message]], described: MethodDescriptor) -> Any:
-        message, taken_up, going_on = self._arrivals.message, self._door.taken_up, self._connections.call
+        message, taken_up, going_on = self._timeouts.message, self._drain.taken_up, self._connections.call
         parsed = _parser(described, most=_MOST)
         waiting = Slots(_MOST_WAITING, f"calls of {described.name}")
 
@@ -107,60 +108,43 @@ class Dispatch(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # it takes no
 
         return grpc.stream_unary_rpc_method_handler(call)
 
-    def _streaming(self, answers: Callable[[bytes, Any], AsyncGenerator[bytes, None]]) -> Any:
-        message = self._arrivals.message
+    def _stream(self, begin: Callable[[Any, str], Awaitable[AsyncGenerator[bytes, None]]]) -> Any:
+        """A call with any number of responses. It takes one of the streams once it has begun."""
 
         async def call(_: Any, context: Any) -> AsyncIterator[bytes]:
             peer = context.peer()
             with self._connections.call(context, peer):
-                those = answers(await message(context, peer), context)
-                async with aclosing(self._limited(those, context, peer)) as responses:
-                    async for response in responses:
-                        yield response
+                async with aclosing(await begin(context, peer)) as responses:
+                    self._drain.taken_up()
+                    try:
+                        with self._streams.one(peer):
+                            async for response in responses:
+                                yield response
+                    except BusyError as error:
+                        await abort(error, context)
 
         return grpc.stream_stream_rpc_method_handler(call)
 
-    def _both_streaming(self, answers: Callable[[Any, str], AsyncGenerator[bytes, None]]) -> Any:
-        async def call(_: Any, context: Any) -> AsyncIterator[bytes]:
-            peer = context.peer()
-            with self._connections.call(context, peer):
-                async with aclosing(self._limited(answers(context, peer), context, peer)) as responses:
-                    async for response in responses:
-                        yield response
+    def _responses(self, method: Callable[..., Any], described: MethodDescriptor) -> Any:
+        """Begins a call with one request."""
+        parsed = _parser(described, most=_MOST)
 
-        return grpc.stream_stream_rpc_method_handler(call)
+        async def responses(content: bytes, context: Any) -> AsyncGenerator[bytes, None]:
+            try:
+                async with aclosing(method(parsed(content), context)) as messages:
+                    async for message in messages:
+                        yield message.SerializeToString()
+            except Exception as error:  # noqa: BLE001, the edge
+                await abort(error, context)
 
-    async def _limited(
-        self, those: AsyncGenerator[bytes, None], context: Any, peer: str
-    ) -> AsyncGenerator[bytes, None]:
-        self._door.taken_up()
-        try:
-            async with aclosing(those) as responses:
-                with self._streams.one(peer):
-                    async for response in responses:
-                        yield response
-        except BusyError as error:
-            await abort(error, context)
+        async def begin(context: Any, peer: str) -> AsyncGenerator[bytes, None]:
+            return responses(await self._timeouts.message(context, peer), context)
+
+        return begin
 
 
 def _is_prediction(method: Any) -> TypeGuard[Prediction]:
     return hasattr(method, "read") and hasattr(method, "write")
-
-
-def _streamed(
-    method: Callable[..., Any], described: MethodDescriptor
-) -> Callable[[bytes, Any], AsyncGenerator[bytes, None]]:
-    parsed = _parser(described, most=_MOST)
-
-    async def call(content: bytes, context: Any) -> AsyncGenerator[bytes, None]:
-        try:
-            async with aclosing(method(parsed(content), context)) as responses:
-                async for response in responses:
-                    yield response.SerializeToString()
-        except Exception as error:  # noqa: BLE001, the edge
-            await abort(error, context)
-
-    return call
 
 
 def _parser(described: MethodDescriptor, *, most: int) -> Callable[[bytes], Any]:

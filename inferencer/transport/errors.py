@@ -24,11 +24,17 @@ def status_of(error: BaseException) -> tuple[grpc.StatusCode, str]:
     return (grpc.StatusCode.INTERNAL, UNFORESEEN) if code is None else (code, one_line(_text(error)))
 
 
-async def abort(error: Exception, context: Any) -> NoReturn:
-    """End a call with the error's status."""
+def logged_status(error: Exception) -> tuple[grpc.StatusCode, str]:
+    """As `status_of`; what nobody foresaw is logged."""
     code, text = status_of(error)
     if code is grpc.StatusCode.INTERNAL:
         _log.error("a request failed in a way nobody foresaw", exc_info=error)
+    return code, text
+
+
+async def abort(error: Exception, context: Any) -> NoReturn:
+    """End a call with the error's status."""
+    code, text = logged_status(error)
     # gRPC keeps what abort raises until garbage is collected, and no version is to be kept in memory for as long
     error.with_traceback(None)
     await context.abort(code, text)

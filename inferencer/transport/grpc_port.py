@@ -14,7 +14,6 @@ from paramsync.errors import SettingsError
 from paramsync.rpc.addresses import address, refused
 from paramsync.rpc.connection_limit import ConnectionLimit
 
-from ..event_loop.loop import IdleSelector
 from . import accepting
 from .dispatch import Dispatch
 from .drain import Drain
@@ -39,22 +38,23 @@ class GrpcPort:
         self,
         servicers: Mapping[ServiceDescriptor, Any],
         health: Health,
-        room: MemoryBudget,
+        budget: MemoryBudget,
         draining: asyncio.Event,
         *,
         answering: Predictions | None = None,
         channel_options: Sequence[tuple[str, Any]],
-        selector: IdleSelector | None = None,
     ) -> None:
-        self.door = Drain()
-        self.server = accepting.server([self.door], options=channel_options, most=_MOST_CALLS, selector=selector)
-        streams, self.arrivals = Slots(_MOST_STREAMS, "streams"), ReadTimeouts(_MOST_SILENT, room)
+        self.drain = Drain()
+        self.server = accepting.server([self.drain], options=channel_options, most=_MOST_CALLS)
+        streams, self.read_timeouts = Slots(_MOST_STREAMS, "streams"), ReadTimeouts(_MOST_SILENT, budget)
         self._connections = ConnectionLimit()
         servicers = {**servicers, health_pb2.DESCRIPTOR.services_by_name["Health"]: health}
         for service, servicer in servicers.items():
-            dispatch = Dispatch(servicer, service, answering, streams, self.arrivals, self.door, self._connections)
+            dispatch = Dispatch(
+                servicer, service, answering, streams, self.read_timeouts, self.drain, self._connections
+            )
             self.server.add_generic_rpc_handlers((dispatch,))
-        add_reflection([one.full_name for one in servicers], self.server, draining, streams, self.arrivals)
+        add_reflection([one.full_name for one in servicers], self.server, draining, streams, self.read_timeouts)
 
     def bind(self, host: str, port: int, option: str) -> int:
         """Returns the port. Raises SettingsError where it cannot be had."""
@@ -72,10 +72,10 @@ class GrpcPort:
             raise SettingsError(f"--grpc_socket_path {path}: cannot listen there; choose another path") from error
 
     def _look_after(self, port: int) -> None:
-        self.arrivals.coming.port = port
+        self.read_timeouts.coming.port = port
         self._connections.start(port)
 
     def close(self) -> None:
         """End its threads. The port is closed by now."""
-        self.arrivals.close()
+        self.read_timeouts.close()
         self._connections.close()

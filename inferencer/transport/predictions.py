@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import grpc
 from google.protobuf.message import DecodeError, Message
@@ -15,9 +16,8 @@ from google.protobuf.message import DecodeError, Message
 from paramsync.errors import TooLargeError
 from paramsync.inference.questions import Answer, Question
 
-from ..batching.batcher import Batching
-from ..batching.threads import Threads
-from .errors import abort, status_of
+from ..batching.batcher import Batcher
+from .errors import status_of
 from .memory_budget import BRIEF, MemoryBudget, MemoryShare, weight
 from .partial_parsing import beginning, read
 from .trailers import Trailers, trailers
@@ -28,6 +28,12 @@ _LOOKED_AT = 1000  # fields of a message that is read on the event loop, for wha
 _BESIDE = 2  # a parsed message's values as arrays, and as TensorFlow has them
 _WRITTEN = 3  # an answer as a message, as bytes, and as gRPC has them
 _UNREAD = 2  # the last two
+
+
+Answering = Callable[[bytes, MemoryShare], Awaitable[tuple[bytes, Trailers]]]
+"""Gives the response to a request, and what its trailing metadata say. Raises what the request is refused with."""
+
+_T = TypeVar("_T")
 
 
 class Prediction(Protocol):
@@ -49,31 +55,18 @@ class Prediction(Protocol):
 class Predictions:
     """Answers requests by any protocol. Lives on one event loop."""
 
-    def __init__(self, batching: Batching, room: MemoryBudget, *, message_bytes: int = 64 << 20) -> None:
-        self._batching = batching
-        self._aside = Threads(2, "messages")
-        self._room = room
+    def __init__(self, batcher: Batcher, budget: MemoryBudget, *, message_bytes: int = 64 << 20) -> None:
+        self._batcher = batcher
+        self._threads = ThreadPoolExecutor(2, "messages")
+        self._budget = budget
         self._most = message_bytes
 
-    def announce(self) -> None:
-        """A request is coming."""
-        self._batching.announce()
+    def share(self) -> MemoryShare:
+        """For one request, until its answer was read."""
+        return self._budget.share()
 
-    def answering(self, method: Prediction, kind: type[Message]) -> Callable[..., Awaitable[bytes]]:
-        """The response to a request, or the end of its call where there is none."""
-
-        async def answer(content: bytes, context: Any) -> bytes:
-            share = self._room.share()
-            context.add_done_callback(lambda _: share.leave())
-            try:
-                response, said = await self._answered(method, kind, content, share)
-            except Exception as error:  # noqa: BLE001, the edge
-                content = b""  # gRPC keeps this frame for a while, see abort
-                await abort(error, context)
-            context.set_trailing_metadata(said)
-            return response
-
-        return answer
+    def answering(self, method: Prediction, kind: type[Message]) -> Answering:
+        return partial(self._answered, method, kind)
 
     async def _answered(
         self, method: Prediction, kind: type[Message], content: bytes, share: MemoryShare
@@ -83,7 +76,7 @@ class Predictions:
         questions: list[Question] = []
         code = grpc.StatusCode.OK
         try:
-            self._batching.begin()
+            self._batcher.check()
             if size <= _LARGE:
                 if size > BRIEF:
                     share.need(_taken(size, unfolded(kind.DESCRIPTOR, content, fields=_LOOKED_AT)))
@@ -91,21 +84,21 @@ class Predictions:
                 questions = method.read(request)
             else:
                 share.need(_taken(size, size))
-                share.need(_taken(size, await self._aside.run(partial(unfolded, kind.DESCRIPTOR, content))))
-                request, questions = await self._aside.run(partial(_read, method, kind, content))
+                share.need(_taken(size, await self._aside(partial(unfolded, kind.DESCRIPTOR, content))))
+                request, questions = await self._aside(partial(_read, method, kind, content))
             if (values := weight(questions[0].inputs)) > BRIEF:  # what one value stands for is seen only now
                 share.need(max(share.size, size + _BESIDE * values))
             if len(questions) == 1:
-                found: Sequence[Answer] = (await self._batching.answer(questions[0]),)
+                found: Sequence[Answer] = (await self._batcher.answer(questions[0]),)
             else:
-                found = await asyncio.gather(*map(self._batching.answer, questions))
+                found = await asyncio.gather(*map(self._batcher.answer, questions))
             if (answered := sum(map(weight, found))) > BRIEF:
-                self._check_size(answered, most=(self._room.most - share.size) // (1 + _WRITTEN))
+                self._check_size(answered, most=(self._budget.most - share.size) // (1 + _WRITTEN))
                 share.more((1 + _WRITTEN) * answered)
             if answered <= _LARGE:
                 response = _written(method, request, questions, found)
             else:
-                response = await self._aside.run(partial(_written, method, request, questions, found))
+                response = await self._aside(partial(_written, method, request, questions, found))
             self._check_size(len(response))
             if share.size:
                 share.keep(_UNREAD * len(response))
@@ -123,7 +116,11 @@ class Predictions:
 
     def close(self) -> None:
         """Waits for nothing."""
-        self._aside.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _aside(self, work: Callable[[], _T]) -> _T:
+        """What takes long, on another thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     def _check_size(self, found: int, *, most: int | None = None) -> None:
         """Raise TooLargeError for an answer that gRPC would not send, or that takes more than may be before that."""
@@ -134,7 +131,7 @@ class Predictions:
         self, protocol: str, named: Callable[[], tuple[str, str, str]], code: grpc.StatusCode, seconds: float
     ) -> None:
         model, signature, version = named()
-        self._batching.metrics.answered(
+        self._batcher.metrics.answered(
             model=model, signature=signature, version=version, protocol=protocol, code=code.name, seconds=seconds
         )
 

@@ -29,11 +29,11 @@ class ReadTimeouts:
     finds no room, the calls of the connection that most has come by are ended.
     """
 
-    def __init__(self, most: int, room: MemoryBudget, *, patience: float = _PATIENCE) -> None:
+    def __init__(self, most: int, budget: MemoryBudget, *, patience: float = _PATIENCE) -> None:
         """`patience` is how many seconds a message may take to come."""
         self._most = most
-        self._room = room
-        self.coming = IncomingBytes(room)
+        self._budget = budget
+        self.coming = IncomingBytes(budget)
         self._open: dict[Any, asyncio.Event] = {}  # contexts of streams, by which any number of messages may come
         self._peers: dict[Any, str] = {}
         """Of these and of those that are silent."""
@@ -84,13 +84,15 @@ class ReadTimeouts:
 
     def busy(self) -> BusyError:
         """What callers are told whose messages find no room."""
-        return BusyError(f"messages that come and requests take {self._room.most} bytes already; try again in a moment")
+        return BusyError(
+            f"messages that come and requests take {self._budget.most} bytes already; try again in a moment"
+        )
 
     def came(self, context: Any, size: int) -> None:
         """A message of so many bytes was handed over."""
         self.coming.came(self._peers[context], size)
         if size >= LARGE:
-            self._room.left(size)  # by gRPC, which had it in small parts
+            self._budget.left(size)  # by gRPC, which had it in small parts
 
     def drain(self) -> None:
         """From now on messages are waited for, but not for long."""
@@ -133,7 +135,7 @@ class ReadTimeouts:
         for context in (*self._silent, *self._open):
             peers.setdefault(self._peers[context], []).append(context)
         self.coming.waited(peers.keys())
-        while self._room.over and (peer := self.coming.most(peers)) is not None:
+        while self._budget.over and (peer := self.coming.most(peers)) is not None:
             self.coming.dropped(peer)
             for context in peers[peer]:
                 if context in self._open:

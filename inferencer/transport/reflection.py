@@ -17,35 +17,39 @@ from .streams import Slots, until
 
 
 def add_reflection(
-    services: Iterable[str], server: grpc.aio.Server, draining: asyncio.Event, streams: Slots, arrivals: ReadTimeouts
+    services: Iterable[str],
+    server: grpc.aio.Server,
+    draining: asyncio.Event,
+    streams: Slots,
+    read_timeouts: ReadTimeouts,
 ) -> None:
     """Tell which services there are, itself among them."""
-    servicer = _Reflection([*services, reflection.SERVICE_NAME], draining, streams, arrivals)
+    servicer = _Reflection([*services, reflection.SERVICE_NAME], draining, streams, read_timeouts)
     reflection_pb2_grpc.add_ServerReflectionServicer_to_server(servicer, server)
 
 
 class _Reflection(reflection.aio.ReflectionServicer):  # type: ignore[name-defined]  # its stubs lack it
     def __init__(
-        self, services: Iterable[str], draining: asyncio.Event, streams: Slots, arrivals: ReadTimeouts
+        self, services: Iterable[str], draining: asyncio.Event, streams: Slots, read_timeouts: ReadTimeouts
     ) -> None:
         super().__init__(services)
         self._draining = draining
         self._streams = streams
-        self._arrivals = arrivals
+        self._read_timeouts = read_timeouts
 
     async def ServerReflectionInfo(self, requests: Any, context: Any) -> AsyncIterator[Any]:
         peer = context.peer()  # never later: see Dispatch
         try:
-            with self._streams.one(peer), self._arrivals.open(context, peer) as ended:
+            with self._streams.one(peer), self._read_timeouts.open(context, peer) as ended:
                 asked = until((self._draining, ended), lambda: self._next(requests, context))
                 async for response in super().ServerReflectionInfo(asked, context):
                     yield response
                 if ended.is_set():
-                    raise self._arrivals.busy()
+                    raise self._read_timeouts.busy()
         except BusyError as error:
             await abort(error, context)
 
     async def _next(self, requests: Any, context: Any) -> Any:
         if (one := await anext(requests, None)) is not None:
-            self._arrivals.came(context, one.ByteSize())
+            self._read_timeouts.came(context, one.ByteSize())
         return one

@@ -7,13 +7,18 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import grpc
 
 from paramsync.errors import BusyError
 
+from .errors import logged_status
 from .read_timeout import ReadTimeouts
+
+if TYPE_CHECKING:
+    from .memory_budget import MemoryShare
+    from .predictions import Answering
 
 T = TypeVar("T")
 
@@ -56,11 +61,11 @@ class Slots:
 
     def _make_room(self, connection: str) -> None:
         mine, counts = _address(connection), {address: _count(these) for address, these in self._held.items()}
-        address = max(counts, key=lambda one: counts[one])
+        address = max(counts, key=counts.__getitem__)
         if counts[address] <= counts.get(mine, 0) + 1:
             address = mine
         these = self._held.get(address, {})
-        largest = max(these, key=lambda one: len(these[one]), default=connection)
+        largest = max(these, key=lambda peer: len(these[peer]), default=connection)
         if address == mine and len(these.get(largest, ())) <= len(these.get(connection, ())) + 1:
             raise BusyError(f"{self._full()}; try again once one was closed")
         place = these[largest][-1]
@@ -110,50 +115,53 @@ class PredictionStream(Protocol):
 
 
 def each(
-    method: PredictionStream, answer: Callable[[bytes, Any], Awaitable[bytes]], arrivals: ReadTimeouts
-) -> Callable[[Any, str], AsyncGenerator[bytes, None]]:
-    """All requests of a stream, of which `answer` answers one."""
+    method: PredictionStream, answer: Answering, share: Callable[[], MemoryShare], timeouts: ReadTimeouts
+) -> Callable[[Any, str], Awaitable[AsyncGenerator[bytes, None]]]:
+    """Answers all requests of a stream, in their order. One that is refused ends none of the others."""
 
-    async def call(context: Any, peer: str) -> AsyncGenerator[bytes, None]:
-        with arrivals.open(context, peer) as ended:
-            async with aclosing(until((method.draining, ended), partial(_read, context))) as those:
-                async for response in answered(those, context):
+    async def begin(context: Any, peer: str) -> AsyncGenerator[bytes, None]:
+        return responses(context, peer)
+
+    async def responses(context: Any, peer: str) -> AsyncGenerator[bytes, None]:
+        with timeouts.open(context, peer) as ended:
+            async with aclosing(until((method.draining, ended), partial(_read, context))) as requests:
+                async for response in answered(requests, context):
                     yield response
             if ended.is_set():
-                raise arrivals.busy()
+                raise timeouts.busy()
 
-    async def answered(those: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
-        async for one in those:
-            arrivals.came(context, len(one))
-            mine = _One(context)
+    async def answered(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+        async for request in requests:
+            timeouts.came(context, len(request))
+            taken = share()
             try:
                 try:
-                    response = method.answered(await answer(one, mine))
-                except _RefusedError as error:
-                    response = method.refused(one, str(error))
-                del one
+                    response = method.answered((await answer(request, taken))[0])  # which names its version itself
+                except Exception as error:  # noqa: BLE001, the edge
+                    response = method.refused(request, logged_status(error)[1])
+                del request
                 yield response
             finally:
-                mine.over()
+                taken.leave()
 
-    return call
+    return begin
 
 
 async def until(
     ended: Iterable[asyncio.Event], read: Callable[[], Coroutine[Any, Any, T | None]]
 ) -> AsyncGenerator[T, None]:
     """What is read before any of these events, up to None."""
-    ends = [asyncio.ensure_future(one.wait()) for one in ended]
+    ends = [asyncio.ensure_future(event.wait()) for event in ended]
     try:
         while True:
-            one = asyncio.ensure_future(read())
-            await asyncio.wait({*ends, one}, return_when=asyncio.FIRST_COMPLETED)
-            if not one.done() or (found := one.result()) is None:
-                one.cancel()
+            reading = asyncio.ensure_future(read())
+            await asyncio.wait({*ends, reading}, return_when=asyncio.FIRST_COMPLETED)
+            if not reading.done() or (message := reading.result()) is None:
+                reading.cancel()
                 return
-            del one
-            kept = [found]
-            del found
+            del reading
+            kept = [message]
+            del message
             yield kept.pop()  # and is not kept here until the next one comes
     finally:
         for end in ends:
@@ -164,32 +172,3 @@ async def _read(context: Any) -> bytes | None:
     """The next request; gRPC's own iterator would keep it until there is another one."""
     content = await context.read()
     return None if content is grpc.aio.EOF else content  # type: ignore[attr-defined]  # its stubs lack it
-
-
-class _RefusedError(Exception):
-    """One request of a stream is not answered."""
-
-
-class _One:
-    """The context of one request of a stream: what ends a call ends none of the others."""
-
-    def __init__(self, context: Any) -> None:
-        self._context = context
-        self._callbacks: list[Callable[[Any], None]] = []
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._context, name)
-
-    def set_trailing_metadata(self, pairs: Any) -> None:
-        """There is only one for the whole stream: each answer names its version itself."""
-
-    def add_done_callback(self, callback: Callable[[Any], None]) -> None:
-        """Have it called when this request is over, not the stream."""
-        self._callbacks.append(callback)
-
-    def over(self) -> None:
-        for callback in self._callbacks:
-            callback(self)
-
-    async def abort(self, code: grpc.StatusCode, text: str) -> NoReturn:
-        raise _RefusedError(text)

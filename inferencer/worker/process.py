@@ -7,7 +7,6 @@ import gc
 import logging
 import os
 import socket
-import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -22,7 +21,6 @@ from paramsync.host import memory
 from paramsync.host.processes import limit_memory
 from paramsync.v1 import sync_pb2
 
-from ..event_loop.loop import IdleSelector, Policy
 from ..processes.channel import Channel, Handler
 from ..processes.shared_words import Calls as CallsSeen
 from ..processes.shared_words import SharedWords
@@ -30,11 +28,11 @@ from ..serving.allowed import Allowed
 from ..serving.counts import Calls, Histogram
 from ..serving.metrics import Metrics
 from ..settings.settings import Settings
+from ..transport.rare_errors import RareErrors
 from .models import Models
 from .server import PredictionServer
 from .versions import Versions
 
-_SWITCH_SECONDS = 0.001  # the longest that a thread which maps keeps the interpreter from those that serve
 _MOST_OF_MEMORY = 0.5  # that a graph may take which is tried
 _COLLECTIONS = (10_000, 10, 20)
 """How many objects there are between two collections of garbage, how many of these between two of older objects, and
@@ -57,15 +55,12 @@ def work(number: int, settings: Settings, *, descriptors: Sequence[int]) -> None
     """Until the supervisor is gone, or says that it is over."""
     connection, word = descriptors
     tf.config.set_visible_devices([], "GPU")
-    sys.setswitchinterval(_SWITCH_SECONDS)
     gc.set_threshold(*_COLLECTIONS)
     memory.limit_heap()
     logging.getLogger("grpc._cython.cygrpc").addFilter(_is_no_leaving)
-    selector = IdleSelector()
-    asyncio.set_event_loop_policy(Policy(selector))
     words = SharedWords(word)
     os.close(word)
-    asyncio.run(_Worker(number, settings, socket.socket(fileno=connection), words).run(selector))
+    asyncio.run(_Worker(number, settings, socket.socket(fileno=connection), words).run())
 
 
 class _Worker:
@@ -96,9 +91,9 @@ class _Worker:
         self._models = Models(self._versions.now, self._channel)
         self._channel.ended = lambda: os._exit(0)
 
-    async def run(self, selector: IdleSelector) -> None:
+    async def run(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._selector = selector
+        self._loop.set_exception_handler(RareErrors())
         self._channel.start()
         await asyncio.Event().wait()  # the supervisor says when this process is to end
 
@@ -114,7 +109,6 @@ class _Worker:
             models,
             self._metrics,
             _Configuring(self._channel),
-            self._selector,
             also=[sync_pb2.DESCRIPTOR.services_by_name["Sync"].full_name],
             all_taken=self._words.taken,
             number=self._number,

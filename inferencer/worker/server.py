@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from tensorflow_serving.apis import model_service_pb2, prediction_service_pb2
 
@@ -12,9 +13,7 @@ from paramsync.host.processes import processors
 from paramsync.kserve import open_inference_pb2 as kserve_pb2
 from paramsync.rpc.server import options
 
-from ..batching.batcher import Batching
-from ..batching.threads import Threads
-from ..event_loop.loop import IdleSelector
+from ..batching.batcher import Batcher
 from ..protocols.kserve.service import KServe
 from ..protocols.tfs.model_service import ModelService
 from ..protocols.tfs.predict import PredictionService
@@ -42,13 +41,12 @@ class PredictionServer:
         models: Models,
         metrics: Metrics,
         configuring: Configures,
-        selector: IdleSelector,
         *,
         also: Sequence[str] = (),
         all_taken: memoryview | None = None,
         number: int = 0,
     ) -> None:
-        """`selector` is its event loop's; `also` are services of other ports whose health is asked for here.
+        """`also` are services of other ports whose health is asked for here.
 
         `all_taken` and `number` are as in MemoryBudget.
         """
@@ -57,16 +55,17 @@ class PredictionServer:
         self.models = models
         self.metrics = metrics
         allowed = Allowed(settings.reload_roots, host=settings.host)
-        self.batching = Batching(
-            Threads(_thread_count()),
+        threads = min(8, 2 + processors())
+        self.batcher = Batcher(
+            ThreadPoolExecutor(threads, "predict"),
+            threads,
             metrics,
             rows=settings.batch_rows,
             most=settings.queue,
-            together=models.batched,
-            selector=selector,
+            batched=models.batched,
         )
-        self.room = MemoryBudget(SHARES * settings.message_bytes, all_taken, number)
-        self.answering = Predictions(self.batching, self.room, message_bytes=settings.message_bytes)
+        self.budget = MemoryBudget(SHARES * settings.message_bytes, all_taken, number)
+        self.answering = Predictions(self.batcher, self.budget, message_bytes=settings.message_bytes)
         self.draining = asyncio.Event()
         self.kserve = KServe(models, metrics, self.draining, allowed)
         servicers = {
@@ -79,11 +78,10 @@ class PredictionServer:
         self.grpc = GrpcPort(
             servicers,
             self.health,
-            self.room,
+            self.budget,
             self.draining,
             answering=self.answering,
             channel_options=(*common, (_SHARED, 1), *tf_serving.channel_arguments),
-            selector=selector,
         )
         self._counted: list[GrpcPort] = []
         self.count(self.grpc)
@@ -91,7 +89,7 @@ class PredictionServer:
     def count(self, port: GrpcPort) -> None:
         """What comes at this port takes room too."""
         self._counted.append(port)
-        self.room.coming = lambda: sum([counted.arrivals.coming.total for counted in self._counted])
+        self.budget.coming = lambda: sum([counted.read_timeouts.coming.total for counted in self._counted])
 
     async def bind(self) -> tuple[int, int]:
         """Returns the ports for gRPC and HTTP, 0 for none; HTTP answers. Raises SettingsError where one is taken."""
@@ -103,9 +101,9 @@ class PredictionServer:
             self.grpc.bind_socket(tf_serving.socket)
         self._rest = HttpPort(
             self.models,
-            self.batching,
+            self.batcher,
             self.metrics,
-            self.room,
+            self.budget,
             self.kserve,
             message_bytes=self._settings.message_bytes,
             metrics_path=tf_serving.metrics_path,
@@ -129,19 +127,15 @@ class PredictionServer:
         self._rest.drain()
         self._following_health.cancel()
         self.draining.set()
-        self.grpc.arrivals.drain()
+        self.grpc.read_timeouts.drain()
 
     async def drain(self, *, quiet_seconds: float) -> None:
         """Close both ports, each once no call has come for so long; what has come is answered. End every thread."""
         self.say_so()
         await asyncio.gather(
-            self.grpc.door.close(self.grpc.server, grace=GRACE_SECONDS, quiet_seconds=quiet_seconds),
+            self.grpc.drain.close(self.grpc.server, grace=GRACE_SECONDS, quiet_seconds=quiet_seconds),
             self._rest.close(grace=GRACE_SECONDS, quiet_seconds=quiet_seconds),
         )
         self.grpc.close()
-        self.batching.close()
+        self.batcher.close()
         self.answering.close()
-
-
-def _thread_count() -> int:
-    return min(8, 2 + processors())

@@ -1,4 +1,4 @@
-"""Batching as tests ask it: over threads that compute when they are told to."""
+"""The batcher as tests ask it: over threads that compute when they are told to."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine
 from functools import wraps
 from typing import Any
 
-from inferencer.batching.batcher import Batching
+from inferencer.batching.batcher import Batcher
 from paramsync.inference.questions import Answer, Question
 from paramsync.inference.resident import Resident
 from tests.support.questions import Held, Told, question, turns, until
@@ -22,28 +22,17 @@ def on_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., N
 
 
 class Setting:
-    """Batching over threads that are held."""
+    """A batcher over threads that are held."""
 
     def __init__(self, threads: int = 4, **options: Any) -> None:
         self.threads = Held(threads)
         self.metrics = Told()
-        self.batching = Batching(self.threads, self.metrics, **options)
+        self.batcher = Batcher(self.threads, threads, self.metrics, **options)
 
     def ask(self, *questions: Question, **options: Any) -> list[asyncio.Task[Answer]]:
-        return [asyncio.ensure_future(self.batching.answer(one, **options)) for one in questions]
+        return [asyncio.ensure_future(self.batcher.answer(one, **options)) for one in questions]
 
-    def come(self, *questions: Question) -> list[asyncio.Task[Answer]]:
-        """Ask as requests do, which are seen coming before they begin."""
-
-        async def begin(one: Question) -> Answer:
-            self.batching.begin()
-            return await self.batching.answer(one)
-
-        for _ in questions:
-            self.batching.announce()
-        return [asyncio.ensure_future(begin(one)) for one in questions]
-
-    async def prompt(self, of: Resident) -> None:
+    async def warm(self, of: Resident) -> None:
         """Ask until a question is answered without a thread."""
         handed_over = -1
         while handed_over < len(self.threads.gates):
@@ -54,9 +43,9 @@ class Setting:
 
     async def over(self, *asked: asyncio.Task[Answer]) -> list[tuple[str, int, int]]:
         """Let all be computed; returns what was called."""
-        await until(lambda: all_done([*asked]) and not self.batching.held, self.threads)
+        await until(lambda: all_done([*asked]) and not self.batcher.held, self.threads)
         await turns()
-        self.batching.close()
+        self.batcher.close()
         return self.metrics.told
 
 

@@ -109,12 +109,12 @@ def small_limits(folder: Path, *, patience: float = 1.0) -> Iterator[Web]:
 
     async def start() -> Web:
         server = running.server
-        room = MemoryBudget(SHARES * 4 * MB)
+        budget = MemoryBudget(SHARES * 4 * MB)
         rest = HttpPort(
             server.models,
-            server.predicting.batching,
+            server.predicting.batcher,
             Metrics(server.models),
-            room,
+            budget,
             server.predicting.kserve,
             message_bytes=4 * MB,
             patience=patience,

@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 
-from inferencer.event_loop.loop import IdleSelector
 from inferencer.protocols.sync.service import SyncService
 from inferencer.protocols.tfs.reload import Configuring
 from inferencer.serving.metrics import Metrics
@@ -32,19 +31,19 @@ from paramsync.version import Version
 class LocalServer:
     """Made, started and drained on one event loop."""
 
-    def __init__(self, settings: Settings, selector: IdleSelector) -> None:
-        """`selector` is its event loop's. Raises ParamsyncError where a model cannot be made."""
+    def __init__(self, settings: Settings) -> None:
+        """Raises ParamsyncError where a model cannot be made."""
         self._settings = settings
         maker = LocalMaker(poll_seconds=settings.poll_seconds, state=settings.state)
         self.models = models = Registry(settings.models, maker)
         service = sync_pb2.DESCRIPTOR.services_by_name["Sync"]
         self.predicting = PredictionServer(
-            settings, models, Metrics(models), Configuring(models, models.apply), selector, also=[service.full_name]
+            settings, models, Metrics(models), Configuring(models, models.apply), also=[service.full_name]
         )
         self.control = GrpcPort(
             {service: SyncService(models, self.predicting.draining)},
             self.predicting.health,
-            self.predicting.room,
+            self.predicting.budget,
             self.predicting.draining,
             channel_options=options(settings.message_bytes),
         )
@@ -69,7 +68,7 @@ class LocalServer:
     async def drain(self, *, quiet_seconds: float = QUIET_SECONDS) -> None:
         self.predicting.say_so()
         self.models.drain()
-        self.control.arrivals.drain()
+        self.control.read_timeouts.drain()
         followers = asyncio.ensure_future(self.models.close())
         await self.predicting.drain(quiet_seconds=quiet_seconds)
         await self.control.server.stop(1.0)

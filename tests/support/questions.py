@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from inferencer.batching.threads import Done, Threads
 from inferencer.serving.metrics import Metrics
 from paramsync.graphs.capturing import Capture, capture
 from paramsync.inference import batchable
@@ -65,22 +65,22 @@ def lookup(of: Resident, *places: int) -> Question:
     return Question("m", of, TABLE, {"places": np.array(places, np.int32)})
 
 
-class Held(Threads):
+class Held(ThreadPoolExecutor):
     """Each piece of work waits for a gate of its own."""
 
     def __init__(self, count: int) -> None:
         super().__init__(count)
         self.gates: list[threading.Event] = []
 
-    def start(self, work: Callable[[], Any], done: Done) -> None:
+    def submit(self, work: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
         gate = threading.Event()
         self.gates.append(gate)
 
         def held() -> Any:
             assert gate.wait(LONG)
-            return work()
+            return work(*arguments, **named)
 
-        super().start(held, done)
+        return super().submit(held)
 
     def release(self) -> None:
         """All that wait now, and let what comes after them begin."""

@@ -16,7 +16,6 @@ import tensorflow as tf
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tensorflow_serving.apis import model_service_pb2_grpc, predict_pb2, prediction_service_pb2_grpc
 
-from inferencer.event_loop.loop import IdleSelector, Loop
 from inferencer.settings.settings import ModelSettings, Ports, Settings
 from inferencer.supervisor.server import Server
 from inferencer.supervisor.template import Template
@@ -47,8 +46,7 @@ class Running:
                   "workers": 1, **settings}  # fmt: skip
         self.settings = Settings(**chosen)
         self._drained = False
-        self._selector = IdleSelector()
-        self._loop: asyncio.AbstractEventLoop = Loop(self._selector)
+        self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
         try:
@@ -98,13 +96,13 @@ class LocalRunning(Running):
     """The same without a worker, for tests that look into what answers."""
 
     async def _start(self) -> tuple[Any, Ports]:
-        server = LocalServer(self.settings, self._selector)
+        server = LocalServer(self.settings)
         return server, await server.start()
 
     @property
-    def arrivals(self) -> list[ReadTimeouts]:
+    def read_timeouts(self) -> list[ReadTimeouts]:
         """Of both ports for gRPC."""
-        return [self.server.predicting.grpc.arrivals, self.server.control.arrivals]
+        return [self.server.predicting.grpc.read_timeouts, self.server.control.read_timeouts]
 
 
 @cache

@@ -17,10 +17,10 @@ from paramsync.errors import BusyError, NotServingError
 from paramsync.inference.questions import Question
 from paramsync.inference.resident import Resident
 
-from ...batching.batcher import Batching
+from ...batching.batcher import Batcher
 from ...serving.metrics import Metrics
 from ...serving.served import Models
-from ...transport.errors import status_of
+from ...transport.errors import logged_status, status_of
 from ...transport.memory_budget import MemoryBudget, MemoryShare, weight
 from ...transport.trailers import trailers
 from ..json_arrays import is_small
@@ -57,7 +57,7 @@ class HttpPort:
     def __init__(
         self,
         models: Models,
-        batching: Batching,
+        batcher: Batcher,
         metrics: Metrics,
         budget: MemoryBudget,
         kserve: KServe,
@@ -70,7 +70,7 @@ class HttpPort:
         """`metrics_path` is where the metrics are besides; `patience` is how many seconds a client may take to send a
         request, or to read its answer."""
         self._models = models
-        self._batching = batching
+        self._batcher = batcher
         self._metrics = metrics
         self._metrics_paths = (*_METRICS, metrics_path)
         self._patience = patience
@@ -238,7 +238,7 @@ class HttpPort:
         self, call: Prediction | Infer, question: Question, share: MemoryShare, *, deadline: float, small: bool
     ) -> tuple[bytes, Mapping[str, str]]:
         share.need(max(share.size, _BESIDE * weight(question.inputs)))
-        answer = await self._batching.answer(question, deadline=deadline)
+        answer = await self._batcher.answer(question, deadline=deadline)
         if small and is_small(answer):
             return call.write(question, answer)
         share.more(_WRITTEN * weight(answer))
@@ -262,9 +262,7 @@ class _Caller:
 
 
 def _refusal(error: Exception, headers: Mapping[str, str] | None = None) -> web.Response:
-    code, text = status_of(error)
-    if code is grpc.StatusCode.INTERNAL:
-        _log.error("a request failed in a way nobody foresaw", exc_info=error)
+    code, text = logged_status(error)
     status = getattr(error, "http_status", None)
     if isinstance(error, EncodingError):
         headers = {**(headers or {}), "Accept-Encoding": KNOWN}

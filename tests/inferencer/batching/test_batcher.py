@@ -101,10 +101,10 @@ async def test_no_rows_at_all_are_a_call_of_their_own() -> None:
 async def test_what_is_prompt_is_computed_on_the_event_loop_alone_and_together() -> None:
     setting, of = Setting(), resident(2)
     assert batchable.of(of.graph, ROWS).prompt
-    await setting.prompt(of)
+    await setting.warm(of)
     told = len(setting.metrics.told)
     for _ in range(20):
-        asked = setting.come(*(question(of, float(at)) for at in range(8)))
+        asked = setting.ask(*(question(of, float(at)) for at in range(8)))
         await until(partial(all_done, asked), setting.threads)
         assert [totals(one) for one in asked] == [[at * 2.0] for at in range(8)]
     await setting.over()
@@ -116,10 +116,10 @@ async def test_what_is_prompt_is_computed_on_the_event_loop_alone_and_together()
 @on_a_loop
 async def test_what_is_larger_than_anything_that_was_prompt_goes_to_a_thread() -> None:
     setting, of = Setting(), resident(2)
-    await setting.prompt(of)
+    await setting.warm(of)
     handed_over = len(setting.threads.gates)
     many = [float(at) for at in range(200)]
-    asked = setting.come(question(of, 1.0), question(of, *many), question(of, 3.0))
+    asked = setting.ask(question(of, 1.0), question(of, *many), question(of, 3.0))
     await setting.over(*asked)
     assert [totals(one) for one in asked] == [[2.0], [2 * one for one in many], [6.0]]
     assert len(setting.threads.gates) > handed_over
@@ -136,7 +136,7 @@ async def test_while_versions_swap_under_many_questions_every_answer_proves_its_
         for _ in range(50):
             of = serving[0]
             values = random.integers(0, 100, random.integers(1, 4)).astype(float)
-            answer = await setting.batching.answer(question(of, *values))
+            answer = await setting.batcher.answer(question(of, *values))
             assert answer["seen"].tolist() == [of.version.number] * len(values)
             assert answer["total"].tolist() == (values * of.version.number).tolist()
         return 50

@@ -51,13 +51,13 @@ async def test_what_its_caller_gave_up_is_not_computed_and_makes_room_at_once() 
     setting, of = Setting(most=3), resident(1)
     first, second, third = setting.ask(*(question(of, float(at)) for at in range(3)))
     await turns()
-    assert setting.batching.held == 3
+    assert setting.batcher.held == 3
     second.cancel()
     await turns()
-    assert setting.batching.held == 2
+    assert setting.batcher.held == 2
     first.cancel()  # it is computed already: its request is in memory until then
     await turns()
-    assert setting.batching.held == 2
+    assert setting.batcher.held == 2
     assert await setting.over(third) == [("1", 1, 1), ("1", 1, 1)]
     assert totals(third) == [2.0]
     assert (first.cancelled(), second.cancelled()) == (True, True)
@@ -74,7 +74,7 @@ async def test_what_waited_beyond_its_deadline_is_told_so_and_not_computed() -> 
     for one in (*late, past):
         with pytest.raises(TimeoutError, match="the deadline passed"):
             await one
-    assert setting.batching.held == 1
+    assert setting.batcher.held == 1
     assert await setting.over(first) == [("1", 1, 1)]
 
 
@@ -84,10 +84,10 @@ async def test_beyond_the_bound_a_question_is_refused_at_once() -> None:
     asked = setting.ask(question(of, 1.0), question(of, 2.0))
     await turns()
     with pytest.raises(BusyError, match="2 requests are waiting or being answered already"):
-        await setting.batching.answer(question(of, 3.0))
+        await setting.batcher.answer(question(of, 3.0))
     assert setting.metrics.waiting() == 1
     await setting.over(*asked)
-    assert setting.metrics.waiting() == setting.batching.held == 0
+    assert setting.metrics.waiting() == setting.batcher.held == 0
 
 
 @on_a_loop
@@ -105,4 +105,4 @@ async def test_who_waits_with_one_whose_deadline_passed_while_the_loop_was_busy_
     assert (totals(first), totals(waiting)) == ([2.0], [4.0])
     with pytest.raises(TimeoutError, match="the deadline passed"):
         late.result()
-    assert setting.batching.held == 0
+    assert setting.batcher.held == 0

@@ -90,7 +90,7 @@ def test_what_a_version_cannot_answer(
 def test_what_is_refused_before_it_is_read(
     served: LocalRunning, path: str, protocol: str, made: Callable[[], Message]
 ) -> None:
-    served.server.predicting.batching._most = 0
+    served.server.predicting.batcher._most = 0
     assert refused(served, path, made().SerializeToString()) is Code.RESOURCE_EXHAUSTED
     check_counted(served, "m", protocol, "RESOURCE_EXHAUSTED")
 

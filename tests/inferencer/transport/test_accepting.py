@@ -11,7 +11,6 @@ from typing import Any
 import grpc
 import pytest
 
-from inferencer.event_loop.loop import IdleSelector
 from inferencer.transport import accepting
 
 _CALL = "/a.Service/Call"
@@ -37,8 +36,8 @@ class _Echo(grpc.GenericRpcHandler):  # type: ignore[type-arg]
 Make = Callable[[_Echo], grpc.aio.Server]
 
 
-def ahead(echo: _Echo, selector: IdleSelector | None = None) -> grpc.aio.Server:
-    return accepting.server([echo], options=(), most=1000, selector=selector)
+def ahead(echo: _Echo) -> grpc.aio.Server:
+    return accepting.server([echo], options=(), most=1000)
 
 
 def plain(echo: _Echo) -> grpc.aio.Server:
@@ -100,20 +99,14 @@ def test_what_is_made_later_is_grpcs_own() -> None:
     assert issubclass(ours, grpcs)
 
 
-@pytest.mark.parametrize("put_off", [False, True])
 @pytest.mark.parametrize("grace", [None, 5.0])
-def test_a_server_that_ends_while_calls_come_ends_them_all(
-    monkeypatch: pytest.MonkeyPatch, grace: float | None, put_off: bool
-) -> None:
-    """Also those that were put off, where no more of them are taken."""
-    monkeypatch.setattr(accepting, "_PATIENCE", 30.0)
-    monkeypatch.setattr(accepting, "AT_A_TIME", 21)
+def test_a_server_that_ends_while_calls_come_ends_them_all(grace: float | None) -> None:
     faults: list[dict[str, Any]] = []
 
     async def ended() -> tuple[list[object], float]:
         echo = _Echo()
         echo.slow = 0.05
-        server = ahead(echo, IdleSelector() if put_off else None)  # a loop's that never rests
+        server = ahead(echo)
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
@@ -161,62 +154,13 @@ async def _outcome(ask: Callable[..., Any], number: int) -> object:
         return error.code()
 
 
-def test_who_waits_for_a_call_is_told_before_the_next_turn() -> None:
+def test_who_waits_for_a_call_that_came_gets_it_in_the_same_turn() -> None:
     async def run() -> None:
-        there, coming = accepting._Wanted(), accepting._Wanted()
-        there.set_result("a call")
-        assert await _within_a_turn(there) == {there}
-        waiting = asyncio.ensure_future(_waited(coming))
-        await asyncio.sleep(0)
-        coming.set_result("another")
-        coming.tell()
-        await asyncio.sleep(0)
-        assert waiting.done()
-        assert await waiting == {coming}
-        assert await _waited(coming) == {coming}
+        taken = accepting._TakenCall()
+        taken.set_result("a call")
+        waiting = asyncio.wait([taken], return_when=asyncio.FIRST_COMPLETED)  # as gRPC does
+        with pytest.raises(StopIteration) as ended:
+            waiting.send(None)
+        assert ended.value.value[0] == {taken}
 
-    asyncio.run(asyncio.wait_for(run(), 30))
-
-
-def test_to_others_it_is_a_future_as_any() -> None:
-    async def run() -> None:
-        there, given_up, coming = (accepting._Wanted() for _ in range(3))
-        there.set_result("a call")
-        given_up.cancel()
-        both = asyncio.gather(there, given_up, coming, return_exceptions=True)
-        await asyncio.sleep(0)
-        coming.set_result("another")
-        coming.tell()
-        first, second, third = await both
-        assert (first, third) == ("a call", "another")
-        assert isinstance(second, asyncio.CancelledError)
-        assert await there == "a call"
-
-    asyncio.run(asyncio.wait_for(run(), 30))
-
-
-def test_who_waits_for_one_that_is_cancelled_is_told() -> None:
-    async def run() -> None:
-        wanted = accepting._Wanted()
-        waiting = asyncio.ensure_future(_waited(wanted))
-        await asyncio.sleep(0)
-        wanted.cancel()
-        assert await waiting == {wanted}
-
-    asyncio.run(asyncio.wait_for(run(), 30))
-
-
-async def _waited(one: asyncio.Future[Any]) -> set[Any]:
-    """As gRPC does."""
-    return (await asyncio.wait([one], return_when=asyncio.FIRST_COMPLETED))[0]
-
-
-async def _within_a_turn(one: asyncio.Future[Any]) -> set[Any]:
-    """Fails where it takes a turn of the event loop."""
-    asked = _waited(one)
-    try:
-        asked.send(None)
-    except StopIteration as ended:
-        found: set[Any] = ended.value
-        return found
-    raise AssertionError("it waited")
+    asyncio.run(run())

@@ -105,7 +105,7 @@ def test_beyond_the_queue_both_protocols_refuse_at_once_and_others_are_answered(
     called = tmp_path / "called"
     endless = request(called=str(called), gate=str(gate), x=np.ones([1, 2], np.float32))
     waiting = [running.prediction_service.Predict.future(endless, timeout=LONG) for _ in range(8)]
-    eventually(lambda: running.server.predicting.batching.held == 8, lambda: "the queue to be full")
+    eventually(lambda: running.server.predicting.batcher.held == 8, lambda: "the queue to be full")
     for _ in range(20):
         with pytest.raises(grpc.RpcError, match="8 requests are waiting or being answered already") as raised:
             running.prediction_service.Predict(endless, timeout=LONG)

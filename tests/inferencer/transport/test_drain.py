@@ -38,7 +38,7 @@ def test_what_was_taken_up_before_the_end_is_answered_to_the_last_byte(
     command = [sys.executable, "-m", "tests.support.late_callers", str(running.port), str(message), "12"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as callers:
         try:
-            eventually(lambda: running.server.predicting.batching.held == 12, lambda: "all to be taken up")
+            eventually(lambda: running.server.predicting.batcher.held == 12, lambda: "all to be taken up")
             with _draining(running):
                 time.sleep(seconds)
                 assert _says(running) == NOT_SERVING  # nobody is told of the end yet: connections would close at once

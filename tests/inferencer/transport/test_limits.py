@@ -135,7 +135,7 @@ def test_what_small_messages_unfold_to_has_to_find_room(small: LocalRunning) -> 
     message = shaped(np.ones(1, np.float32))
     message.inputs["x"].tensor_shape.dim[0].size = 3 * MB // 4  # 3 MB, of one value, and as much for TensorFlow
     message.output_filter.append("version")
-    other = small.server.predicting.room.share()
+    other = small.server.predicting.budget.share()
     small.call(as_coroutine(lambda: other.need(8 * MB)))
     code, text = refused(small, f"{TFS}/Predict", message)
     assert code is Code.RESOURCE_EXHAUSTED
@@ -143,8 +143,8 @@ def test_what_small_messages_unfold_to_has_to_find_room(small: LocalRunning) -> 
     small.call(as_coroutine(other.leave))
     small.prediction_service.Predict(message, timeout=LONG)
     eventually(
-        lambda: small.server.predicting.room.taken == 0,
-        lambda: f"{small.server.predicting.room.taken} bytes to be left",
+        lambda: small.server.predicting.budget.taken == 0,
+        lambda: f"{small.server.predicting.budget.taken} bytes to be left",
     )
 
 

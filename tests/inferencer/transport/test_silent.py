@@ -40,7 +40,7 @@ def answered(running: LocalRunning) -> bool:
 
 
 def silent(running: LocalRunning) -> int:
-    return sum(len(one._silent) for one in running.arrivals)
+    return sum(len(one._silent) for one in running.read_timeouts)
 
 
 class Silent:
@@ -64,7 +64,7 @@ def opened(running: LocalRunning, *paths: str) -> Iterator[list[Silent]]:
     """One after the other, each there before the next is sent."""
     channel = running.control if "paramsync" in paths[0] else running.predictions
     found: list[Silent] = []
-    room = min(one._most for one in running.arrivals)
+    room = min(one._most for one in running.read_timeouts)
     try:
         for path in paths:
             found.append(Silent(channel, path))
@@ -91,7 +91,7 @@ def test_any_number_of_silent_calls_takes_no_room_from_others(served: LocalRunni
 
 
 def test_the_call_that_was_given_most_time_is_given_up_for_a_new_one(served: LocalRunning) -> None:
-    for port in served.arrivals:
+    for port in served.read_timeouts:
         port._most = 4
 
     with opened(served, *[PREDICT] * 6) as (first, second, *others):
@@ -106,7 +106,7 @@ def test_the_call_that_was_given_most_time_is_given_up_for_a_new_one(served: Loc
 
 @pytest.mark.parametrize("path", [PREDICT, "/tensorflow.serving.ModelService/GetModelStatus", WATCH])
 def test_a_message_that_does_not_come_in_time_is_given_up(served: LocalRunning, path: str) -> None:
-    for one in served.arrivals:
+    for one in served.read_timeouts:
         one._patience = 0.2
 
     call = Silent(served.predictions, path)
@@ -117,7 +117,7 @@ def test_a_message_that_does_not_come_in_time_is_given_up(served: LocalRunning, 
 
 
 def test_the_beginning_of_a_message_is_none(served: LocalRunning) -> None:
-    for one in served.arrivals:
+    for one in served.read_timeouts:
         one._patience = 0.2
     client = connected(served.port)
     content = request().SerializeToString()

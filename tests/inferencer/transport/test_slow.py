@@ -26,13 +26,13 @@ def test_while_one_model_computes_for_ever_another_answers(tmp_path: Path, gate:
     endless = request("slow", x=np.ones([rows, 2], np.float32), called=str(called), gate=str(gate))
     waiting = [running.prediction_service.Predict.future(endless, timeout=LONG) for _ in range(30)]
     eventually(called.exists, lambda: "the first call")
-    eventually(lambda: running.server.predicting.batching.held == 30, lambda: "all to be there")
+    eventually(lambda: running.server.predicting.batcher.held == 30, lambda: "all to be there")
     for _ in range(30):
         answer = running.prediction_service.Predict(request("m"), timeout=LONG)
         assert proven(seen(answer), 7)
     assert running.health("m") == SERVING
     waiting[29].cancel()
-    eventually(lambda: running.server.predicting.batching.held == 29, lambda: "the one that left")
+    eventually(lambda: running.server.predicting.batcher.held == 29, lambda: "the one that left")
     gate.touch()
     assert all(proven(seen(one.result()), 5) for one in waiting[:29])
     running.drain()

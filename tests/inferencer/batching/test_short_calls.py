@@ -1,0 +1,92 @@
+"""Short calls run on the event loop, with the neighbours that came in the same turn of it."""
+
+from __future__ import annotations
+
+import asyncio
+
+from inferencer.batching.batcher import SHORT_SECONDS, Signature
+from paramsync.inference.resident import Resident
+from tests.support.batching import Setting, on_a_loop, totals
+from tests.support.questions import question, resident, turns
+
+FAST, BRISK, SLOW = SHORT_SECONDS / 10, SHORT_SECONDS * 0.9, SHORT_SECONDS * 2
+
+
+def seen(*calls: tuple[int, float], bounded: bool = True) -> int:
+    """Bytes up to which calls are expected to be short."""
+    signature = Signature(batched=True, bounded=bounded)
+    for size, seconds in calls:
+        signature.took(size, seconds)
+    return signature.short_bytes
+
+
+def test_nothing_is_expected_to_be_short_before_it_was() -> None:
+    assert seen() == 0
+    assert seen((100, SLOW)) == 0
+    assert seen((100, FAST), bounded=False) == 0
+
+
+def test_what_was_fast_may_be_twice_as_large_and_what_was_not_quite_as_large_as_it_was() -> None:
+    assert seen((100, FAST)) == 200
+    assert seen((100, BRISK)) == 100
+    assert seen((100, FAST), (200, BRISK)) == 200
+
+
+def test_after_a_slow_call_only_half_as_much_is_until_more_was_short_again() -> None:
+    assert seen((100, FAST), (200, SLOW)) == 100
+    assert seen((100, FAST), (60, SLOW)) == 30
+    assert seen((100, FAST), (60, SLOW), (60, FAST)) == 120
+
+
+async def short(setting: Setting, number: int = 2) -> Resident:
+    """A version whose calls are short by now, and nothing is counted yet."""
+    of = resident(number)
+    await setting.warm(of)
+    await turns()
+    setting.metrics.told.clear()
+    return of
+
+
+@on_a_loop
+async def test_a_short_call_takes_no_thread() -> None:
+    setting = Setting()
+    of = await short(setting)
+    threads = len(setting.threads.gates)
+    [asked] = setting.ask(question(of, 3.0))
+    await asked
+    assert (totals(asked), len(setting.threads.gates)) == ([6.0], threads)
+    assert await setting.over() == [("2", 1, 1)]
+
+
+@on_a_loop
+async def test_neighbours_of_one_turn_share_a_call_and_those_of_the_next_do_not() -> None:
+    setting = Setting()
+    of = await short(setting)
+    first = setting.ask(question(of, 1.0), question(of, 2.0))
+    await turns(2)
+    second = setting.ask(question(of, 3.0))
+    await asyncio.wait([*first, *second])
+    assert [totals(one) for one in (*first, *second)] == [[2.0], [4.0], [6.0]]
+    assert await setting.over() == [("2", 2, 2), ("2", 1, 1)]
+
+
+@on_a_loop
+async def test_versions_that_come_in_one_turn_go_in_calls_of_their_own() -> None:
+    setting = Setting()
+    of, other = await short(setting), resident(3)
+    asked = setting.ask(question(of, 1.0), question(other, 5.0), question(of, 2.0), question(other, 6.0))
+    await asyncio.wait(asked)
+    assert [totals(one) for one in asked] == [[2.0], [15.0], [4.0], [18.0]]
+    assert sorted(await setting.over()) == [("2", 2, 2), ("3", 2, 2)]
+
+
+@on_a_loop
+async def test_a_short_request_whose_caller_left_does_not_run() -> None:
+    setting = Setting()
+    of = await short(setting)
+    asked = setting.ask(question(of, 1.0), question(of, 2.0))
+    await asyncio.sleep(0)
+    for one in asked:
+        one.cancel()
+    await turns()
+    assert (setting.batcher.held, await setting.over()) == (0, [])
