@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Hashable, Sequence
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
@@ -193,40 +193,49 @@ class Batcher:
         if not queue.waiting and not queue.running and self._queues.get(queue.key) is queue:
             del self._queues[queue.key]
 
-    def _take(self, queue: _Queue, *, most_bytes: int | None = None) -> list[_Request]:
-        """The requests of the next call: those that came first."""
-        taken: list[_Request] = []
-        rows = size = 0
+    def _next(self, queue: _Queue) -> list[_Request]:
+        """The requests of the next call: those that came first, and whose callers did not leave just now."""
+        batch: list[_Request] = []
+        rows = 0
         for request in queue.waiting:
-            rows, size = rows + request.rows, size + request.size
-            if taken and (not queue.batched or rows > self._rows):
+            if request.answer.done():
+                continue
+            rows += request.rows
+            if batch and (not queue.batched or rows > self._rows):
                 break
-            if most_bytes is not None and size > most_bytes:
-                break
-            taken.append(request)
-        for request in taken:
+            batch.append(request)
+        return batch
+
+    def _take(self, queue: _Queue, batch: Sequence[_Request]) -> list[Question]:
+        """They run from now on."""
+        for request in batch:
             del queue.waiting[request]
-        self._computing += len(taken)
-        return taken
+        self._computing += len(batch)
+        return [request.question for request in batch]
 
     # Calls ------------------------------------------------------------------------------------------------------------
 
     def _start(self, queue: _Queue) -> None:
-        """Start every call of a queue that may start now."""
+        """Start what may start of a queue: a short call in the next turn, so that neighbours can join it."""
         while queue.waiting and queue.flush is None:
             if next(iter(queue.waiting)).size <= queue.signature.short_bytes and not queue.running:
-                queue.flush = asyncio.get_running_loop().call_soon(self._run, queue)
-            elif self._may_start(queue):
-                self._submit(queue, self._take(queue))
+                queue.flush = asyncio.get_running_loop().call_soon(self._flush, queue)
+            elif self._may_start(queue) and (batch := self._next(queue)):
+                self._submit(queue, batch)
             else:
                 return
 
-    def _run(self, queue: _Queue) -> None:
-        """Run one short call here, and then what it may not take in; others have a turn between."""
+    def _flush(self, queue: _Queue) -> None:
+        """Run one call: here if it is still short with all that joined it."""
         queue.flush = None
-        if taken := self._take(queue, most_bytes=queue.signature.short_bytes):
-            self._give(queue, taken, _computed([request.question for request in taken]))
-        self._start(queue)
+        if batch := self._next(queue):
+            if _size(batch) <= queue.signature.short_bytes:
+                self._give(queue, batch, _computed(self._take(queue, batch)))
+            elif self._may_start(queue):
+                self._submit(queue, batch)
+            else:
+                return  # until a thread is free
+            self._start(queue)
         self._forget(queue)
 
     def _may_start(self, queue: _Queue) -> bool:
@@ -237,46 +246,44 @@ class Batcher:
             and not (queue.large and self._large >= max(1, self._threads // 2))
         )
 
-    def _submit(self, queue: _Queue, taken: list[_Request]) -> None:
+    def _submit(self, queue: _Queue, batch: list[_Request]) -> None:
         queue.running += 1
         queue.signature.running += 1
         self._large += queue.large
         self._running += 1
-        computing = self._executor.submit(_computed, [request.question for request in taken])
-        asyncio.wrap_future(computing).add_done_callback(partial(self._end, queue, taken))
+        computing = self._executor.submit(_computed, self._take(queue, batch))
+        asyncio.wrap_future(computing).add_done_callback(partial(self._end, queue, batch))
 
-    def _end(
-        self, queue: _Queue, taken: list[_Request], computing: Future[_Results] | asyncio.Future[_Results]
-    ) -> None:
+    def _end(self, queue: _Queue, batch: list[_Request], computing: asyncio.Future[_Results]) -> None:
         queue.running -= 1
         queue.signature.running -= 1
         self._large -= queue.large
         self._running -= 1
         if computing.cancelled():  # by the end of the server
-            self._computing -= len(taken)
+            self._computing -= len(batch)
             return
-        self._give(queue, taken, computing.result())
+        self._give(queue, batch, computing.result())
         self._queues.pop(queue.key, None)
         if queue.waiting or queue.running:
             self._queues[queue.key] = queue  # the others come first now
         for waiting in list(self._queues.values()):
             self._start(waiting)
 
-    def _give(self, queue: _Queue, taken: Sequence[_Request], results: _Results) -> None:
+    def _give(self, queue: _Queue, batch: Sequence[_Request], results: _Results) -> None:
         answers, seconds = results
-        self._computing -= len(taken)
-        self.held -= len(taken)
-        for request, answer in zip(taken, answers, strict=True):
+        self._computing -= len(batch)
+        self.held -= len(batch)
+        for request, answer in zip(batch, answers, strict=True):
             if request.answer.done():
                 continue
             if isinstance(answer, Exception):
                 request.answer.set_exception(answer)
             else:
                 request.answer.set_result(answer)
-        queue.signature.took(sum([request.size for request in taken]), seconds)
-        rows = sum([request.rows for request in taken])
+        queue.signature.took(_size(batch), seconds)
+        rows = sum([request.rows for request in batch])
         # counted once the answers are on their way
-        asyncio.get_running_loop().call_soon(self._count, taken[0].question, len(taken), rows, seconds)
+        asyncio.get_running_loop().call_soon(self._count, batch[0].question, len(batch), rows, seconds)
 
     def _count(self, first: Question, requests: int, rows: int, seconds: float) -> None:
         self.metrics.called(
@@ -287,6 +294,10 @@ class Batcher:
             rows=rows,
             seconds=seconds,
         )
+
+
+def _size(batch: Sequence[_Request]) -> int:
+    return sum([request.size for request in batch])
 
 
 def _computed(questions: list[Question]) -> _Results:

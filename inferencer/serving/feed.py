@@ -28,11 +28,11 @@ class Feed:
     def follow(self, followers: Iterable[Follower]) -> None:
         """Hear of these from now on, and of nobody else."""
         wanted = list(followers)
-        for one in [one for one in self._subscriptions if one not in wanted]:
-            self._subscriptions.pop(one).close()
-        for one in wanted:
-            if one not in self._subscriptions:
-                self._subscriptions[one] = one.subscribe(self._wake, self._kinds)
+        for follower in [follower for follower in self._subscriptions if follower not in wanted]:
+            self._subscriptions.pop(follower).close()
+        for follower in wanted:
+            if follower not in self._subscriptions:
+                self._subscriptions[follower] = follower.subscribe(self._wake, self._kinds)
 
     async def changed(self) -> None:
         """Returns once something happened since the last call."""
@@ -45,8 +45,8 @@ class Feed:
         Raises BusyError, after the last one before the gap, where too many were left unread.
         """
         await self.changed()
-        events = [event for one in self._subscriptions.values() for event in one.take()]
-        if any(one.fell_behind for one in self._subscriptions.values()):
+        events = [event for subscription in self._subscriptions.values() for event in subscription.take()]
+        if any(subscription.fell_behind for subscription in self._subscriptions.values()):
             if not events:
                 raise BusyError(f"left {MOST_UNREAD} events unread, more were lost; ask for the status and watch again")
             self._ready.set()

@@ -85,22 +85,22 @@ class Metrics:
 
     def answered(self, *, model: str, signature: str, version: str, protocol: str, code: str, seconds: float) -> None:
         """A request was answered, or refused. `code` is gRPC's name of a status, "OK" among them."""
-        one = self.requests.get((model, signature, version, protocol, code))
-        if one is None:
-            one = self._request(self._known(model, signature, version), protocol, code)
-        one.buckets[bisect_left(REQUEST_SECONDS, seconds)] += 1
-        one.sum += seconds
-        one.last = self._clock()
+        histogram = self.requests.get((model, signature, version, protocol, code))
+        if histogram is None:
+            histogram = self._request(self._known(model, signature, version), protocol, code)
+        histogram.buckets[bisect_left(REQUEST_SECONDS, seconds)] += 1
+        histogram.sum += seconds
+        histogram.last = self._clock()
 
     def called(
         self, *, model: str, signature: str, version: str = "", requests: int, rows: int, seconds: float
     ) -> None:
         """A version was called once for so many requests, which had so many rows together."""
-        one = self.calls.get((model, signature, version))
-        if one is None:
-            one = self._call(self._known(model, signature, version))
-        one.add(requests, rows, seconds)
-        one.last = self._clock()
+        calls = self.calls.get((model, signature, version))
+        if calls is None:
+            calls = self._call(self._known(model, signature, version))
+        calls.add(requests, rows, seconds)
+        calls.last = self._clock()
 
     def _request(self, known: _Called, protocol: str, code: str) -> Histogram:
         key = (*known, protocol, code)
@@ -133,18 +133,18 @@ class Metrics:
 
     def _apart(self, model: str) -> dict[str, float]:
         """The versions of a model that are told apart, and when each answered last."""
-        found: dict[str, float] = {}
+        last: dict[str, float] = {}
         series: Iterable[tuple[tuple[str, ...], Histogram | Calls]] = [*self.requests.items(), *self.calls.items()]
-        for key, one in series:
+        for key, counts in series:
             if key[0] == model and key[2] not in ("", OLDER):
-                found[key[2]] = max(one.last, found.get(key[2], 0.0))
-        return found
+                last[key[2]] = max(counts.last, last.get(key[2], 0.0))
+        return last
 
     def _fold(self, model: str, version: str) -> None:
         """One of the other versions from now on."""
-        for asked in [one for one in self.requests if (one[0], one[2]) == (model, version)]:
-            self._request((model, asked[1], OLDER), *asked[3:]).take_in(self.requests.pop(asked))
-        for called in [one for one in self.calls if (one[0], one[2]) == (model, version)]:
+        for answered in [key for key in self.requests if (key[0], key[2]) == (model, version)]:
+            self._request((model, answered[1], OLDER), *answered[3:]).take_in(self.requests.pop(answered))
+        for called in [key for key in self.calls if (key[0], key[2]) == (model, version)]:
             self._call((model, called[1], OLDER)).take_in(self.calls.pop(called))
 
     # For those who look -----------------------------------------------------------------------------------------------
@@ -156,30 +156,30 @@ class Metrics:
 
     def statistics(self, model: str) -> Mapping[str, Statistics]:
         """What each version of a model did that is told apart, by its number."""
-        found = {version: Statistics(last=last) for version, last in self._apart(model).items()}
-        for (owner, _, version, _, code), one in self.requests.items():
-            if owner != model or version not in found:
+        statistics = {version: Statistics(last=last) for version, last in self._apart(model).items()}
+        for (owner, _, version, _, code), histogram in self.requests.items():
+            if owner != model or version not in statistics:
                 continue
             if code == OK:
-                found[version].succeeded += one.count
-                found[version].succeeded_seconds += one.sum
+                statistics[version].succeeded += histogram.count
+                statistics[version].succeeded_seconds += histogram.sum
             else:
-                found[version].failed += one.count
-                found[version].failed_seconds += one.sum
+                statistics[version].failed += histogram.count
+                statistics[version].failed_seconds += histogram.sum
         for (owner, _, version), calls in self.calls.items():
-            if owner == model and version in found:
-                found[version].calls += calls.count
-                found[version].rows += int(calls.rows.sum)
-                found[version].computed += int(calls.requests.sum)
-                found[version].computed_seconds += calls.waited
-        return found
+            if owner == model and version in statistics:
+                statistics[version].calls += calls.count
+                statistics[version].rows += int(calls.rows.sum)
+                statistics[version].computed += int(calls.requests.sum)
+                statistics[version].computed_seconds += calls.waited
+        return statistics
 
     def followed(self) -> list[Followed]:
         """How long restores and swaps take, of every follower there is now."""
         followers = [] if self.models is None else list(self.models.followers())
         for gone in self._followed.keys() - set(followers):
             self._followed.pop(gone).close()
-        for one in followers:
-            if one not in self._followed:
-                self._followed[one] = Followed(one)
+        for follower in followers:
+            if follower not in self._followed:
+                self._followed[follower] = Followed(follower)
         return list(self._followed.values())

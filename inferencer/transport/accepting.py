@@ -37,6 +37,8 @@ class _AheadServer(cygrpc.AioServer):
         self._ends = False
 
     def _make_request_call_future(self, method: bytes | None) -> asyncio.Future[_Call]:
+        if method is not None:  # reflection registers its own, which is seldom called
+            return super()._make_request_call_future(method)  # type: ignore[no-any-return]
         while len(self._asked) < AHEAD and not self._ends:
             asked = super()._make_request_call_future(method)
             asked.add_done_callback(self._came)

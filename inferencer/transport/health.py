@@ -51,7 +51,7 @@ class Health:
     async def Check(self, request: health_pb2.HealthCheckRequest, context: Any) -> health_pb2.HealthCheckResponse:
         code = self._code(request.service)
         if code == _UNKNOWN:
-            raise UnknownModelError(request.service, [one.name for one in self._models])
+            raise UnknownModelError(request.service, [model.name for model in self._models])
         return health_pb2.HealthCheckResponse(status=code)
 
     async def Watch(
@@ -59,10 +59,10 @@ class Health:
     ) -> AsyncIterator[health_pb2.HealthCheckResponse]:
         last = None
         while True:
-            changed, code, last_one = self._changed, self._code(request.service), self._draining
+            changed, code, draining = self._changed, self._code(request.service), self._draining
             if code != last:
                 yield health_pb2.HealthCheckResponse(status=code)
-            if last_one:  # and not what became so while that was sent
+            if draining:  # and not what became so while that was sent
                 return
             last = code
             await changed.wait()
@@ -84,9 +84,9 @@ class Health:
 
 async def _first(*awaited: Coroutine[Any, Any, object]) -> None:
     """Returns once one of them has; nothing of the others is left."""
-    tasks = [asyncio.ensure_future(one) for one in awaited]
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in awaited]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        for one in tasks:
-            one.cancel()
+        for task in tasks:
+            task.cancel()

@@ -79,7 +79,7 @@ async def test_large_questions_leave_half_of_the_threads_to_small_ones() -> None
 
 @on_a_loop
 async def test_one_signature_leaves_a_thread_to_others() -> None:
-    setting, of = Setting(3, together=lambda model: False), resident(1)
+    setting, of = Setting(3, batched=lambda model: False), resident(1)
     asked = setting.ask(*(question(of, 1.0) for _ in range(9)))
     await turns()
     assert len(setting.threads.gates) == 2

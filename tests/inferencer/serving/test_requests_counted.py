@@ -101,7 +101,7 @@ def test_a_large_message_that_finds_no_room(served: LocalRunning, last: bool) ->
     named.model_spec.name = "m"
     large.ClearField("model_spec")
     parts = [named.SerializeToString(), large.SerializeToString()]
-    served.server.predicting.answering._room = _full()
+    served.server.predicting.answering._budget = _full()
     assert refused(served, f"{TFS}/Predict", b"".join(parts[::-1] if last else parts)) is Code.RESOURCE_EXHAUSTED
     check_counted(served, "m", "tfs", "RESOURCE_EXHAUSTED")
 
