@@ -1,7 +1,7 @@
 """Draws a flame graph from folded stacks, as py-spy and perf make them: `flame.py TITLE < STACKS > PICTURE.svg`.
 
-Each line is a stack, from the outermost function to the innermost, and how often it was seen. Functions that were seen in
-less than a two-hundredth of all samples are left out.
+Each line is a stack, from the outermost function to the innermost, and how often it was seen. Functions that were seen
+in less than a two-hundredth of all samples are left out.
 """
 
 from __future__ import annotations
