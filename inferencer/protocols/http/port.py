@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -32,7 +31,6 @@ from .connections import FULL, Connections
 from .intake import KNOWN, EncodingError, Intake
 from .replies import STATUS, failed, reply
 
-_log = logging.getLogger("paramsync.rest")
 _WRITTEN = 16  # bytes of JSON that a byte of an answer becomes at most, with what it is made of: more for few
 _BESIDE = 2  # values as arrays, and as TensorFlow has them
 _UNREAD = 2  # an answer as bytes, and as the kernel has them
