@@ -35,6 +35,7 @@ def test_sync_to_a_version_still_to_come_says_what_is_there_when_time_is_up(
     working: Follower, publisher: Publisher
 ) -> None:
     publisher.publish(3)
+    working.sync(timeout=LONG)
     with pytest.raises(TimeoutError, match=r"version 9 of model 'm' did not come to serve within 0.5 s: .* is 3"):
         working.sync(9, timeout=0.5)
 

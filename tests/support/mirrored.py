@@ -67,6 +67,8 @@ def loop(store: Path, strategy: Any) -> dict[str, Any]:
         for step in range(1, STEPS + 1):
             train()
             publisher.publish_if_due(step)
+            if step % 50 == 0:
+                assert publisher.flush(60)  # so that some versions come also where the machine is busy
         publisher.finish(STEPS)
     return {"seen": seen}
 

@@ -22,7 +22,7 @@ def test_sync_streams_its_progress_until_the_version_serves(running: Running, pu
     phases = [(one.phase, one.version) for one in found]
     assert phases[0] == (pb.SyncProgress.LOOKING, 0)
     assert phases[-1] == (pb.SyncProgress.DONE, 5)
-    assert set(phases[1:-1]) <= {(pb.SyncProgress.RESTORING, 5)}
+    assert set(phases[1:-1]) <= {(pb.SyncProgress.RESTORING, 5), (pb.SyncProgress.WARMING, 5)}
     assert found[-1].status.serving.number == 5
     assert found[-1].status.state == pb.ModelStatus.SERVING
 
