@@ -1,4 +1,4 @@
-"""The record of one published set of parameters, and how it is read and written as JSON."""
+"""The record of one published set of parameters, how it is read and written as JSON, and a version in memory."""
 
 from __future__ import annotations
 
@@ -125,3 +125,18 @@ class Candidate(Generic[V]):
     def same_as(self, other: Candidate[V] | None) -> bool:
         """Whether both are one version with the same files."""
         return other is not None and (self.number, self.files) == (other.number, other.files)
+
+
+class InMemory(Protocol):
+    """A version in memory, complete and checked: here, or in the processes that answer from it."""
+
+    @property
+    def version(self) -> Version: ...
+
+    @property
+    def graph(self) -> Any:
+        """`refused` says of signatures that it was made without, why."""
+
+
+R = TypeVar("R", bound=InMemory)
+R_co = TypeVar("R_co", bound=InMemory, covariant=True)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from paramsync.checkpoint.reader import Bundle
 from paramsync.errors import GraphError
+from paramsync.following.residents import Residents
 from paramsync.graphs.specs import located
 from paramsync.host import files
-from paramsync.inference.residents import Residents
 from paramsync.sources.checkpoints import Checkpoints, GraphCache
 from paramsync.sources.source import Progress, ProgressCallback, Source, graph_options
 from paramsync.store.store import Store

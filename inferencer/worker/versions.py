@@ -15,12 +15,12 @@ import numpy as np
 
 from paramsync import dtypes
 from paramsync.errors import ParamsyncError
+from paramsync.following.residents import View
 from paramsync.graphs.graph import Graph
 from paramsync.graphs.parameters import alias
 from paramsync.inference import batchable
 from paramsync.inference.joined import Joiner, Pair
 from paramsync.inference.resident import Resident, warm
-from paramsync.inference.residents import View
 
 from ..processes.channel import close_all
 from ..processes.messages import GraphMessage, Joining, ModelMessage, Place, VersionMessage
@@ -169,7 +169,8 @@ class Versions:
         pair, joining = self._built(settings, parts)
         view: View[Resident] = View()
         if pair is not None and not joining.problem:
-            view = self._joiner(settings).view(pair[0], parts[settings.second].view)
+            first, joiner = pair[0], self._joiner(settings)
+            view = parts[settings.second].view.mapped(lambda second: joiner.joined((first, second)))
         elif pair is not None and before is not None and before.joining is not None:
             view, joining = before.view, Joining(joining.problem, before.joining.versions)
         return Model(settings, view, message.status, awaited=message.awaited, joining=joining)

@@ -19,8 +19,8 @@ from paramsync.following.operator_request import Change, waiting_for
 from paramsync.following.operator_requests import Action, OperatorRequests
 from paramsync.following.pins_file import PinsFile
 from paramsync.following.reconciler import Reconciler
+from paramsync.following.residents import Residents
 from paramsync.following.status import EVERY_KIND, EventKind, Report, State, Status, Subscription
-from paramsync.inference.residents import Residents
 from paramsync.sources.source import Bell
 from paramsync.version import Version
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from paramsync.following.residents import RESIDENT, Prepare, Residents
 from paramsync.graphs.specs import DEFAULT_SIGNATURE
 from paramsync.inference.resident import Resident
-from paramsync.inference.residents import RESIDENT, Prepare, Residents
 from paramsync.sources.opening import open_source
 from paramsync.sources.source import Source, Verification
 from paramsync.store.store import Store

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from paramsync.following.policy import Quarantined
-from paramsync.inference.residents import Residents
+from paramsync.following.residents import Residents
 from paramsync.sources.source import Progress
 from paramsync.version import Version
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import threading
 import weakref
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 
@@ -13,7 +13,6 @@ from paramsync.graphs.graph import Graph
 from paramsync.graphs.joining import join
 from paramsync.inference import batchable
 from paramsync.inference.resident import Resident, warm
-from paramsync.inference.residents import View
 
 _KEPT = 4  # joined graphs: of the pair that serves, of those before it, and of what is being joined
 
@@ -93,20 +92,6 @@ class Joiner:
         if joined is None:
             joined = self._held[key] = plan.join(pair, self._names)
         return joined
-
-    def view(self, first: Resident, second: View[Resident]) -> View[Resident]:
-        """What is answered where this version of the first is joined with each of the second's, as far as they fit."""
-
-        def joined(residents: Iterable[Resident]) -> tuple[Resident, ...]:
-            pairs = (self.joined((first, resident)) for resident in residents)
-            return tuple(pair for pair in pairs if pair is not None)
-
-        labels = {label: self.joined((first, resident)) for label, resident in second.labels.items()}
-        return View(
-            joined(second.recent),
-            {label: pair for label, pair in labels.items() if pair is not None},
-            joined(second.beside),
-        )
 
 
 def _prefixes(first: str, second: str) -> tuple[str, str]:

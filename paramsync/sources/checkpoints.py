@@ -16,10 +16,9 @@ from paramsync.checkpoint.reader import Bundle
 from paramsync.checkpoint.tensor_bytes import PROCESSORS, THREADS
 from paramsync.errors import CorruptCheckpointError
 from paramsync.graphs.specs import Wanting
-from paramsync.inference.residents import InMemory, R
 from paramsync.sources.source import Progress, ProgressCallback, Verification
 from paramsync.store.store import Store
-from paramsync.version import Version
+from paramsync.version import InMemory, R, Version
 
 _log = logging.getLogger("paramsync.sources")
 _NOT_NUMBERS = {dtypes.BOOL, dtypes.STRING, dtypes.VARIANT}

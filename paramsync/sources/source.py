@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Generic, Literal, Protocol, TypeAlias
 
 from paramsync.errors import CorruptCheckpointError, ParamsyncError, StoreError, UnfinishedError
-from paramsync.inference.residents import R, R_co
 from paramsync.sources import diagnosis, identity, saved_models
 from paramsync.sources.identity import VersionRecords
 from paramsync.sources.watch import Place, Watch, graph_places, numbered_places, store_places
 from paramsync.store.store import Store, state_file
-from paramsync.version import Candidate, Version
+from paramsync.version import Candidate, R, R_co, Version
 
 
 @dataclass(frozen=True, slots=True)

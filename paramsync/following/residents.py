@@ -6,10 +6,10 @@ import logging
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from paramsync.errors import NotServingError, UnknownLabelError, UnknownVersionError
-from paramsync.version import Version
+from paramsync.version import InMemory, R, Version
 
 if TYPE_CHECKING:
     from paramsync.sources.source import ProgressCallback, Source
@@ -17,21 +17,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger("paramsync.replica")
 _T = TypeVar("_T")
 RESIDENT = 2  # the serving version and the one before it, so that going back is a swap
-
-
-class InMemory(Protocol):
-    """A version in memory, complete and checked: here, or in the processes that answer from it."""
-
-    @property
-    def version(self) -> Version: ...
-
-    @property
-    def graph(self) -> Any:
-        """`refused` says of signatures that it was made without, why."""
-
-
-R = TypeVar("R", bound=InMemory)
-R_co = TypeVar("R_co", bound=InMemory, covariant=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,6 +49,15 @@ class View(Generic[R]):
         if version not in self.numbered:
             raise UnknownVersionError(f"model {model!r}", version, self.numbered)
         return self.numbered[version]
+
+    def mapped(self, change: Callable[[R], R | None]) -> View[R]:
+        """The same with what `change` makes of each version, without those of which it makes None."""
+        changed = {resident: change(resident) for resident in self.residents}
+        return View(
+            tuple([new for resident in self.recent if (new := changed[resident]) is not None]),
+            {label: new for label, resident in self.labels.items() if (new := changed[resident]) is not None},
+            tuple([new for resident in self.beside if (new := changed[resident]) is not None]),
+        )
 
 
 Prepare = Callable[[R], Callable[[], None]]
