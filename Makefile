@@ -10,7 +10,6 @@ FUZZ := $(VENV)/fuzz
 TO ?= build/bench
 STORES := tests/checkpoint/test_data_file.py \
 	tests/checkpoint/test_data_file_changing.py \
-	tests/checkpoint/test_evicted_pages.py \
 	tests/checkpoint/test_reader.py \
 	tests/checkpoint/test_reader_hostile.py \
 	tests/following/test_follower.py \

@@ -34,3 +34,10 @@ def test_the_installer_is_the_one_that_is_locked(tmp_path: Path) -> None:
     assert first.startswith("uv==")
     assert hashes
     assert all(line.strip().startswith("--hash=sha256:") for line in hashes)
+
+
+def test_the_tests_that_run_once_more_in_memory_are_there() -> None:
+    """pytest runs none of them where one is missing."""
+    named = [word for word in (ROOT / "Makefile").read_text().split() if word.startswith("tests/") and "*" not in word]
+    assert len(named) > 20
+    assert [name for name in named if not (ROOT / name).exists()] == []
