@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import re
+import stat
 from collections import defaultdict
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -62,7 +63,8 @@ def of_saved_model(directory: Path) -> Hashable:
 def of_graph(path: Path) -> Hashable:
     """The same for a graph file, or the directory of a SavedModel."""
     facts = _facts(path)
-    return of_saved_model(path) if path.is_dir() else _identity(facts)
+    is_folder = not isinstance(facts, int) and stat.S_ISDIR(facts.st_mode)
+    return of_saved_model(path) if is_folder else _identity(facts)
 
 
 def _files(directory: Path, folder: str) -> list[Hashable]:

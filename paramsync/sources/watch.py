@@ -185,16 +185,19 @@ class _WatchedFolder(FileSystemEventHandler):
     def __init__(self, path: str) -> None:
         self._path = path
         self._listeners: tuple[FolderListener, ...] = ()
-        if _WatchedFolder._observer is None or not _WatchedFolder._observer.is_alive():  # a fork leaves it behind
+        if _WatchedFolder._observer is None or not _WatchedFolder._observer.is_alive():
             observer = Observer()
             observer.start()
             _WatchedFolder._observer = observer
         self._own_observer = _WatchedFolder._observer
+        self._target = _target(Path(path))  # before it is watched: what takes its place meanwhile is another one
         self._watch = self._own_observer.schedule(self, path, event_filter=_NEWS)
         self._emitter = next(emitter for emitter in self._own_observer.emitters if emitter.watch == self._watch)
 
     def is_alive(self) -> bool:
-        return self._emitter.is_alive() and self._emitter.should_keep_running()
+        """Whether the folder of that path is still watched: inotify does not tell of one that is moved away."""
+        watches = self._emitter.is_alive() and self._emitter.should_keep_running()
+        return watches and self._target == _target(Path(self._path))
 
     def leave(self, listener: FolderListener) -> None:
         with self._lock:
@@ -211,6 +214,14 @@ class _WatchedFolder(FileSystemEventHandler):
     def _unwatch(self) -> None:
         if self._emitter in self._own_observer.emitters:
             self._own_observer.unschedule(self._watch)
+
+    @classmethod
+    def forget_all(cls) -> None:
+        """In a forked child: to end a watch there would end the parent's, which has the same inotify instance."""
+        cls._lock, cls._folders, cls._observer = threading.Lock(), {}, None
+
+
+os.register_at_fork(after_in_child=_WatchedFolder.forget_all)
 
 
 def _nearest(folder: Path) -> _Target | None:
@@ -240,7 +251,11 @@ def numbered_places(path: Path, highest: list[Path]) -> list[Place]:
 def graph_places(path: Path) -> list[Place]:
     """Where a graph file or SavedModel does, which may not exist yet."""
     places = [Place(path.absolute().parent, re.compile(re.escape(path.name)))]
-    return [*places, *_of_saved_model(path)] if path.is_dir() else places
+    try:
+        is_folder = path.is_dir()
+    except OSError:  # nobody can tell now: what it becomes is found by polling
+        is_folder = False
+    return [*places, *_of_saved_model(path)] if is_folder else places
 
 
 def _of_saved_model(path: Path) -> list[Place]:

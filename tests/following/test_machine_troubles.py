@@ -18,6 +18,8 @@ from paramsync.following.faults import Fault, fault_of
 from paramsync.following.follower import Follower
 from paramsync.following.operator_requests import Action
 from paramsync.following.policy import Backoff, Failures
+from paramsync.sources.identity import of_graph
+from paramsync.sources.watch import graph_places
 from paramsync.store.store import Store
 from paramsync.tensorbundle import index
 from paramsync.tensorbundle.index import data_file, index_file
@@ -161,6 +163,14 @@ def test_a_saved_model_that_may_not_be_read_is_told_and_serves_once_it_may(
     path.chmod(0o644)
     eventually(lambda: as_nobody(follower.run_once) is not None, lambda: str(follower.status()))
     assert serving(follower) == 1
+
+
+def test_a_given_graph_that_nobody_may_look_at_ends_no_round(tmp_path: Path) -> None:
+    folder = tmp_path / "graphs"
+    folder.mkdir(mode=0)
+    path = folder / "graph"
+    assert as_nobody(lambda: of_graph(path)) == errno.EACCES
+    assert [place.folder for place in as_nobody(lambda: graph_places(path))] == [folder]
 
 
 def test_a_version_that_cannot_be_read_now_is_not_gone_back_from(

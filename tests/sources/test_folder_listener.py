@@ -165,6 +165,54 @@ def test_a_folder_made_again_at_the_same_path_is_watched_for_all_who_listened(tm
         watch.close()
 
 
+def test_the_successor_of_a_folder_that_is_moved_away_is_watched_for_all_who_listened(tmp_path: Path) -> None:
+    folder = tmp_path / "store"
+    folder.mkdir()
+    bells = [Bell(), Bell()]
+    watches = [watch_on(folder, bell) for bell in bells]
+    for watch in watches:
+        watch.arm()
+    folder.rename(tmp_path / "former")
+    folder.mkdir()
+    for _ in range(2):  # as each look at the store does
+        for watch in watches:
+            watch.arm()
+    commit(folder)
+    for watch, bell in zip(watches, bells, strict=True):
+        assert bell.rang()
+        watch.close()
+
+
+@pytest.mark.parametrize("call", ["watch.close()", "watch.arm()", "watch_on(store, Bell()).arm()"])
+def test_what_a_forked_child_does_leaves_the_parent_its_watch(tmp_path: Path, call: str) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", FORKING.format(call=call), tmp_path],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert ran.stdout == "rang\n"
+
+
+FORKING = """
+import os, sys
+from pathlib import Path
+from tests.support.bells import Bell, commit, watch_on
+
+store, bell = Path(sys.argv[1]), Bell()
+watch = watch_on(store, bell)
+watch.arm()
+if os.fork() == 0:
+    {call}
+    os._exit(0)
+assert os.wait()[1] == 0
+watch.arm()
+commit(store)
+print("rang" if bell.rang() else "did not ring")
+"""
+
+
 def test_many_folders_take_one_inotify_instance(tmp_path: Path) -> None:
     """A user may have 128 of them."""
 
