@@ -117,7 +117,10 @@ def each(work: Callable[[T], object], items: Iterable[T], *, threads: int = THRE
         for _ in range(threads - 1):
             ended = threading.Lock()
             ended.acquire()
-            _thread.start_new_thread(run, (ended,))  # does not wait until it runs, as `threading.Thread` would
+            try:
+                _thread.start_new_thread(run, (ended,))  # does not wait until it runs, as `threading.Thread` would
+            except RuntimeError:  # the system has no thread left: those there are do all the work
+                break
             running.append(ended)
         take()
         wait()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import signal
 import threading
 from functools import partial
@@ -28,6 +29,16 @@ def test_the_threads_work_at_the_same_time() -> None:
         together.wait()
 
     tensor_bytes.each(meet, range(1, 4), threads=3)
+
+
+def test_without_threads_the_caller_does_all_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_thread(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(_thread, "start_new_thread", no_thread)
+    done: list[int] = []
+    tensor_bytes.each(done.append, range(100), threads=4)
+    assert done == list(range(100))
 
 
 def test_an_error_is_raised_and_the_threads_are_gone() -> None:
