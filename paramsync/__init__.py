@@ -32,7 +32,7 @@ _MODULES = {
     "Store": "store.store",
     "Version": "version",
 }
-_EXTRA = ("tensorflow", "keras")
+_EXTRA = ("tensorflow", "keras", "watchdog")  # what comes with paramsync[tensorflow]
 __all__ = [
     "Connection",
     "Follower",
@@ -53,7 +53,7 @@ def __getattr__(name: str) -> object:
     try:
         return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
     except ModuleNotFoundError as error:
-        if error.name not in _EXTRA:
+        if error.name is None or error.name.partition(".")[0] not in _EXTRA:
             raise
         text = f"paramsync.{name} needs {error.name}, which is not installed: pip install 'paramsync[tensorflow]'"
         raise ModuleNotFoundError(text, name=error.name) from error

@@ -89,6 +89,9 @@ class _Worker:
             name=f"worker {number}",
         )
         self._models = Models(self._versions.now, self._channel)
+        self._metrics = _RemoteMetrics(self._models, self._channel, as_tf_serving=False)
+        self._server: PredictionServer | None = None
+        self._turns = asyncio.Lock()  # who starts the server or ends it
         self._channel.ended = lambda: os._exit(0)
 
     async def run(self) -> None:
@@ -102,21 +105,20 @@ class _Worker:
 
     async def _start(self) -> tuple[int, int]:
         """Once there is an epoch to answer from."""
-        models = self._models
-        self._metrics = _RemoteMetrics(models, self._channel, as_tf_serving=False)
-        self._server = PredictionServer(
-            self._settings,
-            models,
-            self._metrics,
-            _Configuring(self._channel),
-            also=[sync_pb2.DESCRIPTOR.services_by_name["Sync"].full_name],
-            all_taken=self._words.taken,
-            number=self._number,
-        )
-        self._versions.changed = partial(self._loop.call_soon_threadsafe, models.news)
-        ports = await self._server.bind()
-        await self._server.start()
-        return ports
+        async with self._turns:
+            self._server = PredictionServer(
+                self._settings,
+                self._models,
+                self._metrics,
+                _Configuring(self._channel),
+                also=[sync_pb2.DESCRIPTOR.services_by_name["Sync"].full_name],
+                all_taken=self._words.taken,
+                number=self._number,
+            )
+            self._versions.changed = partial(self._loop.call_soon_threadsafe, self._models.news)
+            ports = await self._server.bind()
+            await self._server.start()
+            return ports
 
     def _states(self, statuses: Mapping[str, Status], trouble: str) -> None:
         self._models.trouble = trouble
@@ -126,7 +128,10 @@ class _Worker:
         """The event loop goes on."""
 
     async def _drain(self, quiet_seconds: float) -> None:
-        await self._server.drain(quiet_seconds=quiet_seconds)
+        """Also where it is starting just now, or never did."""
+        async with self._turns:
+            if self._server is not None:
+                await self._server.drain(quiet_seconds=quiet_seconds)
 
     def _counts(self) -> tuple[dict[Any, Histogram], dict[Any, Calls], int]:
         return dict(self._metrics.requests), dict(self._metrics.calls), self._metrics.waiting()

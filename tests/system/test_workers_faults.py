@@ -182,6 +182,14 @@ def test_the_template_that_is_killed_takes_nobody_with_it_and_workers_are_replac
     eventually(lambda: not any(map(is_alive, workers)), lambda: f"{workers} to end")
 
 
+def test_the_end_of_a_server_is_clean_while_a_worker_starts(program: Process) -> None:
+    before = program.workers
+    os.kill(before[0], signal.SIGKILL)
+    eventually(lambda: {*program.workers} - {*before}, lambda: "another one")
+    assert program.end(signal.SIGTERM) == 0, "".join(program.lines)
+    assert "Traceback" not in "".join(program.lines)
+
+
 def test_a_worker_that_is_stopped_while_it_starts_keeps_the_others_from_nothing(
     program: Process, publisher: Publisher
 ) -> None:

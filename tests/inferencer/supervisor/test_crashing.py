@@ -95,9 +95,15 @@ def test_the_only_version_is_quarantined_too_and_nothing_serves_until_there_is_a
     synced(running)
     ask_until_quarantined(running, 1)
     eventually(lambda: status(running).state is State.WAITING, lambda: f"nothing to serve: {status(running)}")
-    with pytest.raises(grpc.RpcError, match="version 1 is quarantined: workers crashed") as raised:
-        running.prediction_service.Predict(request(), timeout=LONG, wait_for_ready=True)
-    assert raised.value.code() == grpc.StatusCode.UNAVAILABLE
+
+    def refusal() -> grpc.RpcError:
+        with pytest.raises(grpc.RpcError) as raised:
+            running.prediction_service.Predict(request(), timeout=LONG, wait_for_ready=True)
+        assert raised.value.code() == grpc.StatusCode.UNAVAILABLE
+        return raised.value
+
+    reason = "version 1 is quarantined: workers crashed"  # which the worker that took the last one's place is told soon
+    eventually(lambda: reason in str(refusal().details()), lambda: f"{reason} to be said: {refusal()}")
     publisher.publish(2, kind=Witness)
     synced(running)
     assert answered(running) == 2
