@@ -98,8 +98,10 @@ class Channel:
             pass
         finally:
             self._closed = True
-            for answer in [self._waiting.pop(number) for number in list(self._waiting)]:
-                _fail(answer, ClosedError(f"{self._name}: the process is gone"))
+            for number in list(self._waiting):
+                answer = self._waiting.pop(number, None)  # a thread that asks just now may take its own away
+                if answer is not None:
+                    _fail(answer, ClosedError(f"{self._name}: the process is gone"))
             self._socket.close()
             self.ended()
 

@@ -1,0 +1,49 @@
+"""The end of a channel is noticed, whatever other threads ask at that moment."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+
+from inferencer.processes.channel import Channel, ClosedError, pair
+
+_ROUNDS = 100
+_WAITING = 50
+_SECONDS = 30.0
+
+
+@pytest.fixture
+def many_switches() -> Iterator[None]:
+    """Threads take turns as often as they can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+def test_the_end_is_told_while_others_ask(many_switches: None) -> None:
+    for _ in range(_ROUNDS):
+        ours, other_end = pair()
+        ended = threading.Event()
+        channel = Channel(ours, {}, name="test")
+        channel.ended = ended.set
+        answers: list[Future[Any]] = [channel.ask("anything") for _ in range(_WAITING)]
+
+        def ask(channel: Channel = channel, ended: threading.Event = ended, answers: Any = answers) -> None:
+            while not ended.is_set() and len(answers) < 100 * _WAITING:
+                answers.append(channel.ask("anything"))
+
+        other_end.close()
+        asking = [threading.Thread(target=ask, daemon=True) for _ in range(2)]
+        for thread in asking:
+            thread.start()
+        channel.start()
+        assert ended.wait(_SECONDS)
+        for thread in asking:
+            thread.join(_SECONDS)
+        assert {type(answer.exception(_SECONDS)) for answer in answers} == {ClosedError}
