@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as LateError
-from contextlib import suppress
 from typing import Any
 from weakref import WeakSet, WeakValueDictionary
 
@@ -315,13 +314,17 @@ class Fleet:
             self._lock.release()
 
     def ask_all(self, what: str, *arguments: Any, seconds: float) -> list[Any]:
-        """The answers that come in time."""
-        waiting = [worker.channel.ask(what, *arguments) for worker in self._workers]
+        """The answers that come in time. What one worker refuses, such as one that is being started, is logged."""
+        waiting = [(worker, worker.channel.ask(what, *arguments)) for worker in list(self._workers)]
         end = time.monotonic() + seconds
         answers = []
-        for answer in waiting:
-            with suppress(LateError, ClosedError):
+        for worker, answer in waiting:
+            try:
                 answers.append(answer.result(max(0.0, end - time.monotonic())))
+            except (LateError, ClosedError):
+                pass
+            except Exception as error:  # noqa: BLE001, the others answer all the same
+                _log.error("worker %d, which was asked for %s: %r", worker.number, what, error)
         return answers
 
     def replace_no_more(self) -> None:

@@ -75,6 +75,7 @@ class Template:
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(2)
         self._process.kill()
+        self._socket.close()
 
     def _take_exits(self, *, seconds: float = 0.0) -> None:
         """Every end that was told meanwhile; waits for the first of them."""
