@@ -74,9 +74,9 @@ def route(method: str, path: str) -> Route:
         )
         raise RequestError(f"request: expected {expected}, found {method} {path}")
     model, version, label, call = match.groups()
-    if version is not None and int(version[:20]) > _MOST:
-        raise RequestError(f"version: expected a number up to {_MOST}, found {version}")
-    number = None if version is None else int(version)
+    if version is not None and int(version.lstrip("0")[:20] or 0) > _MOST:
+        raise RequestError(f"version: expected a number up to {_MOST}, found {version[:200]}")
+    number = None if version is None else int(version.lstrip("0") or 0)
     return Route((call or "status").lower(), unquote(model), number, unquote(label or ""))
 
 

@@ -169,6 +169,7 @@ def test_wrong_examples_are_a_bad_request(web: Web, body: Any, text: str) -> Non
         ("GET", "/v1/models/empty", 503, "model 'empty' is not serving"),
         ("GET", f"/v1/models/plain/versions/{1 << 63}", 400, f"version: expected a number up to {(1 << 63) - 1}"),
         ("GET", "/v1/models/plain/versions/" + "9" * 5000, 400, "version: expected a number up to"),
+        ("GET", "/v1/models/plain/versions/" + "0" * 5000 + "9" * 30, 400, "version: expected a number up to"),
         ("GET", "/v1/models/plain/versions/-1", 400, "request: expected GET /v1/models/NAME"),
         ("GET", "/v1/models/" + "n" * 5000, 404, "..."),
         ("GET", "/v1/models/pl%00ain%ff", 404, "is not served here"),
@@ -182,7 +183,7 @@ def test_wrong_examples_are_a_bad_request(web: Web, body: Any, text: str) -> Non
         ("GET", "/", 404, "found GET /"),
         ("GET", "/../../etc/passwd", 404, "found GET"),
     ],
-    ids=[str(at) for at in range(22)],
+    ids=[str(at) for at in range(23)],
 )
 def test_a_wrong_path_gets_the_status_of_tensorflow_serving(
     web: Web, method: str, path: str, status: int, text: str
