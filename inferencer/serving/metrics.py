@@ -157,7 +157,7 @@ class Metrics:
     def statistics(self, model: str) -> Mapping[str, Statistics]:
         """What each version of a model did that is told apart, by its number."""
         statistics = {version: Statistics(last=last) for version, last in self._apart(model).items()}
-        for (owner, _, version, _, code), histogram in self.requests.items():
+        for (owner, _, version, _, code), histogram in list(self.requests.items()):
             if owner != model or version not in statistics:
                 continue
             if code == OK:
@@ -166,7 +166,7 @@ class Metrics:
             else:
                 statistics[version].failed += histogram.count
                 statistics[version].failed_seconds += histogram.sum
-        for (owner, _, version), calls in self.calls.items():
+        for (owner, _, version), calls in list(self.calls.items()):
             if owner == model and version in statistics:
                 statistics[version].calls += calls.count
                 statistics[version].rows += int(calls.rows.sum)

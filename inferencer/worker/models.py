@@ -18,6 +18,8 @@ from ..processes.channel import Channel
 from ..processes.messages import Joining
 from ..settings.settings import AnySettings, ConnectionSettings
 
+_LATE_SECONDS = 10.0  # in which the supervisor says why something is late
+
 
 class Model:
     """One model of one epoch. Any thread may ask it, for as long as it likes."""
@@ -75,7 +77,7 @@ class RemoteFollower:
         return self._models.supervisor.ask("follow", self.model, *arguments)
 
     def late(self, number: int | None, seconds: float | None) -> str:
-        return str(self._models.supervisor.ask("late", self.model, number, seconds).result())
+        return str(self._models.supervisor.ask("late", self.model, number, seconds).result(_LATE_SECONDS))
 
     def subscribe(self, wake: Callable[[], None], kinds: Collection[EventKind] = EVERY_KIND) -> Subscription:
         return Subscription(wake, self._models)

@@ -138,7 +138,7 @@ class KServe:
         """Of what answered since the start, and of what may; one that left long ago is not told apart any more."""
         response = pb.ModelStatisticsResponse()
         for model in self._models.some(request.name):
-            counted = self._metrics.statistics(model.name)
+            counted = await asyncio.to_thread(self._metrics.statistics, model.name)  # other processes may be asked
             resident = {str(number): Statistics() for number in model.status().resident}
             versions = {**resident, **counted}
             if request.version and request.version not in versions:

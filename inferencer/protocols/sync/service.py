@@ -154,4 +154,5 @@ async def wait(follower: Follower, action: Action, context: Any, number: int | N
     try:
         return await asyncio.wait_for(answer, seconds_to_wait(left))
     except asyncio.TimeoutError:
-        raise TimeoutError(follower.late(number, left)) from None
+        late = await asyncio.to_thread(follower.late, number, left)  # which may ask another process
+        raise TimeoutError(late) from None
