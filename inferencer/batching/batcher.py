@@ -251,8 +251,14 @@ class Batcher:
         queue.signature.running += 1
         self._large += queue.large
         self._running += 1
-        computing = self._executor.submit(_computed, self._take(queue, batch))
-        asyncio.wrap_future(computing).add_done_callback(partial(self._end, queue, batch))
+        questions = self._take(queue, batch)
+        computing: asyncio.Future[_Results]
+        try:
+            computing = asyncio.wrap_future(self._executor.submit(_computed, questions))
+        except RuntimeError as error:  # the system has no thread left
+            computing = asyncio.get_running_loop().create_future()
+            computing.set_result(([BusyError(f"{error}; try again in a moment") for _ in batch], SHORT_SECONDS))
+        computing.add_done_callback(partial(self._end, queue, batch))
 
     def _end(self, queue: _Queue, batch: list[_Request], computing: asyncio.Future[_Results]) -> None:
         queue.running -= 1

@@ -21,6 +21,7 @@ from paramsync.errors import ParamsyncError
 _HEAD = struct.Struct("=IHQ")  # bytes that follow, descriptors, which question
 _QUESTION, _ANSWER, _ERROR, _NOTE = range(4)
 _MOST_DESCRIPTORS = 250  # the kernel sends 253 at once
+_SEND_SECONDS = 90.0  # a process that takes nothing for so long is given up
 
 
 def _unchanging(values: dict[Any, Any]) -> MappingProxyType[Any, Any]:
@@ -132,17 +133,24 @@ class Channel:
                 self._send(_ERROR, number, RuntimeError(str(message)), ())
 
     def _send(self, kind: int, number: int, message: Any, descriptors: Sequence[int]) -> None:
+        """Raises OSError, also where the other process takes nothing for too long: then it is given up."""
         content = pickle.dumps((kind, message), pickle.HIGHEST_PROTOCOL)
         head = _HEAD.pack(len(content), len(descriptors), number)
         with self._sending:
             rest = memoryview(head)
-            for at in range(0, len(descriptors), _MOST_DESCRIPTORS):  # each goes with a byte of the head, or a blank
-                part = list(descriptors[at : at + _MOST_DESCRIPTORS])
-                sent = rest[: 1 if len(descriptors) > _MOST_DESCRIPTORS else len(rest)]
-                socket.send_fds(self._socket, [sent], part)
-                rest = rest[len(sent) :]
-            self._socket.sendall(rest)
-            self._socket.sendall(content)
+            try:
+                for at in range(
+                    0, len(descriptors), _MOST_DESCRIPTORS
+                ):  # each goes with a byte of the head, or a blank
+                    part = list(descriptors[at : at + _MOST_DESCRIPTORS])
+                    sent = rest[: 1 if len(descriptors) > _MOST_DESCRIPTORS else len(rest)]
+                    socket.send_fds(self._socket, [sent], part)
+                    rest = rest[len(sent) :]
+                self._socket.sendall(rest)
+                self._socket.sendall(content)
+            except BlockingIOError:  # a part of the message may be on its way
+                self.close()
+                raise
 
     def _receive(self) -> tuple[int, int, Any, list[int] | None]:
         """Kind, number, message and descriptors; None for these where this process may have no more of them."""
@@ -168,8 +176,13 @@ class Channel:
         return kind, number, message, descriptors if is_whole else None
 
 
-def pair() -> tuple[socket.socket, socket.socket]:
-    return socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+def pair(*, send_seconds: float = _SEND_SECONDS) -> tuple[socket.socket, socket.socket]:
+    """Two ends, that wait for so long at most for the other one to take something."""
+    ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    seconds, rest = divmod(send_seconds, 1)
+    for end in ends:
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", int(seconds), int(rest * 1e6)))
+    return ends
 
 
 def close_all(descriptors: Sequence[int]) -> None:

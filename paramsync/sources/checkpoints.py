@@ -14,7 +14,7 @@ from paramsync import dtypes
 from paramsync.checkpoint.data_file import DataFile, FileStamp
 from paramsync.checkpoint.reader import Bundle
 from paramsync.checkpoint.tensor_bytes import PROCESSORS, THREADS
-from paramsync.errors import CorruptCheckpointError
+from paramsync.errors import CorruptCheckpointError, UnreadableError
 from paramsync.graphs.specs import Wanting
 from paramsync.sources.source import Progress, ProgressCallback, Verification
 from paramsync.store.store import Store
@@ -143,6 +143,8 @@ class Checkpoints(Generic[R]):
                 bundle.prefault(names)
             except CorruptCheckpointError as error:
                 _log.warning("%s: damaged after it was restored: %s", bundle.prefix, error)
+            except UnreadableError as error:
+                _log.warning("%s: cannot be read ahead of requests: %s", bundle.prefix, error)
 
     def _check(
         self, version: Version, graph: GraphSpec, bundle: Bundle, keys: Sequence[str], tell: ProgressCallback

@@ -162,7 +162,9 @@ class Source(Generic[R]):
         try:
             versions = saved_models.versions(self.path)
         except OSError as error:
-            return Look(problem=StoreError(self.path, f"cannot be read: {error.strerror}"))
+            problem = StoreError(self.path, f"cannot be read: {error.strerror}")
+            problem.__cause__ = error  # which says whose fault it is
+            return Look(problem=problem)
         published = [Candidate(version, self.identity(version)) for version in versions]
         return Look(latest=versions[-1] if versions else None, published=published)
 

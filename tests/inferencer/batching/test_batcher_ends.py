@@ -105,3 +105,22 @@ async def test_who_waits_with_one_whose_deadline_passed_while_the_loop_was_busy_
     with pytest.raises(TimeoutError, match="the deadline passed"):
         late.result()
     assert setting.batcher.held == 0
+
+
+@on_a_loop
+async def test_where_no_thread_can_be_started_all_are_told_so_and_nothing_is_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def no_thread(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    setting, of = Setting(), resident(1)
+    with monkeypatch.context() as without_threads:
+        without_threads.setattr(setting.threads, "submit", no_thread)
+        asked = setting.ask(lookup(of, 0), lookup(of, 1))
+        await asyncio.wait(asked)
+        for task in asked:
+            with pytest.raises(BusyError, match="can't start new thread; try again in a moment"):
+                task.result()
+    assert setting.batcher.held == 0
+    assert await setting.over(*setting.ask(lookup(of, 2)))

@@ -47,3 +47,13 @@ def test_the_end_is_told_while_others_ask(many_switches: None) -> None:
         for thread in asking:
             thread.join(_SECONDS)
         assert {type(answer.exception(_SECONDS)) for answer in answers} == {ClosedError}
+
+
+def test_a_process_that_takes_nothing_is_given_up() -> None:
+    ours, other_end = pair(send_seconds=0.2)
+    channel = Channel(ours, {}, name="test")
+    channel.start()
+    answer = channel.ask("anything", bytes(10_000_000))
+    assert type(answer.exception(_SECONDS)) is ClosedError
+    assert type(channel.ask("anything").exception(_SECONDS)) is ClosedError
+    other_end.close()
