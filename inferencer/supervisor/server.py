@@ -31,6 +31,7 @@ from ..serving.allowed import Allowed
 from ..serving.metrics import Metrics, Statistics, WorkerFacts
 from ..serving.registry import Registry
 from ..settings.settings import AnySettings, Ports, Settings, TfServing, ports
+from ..transport.drain import QUIET_SECONDS
 from ..transport.grpc_port import GrpcPort
 from ..transport.health import Health
 from ..transport.memory_budget import SHARES, MemoryBudget
@@ -133,7 +134,7 @@ class Server:
             reserved.close()
         self._fleet.close()
 
-    async def drain(self, *, quiet_seconds: float = 0.5) -> None:
+    async def drain(self, *, quiet_seconds: float = QUIET_SECONDS) -> None:
         """Say so first, then accept no more predictions, answer what is in flight, and end every process.
 
         1. Health says NOT_SERVING, every stream is ended, syncs and pins are refused, and nothing more is restored.
