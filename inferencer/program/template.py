@@ -65,6 +65,7 @@ def main() -> None:
             roles[role](*arguments, descriptors=others)
         finally:
             os._exit(0)
+    signal.set_wakeup_fd(-1)  # or the ends of children would be written to a descriptor that is closed
     for pid in children:  # the supervisor is gone: one that was stopped, or never ends, does not hear of that
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)

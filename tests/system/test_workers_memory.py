@@ -18,7 +18,7 @@ from tests.support.inferencers import LONG, Process
 
 pytestmark = pytest.mark.slow
 WORKERS = 3
-SHAPE = (2048, 4096)
+SHAPE = (4096, 4096)  # well over the memory that a process of TensorFlow has for itself in one mapping
 BYTES = 4 * SHAPE[0] * SHAPE[1]
 
 
