@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from paramsync.following.follower import Follower
 
     from .served import Models
+    from .worker_status import WorkerStatus
 
 OK = "OK"
 OLDER = "older"
@@ -45,16 +46,6 @@ class Statistics:
     last: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerFacts:
-    """What the supervisor knows of its workers: the processes by their numbers, how many successors each number has
-    had, and which end again and again."""
-
-    pids: Mapping[int, int]
-    restarts: Sequence[int]
-    trouble: str
-
-
 class Metrics:
     """Lives on one event loop, but for `text`. Requests wait for nothing: there is no lock on their way.
 
@@ -71,8 +62,10 @@ class Metrics:
         self.models = models
         self.waiting: Callable[[], int] = lambda: 0
         """How many requests wait for a call now: whoever makes them wait says so here."""
-        self.workers: Callable[[], WorkerFacts | None] = lambda: None
+        self.workers: Callable[[], Sequence[WorkerStatus]] = tuple
         """Of a server of several processes."""
+        self.trouble: Callable[[], str] = str
+        """Which of them end again and again."""
         self.requests: dict[_Answered, Histogram] = {}
         self.calls: dict[_Called, Calls] = {}
         self._followed: dict[Follower, Followed] = {}

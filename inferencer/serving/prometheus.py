@@ -12,11 +12,12 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST as CONTENT_TYPE
 from prometheus_client.metrics_core import Metric
 
 from paramsync.following.status import State, Status
-from paramsync.host.processes import resident_bytes
+from paramsync.host.processes import memory_of
 from paramsync.program.process import release
 from paramsync.program.prometheus import Page
 
 from .counts import Histogram
+from .worker_status import WorkerState
 
 if TYPE_CHECKING:
     from .metrics import Metrics
@@ -152,24 +153,35 @@ class Exposition(Page):
 
     def _of_workers(self) -> Iterator[Metric]:
         workers = self._metrics.workers()
-        if workers is None:
+        if not workers:
             return
         labels = ("worker",)
         up = GaugeMetricFamily("paramsync_worker_up", "1 where the worker answers.", labels=labels)
         memory = GaugeMetricFamily(
             "paramsync_worker_resident_bytes", "Memory of the worker, shared pages included.", labels=labels
         )
-        restarts = CounterMetricFamily(
-            "paramsync_worker_restarts", "Times that the worker ended and was replaced.", labels=labels
+        private = GaugeMetricFamily(
+            "paramsync_worker_private_memory_bytes", "Memory of the worker that is in no file.", labels=labels
         )
-        for number, count in enumerate(workers.restarts):
-            up.add_metric([str(number)], number in workers.pids)
-            restarts.add_metric([str(number)], count)
-        for number, pid in workers.pids.items():
-            memory.add_metric([str(number)], resident_bytes(pid))
-        yield from (up, memory, restarts)
+        restarts = CounterMetricFamily(
+            "paramsync_worker_restarts",
+            "Times that the worker ended by itself, and another was started.",
+            labels=labels,
+        )
+        for number in dict.fromkeys(worker.number for worker in workers):  # while it is replaced there are two of one
+            these = [worker for worker in workers if worker.number == number]
+            taken = [memory_of(worker.pid) for worker in these if worker.pid is not None]
+            label = [str(number)]
+            up.add_metric(label, any(worker.state is WorkerState.ANSWERING for worker in these))
+            restarts.add_metric(label, max(worker.restarts for worker in these))
+            if taken:
+                memory.add_metric(label, sum(one.resident for one in taken))
+                private.add_metric(label, sum(one.private for one in taken))
+        yield from (up, memory, private, restarts)
         yield GaugeMetricFamily(
-            "paramsync_workers_failing", "1 while a worker ends again and again.", value=bool(workers.trouble)
+            "paramsync_workers_failing",
+            "1 while a worker ends again and again.",
+            value=bool(self._metrics.trouble()),
         )
 
 

@@ -20,6 +20,7 @@ from ..processes import shared_words
 from ..processes.channel import ClosedError, Handler
 from ..processes.messages import Joining, ModelMessage
 from ..processes.shared_words import SharedWords
+from ..serving.worker_status import WorkerState, WorkerStatus
 from ..settings.settings import ConnectionSettings
 from .child import ChildProcess, exit_text
 from .crashes import QUICK_SECONDS, Crashes, CrashLoops
@@ -41,8 +42,12 @@ class Worker(ChildProcess):
     """A process that answers."""
 
     number: int
-    listens = False
-    """Whether it has come so far; until then its start has a deadline of its own."""
+    state = WorkerState.STARTING
+    """Until it answers its start has a deadline of its own."""
+    since = 0.0
+
+    def become(self, state: WorkerState) -> None:
+        self.state, self.since = state, time.time()
 
     def end(self, why: str) -> None:
         _log.error("worker %d is ended: %s", self.number, why)
@@ -81,14 +86,15 @@ class Fleet:
         self._closes_template = template is None
         self._lock = threading.RLock()  # of what follows, and of the order in which workers are told
         self._workers: list[Worker] = []
+        self._starting: set[Worker] = set()  # and are told nothing yet
+        self._without_since = [time.time()] * count  # when each number came to be without a worker
         self._versions: WeakValueDictionary[int, SharedVersion] = WeakValueDictionary()  # that workers have
         self._keys = itertools.count(1)
         self._ended = threading.Event()
         self._crashes = Crashes()
         self._loops = CrashLoops()
         self._hung: WeakSet[Worker] = WeakSet()
-        self.restarts = [0] * count
-        """How many successors each worker has had."""
+        self._restarts = [0] * count
         self.on_trouble: Callable[[], object] = lambda: None
         """Called when `trouble` may be another."""
         self.on_crashing: Callable[[int, str], object] = lambda key, reason: None
@@ -125,7 +131,7 @@ class Fleet:
                 lived, how, explained = self._lived(number, worker)
             if self._ended.is_set():
                 return
-            self.restarts[number] += 1
+            self._restarts[number] += 1
             with self._lock:
                 times = 0 if explained else self._loops.ended(number, lived, how)
                 if explained:
@@ -165,6 +171,9 @@ class Fleet:
         arguments = (number, *self._arguments)
         worker = Worker(self.template, "worker", *arguments, descriptors=[self._words_file], handlers=self._handlers)
         worker.number = number
+        worker.become(WorkerState.STARTING)
+        with self._lock:
+            self._starting.add(worker)
         try:
             known: set[int] = set()
             while self._catch_up(worker, known):  # the others go on to what comes meanwhile
@@ -173,8 +182,9 @@ class Fleet:
                 self._catch_up(worker, known)
                 worker.channel.ask("show", self._word[0], self._shown[0]).result(_SHOW_SECONDS)
                 self._workers.append(worker)
+                self._starting.discard(worker)
             worker.channel.ask("start").result(0 if self._ended.is_set() else _START_SECONDS)
-            worker.listens = True
+            worker.become(WorkerState.ANSWERING)
         except BaseException:
             self._remove(worker)
             worker.end("it does not start")
@@ -197,8 +207,10 @@ class Fleet:
 
     def _remove(self, worker: Worker) -> None:
         with self._lock:
+            self._starting.discard(worker)
             if worker in self._workers:
                 self._workers.remove(worker)
+            self._without_since[worker.number] = time.time()
 
     @property
     def trouble(self) -> str:
@@ -206,10 +218,20 @@ class Fleet:
         with self._lock:
             return self._loops.trouble
 
-    @property
-    def pids(self) -> dict[int, int]:
-        """The processes that answer, by the numbers of the workers."""
-        return {worker.number: worker.pid for worker in list(self._workers)}
+    def statuses(self) -> list[WorkerStatus]:
+        """Of every worker there is, and of each number that is without one, in the order of their numbers."""
+        workers = [*self._workers, *self._starting.copy()]
+        there = [
+            WorkerStatus(worker.number, worker.state, worker.since, worker.pid, self._restarts[worker.number])
+            for worker in workers
+        ]
+        numbers = {status.number for status in there}
+        without = [
+            WorkerStatus(number, WorkerState.ENDED, self._without_since[number], None, self._restarts[number])
+            for number in range(self._count)
+            if number not in numbers
+        ]
+        return sorted([*there, *without], key=lambda status: status.number)
 
     # What they answer from --------------------------------------------------------------------------------------------
 
@@ -299,7 +321,11 @@ class Fleet:
         if not self._lock.acquire(blocking=False):
             return
         try:
-            waiting = [(worker, worker.channel.ask("alive")) for worker in self._workers if worker.listens]
+            waiting = [
+                (worker, worker.channel.ask("alive"))
+                for worker in self._workers
+                if worker.state is WorkerState.ANSWERING
+            ]
             end = time.monotonic() + _ALIVE_SECONDS
             for worker, answer in waiting:
                 try:

@@ -28,7 +28,7 @@ from ..protocols.sync.service import SyncService
 from ..protocols.tfs.config_file import ConfigFile
 from ..protocols.tfs.reload import Configuring
 from ..serving.allowed import Allowed
-from ..serving.metrics import Metrics, Statistics, WorkerFacts
+from ..serving.metrics import Metrics, Statistics
 from ..serving.registry import Registry
 from ..settings.settings import AnySettings, Ports, Settings, TfServing, ports
 from ..transport.drain import QUIET_SECONDS
@@ -78,13 +78,18 @@ class Server:
         self._allowed = Allowed(settings.reload_roots, host=settings.host)
         self._following_file: asyncio.Future[None] | None = None
         self._metrics = Metrics(self.models, as_tf_serving=tf_serving.metrics_path is not None)
-        self._metrics.workers = lambda: WorkerFacts(self._fleet.pids, self._fleet.restarts, self._fleet.trouble)
+        self._metrics.workers = self._fleet.statuses
+        self._metrics.trouble = lambda: self._fleet.trouble
         self._summing = threading.Lock()
         self._draining = asyncio.Event()
         self._health = Health(self.models, [sync_pb2.DESCRIPTOR.services_by_name["Sync"].full_name])
         budget = MemoryBudget(SHARES * settings.message_bytes)
         self._control = GrpcPort(
-            {sync_pb2.DESCRIPTOR.services_by_name["Sync"]: SyncService(self.models, self._draining, self._tell)},
+            {
+                sync_pb2.DESCRIPTOR.services_by_name["Sync"]: SyncService(
+                    self.models, self._draining, self._tell, self._fleet.statuses
+                )
+            },
             self._health,
             budget,
             self._draining,

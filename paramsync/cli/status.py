@@ -29,7 +29,8 @@ Answer = TypeVar("Answer")
 def run(arguments: Namespace) -> bool:
     with Trainer(arguments.trainer) as trainer, Inferencer(arguments.inferencer) as inferencer:
         publisher, no_trainer = _ask(trainer.status)
-        models, no_inferencer = _ask(lambda: inferencer.status(arguments.model))
+        served, no_inferencer = _ask(lambda: inferencer.report(arguments.model))
+    models = None if served is None else served.models
     if arguments.json:
         report = {
             "trainer": _answer(arguments.trainer, no_trainer, status=publisher and plain(publisher)),
@@ -37,6 +38,7 @@ def run(arguments: Namespace) -> bool:
                 arguments.inferencer,
                 no_inferencer,
                 models=None if models is None else [plain(model) for model in models],
+                workers=None if served is None else [plain(worker) for worker in served.workers],
             ),
         }
         sys.stdout.write(to_json(report))
@@ -46,6 +48,8 @@ def run(arguments: Namespace) -> bool:
             screen.print(_trainer(publisher, now))
         if models is not None:
             screen.print(_models(models, now) if models else "no model is served")
+        if served is not None and served.workers:
+            screen.print(Text(line(_workers(served.workers))))
         screen.file.flush()
         for missing in filter(None, (no_trainer, no_inferencer)):
             complain(f"paramsync status: {line(missing)}")
@@ -71,7 +75,18 @@ def _trainer(status: pb.PublisherStatus, now: float) -> RenderableType:
     return _Facts((facts,), notes=notes)
 
 
-def _models(models: tuple[pb.ModelStatus, ...], now: float) -> RenderableType:
+def _workers(workers: Sequence[pb.WorkerStatus]) -> str:
+    answering = [worker for worker in workers if worker.state == pb.WorkerStatus.ANSWERING]
+    private = sum(worker.private_bytes for worker in workers)
+    return f"workers: {len(answering)} answer, {private / 1e6:.0f} MB of their own, {_restarts(workers)}"
+
+
+def _restarts(workers: Sequence[pb.WorkerStatus]) -> str:
+    count = sum({worker.number: worker.restarts for worker in workers}.values())
+    return "1 restart" if count == 1 else f"{count} restarts"
+
+
+def _models(models: Sequence[pb.ModelStatus], now: float) -> RenderableType:
     notes = [note for model in models for note in _notes(model, now)]
     return _Facts([_model(model) for model in models], sentences=list(filter(None, map(_ages, models))), notes=notes)
 

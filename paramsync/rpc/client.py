@@ -145,8 +145,11 @@ class Inferencer(_Client):
 
     def status(self, model: str = "") -> tuple[pb.ModelStatus, ...]:
         """The status of a model, or of all models where none is named."""
-        answer = self._ask("/paramsync.v1.Sync/GetStatus", pb.GetStatusRequest(model=model), pb.GetStatusResponse)
-        return tuple(answer.models)
+        return tuple(self.report(model).models)
+
+    def report(self, model: str = "") -> pb.GetStatusResponse:
+        """The same, and the status of the server's workers."""
+        return self._ask("/paramsync.v1.Sync/GetStatus", pb.GetStatusRequest(model=model), pb.GetStatusResponse)
 
     def sync(
         self,

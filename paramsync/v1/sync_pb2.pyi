@@ -49,10 +49,42 @@ class GetStatusRequest(_message.Message):
     def __init__(self, model: _Optional[str] = ...) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("models",)
+    __slots__ = ("models", "workers")
     MODELS_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
     models: _containers.RepeatedCompositeFieldContainer[ModelStatus]
-    def __init__(self, models: _Optional[_Iterable[_Union[ModelStatus, _Mapping]]] = ...) -> None: ...
+    workers: _containers.RepeatedCompositeFieldContainer[WorkerStatus]
+    def __init__(self, models: _Optional[_Iterable[_Union[ModelStatus, _Mapping]]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ...) -> None: ...
+
+class WorkerStatus(_message.Message):
+    __slots__ = ("number", "state", "since", "pid", "resident_bytes", "private_bytes", "restarts")
+    class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        STATE_UNSPECIFIED: _ClassVar[WorkerStatus.State]
+        STARTING: _ClassVar[WorkerStatus.State]
+        ANSWERING: _ClassVar[WorkerStatus.State]
+        LEAVING: _ClassVar[WorkerStatus.State]
+        ENDED: _ClassVar[WorkerStatus.State]
+    STATE_UNSPECIFIED: WorkerStatus.State
+    STARTING: WorkerStatus.State
+    ANSWERING: WorkerStatus.State
+    LEAVING: WorkerStatus.State
+    ENDED: WorkerStatus.State
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    RESIDENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PRIVATE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RESTARTS_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    state: WorkerStatus.State
+    since: float
+    pid: int
+    resident_bytes: int
+    private_bytes: int
+    restarts: int
+    def __init__(self, number: _Optional[int] = ..., state: _Optional[_Union[WorkerStatus.State, str]] = ..., since: _Optional[float] = ..., pid: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., private_bytes: _Optional[int] = ..., restarts: _Optional[int] = ...) -> None: ...
 
 class ModelStatus(_message.Message):
     __slots__ = ("model", "store", "state", "published", "serving", "resident", "quarantined", "lag_seconds", "lag_steps", "pinned", "last_error", "swaps", "restore_seconds", "labels", "restores", "quarantines", "parts", "waiting_for", "serving_age_seconds", "since_publication_seconds", "not_served")

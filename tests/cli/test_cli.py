@@ -136,6 +136,8 @@ def test_status_as_json_is_one_object_with_every_field(
     (model,) = found["inferencer"]["models"]
     assert (model["state"], model["serving"]["number"], model["resident"]) == ("serving", 420, [419, 420])
     assert (model["lag_seconds"], model["pinned"]) == (12.0, None)
+    workers = [(one["number"], one["state"], one["pid"], one["restarts"]) for one in found["inferencer"]["workers"]]
+    assert workers == [(0, "answering", 41, 0), (1, "ended", 0, 3)]
 
 
 def test_status_without_the_trainer_shows_the_inferencer(

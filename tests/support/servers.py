@@ -30,6 +30,10 @@ TRAINING = pb.PublisherStatus(
     state=pb.PublisherStatus.TRAINING, device="CPU", step=7, steps_per_epoch=100, steps_per_second=412.0,
     published=pb.Version(number=6, step=6, committed_at=1000.0), publishes=3,
 )  # fmt: skip
+WORKERS = [
+    pb.WorkerStatus(number=0, state=pb.WorkerStatus.ANSWERING, since=998.0, pid=41, private_bytes=30_000_000),
+    pb.WorkerStatus(number=1, state=pb.WorkerStatus.ENDED, since=999.0, restarts=3),
+]
 NEVER, CORRUPT, ENDS_EARLY = 1, 2, 3  # versions that a sync does not reach, each in its way
 
 _FLOAT32 = 1
@@ -44,7 +48,7 @@ class Sync(sync_pb2_grpc.SyncServicer):
 
     def GetStatus(self, request: pb.GetStatusRequest, context: grpc.ServicerContext) -> pb.GetStatusResponse:
         _check(request.model, context)
-        return pb.GetStatusResponse(models=[self._status])
+        return pb.GetStatusResponse(models=[self._status], workers=WORKERS)
 
     def Sync(self, request: pb.SyncRequest, context: grpc.ServicerContext) -> Iterator[pb.SyncProgress]:
         _check(request.model, context)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from paramsync.following.status import Event, EventKind, State, Status
+from paramsync.host.processes import Memory, memory_of
 from paramsync.rpc.server import of_version
 from paramsync.v1 import sync_pb2 as pb
+
+from ...serving.worker_status import WorkerState, WorkerStatus
 
 _STATES = {
     State.WAITING: pb.ModelStatus.WAITING,
@@ -16,6 +19,13 @@ _KINDS = {
     EventKind.RESTORED: pb.Event.RESTORED,
     EventKind.SWAPPED: pb.Event.SWAPPED,
     EventKind.QUARANTINED: pb.Event.QUARANTINED,
+}
+
+_WORKER_STATES = {
+    WorkerState.STARTING: pb.WorkerStatus.STARTING,
+    WorkerState.ANSWERING: pb.WorkerStatus.ANSWERING,
+    WorkerState.LEAVING: pb.WorkerStatus.LEAVING,
+    WorkerState.ENDED: pb.WorkerStatus.ENDED,
 }
 
 _PHASES = {
@@ -51,6 +61,19 @@ def of_status(status: Status) -> pb.ModelStatus:
         serving_age_seconds=status.serving_age_seconds,
         since_publication_seconds=status.since_publication_seconds,
         parts=[pb.Part(model=model, version=of_version(version)) for model, version in status.parts],
+    )
+
+
+def of_worker(status: WorkerStatus) -> pb.WorkerStatus:
+    memory = Memory(0, 0) if status.pid is None else memory_of(status.pid)
+    return pb.WorkerStatus(
+        number=status.number,
+        state=_WORKER_STATES[status.state],
+        since=status.since,
+        pid=status.pid,
+        resident_bytes=memory.resident,
+        private_bytes=memory.private,
+        restarts=status.restarts,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 from paramsync.errors import InputError, SyncError
@@ -15,7 +15,8 @@ from paramsync.v1 import sync_pb2 as pb
 
 from ...serving.feed import Feed
 from ...serving.registry import Registry
-from .messages import of_event, of_progress, of_status
+from ...serving.worker_status import WorkerStatus
+from .messages import of_event, of_progress, of_status, of_worker
 from .trainer_client import publish
 
 _MARGIN = 0.1  # seconds before the caller's deadline in which to say why it will not be met
@@ -29,15 +30,22 @@ class SyncService:
     """Lives on one event loop, and never blocks it: followers answer through futures."""
 
     def __init__(
-        self, models: Registry, draining: asyncio.Event, told: Callable[[], Awaitable[None]] = _nobody
+        self,
+        models: Registry,
+        draining: asyncio.Event,
+        told: Callable[[], Awaitable[None]] = _nobody,
+        workers: Callable[[], Sequence[WorkerStatus]] = tuple,
     ) -> None:
         """An answer comes once all are `told` what followers report, who are asked elsewhere too."""
         self._models = models
         self._draining = draining
         self._told = told
+        self._workers = workers
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Any) -> pb.GetStatusResponse:
-        return pb.GetStatusResponse(models=[of_status(model.status()) for model in self._models.some(request.model)])
+        models = [of_status(model.status()) for model in self._models.some(request.model)]
+        workers = await asyncio.to_thread(lambda: [of_worker(worker) for worker in self._workers()])
+        return pb.GetStatusResponse(models=models, workers=workers)
 
     async def Sync(self, request: pb.SyncRequest, context: Any) -> AsyncIterator[pb.SyncProgress]:
         follower = self._models.follower(request.model)

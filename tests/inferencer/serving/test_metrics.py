@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from inferencer.serving.metrics import APART, Metrics, WorkerFacts
+from inferencer.serving.metrics import APART, Metrics
+from inferencer.serving.worker_status import WorkerState, WorkerStatus
 from paramsync.kserve import open_inference_pb2 as kserve_pb2
 from tests.support.kserve import method
 from tests.support.programs import ROOT, eventually
@@ -205,7 +206,7 @@ def test_requests_by_every_protocol_are_counted_in_what_the_server_shows(served:
 def test_docs_list_every_metric(metrics: Metrics, answered: Callable[..., None]) -> None:
     answered()
     metrics.called(model="m", signature="serving_default", version="7", requests=1, rows=1, seconds=0.1)
-    metrics.workers = lambda: WorkerFacts({0: os.getpid()}, [3], "")
+    metrics.workers = lambda: [WorkerStatus(0, WorkerState.ANSWERING, 1.0, os.getpid(), 3)]
     text = (ROOT / "docs" / "reference.md").read_text().partition("## Metrics of an inferencer")[2]
     text = text.partition("\n## ")[0]
     listed = set(re.findall(r"^\| `(paramsync_\w+)", text, re.MULTILINE))

@@ -13,6 +13,7 @@ import pytest
 
 from inferencer.supervisor import crashes
 from paramsync.following.status import State, Status
+from paramsync.v1 import sync_pb2 as pb
 from tests.support.hostile_graphs import KillingLater
 from tests.support.programs import PATIENCE, eventually
 from tests.support.published import Publisher, Witness, proven
@@ -55,10 +56,15 @@ def answered(running: Running) -> int:
 
 
 def end_worker(running: Running, number: int) -> None:
-    fleet = running.server._fleet
-    pid = eventually(lambda: fleet.pids.get(number), lambda: f"worker {number} to be there")
+    pid = eventually(lambda: worker(running, number).pid, lambda: f"worker {number} to be there")
     os.kill(pid, signal.SIGKILL)
-    eventually(lambda: fleet.pids.get(number) != pid, lambda: "its end to be seen")
+    eventually(lambda: worker(running, number).pid != pid, lambda: "its end to be seen")
+
+
+def worker(running: Running, number: int) -> pb.WorkerStatus:
+    found: list[pb.WorkerStatus] = list(running.sync.GetStatus(pb.GetStatusRequest(), timeout=LONG).workers)
+    assert [one.number for one in found] == [0, 1]
+    return found[number]
 
 
 def healths(running: Running) -> list[int]:
@@ -122,6 +128,11 @@ def test_workers_that_end_again_and_again_are_reported_and_fail_health_until_the
     eventually(lambda: text in (status(running).last_error or ""), lambda: f"that to be told: {status(running)}")
     eventually(lambda: healths(running) == [NOT_SERVING] * 2, lambda: "health to fail on both ports")
     assert running.health("m") == SERVING  # it does, by what is left
+    assert (worker(running, 0).restarts, worker(running, 1).restarts) == (crashes.LOOP, 0)
+    eventually(lambda: worker(running, 0).state == pb.WorkerStatus.ANSWERING, lambda: "another one to answer")
+    now, before = worker(running, 0), worker(running, 1)
+    assert before.since < now.since <= time.time()
+    assert 0 < now.private_bytes < now.resident_bytes == pytest.approx(before.resident_bytes, rel=0.5)
     assert 'paramsync_worker_restarts_total{worker="0"} 3.0' in running.server._text().decode()
     assert "paramsync_workers_failing 1.0" in running.server._text().decode()
     eventually(lambda: status(running).last_error is None, lambda: f"that to be over: {status(running)}")
