@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -160,6 +160,28 @@ class Bundle:
         each(look, places.values())
         return wrong
 
+    def portions(self, name: str, elements: int) -> Iterator[Array]:
+        """The values of a tensor as they are now, flat, at most so many at a time; strings all at once. Keeps nothing.
+
+        Its checksum is checked as the last portion is taken. The parts of a partitioned variable come one after the
+        other. Raises CorruptCheckpointError, UnreadableError.
+        """
+        for piece in self.entries[name].pieces:
+            dtype = self._numpy_dtype(name, piece)
+            shard = self._shards[piece.shard]
+            if piece.dtype == dtypes.STRING:
+                content = self._objects(name, piece)
+                strings, checksum = index.decode_strings(content, piece.shape, path=shard.path, name=name)
+                yield strings.reshape(-1)
+            else:
+                checksum, step = 0, elements * dtype.itemsize
+                for start in range(0, piece.size, step):
+                    chunk = shard.read(piece.offset + start, min(step, piece.size - start))
+                    checksum = crc32c(chunk, checksum)
+                    yield np.frombuffer(chunk, dtype)
+            if error := self._mismatch(name, piece, checksum):
+                raise error
+
     @property
     def seal(self) -> str:
         """The seal of its data files as they were when they were opened."""
@@ -257,10 +279,7 @@ class Bundle:
         """The checksum of the bytes in the file, not masked. They are read in chunks, of which none is kept."""
         shard = self._shards[piece.shard]
         if piece.dtype in (dtypes.STRING, dtypes.VARIANT):
-            if piece.size > _OBJECTS:
-                expected = f"at most {_OBJECTS} bytes of {dtypes.name(piece.dtype)} in {files.shown(name)}"
-                raise CorruptCheckpointError(shard.path, expected=expected, found=piece.size)
-            checksum = self._checksum_of_objects(name, piece, shard.read(piece.offset, piece.size))
+            checksum = self._checksum_of_objects(name, piece, self._objects(name, piece))
             advance(piece.size)
             return checksum
         self._numpy_dtype(name, piece)
@@ -270,6 +289,14 @@ class Bundle:
             checksum = crc32c(chunk, checksum)
             advance(len(chunk))
         return checksum
+
+    def _objects(self, name: str, piece: Entry) -> memoryview:
+        """The bytes of strings or variants as they are now, which have to be known together."""
+        shard = self._shards[piece.shard]
+        if piece.size > _OBJECTS:
+            expected = f"at most {_OBJECTS} bytes of {dtypes.name(piece.dtype)} in {files.shown(name)}"
+            raise CorruptCheckpointError(shard.path, expected=expected, found=piece.size)
+        return shard.read(piece.offset, piece.size)
 
     def _mismatch(self, name: str, piece: Entry, checksum: int) -> CorruptCheckpointError | None:
         if (stored := mask(checksum)) == piece.crc32c:

@@ -24,6 +24,7 @@ examples:
   paramsync rollback digits             serve the version before, and stay there
   paramsync predict digits --input image=@held_out.npz:x --rows 3
   paramsync versions /dev/shm/digits    what is in a store, and who uses it
+  paramsync diff /dev/shm/digits        what the newest version changed, and by how much
   paramsync verify /dev/shm/digits      whether it is what was published
   paramsync graph show /dev/shm/digits  what its graph takes and gives, and is made of
   paramsync train --store /dev/shm/digits --job MODULE:FUNCTION
@@ -152,8 +153,13 @@ def _add_looking(commands: _Commands[argparse.ArgumentParser]) -> None:
         commands, "versions", "versions", "list what is in a store: sizes, what is shared, who holds it"
     )
     verify = _command(commands, "verify", "verify", "compute every checksum of a version in a store again")
-    for command in (versions, verify):
+    diff = _command(commands, "diff", "diff", "show which parameters differ between two versions, and by how much")
+    for command in (versions, verify, diff):
         command.add_argument("store", metavar="STORE", help="the directory that is published to")
+    diff.add_argument("old", nargs="?", type=_number, metavar="V1", help="in place of the version before V2")
+    diff.add_argument("new", nargs="?", type=_number, metavar="V2", help="in place of the newest")
+    text = "show only the N parameters that changed most"
+    diff.add_argument("--top", type=_number, metavar="N", help=text)
     which = verify.add_mutually_exclusive_group()
     which.add_argument("version", nargs="?", type=_number, metavar="VERSION", help="in place of the newest")
     which.add_argument("--all", action="store_true", help="every version that is there")
@@ -174,7 +180,7 @@ def _add_looking(commands: _Commands[argparse.ArgumentParser]) -> None:
     publish = _command(actions, "publish", "graph", summary, epilog=build)
     publish.add_argument("target", metavar="MODULE:BUILD", help="such as models.digits:build")
     publish.add_argument("store", metavar="STORE", help="the directory that will be published to; made if need be")
-    for command in (versions, verify, show, tensorboard, publish):
+    for command in (versions, verify, diff, show, tensorboard, publish):
         _add_json(command)
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from google.protobuf.message import Message
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
 WIDE = 68  # columns; with fewer, what is made to be side by side is below each other
 
+_MANY = 512 << 20  # bytes that take long enough to say how far it is
 NOTHING = "–"  # noqa: RUF001, stands where there is no value
 
 
@@ -41,6 +43,18 @@ def table(*columns: str, right: Collection[str] = (), whole: Collection[str] = (
 def redraws(screen: Console) -> bool:
     """Whether a person watches who can be shown something that changes in place."""
     return screen.is_terminal and not screen.is_dumb_terminal
+
+
+@contextmanager
+def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A bar for bytes that take time, where a person is watching; gone when it is done."""
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    people = console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, console=people, transient=True, disable=not redraws(people) or total < _MANY) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda done: bar.advance(task, done)
 
 
 def duration(seconds: float) -> str:

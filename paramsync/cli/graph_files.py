@@ -17,6 +17,7 @@ from paramsync.tensorbundle import index
 from paramsync.tensorbundle.index import OBJECT_GRAPH
 from paramsync.v1 import graph_def_pb2 as pb
 from paramsync.v1 import graph_pb2
+from paramsync.version import Version
 
 SAVED_MODEL = "saved_model.pb"
 
@@ -82,6 +83,17 @@ def shown_names(names: Iterable[tuple[str, str | None]]) -> dict[str, str]:
 def variables(content: bytes, what: str) -> dict[str, str | None]:
     """What the framework calls the variable of each parameter of a graph file. Raises GraphError."""
     return {each.name: each.variable for each in _parameters(parse(pb.GraphFile, content, what), what)}
+
+
+def variables_of(store: Store, version: Version) -> dict[str, str | None]:
+    """The same of a version's graph; nothing where there is none, or where it cannot be read."""
+    if not version.graph:
+        return {}
+    path = store.graph_file(version.graph)
+    try:
+        return variables(files.content(path, limit=files.MAX_MESSAGE), str(path))
+    except (OSError, CorruptCheckpointError, GraphError):
+        return {}
 
 
 def parameter(spec: Spec, variable: str | None = None) -> Parameter:

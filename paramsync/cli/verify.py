@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from google.protobuf.unknown_fields import UnknownFieldSet  # type: ignore[import-not-found]  # it has no types
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 from rich.table import Table
 from rich.text import Text
 
 from paramsync import dtypes
 from paramsync.cli import formatting, graph_files
-from paramsync.cli.formatting import console, redraws, size, to_json
+from paramsync.cli.formatting import console, progress, size, to_json
 from paramsync.cli.outline import parse
 from paramsync.cli.versions import look
 from paramsync.errors import CorruptCheckpointError, GraphError, StoreError, UnknownVersionError, UnreadableError
@@ -26,8 +25,6 @@ from paramsync.store.store import Store, is_sealed, number_of, read_record
 from paramsync.tensorbundle.index import Entry, index_file
 from paramsync.v1 import graph_def_pb2, graph_pb2
 from paramsync.version import Version
-
-_MANY = 512 << 20  # bytes that take long enough to say how far it is
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,9 +114,9 @@ def _verify(store: Store, version: Version) -> Verdict:
         problems.append(str(error))
     else:
         total = sum(entry.size for entry in bundle.entries.values())
-        with _progress(f"version {version.number}", total) as advance:
+        with progress(f"version {version.number}", total) as advance:
             wrong = bundle.faults(advance)
-        variables = _variables(store, version)
+        variables = graph_files.variables_of(store, version)
         findings = [
             _finding(name, bundle.entries[name], wrong.get(name), variables.get(name))
             for name in sorted(bundle.entries)
@@ -148,17 +145,6 @@ def _graph_problem(path: Path, digest: str) -> str | None:
     return None
 
 
-def _variables(store: Store, version: Version) -> dict[str, str | None]:
-    """What the framework calls the variables, by parameter; nothing where the graph cannot be read, which is told."""
-    if not version.graph:
-        return {}
-    path = store.graph_file(version.graph)
-    try:
-        return graph_files.variables(files.content(path, limit=files.MAX_MESSAGE), str(path))
-    except (OSError, CorruptCheckpointError, GraphError):
-        return {}
-
-
 def _finding(name: str, entry: Entry, problem: Exception | None, variable: str | None) -> Finding:
     return Finding(
         name=name,
@@ -169,16 +155,6 @@ def _finding(name: str, entry: Entry, problem: Exception | None, variable: str |
         size=entry.size,
         problem=str(problem) if problem else None,
     )
-
-
-@contextmanager
-def _progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A bar for what takes time, where a person is watching; gone when it is done."""
-    people = console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, console=people, transient=True, disable=not redraws(people) or total < _MANY) as bar:
-        task = bar.add_task(what, total=total)
-        yield lambda done: bar.advance(task, done)
 
 
 def _show(screen: Console, verdict: Verdict) -> None:
