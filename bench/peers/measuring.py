@@ -55,7 +55,8 @@ def run(settings: Settings, folder: Path) -> dict[str, Any]:
         for name in order.sample(names, len(names)):
             if name not in absent:
                 with _absent_where_it_fails(name, absent):
-                    seen["updates"].setdefault(name, []).append(bench.updates(SYSTEMS[name]))
+                    update = bench.updates(SYSTEMS[name])
+                    seen["updates"].setdefault(name, []).append(update)
     seen["absent"] = _missing(seen, absent)
     piece = {"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "systems": names, "runs": settings.runs}
     seen["pieces"].append(piece | {"seconds": settings.seconds, "load_average": conditions.load()})

@@ -134,8 +134,8 @@ def bars(theme: Theme, figures: Mapping[str, str | Mapping[str, Mapping[str, flo
 def peers(systems: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """The plots of what `bench peers` measured, as `bars` takes them."""
 
-    def panel(value: Callable[[Mapping[str, Any]], float]) -> dict[str, float]:
-        return {system["title"]: rounded(value(system)) for system in systems.values()}
+    def panel(value: Callable[[Mapping[str, Any]], float], part: str = "cases") -> dict[str, float]:
+        return {system["title"]: rounded(value(system)) for system in systems.values() if system[part]}
 
     return {
         "peers": {
@@ -149,9 +149,9 @@ def peers(systems: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         "peers-updates": {
             "title": "268 MB, updated once a second, each at the same share of its capacity",
             "panels": {
-                "left alone: p99, ms": panel(lambda system: system["update"]["quiet"]["p99_ms"]),
-                "updated: p99, ms": panel(lambda system: system["update"]["update"]["p99_ms"]),
-                "quotient": panel(lambda system: system["update"]["p99_over_quiet"]),
+                "left alone: p99, ms": panel(lambda system: system["update"]["quiet"]["p99_ms"], "update"),
+                "updated: p99, ms": panel(lambda system: system["update"]["update"]["p99_ms"], "update"),
+                "quotient": panel(lambda system: system["update"]["p99_over_quiet"], "update"),
             },
         },
     }
