@@ -79,6 +79,10 @@ class NotAllowedError(RequestError):
     """A request that callers may not make here. The text names the option that allows it."""
 
 
+class UnauthenticatedError(NotAllowedError):
+    """A call that needs a credential, which did not come with it or is not known here."""
+
+
 class StoppedError(RequestError):
     """A request to publish that came after training had stopped."""
 

@@ -14,8 +14,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST as CONTENT_TYPE
 from prometheus_client.metrics_core import Metric
 
+from paramsync.errors import NotAllowedError
 from paramsync.program.prometheus import Page
 from paramsync.rpc import addresses
+from paramsync.rpc.access import Access, Caller, Effect, bearer
 
 if TYPE_CHECKING:
     from paramsync.publishing.control_port import Training
@@ -70,8 +72,11 @@ _MOST = 8  # callers at a time; the next is hung up on
 class MetricsPort:
     """Answers from the moment it is made, on a thread of its own."""
 
-    def __init__(self, host: str, port: int, text: Callable[[], bytes]) -> None:
-        """Port 0 is any free one. Raises SettingsError for an address that cannot be had."""
+    def __init__(self, host: str, port: int, text: Callable[[], bytes], *, access: Access | None = None) -> None:
+        """`access` says who may ask; None: everybody. Port 0 is any free one.
+
+        Raises SettingsError for an address that cannot be had.
+        """
         addresses.check_port(host, port, "--metrics-port")
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         try:
@@ -80,6 +85,7 @@ class MetricsPort:
             raise addresses.refused(host, port, "--metrics-port") from error
         self.address = addresses.address(host, listener.getsockname()[1])
         self._text = text
+        self._access = access
         self._callers = 0
         self._closed: Future[None] = Future()
         serve = self._serve(listener)
@@ -101,7 +107,7 @@ class MetricsPort:
         self._callers += 1
         try:
             if self._callers <= _MOST:
-                writer.write(self._answer(await _request_line(reader)))
+                writer.write(self._answer(*await _request(reader), str(writer.get_extra_info("peername"))))
                 await asyncio.wait_for(writer.drain(), _SECONDS)
         except (OSError, asyncio.TimeoutError):
             pass  # a caller that leaves is no error of ours
@@ -109,7 +115,7 @@ class MetricsPort:
             self._callers -= 1
             writer.close()
 
-    def _answer(self, request: list[str]) -> bytes:
+    def _answer(self, request: list[str], authorization: str, peer: str) -> bytes:
         if len(request) != 3:
             return _response("400 Bad Request", b"expected GET /metrics\n")
         method, path, _ = request
@@ -117,18 +123,27 @@ class MetricsPort:
             return _response("404 Not Found", b"expected /metrics\n")
         if method != "GET":
             return _response("405 Method Not Allowed", b"expected GET\n")
+        if self._access is not None and self._access.looks_at(Effect.READS):
+            try:
+                self._access.check_read("GET /metrics", Caller(peer, bearer(authorization)))
+            except NotAllowedError as error:
+                return _response("401 Unauthorized", f"{error}\n".encode(), more="WWW-Authenticate: Bearer\r\n")
         return _response("200 OK", self._text(), CONTENT_TYPE)
 
 
-async def _request_line(reader: asyncio.StreamReader) -> list[str]:
-    """The words of the request's first line, once its head has come; none where it does not come, or is no HTTP."""
+async def _request(reader: asyncio.StreamReader) -> tuple[list[str], str]:
+    """The words of the request's first line, none where it does not come or is no HTTP, and what it shows."""
     try:
         head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), _SECONDS)
     except (asyncio.TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-        return []
-    return head.partition(b"\n")[0].decode(errors="replace").split()
+        return [], ""
+    first, *headers = head.decode(errors="replace").split("\r\n")
+    fields = (header.partition(":") for header in headers)
+    shown = next((value.strip() for name, _, value in fields if name.lower() == "authorization"), "")
+    return first.split(), shown
 
 
-def _response(status: str, body: bytes, kind: str = "text/plain; charset=utf-8") -> bytes:
-    head = f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+def _response(status: str, body: bytes, kind: str = "text/plain; charset=utf-8", *, more: str = "") -> bytes:
+    length = f"Content-Length: {len(body)}\r\n"
+    head = f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\n{length}Connection: close\r\n{more}\r\n"
     return head.encode() + body

@@ -23,6 +23,7 @@ from paramsync.publishing.job import Job, JobSettings
 from paramsync.publishing.metrics import Meter
 from paramsync.publishing.publisher import Publisher
 from paramsync.publishing.write_behind import device_name
+from paramsync.rpc.access import Access
 from paramsync.store.commit import StoreWriter
 from paramsync.version import Version
 
@@ -59,11 +60,12 @@ def run(settings: Settings, *, stop: Stop) -> None:
         enter = stack.enter_context
         store = enter(StoreWriter(settings.store, keep=settings.keep, durable=settings.durable))
         states = enter(StoreWriter(settings.state, keep=STATES, durable=settings.durable))
-        control = enter(closing(ControlPort(settings.host, settings.control_port, store=settings.store)))
+        access = Access(host=settings.host, tokens=settings.tokens, reads=settings.auth_reads)
+        control = enter(closing(ControlPort(settings.host, settings.control_port, store=settings.store, access=access)))
         metrics = None
         if settings.metrics_port is not None:
             exposition = TrainerMetrics(lambda: control.training)
-            metrics = enter(closing(MetricsPort(settings.host, settings.metrics_port, exposition.text)))
+            metrics = enter(closing(MetricsPort(settings.host, settings.metrics_port, exposition.text, access=access)))
         given = JobSettings(seed=settings.seed, data=settings.data, held_out=settings.held_out)
         with stderr_filter.left_out():
             job = job_source.make(settings.job, function, given)

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from paramsync.errors import SettingsError
-from paramsync.program.flags import Parser, check_text, seconds, whole
+from paramsync.program.flags import TOKEN_FILE_HELP, Parser, check_text, seconds, whole
 from paramsync.publishing.schedule import PublishSchedule
+from paramsync.rpc import settings as credentials
 from paramsync.rpc.addresses import HOST, TRAINER_PORT, read_port
+from paramsync.rpc.tokens import Tokens
 from paramsync.store.store import NUMBERS
 
 from . import job_source
@@ -46,6 +48,8 @@ class Settings:
     host: str
     control_port: int
     metrics_port: int | None
+    tokens: Tokens | None
+    auth_reads: bool
 
 
 def parse(arguments: Sequence[str]) -> Settings:
@@ -58,7 +62,12 @@ def parse(arguments: Sequence[str]) -> Settings:
     given["state"] = given["state"] or given["store"] / "training"
     if given["state"].resolve() == given["store"].resolve():  # each has a file `checkpoint`
         raise SettingsError(f"--state {given['state']}: expected another directory than the store, found the same")
-    return Settings(**given, schedule=PublishSchedule(every_steps=every_steps, every_seconds=every_seconds))
+    tokens = credentials.tokens(given.pop("token_file"))
+    if given["auth_reads"] and tokens is None:
+        raise SettingsError("--auth-reads: expected --token-file FILE or PARAMSYNC_TOKEN with it, found neither")
+    return Settings(
+        **given, tokens=tokens, schedule=PublishSchedule(every_steps=every_steps, every_seconds=every_seconds)
+    )
 
 
 def set_environment() -> None:
@@ -98,6 +107,8 @@ def _parser() -> argparse.ArgumentParser:
     control = "0: any free one (default: %(default)s)"
     add("--control-port", control, type=read_port, default=TRAINER_PORT, metavar="PORT")
     add("--metrics-port", "answer GET /metrics for Prometheus there (default: none)", type=read_port, metavar="PORT")
+    add("--token-file", TOKEN_FILE_HELP, type=Path, metavar="FILE")
+    add("--auth-reads", "calls that read, /metrics among them, need a token too; health does not", action="store_true")
     return parser
 
 

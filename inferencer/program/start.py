@@ -10,6 +10,7 @@ from paramsync.errors import SettingsError
 from paramsync.program.process import Stop, raise_descriptor_limit, start_logging
 from paramsync.rpc.addresses import address
 
+from ..serving.access import access_of
 from ..settings.settings import Settings, prepare_environment
 from ..supervisor.server import Server
 
@@ -52,6 +53,9 @@ async def serve(server: Server, settings: Settings, stop: asyncio.Event) -> None
     tf_serving = settings.tf_serving
     if tf_serving is not None and tf_serving.changing_nothing:
         _log.warning("flags that change nothing here: %s", ", ".join(tf_serving.changing_nothing))
+    for port, host in (("predictions", settings.host), ("control", settings.control_host or settings.host)):
+        if advice := access_of(settings, host).advice:
+            _log.warning("port for %s: %s", port, advice)
     starting, stopping = asyncio.ensure_future(server.start()), asyncio.ensure_future(stop.wait())
     await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
     if not starting.done():

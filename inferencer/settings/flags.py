@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from paramsync.program.flags import Parser, seconds, whole
+from paramsync.program.flags import TOKEN_FILE_HELP, Parser, seconds, whole
 from paramsync.rpc.addresses import CONTROL_PORT, HOST, PREDICTIONS_PORT, REST_PORT, read_port
 
 from . import readers
@@ -138,8 +138,14 @@ def _add_server(parser: argparse.ArgumentParser) -> None:
         action="append",
         type=readers.path,
         metavar="DIR",
-        help="callers may change the models that are served (HandleReloadConfigRequest), to any whose stores are below"
-        " this folder; may be repeated (default: any folder where --host is a loopback address, else refused)",
+        help="callers may have models served (HandleReloadConfigRequest) whose stores are below this folder; may be"
+        " repeated (default: any folder where --host is a loopback address, else none)",
+    )
+    add("--token-file", type=readers.path, metavar="FILE", help=TOKEN_FILE_HELP)
+    add(
+        "--auth-reads",
+        action="store_true",
+        help="calls that read, predictions among them, need a token too; health does not",
     )
     add(
         "--workers",

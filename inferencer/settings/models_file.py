@@ -113,6 +113,8 @@ def _server(base: Path) -> dict[str, tuple[str, Read]]:
         "poll_seconds": ("poll_seconds", _number(flags.read_poll)),
         "state": ("state", _path(base)),
         "reload_roots": ("reload_roots", _texts(_path(base))),
+        "token_file": ("token_file", _path(base)),
+        "auth_reads": ("auth_reads", _either),
         "workers": ("workers", _whole(flags.read_workers)),
         "queue": ("queue", _whole(flags.read_queue)),
         "batch_rows": ("batch_rows", _whole(flags.read_rows)),

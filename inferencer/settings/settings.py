@@ -13,7 +13,9 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from paramsync.errors import SettingsError, StoreError
 from paramsync.host.processes import processors
 from paramsync.program.flags import check_text
+from paramsync.rpc import settings as credentials
 from paramsync.rpc.addresses import CONTROL_PORT, HOST, PREDICTIONS_PORT, REST_PORT, check_different
+from paramsync.rpc.tokens import Tokens
 
 from . import flags, models_file
 
@@ -100,6 +102,10 @@ class Settings:
     poll_seconds: float = 5.0
     state: Path | None = None
     reload_roots: tuple[Path, ...] = ()
+    tokens: Tokens | None = None
+    """Callers that change something have to show one of them."""
+    auth_reads: bool = False
+    """Callers that read too."""
     workers: int = field(default_factory=default_workers)
     """How many processes answer, apart from the one that follows the stores."""
     queue: int = 1024
@@ -152,9 +158,17 @@ def parse(arguments: Sequence[str]) -> Settings:
         check_models(served)
     if given.get("port") == 0:
         given.setdefault("rest_port", 0)
-    settings = Settings(models=served, **given)
+    tokens = credentials.tokens(given.pop("token_file", None))
+    settings = Settings(models=served, **given, tokens=tokens)
+    check_auth_reads(settings)
     check_different(ports(settings))
     return settings if settings.state else dataclasses.replace(settings, state=_state(settings.control_port))
+
+
+def check_auth_reads(settings: Settings) -> None:
+    """Raises SettingsError where nobody could read anything."""
+    if settings.auth_reads and settings.tokens is None:
+        raise SettingsError("--auth-reads: expected --token-file FILE or PARAMSYNC_TOKEN with it, found neither")
 
 
 def ports(settings: Settings) -> dict[str, int]:

@@ -27,7 +27,7 @@ from ..processes.channel import Handler
 from ..protocols.sync.service import SyncService
 from ..protocols.tfs.config_file import ConfigFile
 from ..protocols.tfs.reload import Configuring
-from ..serving.allowed import Allowed
+from ..serving.access import ReloadRoots, access_of
 from ..serving.metrics import Metrics, Statistics
 from ..serving.registry import Registry
 from ..settings.settings import AnySettings, Ports, Settings, TfServing, ports
@@ -75,7 +75,7 @@ class Server:
         self._fleet.on_trouble = self._on_trouble
         self._fleet.on_crashing = self._on_crashing
         self._configuring = Configuring(self.models, self.apply)
-        self._allowed = Allowed(settings.reload_roots, host=settings.host)
+        self._roots = ReloadRoots(settings.reload_roots, host=settings.host)
         self._following_file: asyncio.Future[None] | None = None
         self._metrics = Metrics(self.models, as_tf_serving=tf_serving.metrics_path is not None)
         self._metrics.workers = self._fleet.statuses
@@ -84,15 +84,17 @@ class Server:
         self._draining = asyncio.Event()
         self._health = Health(self.models, [sync_pb2.DESCRIPTOR.services_by_name["Sync"].full_name])
         budget = MemoryBudget(SHARES * settings.message_bytes)
+        token = None if settings.tokens is None else settings.tokens.first
         self._control = GrpcPort(
             {
                 sync_pb2.DESCRIPTOR.services_by_name["Sync"]: SyncService(
-                    self.models, self._draining, self._tell, self._fleet.statuses
+                    self.models, self._draining, self._tell, self._fleet.statuses, token=token
                 )
             },
             self._health,
             budget,
             self._draining,
+            access_of(settings, settings.control_host or settings.host),
             channel_options=options(settings.message_bytes),
         )
         self._news = threading.Event()
@@ -164,7 +166,7 @@ class Server:
 
     def _configure(self, content: bytes, seconds: float | None) -> Future[None]:
         config = model_server_config_pb2.ModelServerConfig.FromString(content)
-        applied = self._configuring.apply(config, seconds=seconds, allowed=self._allowed)
+        applied = self._configuring.apply(config, seconds=seconds, roots=self._roots)
         return asyncio.run_coroutine_threadsafe(applied, self._loop)
 
     async def apply(self, models: Sequence[AnySettings], changes: Mapping[str, Change] | None = None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 import grpc
 from google.protobuf import message_factory
@@ -12,8 +12,10 @@ from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message import Message
 
 from paramsync.errors import BusyError, TooLargeError
+from paramsync.rpc.access import Access, Caller
 from paramsync.rpc.connection_limit import ConnectionLimit
 
+from .admission import Admission
 from .drain import Drain
 from .errors import abort
 from .partial_parsing import read
@@ -25,6 +27,9 @@ if TYPE_CHECKING:
 
 _MOST = 1 << 18  # bytes of a request that does not predict: it is read on the event loop
 _MOST_WAITING = 256  # of each method that does not predict: some of them wait for a version to serve
+
+Begin: TypeAlias = "Callable[[Any, str], Awaitable[AsyncGenerator[bytes, None]]]"
+"""Begins a call with any number of responses, for its context and its peer."""
 
 
 class Dispatch(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # it takes none when it runs
@@ -45,6 +50,7 @@ class Dispatch(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # it takes no
         timeouts: ReadTimeouts,
         drain: Drain,
         connections: ConnectionLimit,
+        access: Access,
     ) -> None:
         self._predictions: Any = predictions  # which a port without any needs not
         self._streams = streams
@@ -55,29 +61,32 @@ class Dispatch(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # it takes no
         for described in service.methods:
             method, path = getattr(servicer, described.name, None), f"/{service.full_name}/{described.name}"
             if method is not None:
-                self._handlers[path] = self._handler(method, described)
+                self._handlers[path] = self._handler(method, described, Admission(access, path[1:]))
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
         return self._handlers.get(handler_call_details.method)
 
-    def _handler(self, method: Any, described: MethodDescriptor) -> Any:
+    def _handler(self, method: Any, described: MethodDescriptor, admission: Admission) -> Any:
         # without a deserializer gRPC hands over the bytes; its own answer to what cannot be parsed is an INTERNAL error
         if _is_prediction(method):
-            return self._unary(self._predictions.answering(method, _kind(described)))
+            return self._unary(self._predictions.answering(method, _kind(described)), admission)
         if described.client_streaming:
             answer = self._predictions.answering(method.prediction, _kind(described))
-            return self._stream(each(method, answer, self._predictions.share, self._timeouts))
+            begin = each(method, answer, self._predictions.share, self._timeouts)
+            return self._stream(_admitted(begin, admission) if admission.looks else begin)
         if described.server_streaming:
-            return self._stream(self._responses(method, described))
-        return self._answered(method, described)
+            return self._stream(self._responses(method, described, admission))
+        return self._answered(method, described, admission)
 
-    def _unary(self, answer: Answering) -> Any:
+    def _unary(self, answer: Answering, admission: Admission) -> Any:
         message, taken_up, going_on = self._timeouts.message, self._drain.taken_up, self._connections.call
 
         async def call(_: Any, context: Any) -> bytes:
             taken_up()
             peer = context.peer()
             with going_on(context, peer):
+                if admission.looks:
+                    await admission.admit(context, peer)
                 share = self._predictions.share()
                 answering = answer(await message(context, peer), share)  # and the message is not kept here
                 context.add_done_callback(lambda _: share.leave())
@@ -90,7 +99,9 @@ class Dispatch(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # it takes no
 
         return grpc.stream_unary_rpc_method_handler(call)  # for gRPC, so that the message is ours to wait for
 
-    def _answered(self, method: Callable[..., Awaitable[Message]], described: MethodDescriptor) -> Any:
+    def _answered(
+        self, method: Callable[..., Awaitable[Message]], described: MethodDescriptor, admission: Admission
+    ) -> Any:
         message, taken_up, going_on = self._timeouts.message, self._drain.taken_up, self._connections.call
         parsed = _parser(described, most=_MOST)
         waiting = Slots(_MOST_WAITING, f"calls of {described.name}")
@@ -99,16 +110,18 @@ class Dispatch(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # it takes no
             taken_up()
             peer = context.peer()
             with going_on(context, peer):
+                caller = await admission.admit(context, peer) if admission.looks else None
                 content = await message(context, peer)
                 try:
-                    with waiting.one(peer):
-                        return (await method(parsed(content), context)).SerializeToString()
+                    request = parsed(content)
+                    with admission.audited(caller, request), waiting.one(peer):
+                        return (await method(request, context)).SerializeToString()
                 except Exception as error:  # noqa: BLE001, the edge
                     await abort(error, context)
 
         return grpc.stream_unary_rpc_method_handler(call)
 
-    def _stream(self, begin: Callable[[Any, str], Awaitable[AsyncGenerator[bytes, None]]]) -> Any:
+    def _stream(self, begin: Begin) -> Any:
         """A call with any number of responses. It takes one of the streams once it has begun."""
 
         async def call(_: Any, context: Any) -> AsyncIterator[bytes]:
@@ -125,22 +138,33 @@ class Dispatch(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # it takes no
 
         return grpc.stream_stream_rpc_method_handler(call)
 
-    def _responses(self, method: Callable[..., Any], described: MethodDescriptor) -> Any:
+    def _responses(self, method: Callable[..., Any], described: MethodDescriptor, admission: Admission) -> Begin:
         """Begins a call with one request."""
         parsed = _parser(described, most=_MOST)
 
-        async def responses(content: bytes, context: Any) -> AsyncGenerator[bytes, None]:
+        async def responses(content: bytes, context: Any, caller: Caller | None) -> AsyncGenerator[bytes, None]:
             try:
-                async with aclosing(method(parsed(content), context)) as messages:
-                    async for message in messages:
-                        yield message.SerializeToString()
+                request = parsed(content)
+                with admission.audited(caller, request):
+                    async with aclosing(method(request, context)) as messages:
+                        async for message in messages:
+                            yield message.SerializeToString()
             except Exception as error:  # noqa: BLE001, the edge
                 await abort(error, context)
 
         async def begin(context: Any, peer: str) -> AsyncGenerator[bytes, None]:
-            return responses(await self._timeouts.message(context, peer), context)
+            caller = await admission.admit(context, peer) if admission.looks else None
+            return responses(await self._timeouts.message(context, peer), context, caller)
 
         return begin
+
+
+def _admitted(begin: Begin, admission: Admission) -> Begin:
+    async def admitted(context: Any, peer: str) -> AsyncGenerator[bytes, None]:
+        await admission.admit(context, peer)
+        return await begin(context, peer)
+
+    return admitted
 
 
 def _is_prediction(method: Any) -> TypeGuard[Prediction]:

@@ -11,6 +11,7 @@ from google.protobuf.descriptor import ServiceDescriptor
 from grpc_health.v1 import health_pb2
 
 from paramsync.errors import SettingsError
+from paramsync.rpc.access import Access
 from paramsync.rpc.addresses import address, refused
 from paramsync.rpc.connection_limit import ConnectionLimit
 
@@ -40,6 +41,7 @@ class GrpcPort:
         health: Health,
         budget: MemoryBudget,
         draining: asyncio.Event,
+        access: Access,
         *,
         answering: Predictions | None = None,
         channel_options: Sequence[tuple[str, Any]],
@@ -51,10 +53,10 @@ class GrpcPort:
         servicers = {**servicers, health_pb2.DESCRIPTOR.services_by_name["Health"]: health}
         for service, servicer in servicers.items():
             dispatch = Dispatch(
-                servicer, service, answering, streams, self.read_timeouts, self.drain, self._connections
+                servicer, service, answering, streams, self.read_timeouts, self.drain, self._connections, access
             )
             self.server.add_generic_rpc_handlers((dispatch,))
-        add_reflection([one.full_name for one in servicers], self.server, draining, streams, self.read_timeouts)
+        add_reflection([one.full_name for one in servicers], self.server, draining, streams, self.read_timeouts, access)
 
     def bind(self, host: str, port: int, option: str) -> int:
         """Returns the port. Raises SettingsError where it cannot be had."""

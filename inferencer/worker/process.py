@@ -24,7 +24,7 @@ from paramsync.v1 import sync_pb2
 from ..processes.channel import Channel, Handler
 from ..processes.shared_words import Calls as CallsSeen
 from ..processes.shared_words import SharedWords
-from ..serving.allowed import Allowed
+from ..serving.access import ReloadRoots
 from ..serving.counts import Calls, Histogram
 from ..serving.metrics import Metrics
 from ..settings.settings import Settings
@@ -165,11 +165,9 @@ class _Configuring:
         config: model_server_config_pb2.ModelServerConfig,
         *,
         seconds: float | None = None,
-        allowed: Allowed | None = None,
+        roots: ReloadRoots | None = None,
     ) -> None:
-        """See Configuring. Whoever calls a worker is known to nobody."""
-        if allowed is not None:
-            allowed.check("HandleReloadConfigRequest")
+        """See Configuring. The supervisor has roots of its own for whatever a worker is asked."""
         await asyncio.wrap_future(self._supervisor.ask("configure", config.SerializeToString(), seconds))
 
 

@@ -18,7 +18,7 @@ from ..protocols.kserve.service import KServe
 from ..protocols.tfs.model_service import ModelService
 from ..protocols.tfs.predict import PredictionService
 from ..protocols.tfs.reload import Configures
-from ..serving.allowed import Allowed
+from ..serving.access import ReloadRoots, access_of
 from ..serving.metrics import Metrics
 from ..serving.served import Models
 from ..settings.settings import Settings, TfServing
@@ -54,7 +54,8 @@ class PredictionServer:
         self._tf_serving = tf_serving = settings.tf_serving or TfServing()
         self.models = models
         self.metrics = metrics
-        allowed = Allowed(settings.reload_roots, host=settings.host)
+        roots = ReloadRoots(settings.reload_roots, host=settings.host)
+        self._access = access_of(settings, settings.host)
         threads = min(8, 2 + processors())
         self.batcher = Batcher(
             ThreadPoolExecutor(threads, "predict"),
@@ -67,10 +68,10 @@ class PredictionServer:
         self.budget = MemoryBudget(SHARES * settings.message_bytes, all_taken, number)
         self.answering = Predictions(self.batcher, self.budget, message_bytes=settings.message_bytes)
         self.draining = asyncio.Event()
-        self.kserve = KServe(models, metrics, self.draining, allowed)
+        self.kserve = KServe(models, metrics, self.draining)
         servicers = {
             prediction_service_pb2.DESCRIPTOR.services_by_name["PredictionService"]: PredictionService(models),
-            model_service_pb2.DESCRIPTOR.services_by_name["ModelService"]: ModelService(models, configuring, allowed),
+            model_service_pb2.DESCRIPTOR.services_by_name["ModelService"]: ModelService(models, configuring, roots),
             kserve_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"]: self.kserve,
         }
         self.health = Health(models, [*(service.full_name for service in servicers), *also])
@@ -80,6 +81,7 @@ class PredictionServer:
             self.health,
             self.budget,
             self.draining,
+            self._access,
             answering=self.answering,
             channel_options=(*common, (_SHARED, 1), *tf_serving.channel_arguments),
         )
@@ -105,6 +107,7 @@ class PredictionServer:
             self.metrics,
             self.budget,
             self.kserve,
+            self._access,
             message_bytes=self._settings.message_bytes,
             metrics_path=tf_serving.metrics_path,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from paramsync.program.flags import seconds
 from paramsync.rpc.addresses import CONTROL_PORT, HOST, PREDICTIONS_PORT, REST_PORT, TRAINER_PORT, address, read_port
@@ -130,6 +131,7 @@ def _add_operating(commands: _Commands[argparse.ArgumentParser]) -> None:
     for command in (status, sync, watch, pin, unpin, rollback, label, unlabel):
         _add_address(command, "--inferencer", INFERENCER, "the inferencer's control port")
         _add_json(command, "print each event as one JSON object a line" if command is watch else _JSON)
+        _add_credentials(command)
     _add_address(status, "--trainer", TRAINER, "the trainer's control port")
 
 
@@ -145,6 +147,7 @@ def _add_predict(commands: _Commands[argparse.ArgumentParser]) -> None:
     add("--input", dest="inputs", action="append", required=True, type=_named_value, metavar="NAME=VALUE", help=text)
     add("--rows", type=_number, metavar="N", help="send only the first N rows of each input")
     _add_address(predict, "--server", PREDICTIONS, "the predictions port")
+    _add_credentials(predict)
     _add_json(predict)
 
 
@@ -207,6 +210,11 @@ def _add_json(command: argparse.ArgumentParser, text: str = _JSON) -> None:
 
 def _add_address(command: argparse.ArgumentParser, option: str, default: str, what: str) -> None:
     command.add_argument(option, default=default, metavar="HOST:PORT", help=f"{what} (default {default})")
+
+
+def _add_credentials(command: argparse.ArgumentParser) -> None:
+    text = "the token to show, by default that of PARAMSYNC_TOKEN_FILE or PARAMSYNC_TOKEN"
+    command.add_argument("--token-file", type=Path, metavar="FILE", help=text)
 
 
 def _number(text: str) -> int:

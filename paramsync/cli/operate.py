@@ -11,6 +11,7 @@ from typing import Any
 
 from google.protobuf.message import Message
 
+from paramsync.cli.credentials import credentials
 from paramsync.cli.formatting import console, duration, plain, redraws, to_json
 from paramsync.host.files import line
 from paramsync.rpc.client import Inferencer
@@ -32,7 +33,7 @@ _PHASES = {
 
 
 def run(arguments: Namespace) -> bool:
-    with Inferencer(arguments.inferencer) as inferencer:
+    with Inferencer(arguments.inferencer, credentials(arguments)) as inferencer:
         if arguments.command == "sync":
             _sync(inferencer, arguments)
         elif arguments.command == "watch":

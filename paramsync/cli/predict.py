@@ -11,6 +11,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from paramsync.cli.credentials import credentials
 from paramsync.cli.formatting import console, duration, to_json
 from paramsync.cli.values import Value, read
 from paramsync.errors import RequestError, SettingsError
@@ -32,7 +33,7 @@ def run(arguments: Namespace) -> bool:
             raise SettingsError(f"input {name!r}: expected it once, found it again")
         values[name] = read(name, text, rows=arguments.rows)
     started = time.monotonic()
-    with Predictor(arguments.server) as predictor:
+    with Predictor(arguments.server, credentials(arguments)) as predictor:
         prediction = _ask(predictor, arguments.model, values)
     if arguments.json:
         outputs = {name: _listed(array) for name, array in prediction.outputs.items()}

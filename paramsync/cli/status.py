@@ -14,6 +14,7 @@ from rich.measure import Measurement
 from rich.text import Text
 
 from paramsync.cli import formatting
+from paramsync.cli.credentials import credentials
 from paramsync.cli.formatting import NOTHING, ago, console, duration, plain, to_json
 from paramsync.cli.process import complain
 from paramsync.errors import CallError
@@ -27,7 +28,8 @@ Answer = TypeVar("Answer")
 
 
 def run(arguments: Namespace) -> bool:
-    with Trainer(arguments.trainer) as trainer, Inferencer(arguments.inferencer) as inferencer:
+    shown = credentials(arguments)
+    with Trainer(arguments.trainer, shown) as trainer, Inferencer(arguments.inferencer, shown) as inferencer:
         publisher, no_trainer = _ask(trainer.status)
         served, no_inferencer = _ask(lambda: inferencer.report(arguments.model))
     models = None if served is None else served.models

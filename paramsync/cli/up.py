@@ -11,6 +11,7 @@ from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from paramsync.cli.credentials import credentials
 from paramsync.cli.display import Screen
 from paramsync.cli.folders import fast_place, places, remove_left_behind, run_folder
 from paramsync.cli.formatting import console, duration, share, to_json
@@ -138,10 +139,11 @@ def _wait_until_ready(
     children.append(trainer := _trainer(arguments, folder))
     while not trainer.addresses():
         wait("waiting for the trainer to start")
+    shown = credentials()  # of the environment, which both have too
     clients = (
-        stack.enter_context(Trainer(trainer.addresses()["control"])),
-        stack.enter_context(Inferencer(inferencer.addresses()["control"])),
-        stack.enter_context(Predictor(inferencer.addresses()["predictions"])),
+        stack.enter_context(Trainer(trainer.addresses()["control"], shown)),
+        stack.enter_context(Inferencer(inferencer.addresses()["control"], shown)),
+        stack.enter_context(Predictor(inferencer.addresses()["predictions"], shown)),
     )
     while not (_serves(clients[2]) and (folder / "held_out.npz").exists()):
         wait("waiting for the first version to serve")

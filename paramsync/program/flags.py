@@ -8,6 +8,11 @@ from typing import NoReturn
 
 from paramsync.errors import SettingsError
 
+TOKEN_FILE_HELP = (
+    "tokens, one a line as TOKEN or NAME:TOKEN, of which a call that changes something has to show one; without it such"
+    " calls are taken on loopback addresses only (default: PARAMSYNC_TOKEN_FILE, or the tokens in PARAMSYNC_TOKEN)"
+)
+
 
 def check_text(arguments: Iterable[str]) -> None:
     """Raises SettingsError for an argument that is not text: no message, status or call could carry it."""

@@ -18,9 +18,11 @@ from grpc_reflection.v1alpha import reflection
 
 from paramsync.errors import BusyError, SettingsError
 from paramsync.publishing import read_timeout
+from paramsync.publishing.admissions import Admissions
 from paramsync.publishing.metrics import Meter
 from paramsync.publishing.read_timeout import ReadTimeouts
-from paramsync.rpc import addresses
+from paramsync.rpc import addresses, settings
+from paramsync.rpc.access import Access
 from paramsync.rpc.connection_limit import ConnectionLimit
 from paramsync.rpc.server import UNFORESEEN, code_of, of_version, one_line, options
 from paramsync.store.store import lock_owner
@@ -131,8 +133,14 @@ class Resumable(Protocol):
 class ControlPort:
     """Answers from the moment it is made; healthy while training goes on."""
 
-    def __init__(self, host: str, port: int, *, store: Path, option: str = "--control-port") -> None:
-        """Port 0 is any free one. Raises SettingsError for an address that cannot be had, which names the option."""
+    def __init__(
+        self, host: str, port: int, *, store: Path, option: str = "--control-port", access: Access | None = None
+    ) -> None:
+        """Port 0 is any free one. `access` says who may call; without it the tokens of the environment do.
+
+        Raises SettingsError for an address that cannot be had, which names the option.
+        """
+        access = Access(host=host, tokens=settings.tokens()) if access is None else access
         if type(port) is not int or not 0 <= port <= addresses.LAST_PORT:  # gRPC takes another port for these
             raise SettingsError(f"{option}: expected a port from 0 to {addresses.LAST_PORT}, found {port!r:.80}")
         self._service = _Service(store)
@@ -142,7 +150,7 @@ class ControlPort:
         self._arrivals = ReadTimeouts(self._connections)
         self._server = grpc.server(
             ThreadPoolExecutor(_THREADS, thread_name_prefix="control"),
-            interceptors=[self._arrivals],
+            interceptors=[self._arrivals, Admissions(access)],
             options=options(_MESSAGE_BYTES),
             maximum_concurrent_rpcs=_MOST_CALLS,
         )
@@ -155,6 +163,8 @@ class ControlPort:
             raise addresses.refused(host, port, option) from error
         self.address = addresses.address(host, bound)
         self._server.start()
+        if access.advice:
+            _log.warning("control port: %s", access.advice)
         self._connections.start(bound)
 
     @property

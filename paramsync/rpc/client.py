@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -39,6 +39,16 @@ _CALLERS_FAULT = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND, g
 _Answer = TypeVar("_Answer", bound=Message)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Credentials:
+    """What a client shows to a server."""
+
+    token: str | None = field(default=None, repr=False)
+
+
+NO_CREDENTIALS = Credentials()
+
+
 class Stream(Generic[_Answer]):
     """The messages of a call as they come. One thread iterates; any thread may close, which ends the iteration."""
 
@@ -65,8 +75,10 @@ class _Client:
     program: str
     mistaken: str  # the other meaning that the address may have
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, credentials: Credentials = NO_CREDENTIALS) -> None:
         self.address = check_address(address)
+        token = credentials.token
+        self._metadata = None if token is None else (("authorization", f"Bearer {token}"),)
         self._channel = grpc.insecure_channel(address, options=_OPTIONS)
 
     def serves(self, service: str = "") -> bool:
@@ -94,7 +106,7 @@ class _Client:
     def _ask(self, method: str, request: Message, answer: type[_Answer], *, seconds: float = SECONDS) -> _Answer:
         call = self._channel.unary_unary(method, _serialize, answer.FromString)
         try:
-            response: _Answer = call(request, timeout=seconds)
+            response: _Answer = call(request, timeout=seconds, metadata=self._metadata)
         except grpc.RpcError as error:
             raise self._explain(error, seconds) from None
         return response
@@ -103,7 +115,9 @@ class _Client:
         self, method: str, request: Message, answer: type[_Answer], *, seconds: float | None = None
     ) -> Stream[_Answer]:
         call = self._channel.unary_stream(method, _serialize, answer.FromString)
-        return Stream(call(request, timeout=seconds), lambda error: self._explain(error, seconds))
+        return Stream(
+            call(request, timeout=seconds, metadata=self._metadata), lambda error: self._explain(error, seconds)
+        )
 
     def _explain(self, error: grpc.RpcError, seconds: float | None) -> errors.ParamsyncError:
         """The failure as one line, in the class of errors that says whose fault it is."""

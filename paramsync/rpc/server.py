@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from concurrent.futures import CancelledError
 
 import grpc
+from google.protobuf import text_format
+from google.protobuf.message import Message
 
 from paramsync import errors
 from paramsync.rpc.connection_limit import most_connections
@@ -18,6 +20,7 @@ ALIVE_SECONDS = 30  # after which a silent connection with calls is asked whethe
 _MOST_CALLS_OF_ONE = 1 << 10  # on one connection, whose caller waits with more
 _MOST_PENDING = 1 << 12  # that have come and were not looked at, for each port
 
+_MOST_TOLD = 1 << 12  # bytes of a request in the log, which shows the beginning
 _MOST_BYTES = 1000  # of a status text: it is sent in a header, where a byte may take three, and headers have a limit
 
 UNFORESEEN = "internal error; the server's log has it"
@@ -34,6 +37,7 @@ CODES: Codes = {
     errors.TooLargeError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.StoppedError: grpc.StatusCode.FAILED_PRECONDITION,
     errors.NotAllowedError: grpc.StatusCode.PERMISSION_DENIED,
+    errors.UnauthenticatedError: grpc.StatusCode.UNAUTHENTICATED,
     errors.RequestError: grpc.StatusCode.INVALID_ARGUMENT,
     errors.NotServingError: grpc.StatusCode.UNAVAILABLE,
     errors.BusyError: grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -57,6 +61,12 @@ def one_line(text: str) -> str:
     content = " ".join(begins.split()).encode(errors="backslashreplace")
     whole = len(content) <= _MOST_BYTES and len(begins) == len(text)
     return content.decode() if whole else content[:_MOST_BYTES].decode(errors="ignore") + "..."
+
+
+def told(request: Message) -> str:
+    """What a request says, for the log."""
+    size = request.ByteSize()
+    return text_format.MessageToString(request, as_one_line=True) if size <= _MOST_TOLD else f"{size} bytes"
 
 
 def options(message_bytes: int) -> tuple[tuple[str, int], ...]:

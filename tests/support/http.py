@@ -17,6 +17,7 @@ import tensorflow as tf
 from inferencer.protocols.http.port import HttpPort
 from inferencer.serving.metrics import Metrics
 from inferencer.transport.memory_budget import SHARES, MemoryBudget
+from paramsync.rpc.access import Access
 from tests.support.programs import eventually
 from tests.support.published import Publisher, Witness
 from tests.support.running import LONG, LocalRunning
@@ -116,6 +117,7 @@ def small_limits(folder: Path, *, patience: float = 1.0) -> Iterator[Web]:
             Metrics(server.models),
             budget,
             server.predicting.kserve,
+            Access(host="127.0.0.1"),
             message_bytes=4 * MB,
             patience=patience,
         )

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from inferencer.protocols.sync.service import SyncService
 from inferencer.protocols.tfs.reload import Configuring
+from inferencer.serving.access import access_of
 from inferencer.serving.metrics import Metrics
 from inferencer.serving.registry import Registry
 from inferencer.serving.served import FollowedModel, Maker, ServedJoined
@@ -45,6 +46,7 @@ class LocalServer:
             self.predicting.health,
             self.predicting.budget,
             self.predicting.draining,
+            access_of(settings, settings.host),
             channel_options=options(settings.message_bytes),
         )
         self.predicting.count(self.control)

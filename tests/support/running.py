@@ -27,6 +27,7 @@ from paramsync.v1 import sync_pb2_grpc
 from tests.support.in_process import LocalServer
 from tests.support.programs import PATIENCE
 from tests.support.published import GATED_OPS
+from tests.support.tokens import Shows
 
 LONG = 30.0
 OPTIONS = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
@@ -56,6 +57,16 @@ class Running:
             raise
         self.predictions = grpc.insecure_channel(f"127.0.0.1:{self.port}", OPTIONS)
         self.control = grpc.insecure_channel(f"127.0.0.1:{self.control_port}", OPTIONS)
+        self._make_stubs()
+
+    def show(self, token: str) -> None:
+        """From now on with each call by gRPC."""
+        shows = Shows(token)
+        self.predictions = grpc.intercept_channel(self.predictions, shows)
+        self.control = grpc.intercept_channel(self.control, shows)
+        self._make_stubs()
+
+    def _make_stubs(self) -> None:
         self.prediction_service = prediction_service_pb2_grpc.PredictionServiceStub(self.predictions)
         self.model_service = model_service_pb2_grpc.ModelServiceStub(self.predictions)
         self.sync = sync_pb2_grpc.SyncStub(self.control)

@@ -23,7 +23,7 @@ from tests.system.compose.commands import CommandError, run, wait_for
 from tests.system.compose.engine import NoEngineError, engine
 from tests.system.compose.log import Log
 from tests.system.compose.scratch import scratch
-from tests.system.compose.stack import Stack, compose_command
+from tests.system.compose.stack import TOKEN, Stack, compose_command
 
 pytestmark = pytest.mark.docker
 
@@ -276,4 +276,5 @@ def _status(stack: Stack) -> dict[str, Any]:
 
 
 def _paramsync(*arguments: str) -> dict[str, Any]:
-    return dict(json.loads(run(sys.executable, "-m", "paramsync.cli", *arguments)))
+    shown = {**os.environ, "PARAMSYNC_TOKEN": TOKEN}
+    return dict(json.loads(run(sys.executable, "-m", "paramsync.cli", *arguments, env=shown)))

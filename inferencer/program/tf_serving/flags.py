@@ -12,15 +12,16 @@ from typing import Any
 from tensorflow_serving.config import model_server_config_pb2
 
 from paramsync.errors import SettingsError
-from paramsync.program.flags import Parser, check_text
+from paramsync.program.flags import TOKEN_FILE_HELP, Parser, check_text
 from paramsync.program.process import release
+from paramsync.rpc import settings as credentials
 from paramsync.rpc.addresses import PREDICTIONS_PORT, check_different, read_port
 from paramsync.v1 import tf_serving_pb2
 
 from ...protocols.tfs.config_file import read
 from ...settings import readers
 from ...settings.flags import read_poll, read_rows
-from ...settings.settings import ModelSettings, Settings, TfServing, check_models
+from ...settings.settings import ModelSettings, Settings, TfServing, check_auth_reads, check_models
 
 _EVERYWHERE = "0.0.0.0"
 _CONTROL_HOST = "127.0.0.1"
@@ -100,6 +101,8 @@ def _settings(flags: Mapping[str, Any]) -> Settings:
         control_host=_CONTROL_HOST,
         control_port=flags["control_port"],
         reload_roots=tuple(flags["reload_root"]),
+        tokens=credentials.tokens(flags.get("token_file")),
+        auth_reads=flags.get("auth_reads", False),
         poll_seconds=flags.get("file_system_poll_wait_seconds", 1.0),
         tf_serving=TfServing(
             port=bool(port),
@@ -116,6 +119,7 @@ def _settings(flags: Mapping[str, Any]) -> Settings:
     )
     check_different({"--port": port, "--rest_api_port": rest_port, "--control_port": settings.control_port})
     check_models(settings.models)
+    check_auth_reads(settings)
     return settings
 
 
@@ -202,6 +206,8 @@ def _parser() -> argparse.ArgumentParser:
         f" {_CONTROL_HOST} (default: 0: any free one, which is logged)")  # fmt: skip
     roots = "callers may have models below it served by HandleReloadConfigRequest; may be repeated"
     own("--reload_root", action="append", type=readers.path, default=[], metavar="DIR", help=roots)
+    own("--token_file", type=_file, metavar="FILE", help=TOKEN_FILE_HELP)
+    own("--auth_reads", **_BOOL, help="calls that read, predictions among them, need a token too")
     ignored = parser.add_argument_group("taken, and named at the start, as they change nothing here").add_argument
     for name in CHANGE_NOTHING:
         ignored(f"--{name}", nargs="?", const="true", metavar="X", help=CHANGE_NOTHING[name])

@@ -12,11 +12,14 @@ import grpc
 from aiohttp import web
 from google.protobuf.message import Message
 
-from paramsync.errors import BusyError, NotServingError
+from paramsync.errors import BusyError, NotAllowedError, NotServingError, UnauthenticatedError
 from paramsync.inference.questions import Question
 from paramsync.inference.resident import Resident
+from paramsync.rpc.access import Access, Effect, effect_of
+from paramsync.rpc.server import told
 
 from ...batching.batcher import Batcher
+from ...serving.access import caller_of, check_origin
 from ...serving.metrics import Metrics
 from ...serving.served import Models
 from ...transport.errors import logged_status, status_of
@@ -24,7 +27,7 @@ from ...transport.memory_budget import MemoryBudget, MemoryShare, weight
 from ...transport.trailers import trailers
 from ..json_arrays import is_small
 from ..json_reader import parsed_bytes
-from ..kserve.http import JSON_LENGTH, Infer, add_body, body_of, request_of
+from ..kserve.http import JSON_LENGTH, SERVICE, Infer, add_body, body_of, request_of
 from ..kserve.service import KServe
 from ..tfs.rest import Prediction, metadata_body, route, status_body
 from .connections import FULL, Connections
@@ -59,6 +62,7 @@ class HttpPort:
         metrics: Metrics,
         budget: MemoryBudget,
         kserve: KServe,
+        access: Access,
         *,
         message_bytes: int,
         metrics_path: str | None = None,
@@ -74,6 +78,7 @@ class HttpPort:
         self._patience = patience
         self._clock = clock
         self._kserve = kserve
+        self._access = access
         self._budget = budget
         self._intake = Intake(self._on_thread, limit=message_bytes, patience=patience)
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="rest")
@@ -151,11 +156,13 @@ class HttpPort:
             return self._health()
         if self._refusing and not path.lower().startswith(("/v1/", "/v2")):
             return failed(503, _STOPPING)
+        asked_kserve = request_of(method, path) if path == "/v2" or path.startswith("/v2/") else None
+        self._check(request, None if asked_kserve is None else asked_kserve[0])
         if path in self._metrics_paths and method == "GET":
             text = await asyncio.to_thread(self._metrics.text)  # it takes milliseconds
             return reply(200, text, {"Content-Type": self._metrics.content_type})
-        if path == "/v2" or path.startswith("/v2/"):
-            call, message = request_of(method, path)
+        if asked_kserve is not None:
+            call, message = asked_kserve
             if call == "ModelInfer":
                 infer = Infer(self._models, message, request.headers.get(JSON_LENGTH))
                 return await self._predicted(infer, request, share)
@@ -171,6 +178,19 @@ class HttpPort:
             return failed(503, _STOPPING)
         body = status_body if asked.call == "status" else metadata_body
         return reply(200, await self._on_thread(lambda: body(self._models, asked)))
+
+    def _check(self, request: web.BaseRequest, call: str | None) -> None:
+        """Of a request, and the call of KServe's that it means. Raises NotAllowedError, UnauthenticatedError."""
+        effect = _effect(request, call)
+        if not self._access.looks_at(effect):
+            return
+        what, caller = f"{request.method} {request.rel_url.raw_path[:200]}", caller_of(request)
+        if effect is not Effect.CHANGES:
+            self._access.check_read(what, caller)
+            return
+        self._access.check(what, caller)
+        with self._access.refusals(what, caller):
+            check_origin(what, request, self._access)
 
     def _health(self) -> web.Response:
         if self._draining:
@@ -217,8 +237,11 @@ class HttpPort:
             async with self._intake.body(request, share) as content:
                 self._intake.need(share, len(content) + parsed_bytes(content))
                 await self._on_thread(lambda: add_body(message, content))
-        answer = await getattr(self._kserve, call)(message, _Caller())
-        return reply(200 if getattr(answer, "ready", True) else 503, body_of(answer))
+        if effect_of(f"{SERVICE}/{call}") is not Effect.CHANGES:
+            answer = await getattr(self._kserve, call)(message, _Caller())
+            return reply(200 if getattr(answer, "ready", True) else 503, body_of(answer))
+        with self._access.audited(f"{SERVICE}/{call}", caller_of(request), told(message)):
+            return reply(200, body_of(await getattr(self._kserve, call)(message, _Caller())))
 
     def _check_refusing(self, model: str) -> None:
         if self._refusing:
@@ -252,6 +275,14 @@ class HttpPort:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
 
+def _effect(request: web.BaseRequest, call: str | None) -> Effect:
+    """What a request does. One that is no GET and no prediction, and means no call that reads, changes something."""
+    if call is not None:
+        return effect_of(f"{SERVICE}/{call}")
+    reads = request.method in ("GET", "HEAD") or request.rel_url.raw_path.lower().startswith("/v1/")
+    return Effect.READS if reads else Effect.CHANGES
+
+
 class _Caller:
     """What a call of the gRPC service asks about its caller, who gives no deadline by HTTP."""
 
@@ -262,7 +293,11 @@ class _Caller:
 def _refusal(error: Exception, headers: Mapping[str, str] | None = None) -> web.Response:
     code, text = logged_status(error)
     status = getattr(error, "http_status", None)
+    if isinstance(error, UnauthenticatedError):
+        headers = {**(headers or {}), "WWW-Authenticate": "Bearer"}
     if isinstance(error, EncodingError):
         headers = {**(headers or {}), "Accept-Encoding": KNOWN}
-    last = status is not None or isinstance(error, BusyError)  # the rest of its body would be taken for a request
+    last = status is not None or isinstance(
+        error, (BusyError, NotAllowedError)
+    )  # the rest of its body would be taken for a request
     return failed(status or STATUS[code], text, headers, last=last)

@@ -34,6 +34,7 @@ _BINARY = "binary_data"
 _ALL_BINARY = "binary_data_output"
 _SIZE = "binary_data_size"
 _SERVICE = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]
+SERVICE = _SERVICE.full_name
 _MODEL = r"/v2/models/(?P<name>[^/]+)(?:/versions/(?P<version>[^/]+))?"
 _PATHS = [
     (method, re.compile(path, re.ASCII), call)

@@ -14,7 +14,6 @@ from paramsync.graphs.specs import DEFAULT_SIGNATURE
 from paramsync.kserve import open_inference_pb2 as pb
 from paramsync.program.process import release
 
-from ...serving.allowed import Allowed
 from ...serving.metrics import Metrics, Statistics
 from ...serving.served import Models
 from ..sync.service import wait
@@ -43,9 +42,8 @@ def _not_offered(why: str) -> Callable[[Any, Any, Any], Any]:
 class KServe:
     """Lives on one event loop; ModelInfer is called from threads too."""
 
-    def __init__(self, models: Models, metrics: Metrics, draining: asyncio.Event, allowed: Allowed) -> None:
+    def __init__(self, models: Models, metrics: Metrics, draining: asyncio.Event) -> None:
         self._models = models
-        self._allowed = allowed
         self._metrics = metrics
         self.ModelInfer = ModelInfer(models)
         self.ModelStreamInfer = ModelStreamInfer(self.ModelInfer, draining)
@@ -105,7 +103,6 @@ class KServe:
         self, request: pb.RepositoryModelLoadRequest, context: Any
     ) -> pb.RepositoryModelLoadResponse:
         """Answers once the newest published version serves. Where nothing was published nobody is kept waiting."""
-        self._allowed.check("RepositoryModelLoad")
         _check_repository(request.repository_name)
         followers = self._models.followers(request.model_name)
         if request.parameters:

@@ -35,12 +35,18 @@ class SyncService:
         draining: asyncio.Event,
         told: Callable[[], Awaitable[None]] = _nobody,
         workers: Callable[[], Sequence[WorkerStatus]] = tuple,
+        *,
+        token: Callable[[], str] | None = None,
     ) -> None:
-        """An answer comes once all are `told` what followers report, who are asked elsewhere too."""
+        """An answer comes once all are `told` what followers report, who are asked elsewhere too.
+
+        `token` gives what trainers are shown that are asked to publish.
+        """
         self._models = models
         self._draining = draining
         self._told = told
         self._workers = workers
+        self._token = token
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Any) -> pb.GetStatusResponse:
         models = [of_status(model.status()) for model in self._models.some(request.model)]
@@ -59,6 +65,7 @@ class SyncService:
                 self._trainer(follower.model),
                 model=follower.model,
                 store=store,
+                token=None if self._token is None else self._token(),
                 seconds=seconds_to_wait(context.time_remaining()),
             )
         yield pb.SyncProgress(phase=pb.SyncProgress.LOOKING, version=number or 0)

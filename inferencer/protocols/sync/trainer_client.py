@@ -22,18 +22,19 @@ _SECONDS = 30.0  # for a caller who has no deadline
 _OPTIONS = (("grpc.enable_http_proxy", 0),)
 
 
-async def publish(address: str, *, model: str, store: Path, seconds: float | None) -> int:
+async def publish(address: str, *, model: str, store: Path, token: str | None = None, seconds: float | None) -> int:
     """The number of the version that the trainer at this address publishes now into the model's store.
 
-    One that publishes into another store is not asked to. Raises SyncError, TimeoutError.
+    One that publishes into another store is not asked to. It is shown the token. Raises SyncError, TimeoutError.
     """
+    shown = None if token is None else [("authorization", f"Bearer {token}")]
     deadline = time.monotonic() + (_SECONDS if seconds is None else seconds)
     async with grpc.aio.insecure_channel(address, options=_OPTIONS) as channel:
 
         async def ask(method: str, request: Any, answer: Callable[[bytes], Any]) -> Any:
             call = channel.unary_unary(f"{_PUBLISHER}{method}", type(request).SerializeToString, answer)
             try:
-                return await call(request, timeout=max(0.0, deadline - time.monotonic()))
+                return await call(request, timeout=max(0.0, deadline - time.monotonic()), metadata=shown)
             except grpc.aio.AioRpcError as error:
                 if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
                     raise TimeoutError(f"the trainer at {address} did not publish in time") from None

@@ -10,7 +10,7 @@ from tensorflow_serving.apis import get_model_status_pb2, model_management_pb2, 
 from paramsync.errors import NotServingError, UnknownLabelError, UnknownVersionError
 from paramsync.following.status import Course, Stage, Status
 
-from ...serving.allowed import Allowed
+from ...serving.access import ReloadRoots
 from ...serving.served import Models
 from ...serving.specs import named
 from .reload import Configures
@@ -28,10 +28,10 @@ _STATES = {
 class ModelService:
     """Lives on one event loop."""
 
-    def __init__(self, models: Models, configuring: Configures, allowed: Allowed) -> None:
+    def __init__(self, models: Models, configuring: Configures, roots: ReloadRoots) -> None:
         self._models = models
         self._configuring = configuring
-        self._allowed = allowed
+        self._roots = roots
 
     async def GetModelStatus(
         self, request: get_model_status_pb2.GetModelStatusRequest, context: Any
@@ -41,7 +41,7 @@ class ModelService:
     async def HandleReloadConfigRequest(
         self, request: model_management_pb2.ReloadConfigRequest, context: Any
     ) -> model_management_pb2.ReloadConfigResponse:
-        await self._configuring.apply(request.config, seconds=context.time_remaining(), allowed=self._allowed)
+        await self._configuring.apply(request.config, seconds=context.time_remaining(), roots=self._roots)
         response = model_management_pb2.ReloadConfigResponse()
         response.status.SetInParent()  # OK
         return response

@@ -18,7 +18,7 @@ from paramsync.following.operator_request import Change
 from paramsync.following.pins_file import MOST_LABELS, check_label
 from paramsync.host.files import shown
 
-from ...serving.allowed import Allowed
+from ...serving.access import ReloadRoots
 from ...serving.call_with_timeout import aside
 from ...serving.served import Served
 from ...settings import readers
@@ -60,7 +60,7 @@ class Configures(Protocol):
         config: model_server_config_pb2.ModelServerConfig,
         *,
         seconds: float | None = None,
-        allowed: Allowed | None = None,
+        roots: ReloadRoots | None = None,
     ) -> None: ...
 
 
@@ -79,17 +79,15 @@ class Configuring:
         config: model_server_config_pb2.ModelServerConfig,
         *,
         seconds: float | None = None,
-        allowed: Allowed | None = None,
+        roots: ReloadRoots | None = None,
     ) -> None:
         """Returns once all of it is so: where it raises, nothing changed, unless the caller had no more `seconds`.
 
-        `allowed` is for callers that nobody knows; without it everything is. What was begun is ended also when its
-        caller leaves. Raises RequestError for what is wrong with the configuration, NotAllowedError for what callers
-        may not do, SyncError where a version that it needs cannot be used, TimeoutError, NotServingError.
+        `roots` is where callers may have stores served; without it anywhere. What was begun is ended also when its
+        caller leaves. Raises RequestError for what is wrong with the configuration, NotAllowedError for stores
+        elsewhere, SyncError where a version that it needs cannot be used, TimeoutError, NotServingError.
         """
-        if allowed is not None:
-            allowed.check("HandleReloadConfigRequest")
-        task = asyncio.ensure_future(self._apply(config, allowed))
+        task = asyncio.ensure_future(self._apply(config, roots))
         self._tasks.add(task)
         task.add_done_callback(self._over)
         await asyncio.wait({task}, timeout=seconds_to_wait(seconds))
@@ -102,10 +100,10 @@ class Configuring:
         if not task.cancelled():
             task.exception()  # nobody else asks for it where the caller left
 
-    async def _apply(self, config: model_server_config_pb2.ModelServerConfig, allowed: Allowed | None) -> None:
+    async def _apply(self, config: model_server_config_pb2.ModelServerConfig, roots: ReloadRoots | None) -> None:
         async with self._lock:
             there = tuple(model.settings for model in self._models)
-            plan = await aside(partial(read, config, there, self._choices, allowed), "a look at base paths")
+            plan = await aside(partial(read, config, there, self._choices, roots), "a look at base paths")
             try:
                 await self._apply_models(plan.models, plan.changes)
             except (SettingsError, StoreError, UnknownVersionError) as error:
@@ -124,7 +122,7 @@ def read(
     config: model_server_config_pb2.ModelServerConfig,
     there: Collection[AnySettings],
     choices: Mapping[str, Choices],
-    allowed: Allowed | None,
+    roots: ReloadRoots | None,
 ) -> Plan:
     """Translates a configuration, where `there` is served now and `choices` were made by the configurations before it.
 
@@ -139,13 +137,13 @@ def read(
         if count > 1:
             raise InputError(f"config of model {name!r}", expected="one", found=count)
     known = {model.name: model for model in there}
-    settings = tuple(_settings(model, known.get(model.name), allowed) for model in listed)
+    settings = tuple(_settings(model, known.get(model.name), roots) for model in listed)
     changes = {model.name: _change(model, choices.get(model.name, Choices())) for model in listed}
     now = {name: Choices(change.pinned is not None, change.labels.keys()) for name, change in changes.items()}
     return Plan(settings, changes, now)
 
 
-def _settings(config: Any, known: AnySettings | None, allowed: Allowed | None) -> AnySettings:
+def _settings(config: Any, known: AnySettings | None, roots: ReloadRoots | None) -> AnySettings:
     try:
         readers.name(config.name)
     except ArgumentTypeError as error:
@@ -162,7 +160,7 @@ def _settings(config: Any, known: AnySettings | None, allowed: Allowed | None) -
         return known
     path = Path(config.base_path)
     if known is None or path != known.store.absolute():
-        _check_path(where, config.base_path, allowed)
+        _check_path(where, config.base_path, roots)
         known = ModelSettings(name=config.name, store=path)
     count = config.model_version_policy.latest.num_versions
     if count > _MOST_RESIDENT:
@@ -170,11 +168,11 @@ def _settings(config: Any, known: AnySettings | None, allowed: Allowed | None) -
     return replace(known, latest=count or None)
 
 
-def _check_path(where: str, path: str, allowed: Allowed | None) -> None:
+def _check_path(where: str, path: str, roots: ReloadRoots | None) -> None:
     if not path.startswith("/") or "\0" in path:
         raise InputError(f"{where}, base_path", expected="an absolute path", found=repr(path))
-    if allowed is not None:
-        allowed.check_store(f"{where}, base_path", Path(path))  # first: callers are not told what is elsewhere
+    if roots is not None:
+        roots.check(f"{where}, base_path", Path(path))  # first: callers are not told what is elsewhere
     try:
         is_there = Path(path).is_dir()
     except OSError:  # too long

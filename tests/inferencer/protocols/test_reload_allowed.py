@@ -1,4 +1,4 @@
-"""Who may change the models by a call: on loopback everybody, elsewhere nobody, unless told below which folders."""
+"""Below which folders the stores are that callers may have served, where the port is open to others and where not."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ import pytest
 
 from paramsync.kserve import open_inference_pb2 as kserve_pb2
 from paramsync.rpc.addresses import is_loopback
-from paramsync.v1 import sync_pb2 as pb
+from paramsync.rpc.tokens import Tokens
 from tests.support.configurations import answers, apply, config, model
 from tests.support.kserve import method
 from tests.support.published import Publisher
 from tests.support.running import LONG, Running, refused, synced
 
+SECRET = "a-token-of-many-letters"
+TOKENS = Tokens("PARAMSYNC_TOKEN", None, SECRET)
 DENIED = grpc.StatusCode.PERMISSION_DENIED
 
 
@@ -26,6 +28,7 @@ def serving(publisher: Publisher, **settings: Any) -> Iterator[Running]:
     publisher.publish(7)
     publisher.publish(8)
     running = Running(publisher.path, **settings)
+    running.show(SECRET)
     try:
         synced(running)
         yield running
@@ -38,16 +41,12 @@ def reload(running: Running, *models: Any) -> tuple[grpc.StatusCode, str]:
     return refused(running.model_service.HandleReloadConfigRequest, config(*models))
 
 
-def test_where_others_can_call_models_are_not_changed_unless_that_is_allowed(publisher: Publisher) -> None:
-    with serving(publisher, host="0.0.0.0") as running:
-        running.sync.Pin(pb.PinRequest(model="m", version=8), timeout=LONG)
-        for wanted in ([], [model(publisher.path)], [model(publisher.path, latest=0)], [model("/etc", name="n")]):
-            code, text = reload(running, *wanted)
-            assert (code, "start the inferencer with --reload-root DIR" in text) == (DENIED, True), text
-        load = kserve_pb2.RepositoryModelLoadRequest(model_name="m")
-        code, text = refused(method(running, "RepositoryModelLoad"), load)
-        assert (code, "--reload-root" in text) == (DENIED, True)
-        assert (answers(running), running.server.models.find("m").status().pinned) == (8, 8)
+def test_without_roots_others_have_only_models_served_that_are(publisher: Publisher) -> None:
+    with serving(publisher, host="0.0.0.0", tokens=TOKENS) as running:
+        code, text = reload(running, model("/etc", name="n"))
+        assert (code, "a folder that --reload-root DIR names to the inferencer" in text) == (DENIED, True), text
+        apply(running, model(publisher.path, specific=(7,)))
+        assert answers(running) == 7
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "127.0.0.1"])
@@ -60,7 +59,7 @@ def test_only_stores_below_the_roots_come_to_be_served(publisher: Publisher, tmp
     (roots / "loop").symlink_to(roots / "loop")
     (tmp_path / "way in").symlink_to(roots / "a")
     (tmp_path / "other root").mkdir()
-    with serving(publisher, host=host, reload_roots=(tmp_path / "other root", roots)) as running:
+    with serving(publisher, host=host, tokens=TOKENS, reload_roots=(tmp_path / "other root", roots)) as running:
         known = model(publisher.path)  # which was said by who started it
         outside = [
             "roots-not",

@@ -208,3 +208,22 @@ def test_an_unreadable_store_is_refused(tmp_path: Path) -> None:
     store.mkdir(mode=0)
     said = refused("inferencer", "--model", f"a={store}")
     assert said.startswith(f"inferencer: store {store}: cannot be read: permission denied")
+
+
+def test_tokens_are_of_a_file_or_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "tokens"
+    file.touch(0o600)
+    file.write_text("a-token-of-many-letters")
+    config = tmp_path / "models.toml"
+    config.write_text("[server]\ntoken_file = 'tokens'\nauth_reads = true\n[models.a]\nstore = '/s'\n")
+    for given in (["--model", "a=/s", "--token-file", str(file), "--auth-reads"], ["--config", str(config)]):
+        found = parse(given)
+        assert found.tokens is not None
+        assert (found.tokens.first(), found.auth_reads) == ("a-token-of-many-letters", True)
+        assert "a-token-of-many-letters" not in repr(found)
+    assert parse(["--model", "a=/s"]).tokens is None
+    with pytest.raises(SettingsError, match="--auth-reads: expected --token-file FILE or PARAMSYNC_TOKEN with it"):
+        parse(["--model", "a=/s", "--auth-reads"])
+    monkeypatch.setenv("PARAMSYNC_TOKEN", "short")
+    with pytest.raises(SettingsError, match="PARAMSYNC_TOKEN, line 1: expected 16 characters or more, found 5"):
+        parse(["--model", "a=/s"])

@@ -17,6 +17,7 @@ from tests.support.programs import ROOT
 from tests.system.compose.commands import CommandError, run
 
 IMAGE = "paramsync-test"
+TOKEN = "the-token-of-this-test"
 PORTS = tuple(
     f"PARAMSYNC_{one}" for one in ("PORT", "REST_PORT", "CONTROL_PORT", "TRAINER_PORT", "TRAINER_METRICS_PORT")
 )
@@ -57,7 +58,7 @@ class Stack:
     def plan(cls, command: tuple[str, ...], engine: Mapping[str, str], *, base_image: str) -> Stack:
         """A stack that exists nowhere yet."""
         ports = dict(zip(PORTS, map(str, free_ports(len(PORTS))), strict=True))
-        environment = {**engine, **ports, "PARAMSYNC_BASE_IMAGE": base_image}
+        environment = {**engine, **ports, "PARAMSYNC_BASE_IMAGE": base_image, "PARAMSYNC_TOKEN": TOKEN}
         return cls(command, environment, f"paramsync-{uuid.uuid4().hex[:8]}")
 
     def address(self, port: str) -> str:

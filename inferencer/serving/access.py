@@ -1,0 +1,75 @@
+"""Who may call at a port of this server, and below which folders the stores are that callers may have served."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from ipaddress import ip_address
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paramsync.errors import NotAllowedError
+from paramsync.rpc.access import Access, Caller, bearer
+from paramsync.rpc.addresses import address, is_loopback
+
+from ..settings.settings import Settings
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+_OPTION = "--reload-root"
+
+
+def access_of(settings: Settings, host: str) -> Access:
+    """Of a port that listens on this host."""
+    return Access(host=host, tokens=settings.tokens, reads=settings.auth_reads)
+
+
+def caller_of(request: web.BaseRequest) -> Caller:
+    """Who makes a request by HTTP."""
+    peer = None if request.transport is None else request.transport.get_extra_info("peername")
+    peer_address = address(*peer[:2]) if isinstance(peer, tuple) else "unknown"
+    return Caller(peer_address, bearer(request.headers.get("Authorization")))
+
+
+def check_origin(what: str, request: web.BaseRequest, access: Access) -> None:
+    """Raise NotAllowedError for a change that a page of another site has a browser ask for.
+
+    Browsers name the site in Origin. Where everybody on this machine may change something, a site can also have its own
+    name lead here (DNS rebinding), so the name that a browser asked for has to be one of this machine.
+    """
+    host, origin = request.headers.get("Host", ""), request.headers.get("Origin")
+    if origin is not None and origin.partition("://")[2].lower() != host.lower():
+        raise NotAllowedError(f"{what}: expected a page of this server, found one of {origin[:200]!r}")
+    if access.is_open and host and not _is_here(host, access.host):
+        raise NotAllowedError(f"{what}: expected a loopback address in the header Host, found {host[:200]!r}")
+
+
+def _is_here(host: str, listening: str) -> bool:
+    """Whether a name with its port is of this machine, without asking for addresses: a site says what its own is."""
+    name = host.rpartition("]")[0].lstrip("[") if host.startswith("[") else host.partition(":")[0]
+    try:
+        return ip_address(name).is_loopback
+    except ValueError:
+        return name.lower() in ("localhost", listening.lower())
+
+
+class ReloadRoots:
+    """Where stores may be that callers have served: below these folders, else anywhere on loopback, else nowhere."""
+
+    def __init__(self, roots: Sequence[Path], *, host: str) -> None:
+        self._roots = tuple(roots)
+        self._anywhere = not roots and is_loopback(host)
+
+    def check(self, where: str, path: Path) -> None:
+        """Raise NotAllowedError for a store that is not below a root, wherever links in it lead. Looks at files."""
+        if self._anywhere or any(_is_below(path, root) for root in self._roots):
+            return
+        roots = " or ".join(map(str, self._roots)) or f"a folder that {_OPTION} DIR names to the inferencer"
+        raise NotAllowedError(f"{where}: expected one below {roots} ({_OPTION}), found {str(path)[:200]!r}")
+
+
+def _is_below(path: Path, root: Path) -> bool:
+    try:
+        return path.resolve(strict=True).is_relative_to(root.resolve())
+    except (OSError, RuntimeError, ValueError):  # nothing there, links in a circle, a name too long
+        return False

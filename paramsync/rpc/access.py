@@ -1,0 +1,163 @@
+"""Who may call what: which calls change something, by which credentials they may, and a line in the log for each."""
+
+from __future__ import annotations
+
+import enum
+import logging
+from asyncio import CancelledError
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from paramsync.errors import NotAllowedError, UnauthenticatedError
+from paramsync.host.files import shown
+from paramsync.rpc.addresses import is_loopback
+from paramsync.rpc.tokens import Tokens
+
+_audit = logging.getLogger("paramsync.audit")
+_HEADER = "authorization"
+_SCHEME = "bearer "
+
+
+class Effect(enum.Enum):
+    """What a call does. HEALTH may be asked by everybody."""
+
+    HEALTH = "health"
+    READS = "reads"
+    CHANGES = "changes"
+
+
+_KSERVE = "inference.GRPCInferenceService"
+_HEALTH = {"grpc.health.v1.Health": ("Check", "Watch"), _KSERVE: ("ServerLive", "ServerReady")}
+_READS = {
+    "paramsync.v1.Sync": ("GetStatus", "Watch"),
+    "paramsync.v1.Publisher": ("GetStatus", "Watch"),
+    "tensorflow.serving.PredictionService": ("Classify", "GetModelMetadata", "MultiInference", "Predict", "Regress"),
+    "tensorflow.serving.ModelService": ("GetModelStatus",),
+    _KSERVE: (
+        "CudaSharedMemoryStatus", "ModelConfig", "ModelInfer", "ModelMetadata", "ModelReady", "ModelStatistics",
+        "ModelStreamInfer", "RepositoryIndex", "ServerMetadata", "SystemSharedMemoryStatus",
+    ),
+    "grpc.reflection.v1alpha.ServerReflection": ("ServerReflectionInfo",),
+}  # fmt: skip
+
+
+def _listed(effect: Effect, services: Mapping[str, Iterable[str]]) -> dict[str, Effect]:
+    return {f"{service}/{method}": effect for service, methods in services.items() for method in methods}
+
+
+_EFFECTS = {**_listed(Effect.HEALTH, _HEALTH), **_listed(Effect.READS, _READS)}
+
+
+def effect_of(method: str) -> Effect:
+    """Of a gRPC method, as "package.Service/Method". One that nobody listed here changes something."""
+    return _EFFECTS.get(method, Effect.CHANGES)
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who calls: where from, the bearer token that came, and the name in a certificate that was verified."""
+
+    peer: str
+    token: str | None = field(default=None, repr=False)
+    certificate: str | None = None
+
+    @classmethod
+    def of_grpc(cls, context: Any, peer: str) -> Caller:
+        """Of a call by gRPC, asynchronous or not, that begins just now."""
+        header = next((value for name, value in context.invocation_metadata() or () if name == _HEADER), None)
+        return cls(peer, bearer(header))
+
+
+def bearer(header: str | bytes | None) -> str | None:
+    """The token of an authorization header; None where there is none."""
+    text = header.decode(errors="replace") if isinstance(header, bytes) else header or ""
+    return text[len(_SCHEME) :].strip() if text[: len(_SCHEME)].lower() == _SCHEME else None
+
+
+class Access:
+    """Who may call at one port. Any thread.
+
+    Where there are tokens, each call that changes something has to show one. Where nothing is configured, only a port
+    that this machine alone can reach takes such calls. With `reads` calls that only read have to show one too.
+    """
+
+    def __init__(self, *, host: str, tokens: Tokens | None = None, reads: bool = False) -> None:
+        self.host = host
+        self._tokens = tokens
+        self._reads = reads
+        self.is_open = tokens is None and is_loopback(host)
+        """Whether everybody who reaches the port may change something."""
+
+    @property
+    def advice(self) -> str:
+        """What to configure where calls that change something are refused whoever makes them; else empty."""
+        if self.is_open or self._tokens is not None:
+            return ""
+        return (
+            f"calls that change something are refused on {self.host}, which other machines may reach: start with"
+            " --token-file FILE (or PARAMSYNC_TOKEN), or listen on a loopback address"
+        )
+
+    def looks_at(self, effect: Effect) -> bool:
+        """Whether calls of this kind may be refused, or are logged."""
+        return effect is Effect.CHANGES or (effect is Effect.READS and self._reads)
+
+    def who(self, caller: Caller) -> str | None:
+        """The name of a caller with a right credential; None where there is none."""
+        return None if self._tokens is None or caller.token is None else self._tokens.who(caller.token)
+
+    def check(self, what: str, caller: Caller) -> None:
+        """Of a call that changes something. Raises NotAllowedError, UnauthenticatedError, after a line in the log."""
+        with self.refusals(what, caller):
+            self.check_read(what, caller)
+
+    def check_read(self, what: str, caller: Caller) -> None:
+        """Of a call that reads, where `looks_at` says so. Raises NotAllowedError, UnauthenticatedError."""
+        if self.is_open or self.who(caller) is not None:
+            return
+        if self._tokens is None:
+            raise NotAllowedError(f"{what}: {self.advice}")
+        found = "none" if caller.token is None else "another one"
+        raise UnauthenticatedError(
+            f"{what}: expected a token that is known here, found {found}: paramsync sends one with --token-file FILE or"
+            " PARAMSYNC_TOKEN, other clients as authorization: Bearer TOKEN"
+        )
+
+    @contextmanager
+    def refusals(self, what: str, caller: Caller) -> Iterator[None]:
+        """Log the NotAllowedError that is raised within."""
+        try:
+            yield
+        except NotAllowedError as error:
+            self._log(what, caller, outcome="refused", why=str(error))
+            raise
+
+    @contextmanager
+    def audited(self, what: str, caller: Caller, request: str = "") -> Iterator[Change]:
+        """Make a change, whose outcome the log gets, with what was asked for."""
+        change = Change()
+        try:
+            yield change
+        except (CancelledError, GeneratorExit):
+            self._log(what, caller, request, outcome="failed", why="its caller left")
+            raise
+        except BaseException as error:
+            self._log(what, caller, request, outcome="failed", why=change.why or str(error))
+            raise
+        self._log(what, caller, request, outcome="done")
+
+    def _log(self, what: str, caller: Caller, request: str = "", *, outcome: str, why: str = "") -> None:
+        """One line, whatever callers put into names: each value is quoted as Python does."""
+        who = self.who(caller) or ("anybody here" if self.is_open else None)
+        values = {"what": what, "request": request, "who": who, "from": caller.peer, "outcome": outcome, "why": why}
+        line = " ".join(f"{name}={shown(value)}" for name, value in values.items() if value)
+        _audit.log(logging.INFO if outcome == "done" else logging.WARNING, "%s", line)
+
+
+class Change:
+    """A change that is under way; `why` says why it failed, where its error does not."""
+
+    def __init__(self) -> None:
+        self.why = ""

@@ -1,0 +1,82 @@
+"""ReadAgain: a value that files hold, read again once one of them was changed, without a restart."""
+
+from __future__ import annotations
+
+import logging
+import os
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from paramsync.errors import SettingsError
+
+_log = logging.getLogger("paramsync.security")
+_LIMIT = 1 << 20  # bytes; a larger file is another one
+
+T = TypeVar("T")
+
+
+class ReadAgain(ABC, Generic[T]):
+    """What cannot be used is logged, once, and the value before stays. Any thread; it can be pickled."""
+
+    def __init__(self, *paths: Path) -> None:
+        """Raises SettingsError where the files cannot be used."""
+        self._paths = paths
+        self._stamps = self._look()
+        self._value = self._read()
+
+    @abstractmethod
+    def _read(self) -> T:
+        """Raises SettingsError."""
+
+    def value(self) -> T:
+        """What the files say now."""
+        stamps = self._look()
+        if stamps != self._stamps:
+            self._stamps = stamps  # first: another thread need not read them too
+            try:
+                self._value = self._read()
+            except SettingsError as error:
+                _log.error("%s; what was there before is still used", error)
+            else:
+                _log.info("read again: %s", ", ".join(map(str, self._paths)))
+        return self._value
+
+    def _look(self) -> tuple[tuple[int, ...], ...]:
+        return tuple(_stamp(path) for path in self._paths)
+
+
+def read_secret(option: str, path: Path) -> bytes:
+    """All of a file that holds a secret. Raises SettingsError where others than its owner may read it.
+
+    Of a file of somebody else's the group may be allowed to: so secrets are mounted for a process without privileges.
+    """
+    content = read_file(option, path)
+    status = path.stat()
+    if too_open := status.st_mode & (0o077 if status.st_uid == os.geteuid() else 0o007):
+        who = "everybody on this machine" if too_open & 0o007 else "its group"
+        raise SettingsError(
+            f"{option} {path}: expected mode 0600, found {status.st_mode & 0o7777:04o}, by which {who} may use it:"
+            f" chmod 600 {path}"
+        )
+    return content
+
+
+def read_file(option: str, path: Path) -> bytes:
+    """All of a file that an option names. Raises SettingsError."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(_LIMIT + 1)
+    except OSError as error:
+        raise SettingsError(f"{option} {path}: cannot be read: {error.strerror}") from error
+    if len(content) > _LIMIT:
+        raise SettingsError(f"{option} {path}: expected a file of at most {_LIMIT} bytes, found a larger one")
+    return content
+
+
+def _stamp(path: Path) -> tuple[int, ...]:
+    try:
+        status = path.stat()
+    except OSError:
+        return ()
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns

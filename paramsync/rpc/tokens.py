@@ -1,0 +1,81 @@
+"""Tokens: secrets by which callers show that they may change something, each with the name of who has it."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from paramsync.errors import SettingsError
+from paramsync.rpc.read_again import ReadAgain, read_secret
+
+LEAST = 16  # characters
+_MOST = 4096  # characters, and lines: both are sent or compared with each call
+_LINE = re.compile(r"(?:(?P<name>[\w.@-]{1,100}):\s*)?(?P<secret>[A-Za-z0-9._~+/-]+=*)", re.ASCII)
+_HOW = "make one with: openssl rand -hex 32"
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """Who has it, for the log, and what it is."""
+
+    name: str
+    secret: str = field(repr=False)
+
+
+class Tokens(ReadAgain[tuple[Token, ...]]):
+    """All tokens that are taken now. Any thread."""
+
+    def __init__(self, option: str, file: Path | None, text: str = "") -> None:
+        """Of a file, or else of a text; `option` is what named it. Raises SettingsError."""
+        self._option = option
+        self._text = text
+        self._file = file
+        super().__init__(*(() if file is None else (file,)))
+
+    def who(self, secret: str) -> str | None:
+        """Whose token this is; None where it is nobody's. How long that takes says nothing about the tokens."""
+        shown, name = _digest(secret), None
+        for token in self.value():
+            if hmac.compare_digest(_digest(token.secret), shown):
+                name = token.name
+        return name
+
+    def first(self) -> str:
+        """The token to show to others."""
+        return self.value()[0].secret
+
+    def _read(self) -> tuple[Token, ...]:
+        if self._file is None:
+            return read(self._option, self._text)
+        content = read_secret(self._option, self._file)
+        return read(f"{self._option} {self._file}", content.decode(errors="replace"))
+
+
+def read(where: str, text: str) -> tuple[Token, ...]:
+    """The tokens of a text: one a line, as TOKEN or NAME:TOKEN. Raises SettingsError, which does not show them."""
+    tokens = []
+    lines = text.splitlines()
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        match = _LINE.fullmatch(line.strip()) if len(line) <= _MOST else None
+        if match is None:
+            raise SettingsError(
+                f"{where}, line {number}: expected TOKEN or NAME:TOKEN, of letters, digits and '-._~+/', found"
+                f" something else; {_HOW}"
+            )
+        if len(match["secret"]) < LEAST:
+            found = len(match["secret"])
+            raise SettingsError(f"{where}, line {number}: expected {LEAST} characters or more, found {found}; {_HOW}")
+        tokens.append(Token(match["name"] or f"token {number}", match["secret"]))
+    if not 0 < len(tokens) <= _MOST:
+        raise SettingsError(f"{where}: expected one token or more, found {len(tokens) or 'none'}; {_HOW}")
+    return tuple(tokens)
+
+
+def _digest(secret: str) -> bytes:
+    """Of the same length for all of them."""
+    return hashlib.sha256(secret.encode(errors="replace")).digest()
