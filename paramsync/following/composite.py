@@ -39,7 +39,7 @@ class Connection:
         self.parts = (first, second)
         self._names = (first.model, second.model)
         self._joiner = Joiner(self._names, inputs, outputs)
-        self._lock = threading.Lock()  # of what follows: one part's follower changes it at a time
+        self._lock = threading.Lock()  # of what follows, which the parts' followers change; not held while they build
         self._serving: Joined | None = None  # what requests are answered from
         self._problem: str | None = None
         self._swaps = 0
@@ -121,22 +121,25 @@ class Connection:
 
     def _follow(self) -> None:
         """Join what the parts serve now. Each follower does so after its swap: the last one sees both versions."""
-        with self._lock:
-            pair = self._serving_pair()
-            if pair is None:
-                return
+        while (pair := self._serving_pair()) is not None:
+            joined, problem = None, None
             try:
-                joined = self._joiner.build(pair)
+                joined = self._joiner.build(pair)  # without the lock: a new graph takes long, and the other part swaps
             except ParamsyncError as error:
                 problem = told(error)
-                if problem != self._problem:
-                    _log.warning("%s: %s", self.model, problem)
-                self._problem = problem
-                return
-            if self._serving is None or self._serving.pair != pair:
-                self._serving = joined
-                self._swaps += 1
-            self._problem = None
+            with self._lock:
+                if pair == self._serving_pair():
+                    self._take_over(joined, problem)
+                    return
+
+    def _take_over(self, joined: Joined | None, problem: str | None) -> None:
+        """Serve this pair, or go on with the one before and say why."""
+        if problem is not None and problem != self._problem:
+            _log.warning("%s: %s", self.model, problem)
+        self._problem = problem
+        if joined is not None and (self._serving is None or self._serving.pair != joined.pair):
+            self._serving = joined
+            self._swaps += 1
 
     def _serving_pair(self) -> Pair | None:
         first, second = (part.residents[:1] for part in self.parts)
