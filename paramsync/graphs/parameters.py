@@ -28,7 +28,7 @@ def arrange(graph: Graph, values: Mapping[str, Any], *, where: str = "the graph"
     wanted = {spec.name for spec in graph.parameters}
     extra = [name for name in values if name not in wanted]
     tensors = {name: _tensor(value) for name, value in values.items() if name in wanted}
-    check(graph, tensors, lambda tensor: (tensor.dtype.name, tuple(tensor.shape)), where=where, extra=extra)
+    check(graph.parameters, tensors, lambda tensor: (tensor.dtype.name, tuple(tensor.shape)), where=where, extra=extra)
     return tuple(tensors[spec.name] for spec in graph.parameters)
 
 

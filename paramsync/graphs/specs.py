@@ -99,28 +99,29 @@ def located(
     if not all(name in bundle.entries for name in names):
         keys |= keys_of(bundle, names, graph.called)
     found = {**bundle.entries, **{name: bundle.entries[key] for name, key in keys.items() if key in bundle.entries}}
-    check(graph, found, lambda entry: (dtypes.name(entry.dtype), entry.shape), where=where or str(bundle.prefix))
+    where = where or str(bundle.prefix)
+    check(graph.parameters, found, lambda entry: (dtypes.name(entry.dtype), entry.shape), where=where)
     return tuple(keys[name] for name in names)
 
 
 def check(
-    graph: Wanting,
+    parameters: Sequence[TensorSpec],
     found: Mapping[str, Any],
     kind: Callable[[Any], tuple[str, Shape]],
     *,
     where: str,
     extra: Iterable[str] = (),
 ) -> None:
-    """Raise ParameterError where what was found, of this `kind`, is not what the graph needs."""
-    missing = [spec.name for spec in graph.parameters if spec.name not in found]
+    """Raise ParameterError where what was found, of this `kind`, is not what a graph needs for its parameters."""
+    missing = [spec.name for spec in parameters if spec.name not in found]
     if missing:
-        there = _some([*found, *extra])
-        raise ParameterError(where, expected=f"{_some(missing)} ({len(missing)} missing)", found=there)
+        there = listed([*found, *extra])
+        raise ParameterError(where, expected=f"{listed(missing)} ({len(missing)} missing)", found=there)
     if extra := list(extra):
-        expected = _some(spec.name for spec in graph.parameters)
-        raise ParameterError(where, expected=expected, found=f"{_some(extra)} too ({len(extra)} not needed)")
+        expected = listed(spec.name for spec in parameters)
+        raise ParameterError(where, expected=expected, found=f"{listed(extra)} too ({len(extra)} not needed)")
     wrong = []
-    for spec in graph.parameters:
+    for spec in parameters:
         dtype, shape = kind(found[spec.name])
         if shape is None or not spec.accepts(dtype, [-1 if size is None else size for size in shape]):
             wrong.append((f"{_readable(spec.name)} {spec}", described(dtype, shape)))
@@ -137,6 +138,7 @@ def _readable(name: str) -> str:
     return name if name.isprintable() else shown(name)
 
 
-def _some(names: Iterable[str]) -> str:
-    listed = sorted(names)
-    return f"{', '.join(map(_readable, listed[:_SHOWN])) or 'nothing'}{' and more' if len(listed) > _SHOWN else ''}"
+def listed(names: Iterable[str]) -> str:
+    """Some names, in order, as a message shows them."""
+    ordered = sorted(names)
+    return f"{', '.join(map(_readable, ordered[:_SHOWN])) or 'nothing'}{' and more' if len(ordered) > _SHOWN else ''}"

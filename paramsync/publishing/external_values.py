@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,14 @@ from google.protobuf.message import DecodeError
 
 from paramsync import dtypes
 from paramsync.errors import CorruptCheckpointError, GraphError, ParameterError, SettingsError, StoreError
+from paramsync.graphs.specs import Shape, check, listed, spec_of
 from paramsync.host import files
 from paramsync.store.store import graph_file, is_digest
 from paramsync.tensorbundle.index import OBJECT_GRAPH
-from paramsync.v1 import bundle_pb2, graph_pb2
+from paramsync.v1 import graph_pb2
 
 Values = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
 """Arrays by name, or a function that returns them when they are needed."""
-
-_SHOWN = 8  # names in a message
 
 
 class ExternalValues:
@@ -38,13 +38,15 @@ class ExternalValues:
         self.content = content
         self._copy = copy
         self._object_graph = message.object_graph
-        self._parameters = {parameter.name: parameter for parameter in message.parameters}
+        specs = {parameter.name: spec_of(parameter) for parameter in message.parameters}
         uses = Counter(parameter.variable for parameter in message.parameters)
-        named = {
-            parameter.variable: parameter.name for parameter in message.parameters if uses[parameter.variable] == 1
+        called = {
+            parameter.name: parameter.variable
+            for parameter in message.parameters
+            if parameter.variable and uses[parameter.variable] == 1 and parameter.variable not in specs
         }
-        self._keys = named | {name: name for name in self._parameters}
-        self._called = {name: name for name in self._parameters} | {key: name for name, key in named.items() if name}
+        self._wanted = {key: replace(spec, name=called.get(key, key)) for key, spec in specs.items()}
+        self._keys = {spec.name: key for key, spec in self._wanted.items()} | {key: key for key in specs}
 
     @classmethod
     def in_store(cls, store: Path, digest: str | None, *, copy: bool) -> ExternalValues:
@@ -55,8 +57,8 @@ class ExternalValues:
                 raise SettingsError(_which(store, digests))
             (digest,) = digests
         if digest not in digests:
-            listed = ", ".join(digests) or "none"
-            raise SettingsError(f"store {store}: expected graph {files.shown(digest)}, found {listed}")
+            there = ", ".join(digests) or "none"
+            raise SettingsError(f"store {store}: expected graph {files.shown(digest)}, found {there}")
         path = graph_file(store, digest)
         try:
             source = cls(files.content(path, limit=files.MAX_MESSAGE), copy=copy)
@@ -78,43 +80,23 @@ class ExternalValues:
             raise SettingsError(
                 "the values of a graph that was published beforehand are needed: publish(step, values={name: array})"
             )
-        by_key = self._by_key(values() if callable(values) else values)
-        self._check(by_key)
+        by_key = self._fitting(values() if callable(values) else values)
         pinned = {key: _pinned(value, copy=self._copy) for key, value in by_key.items()}
         if self._object_graph:
             pinned[OBJECT_GRAPH] = np.array(self._object_graph, dtype=object)
         return pinned
 
-    def _by_key(self, values: Mapping[str, Any]) -> dict[str, Any]:
+    def _fitting(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The values by key. Raises ParameterError, which calls each as the framework does where it can."""
         known = {name: self._keys[name] for name in values if name in self._keys}
         by_key = {key: _array_like(values[name]) for name, key in known.items()}
-        missing = [self._called[key] for key in self._parameters if key not in by_key]
-        if missing:
-            expected = f"{_listed(missing)} ({len(missing)} missing)"
-            raise ParameterError("the graph", expected=expected, found=_listed(values))
-        extra = [name for name in values if name not in self._keys]
-        if extra:
-            found = f"{_listed(extra)} too ({len(extra)} not needed)"
-            raise ParameterError("the graph", expected=_listed(self._called.values()), found=found)
         if len(by_key) < len(known):
             twice = [name for name, count in Counter(known.values()).items() if count > 1]
-            raise ParameterError("the graph", expected="each value once", found=f"{_listed(twice)} under two names")
+            raise ParameterError("the graph", expected="each value once", found=f"{listed(twice)} under two names")
+        extra = [str(name) for name in values if name not in self._keys]
+        called = {self._wanted[key].name: value for key, value in by_key.items()}
+        check([*self._wanted.values()], called, _kind, where="the graph", extra=extra)
         return by_key
-
-    def _check(self, by_key: Mapping[str, Any]) -> None:
-        wrong = []
-        for key, parameter in self._parameters.items():
-            dtype, shape = _dtype(by_key[key]), tuple(by_key[key].shape)
-            if dtype != dtypes.name(parameter.dtype) or not _fits(parameter.shape, shape):
-                expected = f"{self._called[key]} {dtypes.name(parameter.dtype)} {_dimensions(parameter.shape)}"
-                wrong.append((expected, f"{dtype} {list(shape)}"))
-        if wrong:
-            more = f" ({len(wrong)} differ)" if len(wrong) > 1 else ""
-            raise ParameterError(
-                "the graph",
-                expected=", ".join(expected for expected, _ in wrong[:_SHOWN]) + more,
-                found=", ".join(found for _, found in wrong[:_SHOWN]),
-            )
 
 
 def _digests(store: Path) -> list[str]:
@@ -172,34 +154,23 @@ def _of_torch(tensor: Any, *, copy: bool) -> Any:
 
 
 def _may_change(array: Any) -> bool:
-    while isinstance(array, np.ndarray):
-        if array.flags.writeable:
+    """Whether somebody may write to the memory of an array, through it or through what it is a view of."""
+    owner = array
+    while isinstance(owner, np.ndarray):
+        if owner.flags.writeable:
             return True
-        array = array.base
-    return False
+        owner = owner.base
+    while isinstance(owner, memoryview):
+        owner = owner.obj
+    try:
+        return owner is not None and not memoryview(owner).readonly
+    except (TypeError, ValueError, BufferError, NotImplementedError):  # it does not say
+        return True
 
 
-def _dtype(value: Any) -> str:
+def _kind(value: Any) -> tuple[str, Shape]:
+    """The dtype and shape of an array of any framework."""
     if isinstance(value.dtype, np.dtype):
         number = dtypes.from_numpy(value.dtype)
-        return str(value.dtype) if number is None else dtypes.name(number)
-    return str(getattr(value.dtype, "name", value.dtype)).rpartition(".")[2]
-
-
-def _fits(expected: bundle_pb2.TensorShape, shape: tuple[int, ...]) -> bool:
-    if expected.unknown_rank:
-        return True
-    sizes = [dim.size for dim in expected.dim]
-    return len(sizes) == len(shape) and all(known in (-1, size) for known, size in zip(sizes, shape, strict=True))
-
-
-def _dimensions(shape: bundle_pb2.TensorShape) -> str:
-    if shape.unknown_rank:
-        return "of any shape"
-    return f"[{', '.join('?' if dim.size < 0 else str(dim.size) for dim in shape.dim)}]"
-
-
-def _listed(names: Iterable[str]) -> str:
-    ordered = sorted(map(str, names))
-    shown = [name if name.isprintable() else files.shown(name) for name in ordered[:_SHOWN]]
-    return f"{', '.join(shown) or 'nothing'}{' and more' if len(ordered) > _SHOWN else ''}"
+        return str(value.dtype) if number is None else dtypes.name(number), tuple(value.shape)
+    return str(getattr(value.dtype, "name", value.dtype)).rpartition(".")[2], tuple(value.shape)

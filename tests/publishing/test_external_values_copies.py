@@ -62,6 +62,23 @@ def test_arrays_are_copied_where_they_can_be_written_to(store: Path) -> None:
     assert published_after(store, given, change) == [2.0] * 4
 
 
+@pytest.mark.parametrize("hide", [bytes, bytearray, memoryview, lambda buffer: memoryview(buffer).toreadonly()])
+def test_what_looks_at_memory_of_others_is_copied_where_they_can_write_to_it(
+    store: Path, hide: Callable[[bytearray], Any]
+) -> None:
+    buffer = bytearray(np.ones(4, np.float32).tobytes())
+    shared = np.frombuffer(hide(buffer), np.float32)
+    shared.flags.writeable = False
+
+    def change() -> None:
+        buffer[:] = np.full(4, 7, np.float32).tobytes()
+
+    assert published_after(store, values(1.0) | {"scale_of_all": shared}, change) == [2.0] * 4
+    source = ExternalValues.in_store(store, None, copy=True)
+    kept = source.pin(values(1.0) | {"scale_of_all": shared})["scale" + VALUE] is shared
+    assert kept is (hide is bytes)  # the only one whose memory nobody can write to
+
+
 def test_nothing_is_copied_where_that_is_wanted(store: Path) -> None:
     given = values(1.0)
     assert published_after(store, given, lambda: given["scale_of_all"].fill(6), copy=False) == [7.0] * 4
