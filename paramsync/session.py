@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -16,7 +14,6 @@ from paramsync.publishing.metrics import Metrics
 from paramsync.publishing.publisher import Publisher, PublishOptions, check_options
 from paramsync.publishing.schedule import PublishSchedule
 from paramsync.publishing.session_values import Averages, SessionValues, tensors
-from paramsync.publishing.write_behind import PublisherStatus
 from paramsync.version import Version
 
 if TYPE_CHECKING:
@@ -25,8 +22,8 @@ if TYPE_CHECKING:
 v1 = tf.compat.v1
 
 
-class SessionPublisher:
-    """The one publisher of a store, for a program that trains in a session.
+class SessionPublisher(Publisher):
+    """A Publisher for a program that trains in a session.
 
         publisher = SessionPublisher("/dev/shm/net", x, y, schedule=PublishSchedule(every_steps=100))
         with tf.compat.v1.Session() as session, publisher:
@@ -39,7 +36,7 @@ class SessionPublisher:
     hold all that this Saver saves, under its names, so that `saver.restore(session, prefix)` takes them; without, only
     what lies between the tensors, by the variables' names, as `tf.compat.v1.train.Saver(those_variables)` restores it.
     `averages`, such as `tf.train.ExponentialMovingAverage.average`, gives the variable that is published in place of
-    another. Everything else is as Publisher has it.
+    another. Everything else is as Publisher has it; call `flush` or leave the block before the session ends.
 
     Resource variables are pinned in microseconds each, whatever their size; reference variables, which TensorFlow 1
     makes where nothing is said, are copied on the thread that trains (see SessionValues). Where several workers update
@@ -59,64 +56,32 @@ class SessionPublisher:
     ) -> None:
         check_options(options)
         self._values = SessionValues(inputs, outputs, saver=saver, averages=averages)
-        self._publisher = Publisher(store, self._values, schedule=schedule, **options)
+        super().__init__(store, self._values, schedule=schedule, **options)
 
-    def begin(self, session: Any, step: int) -> Version | None:
+    def begin(self, session: Any, step: int) -> Version | None:  # type: ignore[override]  # a session comes first
         """Training begins at this step: publish it where the schedule wants the start; see `Publisher.begin`."""
-        return self._publisher.begin(step, values=session)
+        return super().begin(step, values=session)
 
     def publish_session_if_due(self, session: Any, step: int, metrics: Metrics | None = None) -> Version | None:
         """Publish this step where that is due; see `Publisher.publish_if_due`."""
-        return self._publisher.publish_if_due(step, metrics, values=session)
+        return self.publish_if_due(step, metrics, values=session)
 
     def publish_session(
         self, session: Any, step: int, *, wait: bool = False, metrics: Metrics | None = None
     ) -> Version:
         """Publish this step now; see `Publisher.publish`."""
-        return self._publisher.publish(step, wait=wait, metrics=metrics, values=session)
+        return self.publish(step, wait=wait, metrics=metrics, values=session)
 
-    def is_due(self, step: int) -> bool:
-        """Whether `publish_session_if_due` would publish this step now."""
-        return self._publisher.is_due(step)
-
-    def finish(self, session: Any, step: int, metrics: Metrics | None = None) -> Version | None:
+    def finish(  # type: ignore[override]  # a session comes first
+        self, session: Any, step: int, metrics: Metrics | None = None
+    ) -> Version | None:
         """Training is over: publish its last step, and wait until it is written; see `Publisher.finish`."""
-        version = self._publisher.finish(step, metrics, values=session)
+        version = self._finish(step, metrics, session)
         self._values.tidy()
         return version
 
-    def request(self) -> Future[Version]:
-        """Ask for a publication at the next step, from any thread."""
-        return self._publisher.request()
-
-    def subscribe(self, listener: Callable[[Version], None]) -> None:
-        """Call this with every version once it is committed, on the writing thread: it must not block."""
-        self._publisher.subscribe(listener)
-
-    @property
-    def control(self) -> str | None:
-        """Where an operator is answered; None where nobody is."""
-        return self._publisher.control
-
-    def status(self) -> PublisherStatus:
-        """How publishing goes, as one value."""
-        return self._publisher.status()
-
-    def flush(self, timeout: float | None = None) -> bool:
-        """Wait until everything is written, which has to be before the session ends."""
-        return self._publisher.flush(timeout)
-
-    def close(self) -> None:
-        """Write what waits, answer who waits, give the store up. Publishes nothing by itself; may be called again."""
-        self._publisher.close()
-
-    def __enter__(self) -> SessionPublisher:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
-        self._publisher.__exit__(kind, error, where)
+    def _release(self) -> None:
+        super()._release()
         self._values.tidy()
 
 
@@ -182,7 +147,7 @@ class PublishHook(tf.compat.v1.train.SessionRunHook):
             raise SettingsError(
                 "the graph has no global step: tf.compat.v1.train.get_or_create_global_step() makes one"
             )
-        self._fetched = {name: tensors(one) for name, one in self._metrics.items()}
+        self._fetched = {name: tensors(metric) for name, metric in self._metrics.items()}
         self._publisher = self._make()
         self._is_due = False
 
@@ -195,7 +160,8 @@ class PublishHook(tf.compat.v1.train.SessionRunHook):
 
     def after_run(self, run_context: Any, run_values: Any) -> None:
         if self._is_due:  # decided before, for metrics are of the run that is published
-            self._publish_if_due(run_context.session, run_values.results["metrics"])
+            session = run_context.session
+            self._made.publish_session_if_due(session, self._counted(session), run_values.results["metrics"])
         else:  # the step was read before or after this run's update, nobody knows
             self._next = int(run_values.results["step"]) + 2
 
@@ -204,9 +170,6 @@ class PublishHook(tf.compat.v1.train.SessionRunHook):
             self._made.finish(session, int(session.run(self._step)))
         finally:
             self._release()
-
-    def _publish_if_due(self, session: Any, metrics: Metrics) -> None:
-        self._made.publish_session_if_due(session, self._counted(session), metrics)
 
     def _counted(self, session: Any) -> int:
         step = int(session.run(self._step))

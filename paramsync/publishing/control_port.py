@@ -116,8 +116,8 @@ class Training:
     publisher: Publisher
     meter: Meter
     device: str
-    total_steps: int | None
-    steps_per_epoch: int | None
+    total_steps: int | None = None
+    steps_per_epoch: int | None = None
     state: Resumable | None = None
 
 
@@ -177,12 +177,6 @@ class ControlPort:
         training.publisher.subscribe(self._service.watchers.tell)
         self._service.training = training
         self._set_healthy(True)
-
-    def tell_of(self, publisher: Publisher, meter: Meter, *, device: str) -> None:
-        """The same for a training loop of somebody else's, of which no more is known."""
-        self.training_begins(
-            Training(publisher=publisher, meter=meter, device=device, total_steps=None, steps_per_epoch=None)
-        )
 
     def training_ends(self) -> None:
         """Training has stopped; the last version may still be on its way."""

@@ -26,7 +26,7 @@ from paramsync.version import Version
 if TYPE_CHECKING:
     import keras
     import tensorflow as tf
-    from typing_extensions import Unpack
+    from typing_extensions import Self, Unpack
 
     from paramsync.graphs.capturing import Capture
     from paramsync.publishing.control_port import ControlPort
@@ -247,18 +247,7 @@ class Publisher:
 
         Requests are refused from here on. Returns the last committed version. Leaving the `with` block does the same.
         """
-        step = step_number(step)
-        with self._lock:
-            self._accepting = False
-        if self._control is not None:
-            self._control.training_ends()
-        self._behind.flush(None)
-        committed = self.status().published
-        due = self._schedule.due_at_end(step, published=committed.step if committed else self._begun)
-        if self._requests or (due and not self._is_held_back(step, metrics)):
-            self._publish(step, time.monotonic(), metrics, values)
-        self.flush(None)
-        return self.status().published
+        return self._finish(step, metrics, values)
 
     def request(self) -> Future[Version]:
         """Ask for a publication at the next step, from any thread; the future has the version once it is committed.
@@ -296,7 +285,7 @@ class Publisher:
         self._release()
         self._surface()
 
-    def __enter__(self) -> Publisher:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -304,8 +293,7 @@ class Publisher:
     ) -> None:
         try:
             if error is None and self._accepting and self._seen is not None:
-                step, metrics, values = self._seen
-                self.finish(step, metrics, values=values)
+                self._finish(*self._seen)
         finally:
             self._release()
         if error is None:
@@ -350,6 +338,20 @@ class Publisher:
             self._meter.stall = time.perf_counter() - began
         return version
 
+    def _finish(self, step: int, metrics: Metrics | None, values: Values | None) -> Version | None:
+        step = step_number(step)
+        with self._lock:
+            self._accepting = False
+        if self._control is not None:
+            self._control.training_ends()
+        self._behind.flush(None)
+        committed = self.status().published
+        due = self._schedule.due_at_end(step, published=committed.step if committed else self._begun)
+        if self._requests or (due and not self._is_held_back(step, metrics)):
+            self._publish(step, time.monotonic(), metrics, values)
+        self.flush(None)
+        return self.status().published
+
     def _is_held_back(self, step: int, metrics: Metrics | None) -> bool:
         """Whether the gate keeps a step that is due from being published."""
         if self._gate is None or self._requests or (self._since is None and self._schedule.at_start):
@@ -385,7 +387,10 @@ class Publisher:
     def _answer(self, control: ControlPort) -> None:
         """Have the control port tell of this publisher from now on."""
         self._meter = Meter(0, time.monotonic())
-        control.tell_of(self, self._meter, device=device_name() if self._is_live else "")
+        from paramsync.publishing.control_port import Training  # here: gRPC is imported by who wants it
+
+        device = device_name() if self._is_live else ""
+        control.training_begins(Training(publisher=self, meter=self._meter, device=device))
         _log.info("publisher ready: control %s, store %s", control.address, self._store.path)
 
     def _hang_up(self) -> None:
@@ -414,7 +419,7 @@ def _whole(step: Any) -> int:
 
 
 def _listening(host: str, port: int, store: Path) -> ControlPort:
-    from paramsync.publishing.control_port import ControlPort  # here: gRPC is imported by who wants it
+    from paramsync.publishing.control_port import ControlPort  # here, too
 
     return ControlPort(host, port, store=store, option="control_port")
 
