@@ -11,52 +11,8 @@ from google.protobuf.descriptor import FieldDescriptor as Field
 from google.protobuf.message import DecodeError, Message
 
 from paramsync.errors import InputError, RequestError
-
-VARINT, FIXED64, SIZED, FIXED32 = 0, 1, 2, 5  # how values are on the wire
-
-
-class Fields:
-    """Reads one message's bytes, and not more than so many fields."""
-
-    __slots__ = ("content", "left", "sized")
-
-    def __init__(self, content: bytes, most: int) -> None:
-        self.content = content
-        self.left = most
-        """How many fields more are looked at: whoever reads them asks, before each."""
-        self.sized = False
-        """Whether the field that was read last says its size, as messages, strings and packed numbers do."""
-
-    def field(self, at: int, end: int) -> tuple[int, int, int]:
-        """Its number, and where its value begins and ends. Raises DecodeError."""
-        self.left -= 1
-        tag, body = self.number(at, end)
-        kind = tag & 7
-        self.sized = kind == SIZED
-        if kind == SIZED:
-            size, body = self.number(body, end)
-            after = body + size
-        elif kind == VARINT:
-            after = self.number(body, end)[1]
-        elif kind in (FIXED32, FIXED64):
-            after = body + (4 if kind == FIXED32 else 8)
-        else:
-            raise DecodeError("a group")
-        if after > end or not tag >> 3:
-            raise DecodeError("a field that ends beyond its message")
-        return tag >> 3, body, after
-
-    def number(self, at: int, end: int) -> tuple[int, int]:
-        """A number of any length, and where it ends."""
-        found = shift = 0
-        for position in range(at, min(at + 10, end)):
-            byte = self.content[position]
-            found |= (byte & 0x7F) << shift
-            if byte < 0x80:
-                return found, position + 1
-            shift += 7
-        raise DecodeError("a number that does not end")
-
+from paramsync.rpc.wire_fields import SIZED, Fields
+from paramsync.tensorbundle.sstable import varint
 
 _M = TypeVar("_M", bound=Message)
 
@@ -183,7 +139,7 @@ class _Merge:
 
     def _numbers(self, message: Message, field: Field, at: int, end: int) -> None:
         """Packed ones, each of which takes some bytes of which the last is below 128."""
-        tag = _varint(field.number << 3 | SIZED)
+        tag = varint(field.number << 3 | SIZED)
         while at < end:
             after = min(at + PIECE, end)
             while after < end and self._content[after - 1] & 0x80:
@@ -191,7 +147,7 @@ class _Merge:
                 if after - at > PIECE + 10:
                     raise DecodeError("a number that does not end")
             part = self._content[at:after]
-            message.MergeFromString(tag + _varint(len(part)) + part)
+            message.MergeFromString(tag + varint(len(part)) + part)
             at = after
 
     def _whole(self, message: Message, begin: int, end: int) -> bool:
@@ -220,15 +176,6 @@ class _Merge:
             expected = f"at most {MOST_FIELDS} fields in a message above {PIECE} bytes; numbers may be packed"
             raise InputError("request", expected=expected, found="more")
         return self._fields.field(at, end)
-
-
-def _varint(number: int) -> bytes:
-    found = bytearray()
-    while number > 0x7F:
-        found.append(number & 0x7F | 0x80)
-        number >>= 7
-    found.append(number)
-    return bytes(found)
 
 
 def _text(content: bytes) -> str:

@@ -8,7 +8,7 @@ import numpy as np
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError
 
-from .partial_parsing import Fields
+from paramsync.rpc.wire_fields import Fields
 
 _NEAR = 4096  # bytes of a field that is not looked into
 _ALL = 1 << 20  # fields that are looked at

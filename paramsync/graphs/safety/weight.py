@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
+from google.protobuf.message import DecodeError
+
 from paramsync.errors import UnsafeGraphError
+from paramsync.rpc.wire_fields import Fields
 
 SMALL = 32 << 20
 """Bytes that are parsed whatever they are."""
@@ -30,42 +34,21 @@ def check_weight(content: bytes, kind: dict[int, Any]) -> None:
     What is malformed is left to be parsed.
     """
     if len(content) > SMALL:
-        _weigh(memoryview(content), kind, 0)
+        with suppress(DecodeError):
+            _weigh(Fields(content, MOST // _FIELD), 0, len(content), kind, 0)
 
 
-def _weigh(content: memoryview, inner: dict[int, Any], weight: int) -> int:
+def _weigh(fields: Fields, at: int, end: int, inner: dict[int, Any], weight: int) -> int:
     """Add the weight of a message to `weight`; `inner` has the messages in its fields, None for fields of values."""
-    at = 0
-    while at < len(content):
-        tag, at = _varint(content, at)
-        kind = tag & 7
-        size = 0
-        if kind == 0:
-            _, at = _varint(content, at)
-        elif kind == 2:
-            size, at = _varint(content, at)
-        else:
-            at += {1: 8, 5: 4}.get(kind, len(content))
+    while at < end:
+        number, body, at = fields.field(at, end)
+        size = at - body if fields.sized else 0
         weight += _FIELD
-        within = inner.get(tag >> 3, {})
+        within = inner.get(number, {})
         if within and size > _DEEP:
-            weight = _weigh(content[at : at + size], within, weight)
+            weight = _weigh(fields, body, at, within, weight)
         elif within is not None:
             weight += size
-        at += size
         if weight > MOST:
             raise UnsafeGraphError(f"the graph is not safe: expected at most {MOST} bytes beside its constants")
     return weight
-
-
-def _varint(content: memoryview, at: int) -> tuple[int, int]:
-    """Decode the varint at `at`: its value, and where it ends."""
-    value = shift = 0
-    while at < len(content) and shift < 64:
-        byte = content[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        shift += 7
-        if byte < 0x80:
-            break
-    return value, at
