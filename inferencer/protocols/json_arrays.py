@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
+from paramsync import dtypes
 from paramsync.errors import InputError
 from paramsync.graphs.specs import TensorSpec
 
@@ -101,11 +101,8 @@ def _of_leaves(what: str, leaves: Sequence[Any], spec: TensorSpec, body: Body) -
 
 
 def _dtype(what: str, spec: TensorSpec) -> np.dtype[Any]:
-    try:
-        dtype = np.dtype(getattr(ml_dtypes, spec.dtype, spec.dtype))
-    except TypeError:  # a quantized one
-        dtype = np.dtype(complex)
-    if dtype.kind == "c":
+    dtype = dtypes.named(spec.dtype)
+    if dtype is None or dtype.names or dtype.kind == "c":  # the second: a quantized one
         raise NotImplementedError(f"{what}: JSON has no {spec.dtype}; use gRPC")
     return dtype
 

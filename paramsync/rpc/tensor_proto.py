@@ -214,10 +214,13 @@ def _repeated(array: np.ndarray, count: int) -> np.ndarray:
 
 
 def _of_content(head: TensorHeader, content: bytes) -> np.ndarray:
-    if head.dtype.kind == "O":
-        return _strings(head, content)
+    return _strings(head, content) if head.dtype.kind == "O" else numbers(head, content, "tensor_content")
+
+
+def numbers(head: TensorHeader, content: bytes, field: str) -> np.ndarray:
+    """The values, none of them strings, whose bytes came in this field. Raises InputError where they are too few."""
     if len(content) != head.size:
-        raise InputError(str(head), expected=f"{head.size} bytes of tensor_content", found=len(content))
+        raise InputError(str(head), expected=f"{head.size} bytes of {field}", found=len(content))
     if head.dtype.kind == "b":  # any byte but 0 is true; a boolean of another byte than 1 is not defined
         return np.not_equal(np.frombuffer(content, np.uint8), 0)
     return np.frombuffer(content, head.dtype)

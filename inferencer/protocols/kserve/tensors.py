@@ -17,7 +17,7 @@ from paramsync import dtypes
 from paramsync.errors import InputError
 from paramsync.graphs.specs import TensorSpec
 from paramsync.kserve import open_inference_pb2 as pb
-from paramsync.rpc.tensor_proto import TensorHeader, check_rank, check_shape, collected, extend
+from paramsync.rpc.tensor_proto import TensorHeader, check_rank, check_shape, collected, extend, numbers
 
 Array = npt.NDArray[Any]
 
@@ -97,13 +97,7 @@ def arrays(request: pb.ModelInferRequest, heads: Mapping[str, TensorHeader]) -> 
 
 
 def of_raw(head: TensorHeader, content: bytes) -> Array:
-    if head.dtype == object:
-        return _strings(head, content)
-    if len(content) != head.size:
-        raise InputError(str(head), expected=f"{head.size} bytes of raw_input_contents", found=len(content))
-    if head.dtype.kind == "b":  # any byte but 0 is true; a boolean of another byte than 1 is not defined
-        return np.not_equal(np.frombuffer(content, np.uint8), 0)
-    return np.frombuffer(content, head.dtype)
+    return _strings(head, content) if head.dtype == object else numbers(head, content, "raw_input_contents")
 
 
 def _strings(head: TensorHeader, content: bytes) -> Array:
