@@ -50,6 +50,7 @@ _NUMBERED = re.compile(r"checkpoint|\d{1,18}")
 _SAVED_MODEL = re.compile(r"saved_model\.pb(txt)?|variables")
 _VARIABLES = re.compile(r"variables\..*")
 
+Hear = Callable[[str], None]
 _Target = tuple[Path, int, int]  # a folder, and by device and inode which one of that name
 
 
@@ -95,7 +96,8 @@ class _PlaceWatch:
     def __init__(self, place: Place, ring: Callable[[], None]) -> None:
         self._place = place
         self._ring = ring
-        self._listener: FolderListener | None = None
+        self._names = place.names
+        self._folder: WatchedFolder | None = None
         self._armed: _Target | None = None
         self._warned = False
 
@@ -104,35 +106,30 @@ class _PlaceWatch:
         # the same inode as the one removed, so that only the end of what watched it tells.
         for _ in range(_TRIES):
             target = _nearest(self._place.folder)
-            if target == self._armed and self._alive():
+            if target == self._armed and self._folder is not None and self._folder.is_alive():
                 return
             self.close()
             if target is None or not self._start(target):
                 return
 
-    def _alive(self) -> bool:
-        return self._listener is not None and self._listener.is_alive()
-
     def close(self) -> None:
-        listener, self._listener, self._armed = self._listener, None, None
-        if listener is not None:
-            listener.close()
+        folder, self._folder, self._armed = self._folder, None, None
+        if folder is not None:
+            folder.leave(self._hear)
+
+    def _hear(self, name: str) -> None:
+        if not name or self._names.fullmatch(name):
+            self._ring()
 
     def _start(self, target: _Target) -> bool:
         path = target[0]
-        if path == self._place.folder:
-            names = self._place.names
-        else:
+        self._names = self._place.names
+        if path != self._place.folder:
             missing = self._place.folder.absolute().relative_to(path).parts[0]
-            names = re.compile(re.escape(missing))
-
-        def hear(name: str) -> None:
-            if not name or names.fullmatch(name):
-                self._ring()
-
+            self._names = re.compile(re.escape(missing))
         try:
             # resolved, for a link would be watched in place of what it leads to
-            self._listener = FolderListener(path.resolve(), hear)
+            self._folder = WatchedFolder.join(path.resolve(), self._hear)
         except Exception as error:  # noqa: BLE001, whatever it is, no folder or no inotify watches left: there is the poll
             if not self._warned:
                 self._warned = True
@@ -142,54 +139,40 @@ class _PlaceWatch:
         return True
 
 
-class FolderListener:
-    """Hears what comes into a folder, from when it is made until it is closed or the folder is removed.
+class WatchedFolder(FileSystemEventHandler):
+    """One folder for all that listen to it, until it is removed: watchdog has one watch for each path.
 
-    `hear` gets the name of a file that came, "" where the folder itself went. It is called on watchdog's thread, which
-    an exception would end, and under its lock: it must return at once, and must not raise. Where a file is moved out of
+    Who joins hears the name of each file that comes, "" where the folder itself goes, on watchdog's thread, which an
+    exception would end, and under its lock: it must return at once, and must not raise. Where a file is moved out of
     the folder, watchdog waits half a second for the place it went to, and holds back later events.
     """
 
-    def __init__(self, folder: Path, hear: Callable[[str], None]) -> None:
-        """Raises OSError, RuntimeError where the system has no thread left, and whatever else watchdog does."""
-        if folder.exists() and not os.access(folder, os.R_OK):  # the one error that watchdog does not raise
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
-        self.hear = hear
-        self._folder = _WatchedFolder.join(str(folder), self)
-
-    def is_alive(self) -> bool:
-        return self._folder.is_alive()
-
-    def close(self) -> None:
-        self._folder.leave(self)
-
-
-class _WatchedFolder(FileSystemEventHandler):
-    """One folder for all that listen to it: watchdog has one watch for each path."""
-
     _lock = threading.Lock()  # of the three that follow, and of each folder's listeners
-    _folders: dict[str, _WatchedFolder] = {}  # noqa: RUF012, shared by all
+    _folders: dict[str, WatchedFolder] = {}  # noqa: RUF012, shared by all
     _observer: BaseObserver | None = None
 
     @classmethod
-    def join(cls, path: str, listener: FolderListener) -> _WatchedFolder:
+    def join(cls, path: Path, hear: Hear) -> WatchedFolder:
+        """Raises OSError, RuntimeError where the system has no thread left, and whatever else watchdog does."""
+        if path.exists() and not os.access(path, os.R_OK):  # the one error that watchdog does not raise
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
         with cls._lock:
-            folder = cls._folders.get(path)
+            folder = cls._folders.get(str(path))
             if folder is None or not folder.is_alive():
                 if folder is not None:
                     folder._unwatch()
-                folder = cls._folders[path] = cls(path)
-            folder._listeners += (listener,)
+                folder = cls._folders[str(path)] = cls(str(path))
+            folder._listeners += (hear,)
             return folder
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._listeners: tuple[FolderListener, ...] = ()
-        if _WatchedFolder._observer is None or not _WatchedFolder._observer.is_alive():
+        self._listeners: tuple[Hear, ...] = ()
+        if WatchedFolder._observer is None or not WatchedFolder._observer.is_alive():
             observer = Observer()
             observer.start()
-            _WatchedFolder._observer = observer
-        self._own_observer = _WatchedFolder._observer
+            WatchedFolder._observer = observer
+        self._own_observer = WatchedFolder._observer
         self._target = _target(Path(path))  # before it is watched: what takes its place meanwhile is another one
         self._watch = self._own_observer.schedule(self, path, event_filter=_NEWS)
         self._emitter = next(emitter for emitter in self._own_observer.emitters if emitter.watch == self._watch)
@@ -199,17 +182,17 @@ class _WatchedFolder(FileSystemEventHandler):
         watches = self._emitter.is_alive() and self._emitter.should_keep_running()
         return watches and self._target == _target(Path(self._path))
 
-    def leave(self, listener: FolderListener) -> None:
+    def leave(self, hear: Hear) -> None:
         with self._lock:
-            self._listeners = tuple(other for other in self._listeners if other is not listener)
+            self._listeners = tuple(other for other in self._listeners if other != hear)
             if not self._listeners and self._folders.get(self._path) is self:
                 del self._folders[self._path]
                 self._unwatch()
 
     def dispatch(self, event: FileSystemEvent) -> None:
         name = os.fsdecode(event.dest_path or event.src_path).removeprefix(self._path).removeprefix("/")
-        for listener in self._listeners:
-            listener.hear(name)
+        for hear in self._listeners:
+            hear(name)
 
     def _unwatch(self) -> None:
         if self._emitter in self._own_observer.emitters:
@@ -221,7 +204,7 @@ class _WatchedFolder(FileSystemEventHandler):
         cls._lock, cls._folders, cls._observer = threading.Lock(), {}, None
 
 
-os.register_at_fork(after_in_child=_WatchedFolder.forget_all)
+os.register_at_fork(after_in_child=WatchedFolder.forget_all)
 
 
 def _nearest(folder: Path) -> _Target | None:

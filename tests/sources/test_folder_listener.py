@@ -10,9 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from paramsync.sources.watch import FolderListener, Watch, _WatchedFolder
+from paramsync.sources.watch import Watch, WatchedFolder
 from tests.support.bells import Bell, commit, watch_on
 from tests.support.programs import ROOT
+
+
+def ignore(name: str) -> None:
+    """For who listens to nothing."""
 
 
 @pytest.fixture
@@ -22,7 +26,7 @@ def store(tmp_path: Path) -> Path:
 
 def test_close_ends_the_threads_and_may_be_called_twice(store: Path, bell: Bell) -> None:
     store.mkdir(parents=True)
-    FolderListener(store, lambda name: None).close()  # what serves all folders is there from here on
+    WatchedFolder.join(store, ignore).leave(ignore)  # what serves all folders is there from here on
     before = set(threading.enumerate())
     watch = watch_on(store, bell)
     watch.arm()
@@ -64,7 +68,7 @@ def test_where_the_thread_could_not_begin_it_begins_with_the_next_arming(
     store: Path, watch: Watch, bell: Bell, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     store.mkdir(parents=True)
-    monkeypatch.setattr(_WatchedFolder, "_observer", None)
+    monkeypatch.setattr(WatchedFolder, "_observer", None)
     with monkeypatch.context() as without_threads:
         without_threads.setattr(threading.Thread, "start", no_thread)
         watch.arm()
@@ -104,11 +108,11 @@ def test_one_that_cannot_begin_leaves_nothing_open(tmp_path: Path) -> None:
     def left() -> tuple[int, int]:
         return len(list(Path("/proc/self/fd").iterdir())), threading.active_count()
 
-    FolderListener(tmp_path, lambda name: None).close()  # what is kept for all folders is there from here on
+    WatchedFolder.join(tmp_path, ignore).leave(ignore)  # what is kept for all folders is there from here on
     before = left()
     for _ in range(5):
         with pytest.raises(FileNotFoundError):
-            FolderListener(tmp_path / "missing", lambda name: None)
+            WatchedFolder.join(tmp_path / "missing", ignore)
     assert left() == before
 
 
@@ -220,15 +224,19 @@ def test_many_folders_take_one_inotify_instance(tmp_path: Path) -> None:
         links = (link for link in Path("/proc/self/fd").iterdir() if link.is_symlink())
         return sum("inotify" in str(link.readlink()) for link in links)
 
-    FolderListener(tmp_path, lambda name: None).close()
+    WatchedFolder.join(tmp_path, ignore).leave(ignore)
     before = instances()
     folders = [tmp_path / str(number) for number in range(20)]
-    for folder in folders:
-        folder.mkdir()
+    for path in folders:
+        path.mkdir()
     bell = Bell()
-    listeners = [FolderListener(folder, lambda name: bell.ring()) for folder in folders]
+
+    def ring(name: str) -> None:
+        bell.ring()
+
+    watched = [WatchedFolder.join(folder, ring) for folder in folders]
     assert sys.version_info < (3, 11) or instances() == before  # watchdog 6 has one for each
     commit(folders[7])
     assert bell.rang()
-    for listener in listeners:
-        listener.close()
+    for folder in watched:
+        folder.leave(ring)
