@@ -8,13 +8,13 @@ import os
 import re
 import stat
 from collections import defaultdict
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from paramsync.errors import CorruptCheckpointError, UnreadableError
 from paramsync.host import files
-from paramsync.store.store import Store
+from paramsync.store.store import Store, read_state
 from paramsync.version import Version
 
 _OF_A_CHECKPOINT = re.compile(r"(?P<prefix>.+)\.(?:index|json|meta|data-\d+-of-\d+)")
@@ -42,7 +42,7 @@ class StoreListing:
     def trace(self, prefix: str) -> Hashable:
         """A value that changes with a checkpoint's files even where their times were put back, and with new links."""
         facts = {name: self._facts_of(name) for name in self._of_checkpoints[prefix]}
-        return frozenset((name, _identity(one), getattr(one, "st_ctime_ns", 0)) for name, one in facts.items())
+        return frozenset((name, _identity(file), getattr(file, "st_ctime_ns", 0)) for name, file in facts.items())
 
     def of_file(self, name: str) -> Hashable | None:
         """None where there is no such file."""
@@ -113,33 +113,24 @@ class VersionRecords:
 
     def look(self) -> Listed:
         """Raises as `Store.versions` does."""
-        listing: StoreListing | None = None
-        traces: dict[str, Hashable] = {}
-
-        def known(names: Collection[str]) -> dict[str, Version]:
-            """Those of these versions whose files are as they were at the last look."""
-            nonlocal listing
-            listing = StoreListing(self._store.path)
-            traces.update((name, listing.trace(name)) for name in names)  # before their files are read
-            seen = {name: self._seen[name] for name in names if name in self._seen}
-            return {name: version for name, (trace, version) in seen.items() if trace == traces[name]}
-
+        path = self._store.path
         problem: Exception | None = None
-        latest, versions = self._store.published(known)
+        state, listing = read_state(path), StoreListing(path)
+        traces = {name: listing.trace(name) for name in state.names} if state else {}  # before their files are read
+        known = {name: version for name, (trace, version) in self._seen.items() if traces.get(name) == trace}
+        versions = self._store.listed(state, known)
+        latest = next((version for version in versions if state and version.prefix == state.latest), None)
         if latest is None:
             try:
                 latest = self._store.latest()
             except (CorruptCheckpointError, UnreadableError) as error:  # older versions may be sound
                 problem = error
-            versions, listing = self._store.versions(), None
-            traces.clear()
-        listing = listing or StoreListing(self._store.path)
+            versions, listing, traces = self._store.versions(), StoreListing(path), {}
         self._seen = {
             version.prefix: (traces[version.prefix], version) for version in versions if version.prefix in traces
         }
-        return Listed(
-            latest, versions, {version.number: self._files(version, listing) for version in versions}, problem
-        )
+        files = {version.number: self._files(version, listing) for version in versions}
+        return Listed(latest, versions, files, problem)
 
     def files(self, version: Version) -> Hashable:
         """A value that is another one once any file of the version, or its graph, was replaced."""

@@ -21,9 +21,10 @@ import os
 import re
 import socket
 import uuid
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from types import MappingProxyType
 
 from google.protobuf import text_format
 
@@ -94,21 +95,19 @@ class Store:
         A version whose record or index is broken or unreadable is left out, so that it hides no other. Raises as
         `latest` does where `checkpoint` itself cannot be used.
         """
-        return self._listed(read_state(self.path))
+        return self.listed(read_state(self.path))
 
-    def published(
-        self, known: Callable[[Collection[str]], Mapping[str, Version]]
-    ) -> tuple[Version | None, list[Version]]:
-        """Both `latest` and `versions`, from one look at each file where nothing changes meanwhile.
-
-        `known` gets the listed names and returns the versions that the caller knows already, whose files are not read.
-        Raises as `versions` does; the latest is None too where `latest` alone would raise.
-        """
-        state = read_state(self.path)
-        versions = self._listed(state, known(state.names) if state else {})
-        if state is None:
-            return None, versions
-        return next((version for version in versions if version.prefix == state.latest), None), versions
+    def listed(self, state: State | None, known: Mapping[str, Version] = MappingProxyType({})) -> list[Version]:
+        """The versions that this state lists, as `versions` has them; files of those that are `known` are not read."""
+        versions = {}
+        for name in state.names if state else ():
+            try:
+                version = known.get(name) or self._version(name)
+            except (CorruptCheckpointError, StoreError):
+                continue
+            if version is not None:
+                versions[version.number] = version
+        return [versions[number] for number in sorted(versions)]
 
     def find(self, number: int) -> Version:
         """The version of that number. Raises UnknownVersionError, which lists those that are there."""
@@ -159,17 +158,6 @@ class Store:
             f"{name} itself, in TensorFlow's V1 format, which cannot be read: leave out write_version where the Saver"
             " is made, for V2 is the default"
         )
-
-    def _listed(self, state: State | None, known: Mapping[str, Version] | None = None) -> list[Version]:
-        versions = {}
-        for name in state.names if state else ():
-            try:
-                version = (known or {}).get(name) or self._version(name)
-            except (CorruptCheckpointError, StoreError):
-                continue
-            if version is not None:
-                versions[version.number] = version
-        return [versions[number] for number in sorted(versions)]
 
     def _version(self, name: str) -> Version | None:
         """The version of that name; None where its files are not there."""
