@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.core.framework import tensor_shape_pb2
 
 from paramsync.errors import GraphError
-from paramsync.graphdef.reading import fresh, full, node_of, prefixed
+from paramsync.graphdef.reading import fresh, full, node_of, prefixed, reach
 from paramsync.graphs.nodes import PLACEHOLDERS, become_placeholder, prefix_frame
 from paramsync.v1 import graph_pb2
 
@@ -28,7 +29,7 @@ def cut(
     taken = set(nodes)
     placeholders = _placeholders(nodes, signatures, taken)
     fed = {tensor: name for tensor, (name, _) in placeholders.items()}
-    walks = {name: _Walk(nodes, name, signature, fed, ends) for name, signature in signatures.items()}
+    walks = {name: _walk(nodes, name, signature, fed, ends) for name, signature in signatures.items()}
     if not unused_inputs:
         for name, signature in signatures.items():
             _require_use(name, signature, walks[name].met)
@@ -70,44 +71,45 @@ def _placeholders(
     return placeholders
 
 
+@dataclass(frozen=True, slots=True)
 class _Walk:
-    """Walks back from the outputs of one signature to what they need."""
+    """What the outputs of one signature need."""
 
-    def __init__(
-        self,
-        nodes: Mapping[str, Any],
-        name: str,
-        signature: graph_pb2.Signature,
-        fed: Mapping[str, str],
-        ends: Collection[str],
-    ) -> None:
-        own = {full(end.tensor) for end in signature.inputs}
-        self.fed = {tensor: node for tensor, node in fed.items() if tensor in own}
-        self.met: set[str] = set()  # inputs that something depends on
-        self.reached: set[str] = set()
-        self.computes_inputs = False  # of another signature
-        fed_nodes = frozenset(self.fed.values())
-        waiting = [full(end.tensor) for end in signature.outputs]
-        while waiting:
-            tensor = waiting.pop()
-            if tensor in self.fed:
-                self.met.add(tensor)
-                continue
-            self.computes_inputs |= tensor in fed
-            node = node_of(tensor)
-            if node in self.reached or node in fed_nodes:
-                continue
-            self.reached.add(node)
-            if node in ends:
-                continue
-            if node not in nodes:
-                raise GraphError(f"the graph has no tensor {tensor.removeprefix('^')!r}, which {name!r} needs")
-            if nodes[node].op in PLACEHOLDERS:
-                inputs = ", ".join(sorted(end.name for end in signature.inputs)) or "there are none"
-                raise GraphError(
-                    f"placeholder {node!r} is needed for the outputs but not among the inputs of {name!r}: {inputs}"
-                )
-            waiting += map(full, nodes[node].input)
+    fed: Mapping[str, str]  # its own inputs, and their placeholders
+    met: Collection[str]  # inputs that something depends on
+    reached: set[str]  # nodes
+    computes_inputs: bool  # of another signature
+
+
+def _walk(
+    nodes: Mapping[str, Any],
+    name: str,
+    signature: graph_pb2.Signature,
+    all_fed: Mapping[str, str],
+    ends: Collection[str],
+) -> _Walk:
+    """Walk back from the outputs of a signature to its inputs. Raises GraphError for what is not there or not fed."""
+    own = {full(end.tensor) for end in signature.inputs}
+    fed = {tensor: node for tensor, node in all_fed.items() if tensor in own}
+    known = {*fed.values(), *ends}
+
+    def before(tensor: str) -> Iterable[str]:
+        node = node_of(tensor)
+        if tensor in fed or node in known:
+            return ()
+        if node not in nodes:
+            raise GraphError(f"the graph has no tensor {tensor.removeprefix('^')!r}, which {name!r} needs")
+        if nodes[node].op in PLACEHOLDERS:
+            inputs = ", ".join(sorted(end.name for end in signature.inputs)) or "there are none"
+            raise GraphError(
+                f"placeholder {node!r} is needed for the outputs but not among the inputs of {name!r}: {inputs}"
+            )
+        return map(full, nodes[node].input)
+
+    tensors = reach((full(end.tensor) for end in signature.outputs), before).keys()
+    needed = tensors - fed.keys()
+    reached = set(map(node_of, needed)).difference(fed.values())
+    return _Walk(fed, tensors & fed.keys(), reached, not needed.isdisjoint(all_fed))
 
 
 def _require_use(name: str, signature: graph_pb2.Signature, met: Collection[str]) -> None:

@@ -85,7 +85,8 @@ class Replacements:
                 label = _free(tensor.op.name, taken)
                 made.tensors[name] = tf.compat.v1.placeholder(*_value_of(tensor), name=f"{scope}/{label}")
             else:
-                made.tensors[name] = _converted(tensor, value, f"{scope}/{_free('given', taken)}")
+                label = _free("given", taken)
+                made.tensors[name] = tf.constant(value, _value_of(tensor)[0], name=f"{scope}/{label}")
             if _needs_value(tensor, value):
                 made.values[tensor.op.name] = made.tensors[name]
         return made
@@ -160,18 +161,6 @@ def _free(label: str, taken: set[str]) -> str:
     return label
 
 
-def _converted(tensor: tf.Tensor, value: Any, name: str) -> tf.Tensor:
-    dtype = _value_of(tensor)[0]
-    try:
-        made = tf.convert_to_tensor(value, dtype=dtype, name=name)
-    except (TypeError, ValueError, AttributeError, RuntimeError, tf.errors.OpError) as error:
-        raise GraphError(
-            f"replace: the replacement for {tensor.name!r} is no {dtype.name} tensor, array or variable: {shown(value)}"
-        ) from error
-    _check_fit(tensor, made)
-    return made
-
-
 def _meant(source: tf.Graph, wanted: Any, what: str) -> tf.Tensor:
     meant = element(source, wanted, what)
     if isinstance(meant, tf.Operation):
@@ -207,10 +196,9 @@ def _checked(tensor: tf.Tensor, value: Any, target: tf.Graph) -> Any:
         raise GraphError(f"replace: expected a tensor, an array or a variable for {tensor.name!r}, found None")
     value = value.deref() if hasattr(value, "deref") else value
     if tf.is_tensor(value) and hasattr(value, "numpy") and not isinstance(value, tf.Variable):
-        return value.numpy()
+        value = value.numpy()
     if not isinstance(value, (tf.Tensor, tf.Variable)):
-        _check_plain(tensor, value)
-        return value
+        return _array(tensor, value)
     graph = getattr(value, "graph", None)
     if graph is None and isinstance(value, tf.Variable):
         raise GraphError(
@@ -227,34 +215,27 @@ def _checked(tensor: tf.Tensor, value: Any, target: tf.Graph) -> Any:
     return value
 
 
-def _check_plain(tensor: tf.Tensor, value: Any) -> None:
-    """Raise GraphError for what is no value by itself: TensorFlow would add nodes to a graph to make it one."""
-    dtype = _value_of(tensor)[0]
-    for part in [value] if hasattr(value, "__array__") else tf.nest.flatten(value):
-        array = _array(part)
-        if array is None:
-            raise GraphError(
-                f"replace: the replacement for {tensor.name!r} is no {dtype.name} tensor, array or variable:"
-                f" {shown(value)}; of several tensors make one (tf.stack, tf.concat, tf.convert_to_tensor)"
-            )
-        if array.dtype.kind in "fc" and (dtype.is_integer or dtype.is_bool):
-            raise GraphError(
-                f"replace: the replacement for {tensor.name!r} would be rounded: expected {dtype.name},"
-                f" found {array.dtype.name}"
-            )
-
-
-def _array(value: Any) -> Any:
-    """A value as an array, or None where it is none, such as a tensor of a graph."""
-    if not isinstance(value, str | bytes | int | float | complex) and not hasattr(value, "__array__"):
-        return None
+def _array(tensor: tf.Tensor, value: Any) -> Any:
+    """A value as an array of the tensor's dtype, made without a node. Raises GraphError for what is none by itself."""
+    dtype, _ = _value_of(tensor)
     try:
-        return np.asarray(value)
-    except (TypeError, ValueError, NotImplementedError):
-        return None
+        own = np.asarray(value).dtype
+        is_rounded = own.kind in "fc" and (dtype.is_integer or dtype.is_bool)
+        array = None if is_rounded else tf.make_ndarray(tf.make_tensor_proto(value, dtype))
+    except (TypeError, ValueError, AttributeError, RuntimeError, tf.errors.OpError) as error:
+        raise GraphError(
+            f"replace: the replacement for {tensor.name!r} is no {dtype.name} tensor, array or variable:"
+            f" {shown(value)}; of several tensors make one (tf.stack, tf.concat, tf.convert_to_tensor)"
+        ) from error
+    if array is None:
+        raise GraphError(
+            f"replace: the replacement for {tensor.name!r} would be rounded: expected {dtype.name}, found {own.name}"
+        )
+    _check_fit(tensor, tf.TensorSpec(array.shape, dtype))
+    return array
 
 
-def _check_fit(tensor: tf.Tensor, value: tf.Tensor | tf.Variable) -> None:
+def _check_fit(tensor: tf.Tensor, value: tf.Tensor | tf.Variable | tf.TensorSpec) -> None:
     """Raise GraphError where `value` cannot replace it: another dtype, another rank, for a variable another shape."""
     dtype, shape = _value_of(tensor)
     known = shape if is_variable(tensor.op) else tf.TensorShape([None] * shape.rank if shape.rank is not None else None)
@@ -262,7 +243,7 @@ def _check_fit(tensor: tf.Tensor, value: tf.Tensor | tf.Variable) -> None:
         raise GraphError(_misfit(tensor, value))
 
 
-def _misfit(tensor: tf.Tensor, value: tf.Tensor | tf.Variable) -> str:
+def _misfit(tensor: tf.Tensor, value: tf.Tensor | tf.Variable | tf.TensorSpec) -> str:
     dtype, shape = _value_of(tensor)
     return (
         f"replace: the replacement for {tensor.name!r} does not fit: expected {dtype.name} {shape},"
