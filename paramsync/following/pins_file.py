@@ -118,16 +118,11 @@ class PinsFile:
         chosen = {"pinned": choices.pinned, "labels": dict(choices.labels), "beside": list(choices.beside)}
         record = {"model": self._model, "store": self._store, **chosen, "given": self._given}
         content = f"{json.dumps(record, indent=1, ensure_ascii=False)}\n".encode()
-        # Of a name that no other process takes, which may write the same file at this moment.
-        aside = self._path.with_name(f"{files.TEMPORARY}{secrets.token_hex(4)}-{self._path.name}")
         try:
             _check_size(content)  # what others chose in the same file is in it too
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                aside.write_bytes(content)
-                aside.replace(self._path)
-            finally:
-                aside.unlink(missing_ok=True)
+            with files.aside(self._path, writer=f"{secrets.token_hex(4)}-") as file:
+                file.write(content)
             self._warned = False
         except (OSError, ValueError) as error:
             if not self._warned:

@@ -76,7 +76,7 @@ class _Leaving:
 class Residents(Generic[R]):
     """The versions of one model that are in memory, wherever that is.
 
-    `restore`, `swap`, `label`, `unlabel` and `tend` belong to one thread, the follower's. `take` and the
+    `restore`, `swap`, `label` and `tend` belong to one thread, the follower's. `take` and the
     properties may be used from any number of threads at once and take no lock: they read one reference, once.
     """
 
@@ -189,20 +189,13 @@ class Residents(Generic[R]):
         """Requests that name the label are answered from it from now on; it stays in memory as long as it has one."""
         self.arrange(labels={**self._view.labels, label: resident})
 
-    def unlabel(self, label: str) -> None:
-        """Forget the label, if there is one."""
-        self.arrange(labels={name: resident for name, resident in self._view.labels.items() if name != label})
-
     def failing(self) -> Mapping[R, str]:
         """Versions in memory that turned out not to be fit to serve, and why."""
         return {}
 
     def drop(self, resident: R) -> None:
         """Answer from it no more: what served before it does, where that is in memory."""
-        view = self._view
-        labels = {label: one for label, one in view.labels.items() if one is not resident}
-        recent, beside = (tuple(one for one in part if one is not resident) for part in (view.recent, view.beside))
-        self._show(View(recent, labels, beside))
+        self._show(self._view.mapped(lambda other: None if other is resident else other))
 
     def hold(self, beside: Sequence[R], *, recent: int, most: int) -> None:
         """Keep these in memory beside so many of those that served last; from the next swap on that is `most`."""

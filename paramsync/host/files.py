@@ -28,12 +28,13 @@ _IRREGULAR = {errno.ELOOP: "a symbolic link", errno.ENXIO: "a socket or a device
 
 
 @contextmanager
-def aside(path: Path, *, durable: bool = False) -> Iterator[BinaryIO]:
+def aside(path: Path, *, durable: bool = False, writer: str = "") -> Iterator[BinaryIO]:
     """A file to write, which takes the name `path` when the block ends, and leaves nothing behind when it fails.
 
-    With `durable` its bytes are on the disk before it has the name.
+    With `durable` its bytes are on the disk before it has the name. `writer` tells several apart that may write it at
+    the same moment.
     """
-    temporary = path.with_name(TEMPORARY + path.name)
+    temporary = path.with_name(f"{TEMPORARY}{writer}{path.name}")
     try:
         temporary.unlink(missing_ok=True)  # of a writer that was killed
         with temporary.open("xb") as file:  # which follows no link, and takes an interrupt without losing a descriptor
