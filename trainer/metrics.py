@@ -44,22 +44,43 @@ class TrainerMetrics(Page):
         number = None if version is None else version.number
         for name, meaning, value in (
             ("step", "The step that training is at.", meter.step),
-            ("steps_per_second", "Over the last second or more.", meter.steps_per_second),
-            ("loss", "Of the last step.", meter.loss),
-            ("published_version", "The version published last, by this process.", number),
-            ("published_step", "The training step of that version.", None if version is None else version.step),
-            ("since_publication_seconds", "How long ago that was.", since),
-            ("publish_seconds", "What that took, from pinning its values to its commit.", took),
-            ("stall_seconds", "How long the last publication held the thread that trains.", meter.stall),
-            ("publishing_fails", "1 where the last publication failed.", publishing.last_error is not None),
+            ("loss", "Loss of the last step.", meter.loss),
+            ("published_version", "The version that this process published last.", number),
+            (
+                "published_step",
+                "Training step of the version published last.",
+                None if version is None else version.step,
+            ),
+            ("since_publication_seconds", "Time since this process published a version.", since),
+            (
+                "last_publish_duration_seconds",
+                "Duration of the last publication, from pinning its values to its commit.",
+                took,
+            ),
+            (
+                "last_stall_duration_seconds",
+                "How long the last publication held the thread that trains.",
+                meter.stall,
+            ),
+            (
+                "publishing_failing",
+                "1 where the last publication failed or was refused, else 0.",
+                publishing.last_error is not None,
+            ),
             ("saved_step", "The step that training would resume at.", None if state is None else state.saved),
         ):
             if value is not None:
                 yield GaugeMetricFamily(f"paramsync_trainer_{name}", meaning, value=float(value))
         for name, meaning, count in (
+            ("steps", "Steps trained by this process.", meter.step - meter.first),
             ("publications", "Versions published by this process.", publishing.publishes),
-            ("skipped", "Publications that a newer one overtook before they were written.", publishing.skipped),
-            ("refused", "Publications refused because of their values.", publishing.refused),
+            (
+                "publications_skipped",
+                "Publications that a newer one overtook before they were written.",
+                publishing.skipped,
+            ),
+            ("publications_failed", "Publications that failed or were refused.", publishing.failed),
+            ("publications_refused", "Publications refused because of NaN or infinity.", publishing.refused),
         ):
             yield CounterMetricFamily(f"paramsync_trainer_{name}", meaning, value=count)
 

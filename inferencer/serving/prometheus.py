@@ -34,7 +34,7 @@ class Exposition(Page):
     def __init__(self, metrics: Metrics, *, as_tf_serving: bool = False) -> None:
         self._metrics = metrics
         self._as_tf_serving = as_tf_serving
-        self._build = InfoMetricFamily("paramsync_build", "What answers.", value=_build())
+        self._build = InfoMetricFamily("paramsync_build", "Releases that answer, as labels; always 1.", value=_build())
         super().__init__()
 
     def collect(self) -> Iterator[Metric]:
@@ -52,8 +52,8 @@ class Exposition(Page):
             "paramsync_requests", "Requests answered or refused.", labels=(*_VERSION, "protocol", "code")
         )
         seconds = HistogramMetricFamily(
-            "paramsync_request_seconds",
-            "From the arrival of a request to its answer, where it was not refused.",
+            "paramsync_request_duration_seconds",
+            "Time from the arrival of a request to its answer, of requests that were not refused.",
             labels=(*_VERSION, "protocol"),
         )
         for (*common, code), one in list(self._metrics.requests.items()):
@@ -96,17 +96,23 @@ class Exposition(Page):
         yield GaugeMetricFamily("paramsync_queue_depth", "Requests that wait for a call.", value=waiting)
 
     def _of_models(self) -> Iterator[Metric]:
-        state = _gauge("paramsync_model_state", "1 for the state that the model is in.", "state")
+        state = _gauge("paramsync_model_state", "1 for the state that the model is in, 0 for the others.", "state")
         version = _gauge("paramsync_served_version", "The version that serves.")
-        step = _gauge("paramsync_served_step", "The training step of the version that serves.")
-        seconds = _gauge("paramsync_lag_seconds", "How long the newest published version has not served; 0: it serves.")
-        since = _gauge(
-            "paramsync_since_publication_seconds", "How long ago the newest version in the store was published."
+        step = _gauge("paramsync_served_step", "Training step of the version that serves.")
+        seconds = _gauge(
+            "paramsync_lag_seconds", "How long the newest published version has not served; 0 where it serves."
         )
-        age = _gauge("paramsync_serving_age_seconds", "How long ago the training step was that answers come from.")
+        steps = _gauge(
+            "paramsync_lag_steps", "Training steps from the version that serves to the newest published one."
+        )
         versions = _gauge("paramsync_lag_versions", "Published versions newer than the one that serves.")
+        since = _gauge(
+            "paramsync_since_publication_seconds", "Time since the newest version in the store was published."
+        )
+        age = _gauge("paramsync_serving_age_seconds", "Time since the training step that answers come from.")
         resident = _gauge("paramsync_resident_versions", "Versions in memory that requests may name.")
-        pinned = _gauge("paramsync_pinned", "1 where the model is pinned to a version.")
+        quarantined = _gauge("paramsync_quarantined_versions", "Versions in quarantine now.")
+        pinned = _gauge("paramsync_pinned", "1 where the model is pinned to a version, else 0.")
         labels = _gauge("paramsync_label_version", "The version that a label names.", "label")
         for name, status in self._statuses():
             serving = status.serving
@@ -116,17 +122,19 @@ class Exposition(Page):
                 (version, None if serving is None else serving.number),
                 (step, None if serving is None else serving.step),
                 (seconds, status.lag_seconds),
+                (steps, status.lag_steps),
+                (versions, status.lag_versions),
                 (since, status.since_publication_seconds),
                 (age, status.serving_age_seconds),
-                (versions, status.lag_versions),
                 (resident, len(status.resident)),
+                (quarantined, len(status.quarantined)),
                 (pinned, status.pinned is not None),
             ):
                 if value is not None:
                     gauge.add_metric([name], value)
             for label, number in sorted(status.labels.items()):
                 labels.add_metric([name, label], number)
-        yield from (state, version, step, seconds, since, age, versions, resident, pinned, labels)
+        yield from (state, version, step, seconds, steps, versions, since, age, resident, quarantined, pinned, labels)
 
     def _statuses(self) -> list[tuple[str, Status]]:
         models = self._metrics.models
@@ -135,12 +143,14 @@ class Exposition(Page):
     def _of_followers(self) -> Iterator[Metric]:
         restores = _counter("paramsync_restores", "Versions brought into memory.")
         swaps = _counter("paramsync_swaps", "Times that another version came to serve.")
-        quarantines = _counter("paramsync_quarantines", "Versions that could not be used.")
+        quarantines = _counter("paramsync_quarantines", "Versions put into quarantine because they cannot be used.")
         restoring = HistogramMetricFamily(
-            "paramsync_restore_seconds", "What it took to bring a version into memory and check it.", labels=("model",)
+            "paramsync_restore_duration_seconds",
+            "Time to bring a version into memory and check it.",
+            labels=("model",),
         )
         swapping = HistogramMetricFamily(
-            "paramsync_swap_seconds", "What it took to have a version in memory serve.", labels=("model",)
+            "paramsync_swap_duration_seconds", "Time to have a version in memory serve.", labels=("model",)
         )
         for one in self._metrics.followed():
             status = one.follower.status()
@@ -156,9 +166,9 @@ class Exposition(Page):
         if not workers:
             return
         labels = ("worker",)
-        up = GaugeMetricFamily("paramsync_worker_up", "1 where the worker answers.", labels=labels)
+        up = GaugeMetricFamily("paramsync_worker_up", "1 where the worker answers, else 0.", labels=labels)
         memory = GaugeMetricFamily(
-            "paramsync_worker_resident_bytes", "Memory of the worker, shared pages included.", labels=labels
+            "paramsync_worker_resident_memory_bytes", "Memory of the worker, shared pages included.", labels=labels
         )
         private = GaugeMetricFamily(
             "paramsync_worker_private_memory_bytes", "Memory of the worker that is in no file.", labels=labels
@@ -180,7 +190,7 @@ class Exposition(Page):
         yield from (up, memory, private, restarts)
         yield GaugeMetricFamily(
             "paramsync_workers_failing",
-            "1 while a worker ends again and again.",
+            "1 while a worker ends again and again, else 0.",
             value=bool(self._metrics.trouble()),
         )
 

@@ -16,7 +16,7 @@ class Meter:
     """Written by the thread that trains, read from any: a reader waits for nothing but a loss still being computed."""
 
     def __init__(self, step: int, now: float) -> None:
-        self.step = step
+        self.first = self.step = step
         self.steps_per_second = 0.0
         self.stall: float | None = None  # seconds that the last publication held the thread that trains
         self._loss: SupportsFloat | None = None

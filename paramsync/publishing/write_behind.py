@@ -39,7 +39,8 @@ class PublisherStatus:
     published: Version | None = None
     publishes: int = 0  # committed by this publisher
     skipped: int = 0  # snapshots that a newer one overtook before they were written
-    refused: int = 0  # snapshots that were not published because of their values
+    failed: int = 0  # snapshots that could not be published, whatever the reason
+    refused: int = 0  # those of them that were not published because of their values
     last_error: str | None = None
     held_back: str | None = None  # the step that was due last and is not published, and why: a gate's words
 
@@ -169,7 +170,8 @@ class WriteBehind(Generic[T]):
             self._error = text
             again = self._status.last_error == text
             refused = self._status.refused + isinstance(error, NotFiniteError)
-            self._status = replace(self._status, refused=refused, last_error=text)
+            failed = self._status.failed + 1
+            self._status = replace(self._status, failed=failed, refused=refused, last_error=text)
         if not again:  # else it was logged: a training that diverged would fill the log
             _log.error("a publication failed, training goes on: %s", text, exc_info=None if expected else error)
         for future in waiting:

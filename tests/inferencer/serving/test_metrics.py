@@ -18,6 +18,7 @@ from inferencer.serving.worker_status import WorkerState, WorkerStatus
 from paramsync.kserve import open_inference_pb2 as kserve_pb2
 from tests.support.kserve import method
 from tests.support.programs import ROOT, eventually
+from tests.support.prometheus import promtool
 from tests.support.published import Publisher
 from tests.support.running import LONG, LocalRunning, refused, request, synced
 
@@ -76,13 +77,13 @@ def test_requests_are_counted_by_what_they_were_and_timed_where_they_were_answer
         labels(protocol="kserve", code="INVALID_ARGUMENT"): 1,
         labels(protocol="rest", code="RESOURCE_EXHAUSTED"): 1,
     }
-    buckets = found["paramsync_request_seconds_bucket"]
+    buckets = found["paramsync_request_duration_seconds_bucket"]
     at = {
         bound: buckets[labels(protocol="kserve", le=bound)] for bound in ("0.0001", "0.0025", "0.005", "10.0", "+Inf")
     }
     assert at == {"0.0001": 1, "0.0025": 1, "0.005": 2, "10.0": 2, "+Inf": 3}
-    assert found["paramsync_request_seconds_count"] == {labels(protocol="kserve"): 3}
-    assert found["paramsync_request_seconds_sum"] == {labels(protocol="kserve"): pytest.approx(20.0031)}
+    assert found["paramsync_request_duration_seconds_count"] == {labels(protocol="kserve"): 3}
+    assert found["paramsync_request_duration_seconds_sum"] == {labels(protocol="kserve"): pytest.approx(20.0031)}
 
 
 def test_calls_are_counted_by_their_rows_and_requests(metrics: Metrics, served: LocalRunning) -> None:
@@ -160,17 +161,19 @@ def test_what_followers_do_is_told(metrics: Metrics, served: LocalRunning, publi
         "served_version": 7,
         "served_step": 7,
         "lag_versions": 2,
+        "lag_steps": 2,
+        "quarantined_versions": 1,
         "resident_versions": 2,
         "pinned": 1,
         "restores_total": 2,
         "swaps_total": 3,
         "quarantines_total": 1,
-        "restore_seconds_count": 2,
-        "swap_seconds_count": 3,
+        "restore_duration_seconds_count": 2,
+        "swap_duration_seconds_count": 3,
     }.items():
         assert found[f"paramsync_{name}"] == {_M: value}, name
-    assert 0 < found["paramsync_swap_seconds_sum"][_M] < 1
-    assert 0 < found["paramsync_restore_seconds_sum"][_M] < LONG
+    assert 0 < found["paramsync_swap_duration_seconds_sum"][_M] < 1
+    assert 0 < found["paramsync_restore_duration_seconds_sum"][_M] < LONG
     assert 0 < found["paramsync_lag_seconds"][_M] < LONG
     assert found["paramsync_label_version"] == {(("label", "stable"), *_M): 7}
     assert found["paramsync_queue_depth"] == {(): 3}
@@ -203,13 +206,33 @@ def test_requests_by_every_protocol_are_counted_in_what_the_server_shows(served:
     assert found["paramsync_batch_rows_sum"] == {labels(): 3 + 2 * 3 + 1}
 
 
-def test_docs_list_every_metric(metrics: Metrics, answered: Callable[..., None]) -> None:
+@pytest.fixture
+def whole_text(metrics: Metrics, answered: Callable[..., None]) -> bytes:
+    """A page on which every metric has a value."""
     answered()
     metrics.called(model="m", signature="serving_default", version="7", requests=1, rows=1, seconds=0.1)
     metrics.workers = lambda: [WorkerStatus(0, WorkerState.ANSWERING, 1.0, os.getpid(), 3)]
+    return metrics.text()
+
+
+def test_promtool_finds_nothing_to_mend(whole_text: bytes) -> None:
+    assert promtool("check", "metrics", given=whole_text) == ""
+
+
+@pytest.mark.parametrize("file", ["alerts.yml", "dashboard.json"])
+def test_what_is_monitored_is_told(whole_text: bytes, file: str) -> None:
+    named = set(re.findall(r"\b(?:paramsync|process)_[a-z_]+", (ROOT / "deploy" / "monitoring" / file).read_text()))
+    trainers = {name for name in named if name.startswith("paramsync_trainer_")}
+    assert trainers
+    assert named - trainers <= parsed(whole_text).keys()
+    reference = (ROOT / "docs" / "reference.md").read_text()  # which has what a trainer tells, see its own tests
+    assert [name for name in sorted(trainers) if f"`{name}`" not in reference] == []
+
+
+def test_docs_list_every_metric(whole_text: bytes) -> None:
     text = (ROOT / "docs" / "reference.md").read_text().partition("## Metrics of an inferencer")[2]
     text = text.partition("\n## ")[0]
     listed = set(re.findall(r"^\| `(paramsync_\w+)", text, re.MULTILINE))
-    families = text_string_to_metric_families(metrics.text().decode())
+    families = text_string_to_metric_families(whole_text.decode())
     told = {one.name + "_total" * (one.type == "counter") + "_info" * (one.type == "info") for one in families}
     assert listed == {one for one in told if one.startswith("paramsync_")}
