@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from paramsync.errors import SettingsError
 from paramsync.program import stderr_filter
 from paramsync.program.process import Stop, raise_descriptor_limit
+from paramsync.program.settings import service_manager
 from paramsync.publishing.control_port import ControlPort, Training
 from paramsync.publishing.job import Job, JobSettings
 from paramsync.publishing.metrics import Meter
@@ -49,7 +50,8 @@ def run(settings: Settings, *, stop: Stop) -> None:
     steps or tells no loss. What the job's own step raises passes through.
     """
     raise_descriptor_limit()
-    screen = Screen()
+    manager = service_manager()
+    screen = Screen(settings.log_format)
     screen.take_logs()
     for directory in (settings.store, settings.state, settings.tensorboard):
         if directory is not None:
@@ -92,6 +94,7 @@ def run(settings: Settings, *, stop: Stop) -> None:
         )
         control.training_begins(training)
         _log.info("trainer ready: control %s, device %s, store %s", control.address, device, settings.store)
+        manager.ready(f"control {control.address}, device {device}, store {settings.store}")
         loop = _Loop(settings, job, publisher, state, meter, screen, scalars)
         try:
             loop.run(stop)
@@ -99,6 +102,7 @@ def run(settings: Settings, *, stop: Stop) -> None:
             with suppress(OSError):  # the terminal was closed: training goes on to its end
                 screen.close()
         control.training_ends()
+        manager.stopping("publishing and saving the last step")
         loop.finish()
 
 
@@ -156,7 +160,8 @@ class _Loop:
         version = self.publisher.finish(step, None if loss is None else {"loss": loss})
         self.state.finish(step)
         published = "nothing was published" if version is None else f"version {version.number} is the last published"
-        _log.info("training stopped at step %d, %s", step, published)
+        number = None if version is None else version.number
+        _log.info("training stopped at step %d, %s", step, published, extra={"step": step, "version": number})
 
     def _publish(self, publish: Callable[[], Version | None]) -> None:
         began = time.perf_counter()

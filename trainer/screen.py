@@ -18,26 +18,29 @@ _log = logging.getLogger("paramsync.trainer")
 class Screen:
     """Belongs to the thread that trains. `every` says how many seconds apart it wants to be shown something."""
 
-    def __init__(self) -> None:
+    def __init__(self, log_format: str = "text") -> None:
+        self._log_format = log_format
         self._console = Console(stderr=True)
         self._bar: Progress | None = None
         self._task = TaskID(0)
-        self._redraws = self._console.is_terminal and not self._console.is_dumb_terminal
+        redraws = self._console.is_terminal and not self._console.is_dumb_terminal
+        self._redraws = redraws and log_format == "text"
         self.every = 0.2 if self._redraws else 5.0
 
     def take_logs(self) -> None:
         """Have all log records written here, so that they and the bar leave each other whole."""
         if not self._redraws:
-            start_logging()
+            start_logging(self._log_format)
             return
         handler = RichHandler(console=self._console, show_path=False)
         handler.setFormatter(logging.Formatter("%(message)s"))
-        start_logging(handler)
+        start_logging(handler=handler)
 
     def show(self, meter: Meter, published: Version | None, *, out_of: int | None) -> None:
         """Show the step out of as many, or within an epoch of as many; None where nobody says how many."""
         if not self._redraws:
-            _log.info("%s", _line(meter, published))
+            version = None if published is None else published.number
+            _log.info("%s", _line(meter, published), extra={"step": meter.step, "version": version})
             return
         if self._bar is None:
             columns = (TextColumn("step {task.fields[step]:,}"), BarColumn(30), TextColumn("{task.fields[text]}"))

@@ -12,6 +12,7 @@ from typing import Any
 
 from paramsync.errors import SettingsError
 from paramsync.program.flags import TOKEN_FILE_HELP, Parser, check_text, seconds, whole
+from paramsync.program.process import LOG_FORMATS
 from paramsync.publishing.schedule import PublishSchedule
 from paramsync.rpc import settings as credentials
 from paramsync.rpc.addresses import HOST, TRAINER_PORT, read_port
@@ -50,6 +51,7 @@ class Settings:
     metrics_port: int | None
     tokens: Tokens | None
     auth_reads: bool
+    log_format: str
 
 
 def parse(arguments: Sequence[str]) -> Settings:
@@ -106,6 +108,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--host", "address to listen on (default: %(default)s)", default=HOST)
     control = "0: any free one (default: %(default)s)"
     add("--control-port", control, type=read_port, default=TRAINER_PORT, metavar="PORT")
+    log_format = "json: one object on each line, for programs (default: text)"
+    add("--log-format", log_format, choices=LOG_FORMATS, default="text")
     add("--metrics-port", "answer GET /metrics for Prometheus there (default: none)", type=read_port, metavar="PORT")
     add("--token-file", TOKEN_FILE_HELP, type=Path, metavar="FILE")
     add("--auth-reads", "calls that read, /metrics among them, need a token too; health does not", action="store_true")

@@ -8,6 +8,8 @@ import resource
 
 from paramsync.errors import SettingsError
 from paramsync.program.process import Stop, raise_descriptor_limit, start_logging
+from paramsync.program.service_manager import ServiceManager
+from paramsync.program.settings import service_manager
 from paramsync.rpc.addresses import address
 
 from ..serving.access import access_of
@@ -23,8 +25,8 @@ def run(settings: Settings, *, stop: Stop) -> None:
     prepare_environment()
     raise_descriptor_limit()
     _check_descriptors(len(settings.models), settings.workers)
-    start_logging()
-    asyncio.run(_serve(settings, stop))
+    start_logging(settings.log_format)
+    asyncio.run(_serve(settings, stop, service_manager()))
 
 
 def _check_descriptors(models: int, workers: int) -> None:
@@ -38,17 +40,17 @@ def _check_descriptors(models: int, workers: int) -> None:
         )
 
 
-async def _serve(settings: Settings, stop: Stop) -> None:
+async def _serve(settings: Settings, stop: Stop, manager: ServiceManager) -> None:
     loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
     server = Server(settings)
     names = ", ".join(model.name for model in settings.models)
     _log.info("inferencer starts: %s; TensorFlow is imported first, for workers: %d", names, settings.workers)
     stop.arm(lambda: loop.is_closed() or loop.call_soon_threadsafe(stopping.set))
-    await serve(server, settings, stopping)
+    await serve(server, settings, stopping, manager)
 
 
-async def serve(server: Server, settings: Settings, stop: asyncio.Event) -> None:
+async def serve(server: Server, settings: Settings, stop: asyncio.Event, manager: ServiceManager) -> None:
     """Serve until `stop` is set. Raises SettingsError where a port is taken."""
     tf_serving = settings.tf_serving
     if tf_serving is not None and tf_serving.changing_nothing:
@@ -66,7 +68,9 @@ async def serve(server: Server, settings: Settings, stop: asyncio.Event) -> None
     predictions, rest = (address(settings.host, port) if port else "none" for port in (ports.predictions, ports.rest))
     control = address(settings.control_host or settings.host, ports.control)
     _log.info("inferencer ready: predictions %s, control %s, HTTP %s", predictions, control, rest)
+    manager.ready(f"predictions {predictions}, control {control}, HTTP {rest}")
     await stopping
     _log.info("inferencer stops: answering what is in flight")
+    manager.stopping("answering what is in flight")
     await server.drain()
     _log.info("inferencer stopped")

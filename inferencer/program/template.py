@@ -1,7 +1,8 @@
 """The template: a process that has imported all that workers need, and done nothing with it, so that it can be forked.
 
-Run as a module with the number of a descriptor, on which the supervisor asks for processes. What TensorFlow and gRPC
-start for their first call would not survive a fork: so this process never computes, and opens no channel.
+Run as a module with the number of a descriptor, on which the supervisor asks for processes, and the format of logs.
+What TensorFlow and gRPC start for their first call would not survive a fork: so this process never computes, and opens
+no channel.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def main() -> None:
     connection = socket.socket(fileno=int(sys.argv[1]))
     for ending in ending_signals():
         signal.signal(ending, signal.SIG_IGN)  # the supervisor is told, and ends its workers in its own order
-    roles = _roles()
+    roles = _roles(log_format=sys.argv[2])
     ends, bell = socket.socketpair()  # which rings when a child has ended
     bell.setblocking(False)
     signal.set_wakeup_fd(bell.fileno(), warn_on_full_buffer=False)
@@ -80,8 +81,8 @@ def _tell_ends(connection: socket.socket, children: dict[int, int]) -> None:
                 connection.send(b"%d %d" % (number, os.waitstatus_to_exitcode(ended[1])), socket.MSG_DONTWAIT)
 
 
-def _roles() -> dict[str, Any]:
-    start_logging()
+def _roles(*, log_format: str) -> dict[str, Any]:
+    start_logging(log_format)
     with stderr_filter.left_out():
         from ..importer.process import importing
         from ..worker.process import tried, work

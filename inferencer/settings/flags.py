@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from paramsync.program.flags import TOKEN_FILE_HELP, Parser, seconds, whole
+from paramsync.program.process import LOG_FORMATS
 from paramsync.rpc.addresses import CONTROL_PORT, HOST, PREDICTIONS_PORT, REST_PORT, read_port
 
 from . import readers
@@ -172,6 +173,7 @@ def _add_server(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="the largest request or answer (default: 64)",
     )
+    add("--log-format", choices=LOG_FORMATS, help="json: one object on each line, for programs (default: text)")
 
 
 def _model(text: str) -> tuple[str, Path]:

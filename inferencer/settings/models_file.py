@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 from paramsync.errors import SettingsError
 from paramsync.following.pins_file import MOST_LABELS
+from paramsync.program.process import LOG_FORMATS
 from paramsync.rpc.addresses import read_port
 from paramsync.store.store import NUMBERS
 
@@ -119,6 +120,7 @@ def _server(base: Path) -> dict[str, tuple[str, Read]]:
         "queue": ("queue", _whole(flags.read_queue)),
         "batch_rows": ("batch_rows", _whole(flags.read_rows)),
         "max_message_mb": ("message_bytes", _whole(flags.read_message)),
+        "log_format": ("log_format", _text(_log_format)),
     }
 
 
@@ -198,6 +200,12 @@ _CONNECTED: dict[str, tuple[str, Read]] = {
     "inputs": ("inputs", _joints),
     "outputs": ("outputs", _texts(readers.tensor)),
 }
+
+
+def _log_format(text: str) -> str:
+    if text not in LOG_FORMATS:
+        raise ArgumentTypeError(f"expected {' or '.join(LOG_FORMATS)}, found {text!r}")
+    return text
 
 
 def _verification(text: str) -> str:

@@ -111,6 +111,7 @@ class Settings:
     queue: int = 1024
     batch_rows: int = 256
     message_bytes: int = 64 << 20
+    log_format: str = "text"
     tf_serving: TfServing | None = None
 
 

@@ -25,7 +25,8 @@ _MOST_EXITS = 256  # that nobody has asked for
 class Template:
     """The supervisor's end of `program.template`. Any thread may ask it for another process."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, log_format: str = "text") -> None:
+        self._log_format = log_format
         self._lock = threading.Lock()
         self._ready = False
         self._numbers = itertools.count(1)
@@ -91,7 +92,7 @@ class Template:
     def _spawn(self) -> None:
         self._socket, other_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # one message, one process
         package = __package__.rpartition(".")[0]
-        command = [sys.executable, "-m", f"{package}.program.template", str(other_end.fileno())]
+        command = [sys.executable, "-m", f"{package}.program.template", str(other_end.fileno()), self._log_format]
         self._process = subprocess.Popen(command, pass_fds=[other_end.fileno()])
         other_end.close()
         self._ready = False

@@ -72,7 +72,8 @@ class PinsFile:
         try:
             content = self._content()
         except _ERRORS as error:
-            _log.warning("%s: no pin and no label is known from before: %s: %s", self._model, self._path, error)
+            text = "%s: no pin and no label is known from before: %s: %s"
+            _log.warning(text, self._model, self._path, error, extra={"model": self._model})
             return self._known
         if content is None:
             return self._known
@@ -109,7 +110,8 @@ class PinsFile:
             return None
         choices, given = _choices(content), _labels(content, "given")
         if content.get("store") != self._store:
-            _log.info("%s: pins and labels of another store do not count for %s", self._model, self._store)
+            text = "%s: pins and labels of another store do not count for %s"
+            _log.info(text, self._model, self._store, extra={"model": self._model})
             return None
         return replace(choices, labels=_changed(choices.labels, given, self._given)), given
 
@@ -127,7 +129,8 @@ class PinsFile:
         except (OSError, ValueError) as error:
             if not self._warned:
                 self._warned = True
-                _log.warning("%s: pins and labels will not survive a restart: %s", self._model, error)
+                text = "%s: pins and labels will not survive a restart: %s"
+                _log.warning(text, self._model, error, extra={"model": self._model})
 
 
 def _check_size(content: bytes) -> None:

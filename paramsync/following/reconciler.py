@@ -326,7 +326,9 @@ class Reconciler:
             return
         left = self._failures.incomplete(candidate, time.monotonic()) if fault is Fault.UNFINISHED else None
         if fault is Fault.UNFORESEEN:
-            _log.error("%s: version %d failed in a way nobody foresaw", self._report.called, number, exc_info=error)
+            known = {"model": self._report.now().model, "version": number}
+            text = "%s: version %d failed in a way nobody foresaw"
+            _log.error(text, self._report.called, number, exc_info=error, extra=known)
         if left is None:
             self._set_aside(candidate, told(error), own_fault=fault is not Fault.NOT_ITS_OWN)
         else:

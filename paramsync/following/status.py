@@ -289,13 +289,13 @@ class Report:
     def problem(self, text: str | None) -> None:
         """Trouble with the store, which changes nothing about what serves."""
         if text is not None and text != self._status.last_error:
-            _log.warning("%s: %s", self.called, text)
+            _log.warning("%s: %s", self.called, text, extra={"model": self._status.model})
         self._set(last_error=text)
 
     def waiting(self, reason: str | None) -> None:
         """Why the store has no version; None where it has one."""
         if reason is not None and reason != self._status.waiting_for:
-            _log.warning("%s: waits for a version: %s", self.called, reason)
+            _log.warning("%s: waits for a version: %s", self.called, reason, extra={"model": self._status.model})
         self._set(waiting_for=reason)
 
     def found(self, latest: Version | None, numbers: Sequence[int]) -> None:
@@ -357,7 +357,8 @@ class Report:
     def quarantined(self, version: Version, reason: str, quarantine: tuple[Quarantined, ...]) -> None:
         """One more is quarantined."""
         self._set(quarantined=quarantine, quarantines=self._status.quarantines + 1)
-        _log.warning("%s: version %d is quarantined: %s", self.called, version.number, reason)
+        known = {"model": self._status.model, "version": version.number, "step": version.step}
+        _log.warning("%s: version %d is quarantined: %s", self.called, version.number, reason, extra=known)
         self._tell(EventKind.QUARANTINED, version, reason=reason)
 
     def quarantine(self, quarantine: tuple[Quarantined, ...]) -> None:
@@ -412,12 +413,13 @@ class SwapLog:
         if not self._seconds or now - self._logged_at < _BETWEEN_SWAPS:
             return
         took = statistics.median(self._seconds) * 1000
+        known = {"model": self._model, "version": self._number}
         if len(self._seconds) == 1:
-            _log.info("%s: version %d serves, after %.1f ms", self._model, self._number, took)
+            _log.info("%s: version %d serves, after %.1f ms", self._model, self._number, took, extra=known)
         else:
             since = now - self._logged_at
             text = "%s: version %d serves, the last of %d swaps in %.0f s, each after %.1f ms (median)"
-            _log.info(text, self._model, self._number, len(self._seconds), since, took)
+            _log.info(text, self._model, self._number, len(self._seconds), since, took, extra=known)
         self._seconds.clear()
         self._logged_at = now
 

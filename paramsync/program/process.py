@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import logging
 
+LOG_FORMATS = ("text", "json")
+
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _MOST_DESCRIPTORS = 1 << 16  # more would cost every child process time
 _FOR_FILES = 256  # descriptors for stores, libraries and everything else but connections
 
 
-def start_logging(handler: logging.Handler | None = None) -> None:
-    """Log our own records from INFO up, all others from WARNING up, as lines to standard error.
+def start_logging(log_format: str = "text", handler: logging.Handler | None = None) -> None:
+    """Log our own records from INFO up, all others from WARNING up, as lines of text or "json" to standard error.
 
     Another handler brings its own format. A program calls this once.
     """
@@ -27,7 +29,12 @@ def start_logging(handler: logging.Handler | None = None) -> None:
 
     if handler is None:
         handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter(_FORMAT))
+        if log_format == "json":
+            from .json_lines import JsonLines
+
+            handler.setFormatter(JsonLines())
+        else:
+            handler.setFormatter(logging.Formatter(_FORMAT))
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
     logging.getLogger("paramsync").setLevel(logging.INFO)
 

@@ -29,3 +29,5 @@ def test_a_swap_is_logged_at_once_and_many_are_summed_up(caplog: pytest.LogCaptu
     log.add(40, 0.004)
     log.flush()
     assert caplog.messages[2:] == ["m: version 40 serves, after 4.0 ms"]
+    known = [(vars(record)["model"], vars(record)["version"]) for record in caplog.records]  # fields, in JSON
+    assert known == [("m", 1), ("m", 39), ("m", 40)]

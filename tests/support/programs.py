@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -9,10 +10,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import TracebackType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 ROOT = Path(__file__).parents[2]
 PATIENCE = 120.0  # seconds; TensorFlow may take many to import on a busy machine
@@ -70,6 +71,11 @@ class Program:
         """End it as an operator would; returns the exit code."""
         self._process.send_signal(number)
         return self._process.wait(PATIENCE)
+
+
+def events(lines: Iterable[str]) -> list[dict[str, Any]]:
+    """What a program logged as JSON. What TensorFlow's C++ says of a machine without a GPU is no event of ours."""
+    return [json.loads(line) for line in lines if not re.match(r"[EWI]0000 ", line)]
 
 
 def eventually(look: Callable[[], T | None], what: Callable[[], str]) -> T:

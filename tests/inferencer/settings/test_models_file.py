@@ -23,6 +23,7 @@ reload_roots = ["/stores", "stores"]
 queue = 64
 batch_rows = 1
 max_message_mb = 8
+log_format = "json"
 
 [models.encoder]
 store = "/stores/encoder"
@@ -83,6 +84,7 @@ def test_a_file_says_everything_that_flags_do_and_more(tmp_path: Path) -> None:
         queue=64,
         batch_rows=1,
         message_bytes=8 << 20,
+        log_format="json",
     )
 
 
@@ -117,6 +119,7 @@ def test_the_example_can_be_read() -> None:
         ("[server]\nport = true\n", "[server] port: expected a whole number, found true"),
         ("[server]\nport = 70000\n", "[server] port: expected a port from 0 to 65535, found '70000'"),
         ("[server]\nhost = ''\n", "[server] host: expected an address to listen on, such as 127.0.0.1, found ''"),
+        ("[server]\nlog_format = 'xml'\n", "[server] log_format: expected text or json, found 'xml'"),
         ("[server]\npoll_seconds = 0\n", "[server] poll_seconds: expected seconds above 0, found '0'"),
         ("[server]\npoll_seconds = nan\n", "[server] poll_seconds: expected seconds above 0, found 'nan'"),
         ("[server]\nreload_roots = '/s'\n", "[server] reload_roots: expected a list of texts, found '/s'"),

@@ -67,7 +67,18 @@ def test_a_graph_may_be_given() -> None:
 
 def test_every_flag_of_the_server(tmp_path: Path) -> None:
     ports = ["--host", "::1", "--port", "1", "--rest-port", "2", "--control-port", "3", "--poll-seconds", "0.5"]
-    limits = ["--state", str(tmp_path), "--queue", "9", "--batch-rows", "1", "--max-message-mb", "8"]
+    limits = [
+        "--state",
+        str(tmp_path),
+        "--queue",
+        "9",
+        "--batch-rows",
+        "1",
+        "--max-message-mb",
+        "8",
+        "--log-format",
+        "json",
+    ]
     roots = ["--reload-root", "/stores", "--reload-root", "more"]
     assert parse(["--model", "a=/s", *ports, *limits, *roots]) == Settings(
         models=(ModelSettings(name="a", store=Path("/s")),),
@@ -81,6 +92,7 @@ def test_every_flag_of_the_server(tmp_path: Path) -> None:
         queue=9,
         batch_rows=1,
         message_bytes=8 << 20,
+        log_format="json",
     )
 
 
