@@ -3,24 +3,26 @@
 ARG BASE_IMAGE=python:3.11-slim-bookworm
 FROM ${BASE_IMAGE} AS paramsync
 
-# The slow layer: it is made again only when the locked requirements change, never when the code does.
+# The slow layer: it is made again only when the locked requirements change, never when the code does. What nothing uses
+# once it is installed goes at once: headers to build ops with, a parser of C++, and the installer.
 ARG REQUIREMENTS=requirements.lock
 COPY ${REQUIREMENTS} /opt/requirements.lock
 RUN python3 -m venv /opt/venv \
  && /opt/venv/bin/python3 -m pip install --no-cache-dir --disable-pip-version-check --only-binary :all: \
-      --require-hashes --requirement /opt/requirements.lock
+      --require-hashes --requirement /opt/requirements.lock \
+ && cd /opt/venv/lib/python3*/site-packages \
+ && rm -rf tensorflow/include tensorflow/xla_aot_runtime_src clang pip pip-*.dist-info /opt/venv/bin/pip*
 
 # These belong to the user before volumes are mounted there: an empty named volume takes over this owner.
 RUN groupadd --gid 10001 paramsync \
  && useradd --uid 10001 --gid paramsync --no-create-home --home-dir /tmp --shell /usr/sbin/nologin paramsync \
- && install --directory --owner paramsync --group paramsync --mode 0750 /store /state
+ && install --directory --owner paramsync --group paramsync --mode 0750 /store /state /training
 
 # The packages are pure Python: they run from where they are copied, and no build tool has to be fetched. Bytecode is
 # made once, here, because the user who runs it may not write beside it; so is what says which release this is.
 COPY paramsync /app/paramsync
 COPY trainer /app/trainer
 COPY inferencer /app/inferencer
-COPY bench /app/bench
 COPY deploy/healthcheck.py /app/healthcheck.py
 COPY deploy/tf_serving_entrypoint.sh /usr/bin/tf_serving_entrypoint.sh
 COPY pyproject.toml /app/pyproject.toml

@@ -7,7 +7,10 @@ BIN := $(VENV)/bin
 RUNS := $(VENV)/.runs
 READY := $(VENV)/.ready
 FUZZ := $(VENV)/fuzz
+SBOM := $(VENV)/sbom
 TO ?= build/bench
+LOCK ?= requirements.lock
+COMMA := ,
 STORES := tests/checkpoint/test_data_file.py \
 	tests/checkpoint/test_data_file_changing.py \
 	tests/checkpoint/test_reader.py \
@@ -44,7 +47,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check
 # pip where uv is not to be had, or finds no index: it reads no pip.conf
 install = $(BIN)/uv pip install --python $(BIN)/python $(1) || $(PIP) $(1)
 
-.PHONY: up test check lint types imports generated fast memory slow compose-test campaign bench tf-serving-test proto lock format clean
+.PHONY: up test check lint types imports generated fast memory slow compose-test campaign bench tf-serving-test proto manifests sbom lock format clean
 
 up: $(RUNS)  ## trainer and inferencer over a fresh store, live; ARGS="--seconds 20 --json" are passed on
 	@$(BIN)/paramsync up $(ARGS)
@@ -103,6 +106,15 @@ fuzz: $(READY)  ## coverage-guided, of the reader of indexes, for a minute; ARGS
 
 proto: $(READY)  ## generate paramsync/v1 and paramsync/kserve from proto/
 	$(call generate,.)
+
+manifests: $(RUNS)  ## Grafana's dashboard and the Prometheus operator's rules, which scripts make
+	$(BIN)/python deploy/monitoring/dashboard.py > deploy/monitoring/dashboard.json
+	$(BIN)/python deploy/kubernetes/alerts.py > deploy/kubernetes/alerts.yaml
+
+sbom: $(RUNS)  ## what the image installs, as CycloneDX, into build/sbom.json; LOCK=requirements-gpu.lock is the other image
+	@test -d $(SBOM) || $(call install,--quiet --target $(SBOM) "cyclonedx-bom>=7$(COMMA)<8") || { rm -rf $(SBOM); exit 2; }
+	@mkdir -p build
+	PYTHONPATH=$(SBOM) $(BIN)/python -m cyclonedx_py requirements --output-reproducible --pyproject pyproject.toml --output-file build/sbom.json $(LOCK)
 
 format: $(READY)  ## format, and mend what the linter can
 	$(BIN)/ruff format .
