@@ -187,6 +187,7 @@ class NotReachableError(CallError):
             f"{program} not reachable at {address} ({why}): start it, or give the address it logs when it is ready",
             "UNAVAILABLE",
         )
+        self.why = why
 
 
 class PublishError(ParamsyncError):

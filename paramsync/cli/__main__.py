@@ -10,7 +10,8 @@ with importing():
     from argparse import Namespace
     from collections.abc import Sequence
 
-    from paramsync.cli.arguments import parser
+    from paramsync.cli.arguments import parse
+    from paramsync.cli.settings import silence_grpc
     from paramsync.errors import ParamsyncError, SettingsError
     from paramsync.program.flags import check_text
 
@@ -18,7 +19,7 @@ DONE, NOT_DONE, WRONG_ARGUMENTS = 0, 1, 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command. Wrong arguments end the program with argparse's usage line and exit code 2."""
+    """Run one command. Wrong arguments end the program with one line and exit code 2."""
     try:
         open_closed_streams()
         return _answer(sys.argv[1:] if argv is None else argv)
@@ -37,7 +38,7 @@ def _answer(argv: Sequence[str]) -> int:
     command = "paramsync"
     try:
         check_text(argv)
-        arguments = parser().parse_args(argv)
+        arguments = parse(argv)
         command = f"paramsync {arguments.command}"
         return _run(arguments)
     except SettingsError as error:
@@ -49,6 +50,8 @@ def _answer(argv: Sequence[str]) -> int:
 
 
 def _run(arguments: Namespace) -> int:
+    if arguments.module != "programs":  # which log as they like
+        silence_grpc()
     with importing():  # here because each command's imports cost more than the whole of --help
         module = importlib.import_module(f"paramsync.cli.{arguments.module}")
     done: bool = module.run(arguments)

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
+from paramsync.cli.examples import ALL, EXIT_CODES, OF_COMMANDS
+from paramsync.cli.settings import SERVER
+from paramsync.host.files import line
 from paramsync.program.flags import seconds
 from paramsync.rpc.addresses import CONTROL_PORT, HOST, PREDICTIONS_PORT, REST_PORT, TRAINER_PORT, address, read_port
 
@@ -16,31 +21,21 @@ PREDICTIONS = address(HOST, PREDICTIONS_PORT)
 
 _DIGITS = 18  # of a version's number
 
-_EXAMPLES = """\
-examples:
-  paramsync up                          see it work, on this machine
-  paramsync status                      what is trained, published and served, and how far apart
-  paramsync sync digits                 serve the newest version now
-  paramsync sync digits --fresh         have the trainer publish first
-  paramsync rollback digits             serve the version before, and stay there
-  paramsync predict digits --input image=@held_out.npz:x --rows 3
-  paramsync versions /dev/shm/digits    what is in a store, and who uses it
-  paramsync diff /dev/shm/digits        what the newest version changed, and by how much
-  paramsync verify /dev/shm/digits      whether it is what was published
-  paramsync graph show /dev/shm/digits  what its graph takes and gives, and is made of
-  paramsync train --store /dev/shm/digits --job MODULE:FUNCTION
-  paramsync serve --model digits=/dev/shm/digits
-  paramsync serve --tf-serving --port=8500 --rest_api_port=8501 --model_base_path=/models/digits
 
-exit codes: 0 done, 1 it did not happen, 2 wrong arguments
-"""
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """Wrong arguments end the program with exit code 2."""
+    top = parser()
+    arguments, unknown = top.parse_known_args(argv)
+    if unknown:
+        _refuse(top, f"{top.prog} {arguments.command}", f"unexpected argument {unknown[0]!r}")
+    return arguments
 
 
 def parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(
+    top: argparse.ArgumentParser = _Parser(
         prog="paramsync",
         description="Keeps an inference copy of a TensorFlow model up to date while the model is being trained.",
-        epilog=_EXAMPLES,
+        epilog=f"{ALL}\n{EXIT_CODES}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
@@ -52,6 +47,30 @@ def parser() -> argparse.ArgumentParser:
     _add_looking(commands)
     _add_programs(commands)
     return top
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says on one line what is wrong, and where to read on. Ends the program with exit code 2."""
+
+    def error(self, message: str) -> NoReturn:
+        known = re.match(r"argument (?:COMMAND|ACTION): invalid choice: (.*?) \(choose from (.*)\)", message)
+        if known:
+            message = f"expected a command, found {known[1]}{_nearest(known[1], re.split(r', *', known[2]))}"
+        _refuse(self, self.prog, message)
+
+
+def _refuse(known: argparse.ArgumentParser, command: str, why: str) -> NoReturn:
+    known.exit(2, f"{command}: {line(why)}; see `{command} --help`\n")
+
+
+def _nearest(word: str, known: Sequence[str]) -> str:
+    from difflib import get_close_matches  # only where something is wrong
+
+    near = get_close_matches(word.strip("'"), [name.strip("'") for name in known], n=1)
+    return f": did you mean {near[0]}?" if near else ""
+
+
+_Commands = argparse._SubParsersAction  # argparse gives it no public name
 
 
 class _Release(argparse.Action):
@@ -67,18 +86,15 @@ class _Release(argparse.Action):
         top.exit()
 
 
-_Commands = argparse._SubParsersAction  # argparse gives it no public name
-
-
 def _command(
-    commands: _Commands[argparse.ArgumentParser], name: str, module: str, summary: str, *, epilog: str | None = None
+    commands: _Commands[argparse.ArgumentParser], name: str, module: str, summary: str, *, epilog: str = ""
 ) -> argparse.ArgumentParser:
     command = commands.add_parser(
         name,
         help=summary,
         description=summary[0].upper() + summary[1:] + ".",
-        epilog=epilog,
-        formatter_class=argparse.RawDescriptionHelpFormatter if epilog else argparse.HelpFormatter,
+        epilog=f"{epilog}{OF_COMMANDS.get(name, '')}\n{EXIT_CODES}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     command.set_defaults(module=module)
@@ -102,9 +118,7 @@ def _add_up(commands: _Commands[argparse.ArgumentParser]) -> None:
 
 def _add_operating(commands: _Commands[argparse.ArgumentParser]) -> None:
     status = _command(commands, "status", "status", "show what is trained, published and served, and how far apart")
-    sync = _command(
-        commands, "sync", "operate", "serve the newest version, or the one given, now; wait until it serves"
-    )
+    sync = _command(commands, "sync", "sync", "serve the newest version, or the one given, now; wait until it serves")
     watch = _command(commands, "watch", "operate", "tell what happens to versions, until it is interrupted")
     pin = _command(commands, "pin", "operate", "serve one version and stay there")
     unpin = _command(commands, "unpin", "operate", "follow the newest version again")
@@ -123,22 +137,30 @@ def _add_operating(commands: _Commands[argparse.ArgumentParser]) -> None:
     label.add_argument("label", metavar="LABEL", help="such as stable or canary")
     label.add_argument("version", type=_number, metavar="N", help="it stays in memory as long as it has a label")
     unlabel.add_argument("label", metavar="LABEL")
+    status.add_argument("--watch", action="store_true", help="show it again whenever it changes, until Ctrl-C")
     which = sync.add_mutually_exclusive_group()
     which.add_argument("--version", type=_number, metavar="N", help="this version in place of the newest")
     which.add_argument("--fresh", action="store_true", help="have the trainer publish now, and serve that version")
+    sync.add_argument("--all", action="store_true", help="every model of every server")
     text = "give up after S seconds (default 30)"
     sync.add_argument("--timeout", type=seconds(below=1e9), default=30.0, metavar="S", help=text)
     for command in (status, sync, watch, pin, unpin, rollback, label, unlabel):
-        _add_address(command, "--inferencer", INFERENCER, "the inferencer's control port")
+        _add_servers(command)
         _add_json(command, "print each event as one JSON object a line" if command is watch else _JSON)
         _add_credentials(command)
     _add_address(status, "--trainer", TRAINER, "the trainer's control port")
 
 
+def _add_servers(command: argparse.ArgumentParser) -> None:
+    text = f"the control port of an inferencer; once for each of several (default ${SERVER}, or {INFERENCER})"
+    command.add_argument("--server", dest="servers", action="append", metavar="HOST:PORT", help=text)
+    command.add_argument("--inferencer", dest="servers", action="append", help=argparse.SUPPRESS)  # its older name
+
+
 def _add_predict(commands: _Commands[argparse.ArgumentParser]) -> None:
     values = (
         "VALUE is JSON, @FILE.npy or @FILE.npz:KEY. JSON numbers become float32, or int64 where all are whole and\n"
-        "the model does not ask for float32; arrays from files keep their dtype."
+        "the model does not ask for float32; arrays from files keep their dtype.\n\n"
     )
     predict = _command(commands, "predict", "predict", "ask a model, and say which version answered", epilog=values)
     add = predict.add_argument
@@ -146,7 +168,7 @@ def _add_predict(commands: _Commands[argparse.ArgumentParser]) -> None:
     text = "one input of the model; once for each"
     add("--input", dest="inputs", action="append", required=True, type=_named_value, metavar="NAME=VALUE", help=text)
     add("--rows", type=_number, metavar="N", help="send only the first N rows of each input")
-    _add_address(predict, "--server", PREDICTIONS, "the predictions port")
+    _add_address(predict, "--server", PREDICTIONS, "the port for predictions, not the control port")
     _add_credentials(predict)
     _add_json(predict)
 
@@ -177,7 +199,8 @@ def _add_looking(commands: _Commands[argparse.ArgumentParser]) -> None:
     tensorboard.add_argument("logdir", metavar="LOGDIR", help="the directory that TensorBoard is started with")
     build = (
         "BUILD is a function of MODULE without arguments that returns a Keras model, a tf.Module, or a Capture; or\n"
-        "such a model itself. MODULE is imported with TensorFlow as the backend of Keras, from the current directory."
+        "such a model itself. MODULE is imported with TensorFlow as the backend of Keras, from the current directory.\n"
+        "\n"
     )
     summary = "put a model's graph into a store, for other frameworks"
     publish = _command(actions, "publish", "graph", summary, epilog=build)

@@ -20,7 +20,7 @@ from rich.text import Text
 
 from paramsync.cli.formatting import NOTHING, WIDE, duration, redraws, share
 from paramsync.cli.observer import Example, Ledger, Seen
-from paramsync.cli.status import lag
+from paramsync.cli.overview import lag
 from paramsync.v1 import sync_pb2 as pb
 
 _LINE_SECONDS = 2.0

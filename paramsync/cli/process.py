@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import signal
 import sys
@@ -25,7 +26,8 @@ def importing() -> Iterator[None]:
 
 
 def open_closed_streams() -> None:
-    """Streams that are closed lead nowhere from here on, so that nothing else that is opened takes their numbers."""
+    """Streams that are closed lead nowhere from here on, so that nothing else that is opened takes their numbers; all
+    take whatever letters there are."""
     for number in range(3):
         try:
             os.fstat(number)
@@ -33,6 +35,9 @@ def open_closed_streams() -> None:
             os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
     sys.stdout = sys.stdout or _nowhere()
     sys.stderr = sys.stderr or _nowhere()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # what the locale has no letters for is no reason to fail
 
 
 def _nowhere() -> TextIO:

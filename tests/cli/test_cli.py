@@ -10,9 +10,8 @@ import pytest
 from paramsync.cli.__main__ import main
 from paramsync.cli.formatting import duration, plain, to_json
 from paramsync.v1 import sync_pb2 as pb
-from paramsync.v1 import sync_pb2_grpc
 from tests.support.commands import only_line
-from tests.support.servers import CORRUPT, NEVER, SERVING, Sync, add_publisher, serving
+from tests.support.servers import CORRUPT, NEVER, SERVING, add_models, add_publisher, serving
 
 pytestmark = pytest.mark.usefixtures("eighty_columns")
 
@@ -67,11 +66,26 @@ def test_help_names_every_command_and_gives_an_example(capsys: pytest.CaptureFix
         "graph tensorboard /store",
     ],
 )
-def test_wrong_arguments_get_the_usage_and_exit_code_2(arguments: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_arguments_get_one_line_with_where_to_read_on_and_exit_code_2(
+    arguments: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as ended:
         main(arguments.split())
     assert ended.value.code == 2
-    assert capsys.readouterr().err.startswith("usage: paramsync")
+    line = only_line(capsys.readouterr().err)
+    assert line.startswith("paramsync")
+    assert line.endswith("--help`")
+
+
+@pytest.mark.parametrize(("typed", "meant"), [("statsu", "status"), ("role back", ""), ("rolback digits", "rollback")])
+def test_a_command_that_is_mistyped_is_told_which_was_meant(
+    typed: str, meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(typed.split())
+    line = only_line(capsys.readouterr().err)
+    assert line.startswith(f"paramsync: expected a command, found '{typed.split()[0]}'")
+    assert (f"did you mean {meant}?" in line) == bool(meant)
 
 
 def test_an_address_without_a_port_is_a_wrong_argument(capsys: pytest.CaptureFixture[str]) -> None:
@@ -101,7 +115,7 @@ def test_status_shows_both_programs_in_80_columns(
 ) -> None:
     assert main(["status", "--inferencer", inferencer, "--trainer", trainer]) == 0
     text = capsys.readouterr().out
-    for fact in ("training", "CPU", "412.0", "digits", "serving", "419", "420", "421", "12 s", "1 steps"):
+    for fact in ("training", "CPU", "412.0", "digits", "serving", "419", "420", "421", "12 s", "1 step"):
         assert fact in text
     assert "digits: version 421 was refused" in text
     assert "[not finite] dense/kernel" in text  # what looks like markup stays
@@ -116,11 +130,10 @@ def test_status_shows_a_fact_a_line_in_40_columns(
     lines = capsys.readouterr().out.splitlines()
     words = [line.split() for line in lines]
     for fact in (
-        ["trainer", "training"],
-        ["step", "7"],
+        ["trainer:", "training", "on", "CPU,", "step", "7,", "412.0"],
         ["model", "digits"],
         ["serving", "420"],
-        ["lag", "12", "s,", "1", "steps"],
+        ["lag", "12", "s", "behind,", "1", "step"],
     ):
         assert fact in words
     assert max(map(len, lines)) <= 40
@@ -133,10 +146,12 @@ def test_status_as_json_is_one_object_with_every_field(
     found = json.loads(only_line(capsys.readouterr().out))
     assert found["trainer"]["status"]["step"] == 7
     assert found["trainer"]["status"]["loss"] is None
-    (model,) = found["inferencer"]["models"]
+    (server,) = found["servers"]
+    (model,) = server["models"]
+    assert (server["address"], server["error"]) == (inferencer, None)
     assert (model["state"], model["serving"]["number"], model["resident"]) == ("serving", 420, [419, 420])
     assert (model["lag_seconds"], model["pinned"]) == (12.0, None)
-    workers = [(one["number"], one["state"], one["pid"], one["restarts"]) for one in found["inferencer"]["workers"]]
+    workers = [(one["number"], one["state"], one["pid"], one["restarts"]) for one in server["workers"]]
     assert workers == [(0, "answering", 41, 0), (1, "ended", 0, 3)]
 
 
@@ -173,11 +188,11 @@ def test_status_of_long_names_keeps_each_name_whole_in_80_columns(
 ) -> None:
     model = "recommender-candidate-generation-tower-european-union"
     status = pb.ModelStatus(model=model, labels={"canary-of-the-week": 418})
-    with serving(lambda server: sync_pb2_grpc.add_SyncServicer_to_server(Sync(status), server)) as address:
+    with serving(add_models(status)) as address:
         assert main(["status", "--inferencer", address, "--trainer", nobody]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert ["model", model] in map(str.split, lines)
-    assert any("canary-of-the-week 418" in line for line in lines)
+    assert [model] in map(str.split, lines)
+    assert "canary-of-the-week is version 418" in " ".join(map(str.strip, lines))
     assert max(map(len, lines)) <= 80
 
 
@@ -198,7 +213,7 @@ def test_sync_as_json_is_one_object(inferencer: str, capsys: pytest.CaptureFixtu
 def test_sync_says_why_not(version: int, why: str, inferencer: str, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--version", str(version), "--timeout", "0.2", "--inferencer", inferencer]
     assert main(["sync", "digits", *arguments]) == 1
-    assert only_line(capsys.readouterr().err).endswith(why)
+    assert f"{why}; " in only_line(capsys.readouterr().err)  # what to do follows
 
 
 def test_pin_and_unpin_say_what_holds_now(inferencer: str, capsys: pytest.CaptureFixture[str]) -> None:

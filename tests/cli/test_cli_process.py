@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -11,8 +12,9 @@ from typing import IO
 import grpc
 import pytest
 
+from paramsync.v1 import sync_pb2 as pb
 from paramsync.v1 import sync_pb2_grpc
-from tests.support.servers import NEVER, Sync, serving
+from tests.support.servers import NEVER, Sync, add_models, serving
 
 pytestmark = pytest.mark.usefixtures("eighty_columns")
 
@@ -42,6 +44,32 @@ finally:
 """
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert done.stdout.startswith({"--help": "usage: paramsync", "--version": "paramsync 0."}[option])
+
+
+@pytest.mark.parametrize(
+    ("form", "slow"),
+    [([], {"numpy", "rich.live", "rich.progress"}), (["--json"], {"numpy", "rich"})],
+    ids=["table", "json"],
+)
+def test_status_imports_no_more_than_it_shows(form: list[str], slow: set[str], inferencer: str, nobody: str) -> None:
+    code = """
+import sys
+from paramsync.cli.__main__ import main
+assert main(sys.argv[2:]) == 0
+imported = set(sys.argv[1].split(",")) & set(sys.modules)
+assert not imported, imported
+"""
+    arguments = ["status", "--server", inferencer, "--trainer", nobody, *form]
+    subprocess.run([sys.executable, "-c", code, ",".join(slow), *arguments], check=True, capture_output=True)
+
+
+def test_letters_that_the_locale_lacks_are_no_reason_to_fail(nobody: str) -> None:
+    with serving(add_models(pb.ModelStatus(model="模型"))) as address:
+        command = [sys.executable, "-m", "paramsync.cli", "status", "--server", address, "--trainer", nobody]
+        environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+        done = subprocess.run(command, check=False, capture_output=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert b"??" in done.stdout
 
 
 def test_ctrl_c_ends_a_command_quietly() -> None:

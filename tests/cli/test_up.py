@@ -94,7 +94,7 @@ def test_a_narrow_terminal_gets_the_line_broken_between_its_parts(width: int) ->
     with Screen(terminal, store="/s") as screen:
         screen.show(ledger)
     text = out.getvalue()
-    for part in ("step 7", "412 steps/s", "published 6", "serving 420", "lag 12 s, 1 steps", "accuracy 100.0%"):
+    for part in ("step 7", "412 steps/s", "published 6", "serving 420", "lag 12 s, 1 step", "accuracy 100.0%"):
         assert part in text
     assert "│" not in text
 
@@ -145,7 +145,7 @@ def test_a_frame_shows_what_counts() -> None:
         "412 steps/s",
         "+5 ms",
         "100.0%",
-        "lag 12 s, 1 steps",
+        "lag 12 s, 1 step",
         "3: right",
         "failed 0",
     ):

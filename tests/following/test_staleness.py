@@ -63,7 +63,7 @@ def test_metrics_and_status_say_how_old_what_serves_is(
     arguments = ["status", "--inferencer", f"127.0.0.1:{served.control_port}", "--trainer", nobody]
     assert main([*arguments, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert told["inferencer"]["models"][0]["since_publication_seconds"] > 1.5
+    assert told["servers"][0]["models"][0]["since_publication_seconds"] > 1.5
     assert "trainer not reachable" in told["trainer"]["error"]
     assert main(arguments) == 0
     text = capsys.readouterr().out

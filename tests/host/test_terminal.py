@@ -8,9 +8,10 @@ import pytest
 
 from inferencer.settings import settings
 from paramsync.cli.formatting import console
-from paramsync.cli.status import _Facts
+from paramsync.cli.overview import Overview, Row
 from paramsync.errors import SettingsError
 from paramsync.host.files import harmless, line
+from paramsync.v1 import sync_pb2 as pb
 from tests.support.programs import refused
 
 
@@ -22,9 +23,11 @@ def test_what_a_terminal_would_take_for_a_command_is_written_out() -> None:
 def test_a_status_shows_names_and_reasons_without_what_a_terminal_would_take_for_a_command() -> None:
     screen = console()
     with screen.capture() as captured:
-        screen.print(_Facts(({"labels": "\x1b[31mred 1\nstable 2"},), notes=["m: \x1b]0;title\x07"]))
+        model = pb.ModelStatus(model="m\x1b[2J", labels={"\x1b[31mred": 1}, last_error="\x1b]0;title\x07")
+        screen.print(Overview([Row("server", model)], 0.0))
     assert "\x1b" not in captured.get()
-    assert r"\x1b[31mred 1" in captured.get()
+    for text in (r"m\x1b[2J", r"\x1b[31mred is version 1", r"\x1b]0;title\x07"):
+        assert text in captured.get()
 
 
 @pytest.mark.parametrize(

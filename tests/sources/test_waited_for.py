@@ -85,7 +85,7 @@ def test_status_says_what_is_waited_for(
     eventually(lambda: running.server.models.find("m").status().waiting_for, lambda: "a first look")
     arguments = ["status", "--inferencer", f"127.0.0.1:{running.control_port}", "--trainer", nobody]
     assert main([*arguments, "--json"]) == 0
-    (model,) = json.loads(capsys.readouterr().out)["inferencer"]["models"]
+    (model,) = json.loads(capsys.readouterr().out)["servers"][0]["models"]
     assert model["waiting_for"] == expected
     assert main(arguments) == 0
     assert f"m: waits for a version: {expected}" in " ".join(capsys.readouterr().out.split())

@@ -40,18 +40,20 @@ _FLOAT32 = 1
 
 
 class Sync(sync_pb2_grpc.SyncServicer):
-    """One model, `digits` unless another status is given, that serves version 420."""
+    """Models, `digits` alone unless other statuses are given, that serve version 420."""
 
-    def __init__(self, status: pb.ModelStatus = SERVING) -> None:
-        self._status = status
+    def __init__(self, *statuses: pb.ModelStatus) -> None:
+        self.statuses = statuses or (SERVING,)
+        """May be changed, of which a caller hears by `changed`."""
+        self.changed = threading.Event()
         self.restoring = threading.Event()
 
     def GetStatus(self, request: pb.GetStatusRequest, context: grpc.ServicerContext) -> pb.GetStatusResponse:
-        _check(request.model, context)
-        return pb.GetStatusResponse(models=[self._status], workers=WORKERS)
+        self._check(request.model, context)
+        return pb.GetStatusResponse(models=self.statuses, workers=WORKERS)
 
     def Sync(self, request: pb.SyncRequest, context: grpc.ServicerContext) -> Iterator[pb.SyncProgress]:
-        _check(request.model, context)
+        self._check(request.model, context)
         number = request.version if request.HasField("version") else SERVING.serving.number
         if request.fresh:
             yield pb.SyncProgress(phase=pb.SyncProgress.PUBLISHING)
@@ -63,30 +65,39 @@ class Sync(sync_pb2_grpc.SyncServicer):
         elif number == CORRUPT:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, "version 2 was refused: not finite")
         elif number != ENDS_EARLY:
-            yield pb.SyncProgress(phase=pb.SyncProgress.DONE, version=number, status=SERVING)
+            named = [status for status in self.statuses if request.model in ("", status.model)]
+            yield pb.SyncProgress(phase=pb.SyncProgress.DONE, version=number, status=named[0])
 
     def Watch(self, request: pb.WatchRequest, context: grpc.ServicerContext) -> Iterator[pb.Event]:
         yield pb.Event(kind=pb.Event.SWAPPED, model="digits", version=SERVING.serving, at=999.5)
-        _until_the_caller_leaves(context)
+        while context.is_active():
+            if self.changed.wait(0.02):
+                self.changed.clear()
+                yield pb.Event(kind=pb.Event.SWAPPED, model="digits", version=self.statuses[0].serving, at=999.5)
 
     def Pin(self, request: pb.PinRequest, context: grpc.ServicerContext) -> pb.ModelStatus:
-        _check(request.model, context)
+        self._check(request.model, context)
         return pb.ModelStatus(model=request.model, serving=SERVING.serving, pinned=request.version)
 
     def Rollback(self, request: pb.RollbackRequest, context: grpc.ServicerContext) -> pb.ModelStatus:
-        _check(request.model, context)
+        self._check(request.model, context)
         return pb.ModelStatus(model=request.model, serving=pb.Version(number=419), pinned=419)
 
     def Label(self, request: pb.LabelRequest, context: grpc.ServicerContext) -> pb.ModelStatus:
-        _check(request.model, context)
+        self._check(request.model, context)
         return pb.ModelStatus(model=request.model, labels={**SERVING.labels, request.label: request.version})
 
     def Unlabel(self, request: pb.UnlabelRequest, context: grpc.ServicerContext) -> pb.ModelStatus:
-        _check(request.model, context)
+        self._check(request.model, context)
         return pb.ModelStatus(model=request.model)
 
+    def _check(self, model: str, context: grpc.ServicerContext) -> None:
+        known = [status.model for status in self.statuses]
+        if model not in ("", *known):
+            context.abort(grpc.StatusCode.NOT_FOUND, str(errors.UnknownModelError(model, known)))
+
     def Unpin(self, request: pb.UnpinRequest, context: grpc.ServicerContext) -> pb.ModelStatus:
-        _check(request.model, context)
+        self._check(request.model, context)
         return SERVING
 
 
@@ -105,6 +116,11 @@ def add_sync(server: grpc.Server) -> None:
     sync_pb2_grpc.add_SyncServicer_to_server(Sync(), server)
 
 
+def add_models(*statuses: pb.ModelStatus) -> Callable[[grpc.Server], None]:
+    """What adds an inferencer's part with these models."""
+    return lambda server: sync_pb2_grpc.add_SyncServicer_to_server(Sync(*statuses), server)
+
+
 def add_publisher(server: grpc.Server) -> None:
     sync_pb2_grpc.add_PublisherServicer_to_server(Publisher(), server)
 
@@ -120,12 +136,12 @@ def add_predictions(server: grpc.Server) -> None:
 
 
 @contextmanager
-def serving(*add: Callable[[grpc.Server], Any]) -> Iterator[str]:
-    """A server on a free port; yields its address."""
-    server = grpc.server(futures.ThreadPoolExecutor(4))
+def serving(*add: Callable[[grpc.Server], Any], at: str = "127.0.0.1:0") -> Iterator[str]:
+    """A server on a free port, unless it is to be at another address; yields its address."""
+    server = grpc.server(futures.ThreadPoolExecutor(8))
     for one in add:
         one(server)
-    port = server.add_insecure_port("127.0.0.1:0")
+    port = server.add_insecure_port(at)
     server.start()
     try:
         yield f"127.0.0.1:{port}"
@@ -143,11 +159,6 @@ def _predict(request: serving_pb2.PredictRequest, context: grpc.ServicerContext)
     if request.model_spec.name == "cut off":
         answer.outputs["image"].tensor_content = answer.outputs["image"].tensor_content[:-1]
     return answer
-
-
-def _check(model: str, context: grpc.ServicerContext) -> None:
-    if model not in ("", "digits"):
-        context.abort(grpc.StatusCode.NOT_FOUND, str(errors.UnknownModelError(model, ["digits"])))
 
 
 def _until_the_caller_leaves(context: grpc.ServicerContext) -> None:

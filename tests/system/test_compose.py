@@ -152,13 +152,13 @@ def test_a_fresh_sync_has_the_trainer_publish_first(stack: Stack, predict: Predi
 
 def test_a_pin_survives_a_kill(stack: Stack, predict: Predict, log: Log) -> None:
     address = f"--inferencer={stack.address('PARAMSYNC_CONTROL_PORT')}"
-    version = _status(stack)["inferencer"]["models"][0]["serving"]["number"]
+    version = _status(stack)["servers"][0]["models"][0]["serving"]["number"]
     _paramsync("pin", "digits", str(version), address, "--json")
     before = stack.inspect("inferencer")
     stack.kill("inferencer")
     wait_for("inferencer runs again", lambda: _restarted(stack, "inferencer", before["RestartCount"]), timeout=60)
     wait_for("it answers", lambda: _unless_away(predict), timeout=60)
-    pinned = _status(stack)["inferencer"]["models"][0]["pinned"]
+    pinned = _status(stack)["servers"][0]["models"][0]["pinned"]
     log.line(f"pinned to {version}, killed, and pinned to {pinned} still")
     _paramsync("unpin", "digits", address, "--json")
     assert pinned == version
@@ -166,7 +166,7 @@ def test_a_pin_survives_a_kill(stack: Stack, predict: Predict, log: Log) -> None
 
 def test_the_operator_command_is_in_the_image(stack: Stack) -> None:
     said = stack.compose("exec", "-T", "inferencer", "paramsync", "status", "--json")
-    assert json.loads(said)["inferencer"]["models"][0]["serving"]["number"] > 0
+    assert json.loads(said)["servers"][0]["models"][0]["serving"]["number"] > 0
 
 
 def test_nothing_runs_as_root_and_ports_are_on_loopback_only(stack: Stack, log: Log) -> None:

@@ -1,0 +1,111 @@
+"""What stands at the end of each command's help: examples, and exit codes."""
+
+from __future__ import annotations
+
+ALL = """\
+examples:
+  paramsync up                          see it work, on this machine
+  paramsync status                      what is trained, published and served, and how far apart
+  paramsync status --watch              the same, whenever it changes
+  paramsync sync digits                 serve the newest version now
+  paramsync sync digits --fresh         have the trainer publish first
+  paramsync rollback digits             serve the version before, and stay there
+  paramsync predict digits --input image=@held_out.npz:x --rows 3
+  paramsync versions /dev/shm/digits    what is in a store, and who uses it
+  paramsync diff /dev/shm/digits        what the newest version changed, and by how much
+  paramsync verify /dev/shm/digits      whether it is what was published
+  paramsync graph show /dev/shm/digits  what its graph takes and gives, and is made of
+  paramsync train --store /dev/shm/digits --job MODULE:FUNCTION
+  paramsync serve --model digits=/dev/shm/digits
+  paramsync serve --tf-serving --port=8500 --rest_api_port=8501 --model_base_path=/models/digits
+"""
+
+EXIT_CODES = "exit codes: 0 done, 1 it did not happen, 2 wrong arguments, 130 Ctrl-C"
+
+OF_COMMANDS = {
+    "up": """\
+examples:
+  paramsync up
+  paramsync up --seconds 20 --json        what happened, as one object
+  paramsync up --port 0 --rest-port 0 --control-port 0 --trainer-port 0
+""",
+    "status": """\
+examples:
+  paramsync status                        of all models
+  paramsync status digits --watch         again whenever it changes
+  paramsync status --server 10.0.0.1:8502 --server 10.0.0.2:8502
+  PARAMSYNC_SERVER=10.0.0.1:8502,10.0.0.2:8502 paramsync status
+  paramsync status --json | jq '.servers[].models[].serving.number'
+""",
+    "sync": """\
+examples:
+  paramsync sync digits                   the newest version, now
+  paramsync sync digits --fresh           what is trained now: the trainer publishes first
+  paramsync sync digits --version 420
+  paramsync sync --all --timeout 60       every model of every server
+""",
+    "watch": """\
+examples:
+  paramsync watch digits
+  paramsync watch --json | jq 'select(.kind == "quarantined")'
+""",
+    "pin": """\
+examples:
+  paramsync pin digits 420                until `paramsync unpin digits`
+""",
+    "unpin": """\
+examples:
+  paramsync unpin digits
+""",
+    "rollback": """\
+examples:
+  paramsync rollback digits               until `paramsync unpin digits`
+""",
+    "label": """\
+examples:
+  paramsync label digits canary 420       requests may ask for canary
+""",
+    "unlabel": """\
+examples:
+  paramsync unlabel digits canary
+""",
+    "predict": """\
+examples:
+  paramsync predict digits --input image=@held_out.npz:x --rows 3
+  paramsync predict mlp --input 'x=[[1, 2, 3, 4]]' --server 10.0.0.1:8500
+""",
+    "versions": """\
+examples:
+  paramsync versions /dev/shm/digits
+""",
+    "diff": """\
+examples:
+  paramsync diff /dev/shm/digits          the newest version and the one before
+  paramsync diff /dev/shm/digits 400 420 --top 10
+""",
+    "verify": """\
+examples:
+  paramsync verify /dev/shm/digits        the newest version
+  paramsync verify /dev/shm/digits 420
+  paramsync verify /dev/shm/digits --all
+""",
+    "graph": """\
+examples:
+  paramsync graph show /dev/shm/digits
+  paramsync graph tensorboard saved_model/ logs
+  paramsync graph publish models.digits:build /dev/shm/digits
+""",
+    "show": """\
+examples:
+  paramsync graph show /dev/shm/digits
+  paramsync graph show saved_model/
+""",
+    "tensorboard": """\
+examples:
+  paramsync graph tensorboard /dev/shm/digits logs
+""",
+    "publish": """\
+examples:
+  paramsync graph publish models.digits:build /dev/shm/digits
+""",
+}

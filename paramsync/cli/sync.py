@@ -1,0 +1,136 @@
+"""`paramsync sync`: has the newest version serve now, of one model or all, at every server, and shows how far it is."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import time
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Sequence
+
+from paramsync.cli.changes import Change, tell
+from paramsync.cli.formatting import console, duration, redraws, size
+from paramsync.cli.process import complain
+from paramsync.cli.servers import ask_all, connected
+from paramsync.errors import ParamsyncError, SettingsError
+from paramsync.host.files import line
+from paramsync.rpc.client import Inferencer
+from paramsync.v1 import sync_pb2 as pb
+
+_PHASES = {
+    pb.SyncProgress.PUBLISHING: "the trainer publishes",
+    pb.SyncProgress.LOOKING: "looking for",
+    pb.SyncProgress.RESTORING: "restoring",
+    pb.SyncProgress.VERIFYING: "verifying",
+    pb.SyncProgress.WARMING: "warming",
+}
+_LINE_SECONDS = 1.0
+
+Show = Callable[[Change, pb.SyncProgress], None]
+
+
+def run(arguments: Namespace) -> bool:
+    """True where every server serves what was asked for."""
+    if arguments.all and (arguments.model or arguments.version is not None):
+        raise SettingsError("expected MODEL and --version without --all, which is the newest version of every model")
+    with connected(arguments) as inferencers:
+        changes = _of_all(inferencers) if arguments.all else [Change(each, arguments.model) for each in inferencers]
+        waiting = [change for change in changes if change.error is None]
+        with _shown(waiting) as show:
+            ask_all(waiting, lambda change: change.run(lambda: _ask(change, arguments, show)))
+    if not changes:
+        complain(f"paramsync sync: no model is served at {', '.join(each.address for each in inferencers)}")
+        return False
+    return tell(arguments, changes, _sentence)
+
+
+def _of_all(inferencers: Sequence[Inferencer]) -> list[Change]:
+    """One for each model that has a store; one with an error for each server that does not say which it serves."""
+    changes = []
+    for inferencer, models in zip(inferencers, ask_all(inferencers, Inferencer.status), strict=True):
+        if isinstance(models, ParamsyncError):
+            changes.append(Change(inferencer, "", error=models))
+        else:  # a connection is synced by its parts, which are models too
+            changes += [Change(inferencer, status.model) for status in models if not status.parts]
+    return changes
+
+
+def _ask(change: Change, arguments: Namespace, show: Show) -> pb.ModelStatus:
+    return change.inferencer.sync(
+        change.model,
+        version=arguments.version,
+        fresh=arguments.fresh,
+        seconds=arguments.timeout,
+        progress=lambda progress: show(change, progress),
+    )
+
+
+def _sentence(change: Change, status: pb.ModelStatus) -> str:
+    serving = f"version {status.serving.number} (step {status.serving.step}) serves"
+    return f"{status.model}: {serving}, {duration(change.seconds)}"
+
+
+@contextlib.contextmanager
+def _shown(changes: Sequence[Change]) -> Iterator[Show]:
+    """Shows the phase of each, and how much of it is done: as bars on a terminal, elsewhere as a line a second."""
+    names = _names(changes)
+    screen = console(stderr=True)
+    if not redraws(screen):
+        yield _Lines(names).show
+        return
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+    from rich.table import Column
+
+    text = TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1))
+    columns = (text, BarColumn(bar_width=max(5, min(20, screen.width // 4))), DownloadColumn())
+    with Progress(*columns, console=screen, transient=True, expand=True) as bar:
+        tasks = {id(change): bar.add_task(f"{names[id(change)]}asking", total=None) for change in changes}
+
+        def show(change: Change, progress: pb.SyncProgress) -> None:
+            task = tasks[id(change)]
+            if progress.phase == pb.SyncProgress.DONE:
+                bar.update(task, description=f"{names[id(change)]}serves", total=1, completed=1)
+            elif progress.phase in _PHASES:
+                bar.update(
+                    task,
+                    description=f"{names[id(change)]}{_phase(progress)}",
+                    total=progress.bytes_total or None,
+                    completed=progress.bytes_done,
+                )
+
+        yield show
+
+
+def _names(changes: Sequence[Change]) -> dict[int, str]:
+    several = len({change.inferencer.address for change in changes}) > 1
+    names = {}
+    for change in changes:
+        words = [change.inferencer.address] * several + [change.model] * bool(change.model)
+        names[id(change)] = f"{line(' '.join(words))}: " if words else ""
+    return names
+
+
+def _phase(progress: pb.SyncProgress) -> str:
+    if progress.phase == pb.SyncProgress.PUBLISHING:
+        return _PHASES[progress.phase]
+    return f"{_PHASES[progress.phase]} {f'version {progress.version}' if progress.version else 'the newest version'}"
+
+
+class _Lines:
+    """What takes long is told once a second; what is done at once is not told."""
+
+    def __init__(self, names: dict[int, str]) -> None:
+        self._names = names
+        self._lock = threading.Lock()
+        self._next = dict.fromkeys(names, time.monotonic() + _LINE_SECONDS)
+
+    def show(self, change: Change, progress: pb.SyncProgress) -> None:
+        with self._lock:
+            if progress.phase not in _PHASES or time.monotonic() < self._next[id(change)]:
+                return
+            self._next[id(change)] = time.monotonic() + _LINE_SECONDS
+        done = f", {size(progress.bytes_done)} of {size(progress.bytes_total)}" if progress.bytes_total else ""
+        with contextlib.suppress(OSError):
+            sys.stderr.write(f"{self._names[id(change)]}{_phase(progress)}{done}\n")
+            sys.stderr.flush()
