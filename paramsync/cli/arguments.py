@@ -46,6 +46,8 @@ def parser() -> argparse.ArgumentParser:
     _add_predict(commands)
     _add_looking(commands)
     _add_programs(commands)
+    completion = _command(commands, "completion", "completion", "print what a shell needs to complete all of this")
+    completion.add_argument("shell", choices=("bash", "zsh", "fish"), metavar="SHELL", help="bash, zsh or fish")
     return top
 
 

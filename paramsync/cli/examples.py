@@ -89,6 +89,11 @@ examples:
   paramsync verify /dev/shm/digits 420
   paramsync verify /dev/shm/digits --all
 """,
+    "completion": """\
+examples:
+  source <(paramsync completion bash)     in ~/.bashrc, or with zsh in ~/.zshrc after compinit
+  paramsync completion fish > ~/.config/fish/completions/paramsync.fish
+""",
     "graph": """\
 examples:
   paramsync graph show /dev/shm/digits
