@@ -22,8 +22,8 @@ WARM_UPS = KEEP + 3
 class Publications:
     """A store and its one writer."""
 
-    def __init__(self, path: Path, captured: Capture | None = None) -> None:
-        self._writer = StoreWriter(path, keep=KEEP)
+    def __init__(self, path: Path, captured: Capture | None = None, *, signing_key: Path | None = None) -> None:
+        self._writer = StoreWriter(path, keep=KEEP, signing_key=signing_key)
         self._graph = ""
         if captured is not None:
             self._graph = captured.graph.digest

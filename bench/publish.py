@@ -19,6 +19,7 @@ from bench.settings import Settings
 from bench.timing import Contestant, measure
 from paramsync.graphs.capturing import Capture, capture
 from paramsync.publishing.live_variables import LiveVariables
+from paramsync.store.signing import create_keys
 
 
 def run(settings: Settings, folder: Path) -> dict[str, Any]:
@@ -30,6 +31,8 @@ def run(settings: Settings, folder: Path) -> dict[str, Any]:
         peers = Peers(subject, settings.peers, by="saves", progress=progress)
         live = LiveVariables(captured)
         steady, looked = Publications(folder / "steady", captured), Publications(folder / "looked", captured)
+        signing_key, _, _ = create_keys(folder / "signs")
+        signed = Publications(folder / "signed", captured, signing_key=signing_key)
         fresh = _Fresh(folder / "fresh", captured, live)
         timings = measure(
             [
@@ -38,6 +41,11 @@ def run(settings: Settings, folder: Path) -> dict[str, Any]:
                 Contestant(
                     name="ours_finite",
                     run=lambda: looked.publish(pinned(live), finite=True),
+                    warm_ups=WARM_UPS,
+                ),
+                Contestant(
+                    name="ours_signed",
+                    run=lambda: signed.publish(pinned(live), finite=True),
                     warm_ups=WARM_UPS,
                 ),
                 Contestant(name="ours_fresh", prepare=fresh.make, run=fresh.publish, clear=fresh.remove),
@@ -50,16 +58,18 @@ def run(settings: Settings, folder: Path) -> dict[str, Any]:
         )
         steady.close()
         looked.close()
+        signed.close()
     return figures.collect(
         settings,
         size=arrays.size(subject.module.values()),
         timings=timings,
-        names=("ours", "ours_finite", "ours_fresh"),
+        names=("ours", "ours_finite", "ours_signed", "ours_fresh"),
         peers=peers.names,
         absent=peers.absent,
         quotients={
             "ours_over_memcpy": ("ours", "memcpy"),
             "ours_finite_over_ours": ("ours_finite", "ours"),
+            "ours_signed_over_finite": ("ours_signed", "ours_finite"),
             "checkpoint_write_over_fresh": ("checkpoint_write", "ours_fresh"),
         },
     )

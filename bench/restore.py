@@ -21,6 +21,7 @@ from paramsync.graphs.capturing import capture
 from paramsync.graphs.parameters import alias
 from paramsync.publishing.live_variables import LiveVariables
 from paramsync.sources.opening import open_source
+from paramsync.store.signing import create_keys
 from paramsync.store.store import Store
 
 _OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"  # what a checkpoint holds beside the parameters
@@ -32,9 +33,11 @@ def run(settings: Settings, folder: Path) -> dict[str, Any]:
         progress.say("making the parameters")
         subject = Subject(arrays.random(arrays.shapes(settings.bytes, settings.tensors), seed=0))
         captured = capture(subject.module)
-        with Publications(folder / "store", captured) as store:
+        signing_key, public_key, _ = create_keys(folder / "signs")
+        with Publications(folder / "store", captured, signing_key=signing_key) as store:
             version = store.publish(pinned(LiveVariables(captured)))
         source = open_source(folder / "store")
+        trusted = open_source(folder / "store", trust=[public_key])
         peers = Peers(subject, settings.peers, by="loads", progress=progress)
         progress.say("making the large version")
         large = _publish_large(folder / "large", settings)
@@ -52,6 +55,7 @@ def run(settings: Settings, folder: Path) -> dict[str, Any]:
                 Contestant(name="ours_sizes", run=_restoring(folder / "store", checksums=False)),
                 Contestant(name="ours_sizes_large", run=_restoring(folder / "large", checksums=False)),
                 Contestant(name="ours_replica", run=restore_again),
+                Contestant(name="ours_trusted", run=lambda: trusted.restore(version)),
                 *peers.loading(folder),
             ],
             runs=settings.runs,
@@ -62,13 +66,14 @@ def run(settings: Settings, folder: Path) -> dict[str, Any]:
         settings,
         size=arrays.size(subject.module.values()),
         timings=timings,
-        names=("ours", "ours_sizes", "ours_sizes_large", "ours_replica"),
+        names=("ours", "ours_sizes", "ours_sizes_large", "ours_replica", "ours_trusted"),
         peers=peers.names,
         absent=peers.absent,
         quotients={
             "ours_over_memcpy": ("ours", "memcpy"),
             "checkpoint_read_over_sizes": ("checkpoint_read", "ours_sizes"),
             "sizes_large_over_sizes": ("ours_sizes_large", "ours_sizes"),
+            "trusted_over_replica": ("ours_trusted", "ours_replica"),
         },
     )
     return found | {"large_bytes": large}

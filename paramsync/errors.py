@@ -123,6 +123,13 @@ class CorruptCheckpointError(ParamsyncError):
         self.path = path
 
 
+class UntrustedError(ParamsyncError):
+    """A version that no trusted key signed, where only signed ones are served."""
+
+    def __init__(self, where: str, *, expected: object, found: object) -> None:
+        super().__init__(f"{where} is not trusted: expected {expected}, found {found}")
+
+
 class UnfinishedError(ParamsyncError):
     """Files that are missing or not whole: their writer may not be done yet."""
 

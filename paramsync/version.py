@@ -21,6 +21,9 @@ class Version:
     checksum       the digest of the checksums of all tensors: equal for versions with the same parameters
     finite         whether the publisher found no NaN and no infinity in the values with these checksums
     seal           of its data files at that time, see `paramsync.checkpoint.data_file`; "" where they are not in memory
+    digest         of all tensors, see `paramsync.checkpoint.digests`, which no forger can match; "" where nobody signed
+    graph_file     the SHA-256 of the file of its graph, likewise
+    signed_by      the key that `signature`, of all of this, was made with: see `paramsync.store.signing`
     """
 
     number: int
@@ -35,6 +38,10 @@ class Version:
     checksum: str = ""
     finite: bool = False
     seal: str = ""
+    digest: str = ""
+    graph_file: str = ""
+    signed_by: str = ""
+    signature: str = ""
     metrics: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

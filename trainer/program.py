@@ -60,7 +60,8 @@ def run(settings: Settings, *, stop: Stop) -> None:
         function = job_source.find(settings.job)
     with ExitStack() as stack:
         enter = stack.enter_context
-        store = enter(StoreWriter(settings.store, keep=settings.keep, durable=settings.durable))
+        key = settings.signing_key
+        store = enter(StoreWriter(settings.store, keep=settings.keep, durable=settings.durable, signing_key=key))
         states = enter(StoreWriter(settings.state, keep=STATES, durable=settings.durable))
         access = Access(host=settings.host, tokens=settings.tokens, reads=settings.auth_reads)
         control = enter(closing(ControlPort(settings.host, settings.control_port, store=settings.store, access=access)))

@@ -40,6 +40,7 @@ class Settings:
     seed: int
     keep: int
     durable: bool
+    signing_key: Path | None
     allow_nan: bool
     publish_if: str | None
     state: Path
@@ -96,6 +97,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--seed", seed, type=whole(0, _SEEDS - 1), default=0, metavar="N")
     add("--keep", "how many versions stay in the store (default: 5)", type=_COUNT, default=5, metavar="N")
     add("--durable", "have each version, and each state, on the disk before it counts", action="store_true")
+    add("--signing-key", "sign versions with this key, which paramsync keys new makes", type=Path, metavar="FILE")
     add("--allow-nan", "publish NaN and infinity too (default: such a version is refused)", action="store_true")
     gate = "publish only where this is no worse than in the newest version: loss, which should fall, or 'max loss'"
     add("--publish-if", gate, choices=_GATES, metavar="METRIC")

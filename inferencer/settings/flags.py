@@ -18,6 +18,7 @@ OF_MODELS = {
     "verify": "--verify",
     "resident": "--resident",
     "allowed": "--allow-op",
+    "trust": "--trust",
     "trainers": "--trainer",
 }
 """Flags for all models of the command line (`--trainer` may name one), by their fields of ModelSettings."""
@@ -100,6 +101,13 @@ def _add_models(parser: argparse.ArgumentParser) -> None:
         type=readers.op,
         metavar="NAME",
         help="an op that a graph may use although it does more than compute, such as ReadFile; may be repeated",
+    )
+    add(
+        "--trust",
+        action="append",
+        type=readers.path,
+        metavar="KEYFILE",
+        help="serve nothing but versions that one of the public keys in this file signed; may be repeated",
     )
     add(
         "--trainer",

@@ -134,6 +134,7 @@ def _stored(base: Path) -> dict[str, tuple[str, Read]]:
         "resident": ("resident", _whole(flags.read_resident)),
         "trainer": ("trainer", _text(readers.called)),
         "allow_op": ("allowed", _texts(readers.op)),
+        "trust": ("trust", _texts(_path(base))),
         "labels": ("labels", _labels),
         "batching": ("batching", _either),
     }

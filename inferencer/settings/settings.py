@@ -16,6 +16,7 @@ from paramsync.program.flags import check_text
 from paramsync.rpc import settings as credentials
 from paramsync.rpc.addresses import CONTROL_PORT, HOST, PREDICTIONS_PORT, REST_PORT, check_different
 from paramsync.rpc.tokens import Tokens
+from paramsync.store.signing import TrustedKeys
 
 from . import flags, models_file
 
@@ -27,7 +28,8 @@ class ModelSettings:
     `inputs` and `outputs` name tensors, for what TensorFlow's Saver wrote; `graph` is where the graph of parameters is
     that come without one. `labels` are set at the start where no other ones are remembered. `trainer` is asked to
     publish by a sync that wants what is not published yet. So many of the `latest` versions stay in memory where that
-    is said, and are brought there, in place of `resident` ones that served last.
+    is said, and are brought there, in place of `resident` ones that served last. With files of public keys to `trust`,
+    only versions are served that one of these keys signed.
     """
 
     name: str
@@ -39,6 +41,7 @@ class ModelSettings:
     resident: int = 2
     latest: int | None = None
     allowed: tuple[str, ...] = ()
+    trust: tuple[Path, ...] = ()
     trainer: str | None = None
     labels: Mapping[str, int] = field(default_factory=dict)
     batching: bool = True
@@ -204,7 +207,19 @@ def _check_model(model: ModelSettings) -> None:
         raise SettingsError(f"model {model.name}: expected inputs and outputs together, found one of them")
     if model.inputs and model.graph:
         raise SettingsError(f"model {model.name}: expected inputs and outputs, or graph, which has its own, found both")
+    if model.trust:
+        _check_trust(model)
     check_store(model.store)
+
+
+def _check_trust(model: ModelSettings) -> None:
+    given = [name for name in ("inputs", "outputs", "graph") if getattr(model, name)]
+    if given:
+        raise SettingsError(
+            f"model {model.name}: expected trust, or {' and '.join(given)}, for checkpoints that others wrote,"
+            " which nobody can sign, found both"
+        )
+    TrustedKeys(model.trust)
 
 
 def check_store(path: Path) -> None:

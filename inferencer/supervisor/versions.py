@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from pathlib import Path
 
 from paramsync.checkpoint.reader import Bundle
@@ -12,6 +12,7 @@ from paramsync.graphs.specs import located
 from paramsync.host import files
 from paramsync.sources.checkpoints import Checkpoints, GraphCache
 from paramsync.sources.source import Progress, ProgressCallback, Source, graph_options
+from paramsync.store.signing import TrustedKeys, of_saved_model
 from paramsync.store.store import Store
 from paramsync.version import Version
 
@@ -31,7 +32,7 @@ class SharedResidents(Residents[SharedVersion]):
         """Versions on which workers crash, by their keys, and how. Any thread adds to it."""
         self._restores = restores = SharedRestores(settings, fleet)
         options = graph_options(settings.graph, settings.inputs)
-        source = Source(settings.store, restores, graph=settings.graph, options=options)
+        source = Source(settings.store, restores, graph=settings.graph, options=options, starts_over=not settings.trust)
         super().__init__(settings.name, source, resident=settings.resident, changed=fleet.change)
 
     @property
@@ -56,19 +57,26 @@ class SharedRestores:
         self._store = Store(settings.store)
         self._fleet = fleet
         self._allowed = settings.allowed
+        self._trust = TrustedKeys(settings.trust) if settings.trust else None
         self._importer = Importer(settings, fleet, self.graphs)
         self._checkpoints: Checkpoints[SharedVersion] = Checkpoints(
-            self._store, located, verification=settings.verify, answers_here=False
+            self._store, located, verification=settings.verify, answers_here=False, trust=self._trust
         )
         self.tend = self._checkpoints.tend
 
     def saved_model(self, version: Version, directory: Path, tell: ProgressCallback) -> SharedVersion:
+        if self._trust is not None:
+            raise of_saved_model(version)
         return self._ready(self._importer.restore(version, tell), tell)
 
     def checkpoint(self, version: Version, tell: ProgressCallback) -> SharedVersion:
+        key: Hashable = version.graph
+        if self._trust is not None:
+            self._trust.check_record(version)
+            key = version.graph, version.graph_file
         if not version.graph:
             return self._ready(self._importer.restore(version, tell), tell)
-        graph = self.graphs.built(version.graph, lambda: self._read(version))
+        graph = self.graphs.built(key, lambda: self._read(version))
 
         def build(bundle: Bundle, keys: Sequence[str]) -> SharedVersion:
             named = zip(graph.parameters, keys, strict=True)
@@ -96,6 +104,8 @@ class SharedRestores:
             content = files.content(path, limit=files.MAX_MESSAGE)
         except FileNotFoundError as error:
             raise GraphError(f"version {version.number} needs the graph file {path}, which is not there") from error
+        if self._trust is not None:
+            self._trust.check_graph(version, content, path)
         graph = self._fleet.graph(content, allowed=self._allowed)
         try:
             digest, embeddings = self._fleet.try_graph(graph)

@@ -45,6 +45,7 @@ NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _WASTE = 1.25  # how many times as large as needed a spare may be
+_COPIED = 64 << 20  # bytes that one call copies
 _PASSES = 4  # how often a spare may be found to be of the wrong size before it is removed
 
 FileId = tuple[int, int]
@@ -91,22 +92,55 @@ def seal_of(stamps: Sequence[FileStamp], directory: Path) -> str:
     return hashlib.sha256(repr((boot, mounted, *map(tuple, stamps))).encode()).hexdigest() if boot else ""
 
 
+class _OpenFile:
+    """A descriptor that is closed with the last that refers to this."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+
+    def __del__(self) -> None:
+        os.close(self.descriptor)
+
+
+def _sealed(path: Path, descriptor: int, size: int) -> _OpenFile:
+    """A copy of a file in memory that nobody can change any more, whoever gets hold of it.
+
+    Raises CorruptCheckpointError where the file is cut meanwhile, UnreadableError where it cannot be read now.
+    """
+    copy = _OpenFile(os.memfd_create(path.name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
+    done = 0
+    try:
+        while done < size:
+            count = os.sendfile(copy.descriptor, descriptor, done, min(size - done, _COPIED))
+            if not count:
+                raise CorruptCheckpointError(path, expected="a data file at rest", found="one that was cut")
+            done += count
+        seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+        fcntl.fcntl(copy.descriptor, fcntl.F_ADD_SEALS, seals)
+    except OSError as error:
+        raise files.unread(path, "a data file", error) from error
+    return copy
+
+
 FindMapped: TypeAlias = "Callable[[os.stat_result], DataFile | None]"
 """Gives the file with these facts, if it is mapped already, for the caller to hold."""
 
 
-def hold(path: Path, *, mapped: bool, find: FindMapped | None = None, folder: int | None = None) -> DataFile | None:
+def hold(
+    path: Path, *, mapped: bool, sealed: bool = False, find: FindMapped | None = None, folder: int | None = None
+) -> DataFile | None:
     """Open and lock a data file; None where somebody is overwriting it. Raises CorruptCheckpointError, UnreadableError.
 
     A mapped file is used where it lies: whoever truncates it then ends this process with SIGBUS. Otherwise bytes are
     copied when they are first asked for, and later changes to the file do not matter. A file that `find` gives is
-    mapped already, and is held in that mapping. `folder` is as in `files.regular`.
+    mapped already, and is held in that mapping. `folder` is as in `files.regular`. Of a `sealed` one a copy in memory
+    is mapped: nobody can change it, nor has a lock on the file to wait for.
     """
     try:
         with files.regular(path, folder=folder) as descriptor:
             if mapped and find is not None and (there := find(os.fstat(descriptor))) is not None:
                 return there.hold(path)
-            return DataFile(path, descriptor, mapped=mapped) if files.lock_shared(descriptor) else None
+            return DataFile(path, descriptor, mapped=mapped, sealed=sealed) if files.lock_shared(descriptor) else None
     except OSError as error:
         raise files.unread(path, "a data file", error) from error
 
@@ -118,7 +152,7 @@ class DataFile:
     Safe to use from any thread; one thread brings pages in and drops them.
     """
 
-    def __init__(self, path: Path, descriptor: int, *, mapped: bool) -> None:
+    def __init__(self, path: Path, descriptor: int, *, mapped: bool, sealed: bool = False) -> None:
         status = os.fstat(descriptor)
         self.path = path
         self.size = status.st_size
@@ -126,6 +160,11 @@ class DataFile:
         self.is_mapped = mapped
         self._mapping: mmap.mmap | None = None  # nor of an empty file, which cannot be mapped
         self._copies: dict[tuple[int, int], memoryview] = {}
+        self.digests: dict[tuple[int, int], bytes] | None = {} if sealed else None
+        """What is known of the bytes at offset and size, as long as nobody can change them."""
+        self._sealed = _sealed(path, descriptor, self.size) if sealed else None
+        if self._sealed is not None:
+            descriptor = self._sealed.descriptor
         if not mapped:
             self._descriptor = os.dup(descriptor)
         elif self.size:
@@ -148,10 +187,12 @@ class DataFile:
         return same
 
     def lend(self) -> int:
-        """A descriptor of the file with a lock of its own, for another process to map.
+        """A descriptor of the file with a lock of its own, for another process to map; of the copy where it is sealed.
 
         Raises CorruptCheckpointError where its name leads elsewhere by now, UnreadableError.
         """
+        if self._sealed is not None:
+            return os.dup(self._sealed.descriptor)
         try:
             with files.regular(self.path) as descriptor:
                 stamp = FileStamp.of(os.fstat(descriptor))

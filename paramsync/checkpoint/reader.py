@@ -12,6 +12,7 @@ import numpy as np
 from crc32c import crc32c
 
 from paramsync import dtypes
+from paramsync.checkpoint import digests
 from paramsync.checkpoint.data_file import DataFile, FileId, FileStamp, FindMapped, hold, seal_of
 from paramsync.checkpoint.tensor_bytes import PORTION, THREADS, Finding, Region, each, examine
 from paramsync.dtypes import Array
@@ -55,7 +56,13 @@ class Bundle:
 
     @classmethod
     def open(
-        cls, prefix: Path, *, mapped: bool = True, find: FindMapped | None = None, folder: int | None = None
+        cls,
+        prefix: Path,
+        *,
+        mapped: bool = True,
+        sealed: bool = False,
+        find: FindMapped | None = None,
+        folder: int | None = None,
     ) -> Bundle:
         """Hold a checkpoint's files, and make sure that they are those of the index. No tensor is read.
 
@@ -71,19 +78,22 @@ class Bundle:
 
         `mapped=False` copies each tensor when it is first asked for, so that nobody can change it, or truncate it away,
         once it was checked: for writers that know nothing of these locks. `find` gives a file that was mapped before,
-        for another checkpoint. `folder` is as in `files.regular`.
+        for another checkpoint. `folder` is as in `files.regular`. `sealed` maps copies of the files, which nobody can
+        change.
 
         Raises CorruptCheckpointError where the files are not a whole checkpoint, or go on changing, UnreadableError
         where they cannot be read now.
         """
         for _ in range(_LOOKS):
-            if (bundle := cls._look(prefix, mapped=mapped, find=find, folder=folder)) is not None:
+            if (bundle := cls._look(prefix, mapped=mapped, sealed=sealed, find=find, folder=folder)) is not None:
                 return bundle
         found = f"one that changed {_LOOKS} times while it was read"
         raise CorruptCheckpointError(index_file(prefix), expected="a checkpoint at rest", found=found)
 
     @classmethod
-    def _look(cls, prefix: Path, *, mapped: bool, find: FindMapped | None, folder: int | None) -> Bundle | None:
+    def _look(
+        cls, prefix: Path, *, mapped: bool, sealed: bool, find: FindMapped | None, folder: int | None
+    ) -> Bundle | None:
         """Open the checkpoint as it is now; None where its files changed meanwhile."""
         listing = index_file(prefix)
         content = index.content(listing, folder=folder)
@@ -91,7 +101,8 @@ class Bundle:
         shards: dict[int, DataFile] = {}
         try:
             for shard in {piece.shard for entry in table.entries.values() for piece in entry.pieces}:
-                file = hold(data_file(prefix, shard, table.shards), mapped=mapped, find=find, folder=folder)
+                path = data_file(prefix, shard, table.shards)
+                file = hold(path, mapped=mapped, sealed=sealed, find=find, folder=folder)
                 if file is None:
                     return None
                 shards[shard] = file
@@ -159,6 +170,36 @@ class Bundle:
 
         each(look, places.values())
         return wrong
+
+    def digest(self, *, advance: Callable[[int], None] = lambda count: None, threads: int = THREADS) -> str:
+        """The digest of all tensors, see `digests.of_checkpoint`; of sealed files' what was hashed before is not again.
+
+        `advance` is told, on any thread, how many bytes were hashed. Keeps nothing of what it reads. Raises
+        CorruptCheckpointError for partitioned variables, which nobody signs, and where a file was cut, UnreadableError.
+        """
+        if parts := [name for name, entry in self.entries.items() if entry.parts]:
+            listing = index_file(self.prefix)
+            raise CorruptCheckpointError(
+                listing, expected="tensors in one piece", found=f"parts of {files.shown(parts[0])}"
+            )
+        looked_up = {name: self._known_digest(entry) for name, entry in self.entries.items()}
+        known = {name: digest for name, digest in looked_up.items() if digest is not None}
+        names = [name for name in self.entries if name not in known]
+        entries = [self.entries[name] for name in names]
+
+        def read(at: int, start: int, stop: int) -> memoryview:
+            advance(stop - start)
+            return self._shards[entries[at].shard].read(entries[at].offset + start, stop - start)
+
+        made = digests.of_tensors([entry.size for entry in entries], read, threads=threads)
+        for entry, digest in zip(entries, made, strict=True):
+            if (of_file := self._shards[entry.shard].digests) is not None:
+                of_file[entry.offset, entry.size] = digest
+        return digests.of_checkpoint(self.entries, known | dict(zip(names, made, strict=True)))
+
+    def _known_digest(self, entry: Entry) -> bytes | None:
+        of_file = self._shards[entry.shard].digests
+        return None if of_file is None else of_file.get((entry.offset, entry.size))
 
     def portions(self, name: str, elements: int) -> Iterator[Array]:
         """The values of a tensor as they are now, flat, at most so many at a time; strings all at once. Keeps nothing.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import errno
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -15,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paramsync import dtypes
-from paramsync.checkpoint import tensor_bytes
+from paramsync.checkpoint import digests, tensor_bytes
 from paramsync.checkpoint.data_file import ALIGNMENT, FilePool, FileStamp, PooledFile, seal_of
 from paramsync.checkpoint.tensor_bytes import Layout, portions
 from paramsync.dtypes import Array
@@ -56,10 +57,15 @@ class Written:
     shards: tuple[Shard, ...] = ()
     finite: bool = True  # all values were looked at
     seal: str = ""  # where the files are in memory
+    hashed: Mapping[str, builtins.bytes] = field(default_factory=dict)  # their digests, where they are asked for
 
     def checksum(self) -> str:
         """The digest of what the tensors are, wherever they lie."""
         return index.digest(self.entries)
+
+    def digest(self) -> str:
+        """The same, of their bytes in place of their checksums; "" where no digests are made."""
+        return digests.of_checkpoint(self.entries, self.hashed) if self.hashed else ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -105,9 +111,12 @@ class CheckpointWriter:
     One thread owns it.
     """
 
-    def __init__(self, pool: FilePool, *, durable: bool = False) -> None:
+    def __init__(self, pool: FilePool, *, durable: bool = False, digested: bool = False) -> None:
+        """`digested`: the digests of all tensors are made. They are of the tensors as they are given: whoever writes
+        into the files meanwhile has other ones."""
         self._pool = pool
         self._durable = durable
+        self._digested = digested
         self._last = Written()
 
     def write(
@@ -170,15 +179,18 @@ class CheckpointWriter:
         paths = [data_file(prefix, at, count) for at in range(count)]
         shards: list[Shard] = []
         entries: dict[str, Entry] = {}
+        hashed: dict[str, bytes] = {}
         try:
             for number, (at, names) in enumerate(plan.linked.items()):
                 shards.append(self._link(self._last.shards[at], paths[number], names))
                 for name in names:
                     entry = self._last.entries[name]
                     entries[name] = entry if entry.shard == number else replace(entry, shard=number)
+                    if self._digested:
+                        hashed[name] = self._last.hashed[name]
             for number, names in enumerate(fresh, len(shards)):
                 these = {name: sources[name] for name in names}
-                shard, filled = self._fill(paths[number], number, these, finite=finite, copied=copied)
+                shard, filled = self._fill(paths[number], number, these, hashed, finite=finite, copied=copied)
                 shards.append(shard)
                 entries |= filled
             entries = {name: entries[name] for name in sources}
@@ -196,6 +208,7 @@ class CheckpointWriter:
             shards=tuple(shards),
             finite=finite,
             seal=seal_of([shard.stamp for shard in shards], prefix.parent) if self._pool.in_memory else "",
+            hashed=hashed,
         )
 
     def _link(self, shard: Shard, path: Path, names: tuple[str, ...]) -> Shard:
@@ -218,19 +231,24 @@ class CheckpointWriter:
         path: Path,
         number: int,
         sources: Mapping[str, _Source],
+        hashed: dict[str, bytes],
         *,
         finite: bool,
         copied: Callable[[str], object],
     ) -> tuple[Shard, dict[str, Entry]]:
-        """Write a data file with these tensors."""
+        """Write a data file with these tensors, whose digests are added where they are made."""
         names = tuple(sources)
         layout = arrange(tuple([source.size for source in sources.values()]))
         looked_at = [source.numbers if finite else None for source in sources.values()]
         with self._pool.writing(path, layout.end) as file:
             contents = [source.content() for source in sources.values()]
-            findings = tensor_bytes.write(file, layout, contents, looked_at, lambda at: copied(names[at]))
+            held = list(contents) if self._digested else []
+            let_go = (lambda at: None) if held else (lambda at: copied(names[at]))
+            findings = tensor_bytes.write(file, layout, contents, looked_at, let_go)
             if wrong := [name for name, finding in zip(names, findings, strict=True) if not finding.sound]:
                 raise NotFiniteError(wrong)
+        if held:
+            hashed.update(zip(names, _digests(held, lambda at: copied(names[at])), strict=True))
         entries = {
             name: source.entry(number, offset, finding.checksum)
             for (name, source), offset, finding in zip(sources.items(), layout.offsets, findings, strict=True)
@@ -294,6 +312,17 @@ class _Source:
         """Whether the entry is that of a tensor of the same dtype, shape and size."""
         like = entry and (entry.shape, entry.dtype, entry.size)
         return like == (self._shape, self._dtype, self.size)
+
+
+def _digests(contents: list[Array], done: Callable[[int], object]) -> list[bytes]:
+    """The digest of each, which is taken out of the list then, before `done` is told of it."""
+
+    def let_go(at: int) -> None:
+        contents[at] = np.empty(0, np.uint8)
+        done(at)
+
+    sizes = [len(content) for content in contents]
+    return digests.of_tensors(sizes, lambda at, start, stop: contents[at][start:stop], done=let_go)
 
 
 def _key(name: object) -> bytes:

@@ -185,11 +185,19 @@ def _add_looking(commands: _Commands[argparse.ArgumentParser]) -> None:
         command.add_argument("store", metavar="STORE", help="the directory that is published to")
     diff.add_argument("old", nargs="?", type=_number, metavar="V1", help="in place of the version before V2")
     diff.add_argument("new", nargs="?", type=_number, metavar="V2", help="in place of the newest")
+    text = "also whether a key in this file of public keys signed it; may be repeated"
+    verify.add_argument("--trust", action="append", default=[], metavar="KEYFILE", help=text)
     text = "show only the N parameters that changed most"
     diff.add_argument("--top", type=_number, metavar="N", help=text)
     which = verify.add_mutually_exclusive_group()
     which.add_argument("version", nargs="?", type=_number, metavar="VERSION", help="in place of the newest")
     which.add_argument("--all", action="store_true", help="every version that is there")
+
+    keys = _command(commands, "keys", "keys", "make keys that versions are signed with")
+    making = keys.add_subparsers(dest="action", metavar="ACTION", required=True, title="actions")
+    new = _command(making, "new", "keys", "make PREFIX.key, to sign with, and PREFIX.pub, to trust; never overwrite")
+    new.add_argument("prefix", metavar="PREFIX", help="such as /etc/paramsync/digits")
+    _add_json(new)
 
     graph = _command(commands, "graph", "graph", "look at a graph, or put one into a store")
     actions = graph.add_subparsers(dest="action", metavar="ACTION", required=True, title="actions")

@@ -19,8 +19,16 @@ from paramsync.cli import formatting, graph_files
 from paramsync.cli.formatting import console, progress, size, to_json
 from paramsync.cli.outline import parse
 from paramsync.cli.versions import look
-from paramsync.errors import CorruptCheckpointError, GraphError, StoreError, UnknownVersionError, UnreadableError
+from paramsync.errors import (
+    CorruptCheckpointError,
+    GraphError,
+    StoreError,
+    UnknownVersionError,
+    UnreadableError,
+    UntrustedError,
+)
 from paramsync.host import files
+from paramsync.store.signing import TrustedKeys
 from paramsync.store.store import Store, is_sealed, number_of, read_record
 from paramsync.tensorbundle.index import Entry, index_file
 from paramsync.v1 import graph_def_pb2, graph_pb2
@@ -63,8 +71,9 @@ def run(arguments: Namespace) -> bool:
     path = Path(arguments.store)
     store = Store(path)
     screen = console()
+    trust = TrustedKeys([Path(file) for file in arguments.trust]) if arguments.trust else None
     verdicts = []
-    for verdict in _verdicts(store, arguments):
+    for verdict in _verdicts(store, arguments, trust):
         verdicts.append(verdict)
         if not arguments.json:
             _show(screen, verdict)
@@ -76,7 +85,7 @@ def run(arguments: Namespace) -> bool:
     return all(verdict.ok for verdict in verdicts)
 
 
-def _verdicts(store: Store, arguments: Namespace) -> Iterator[Verdict]:
+def _verdicts(store: Store, arguments: Namespace, trust: TrustedKeys | None) -> Iterator[Verdict]:
     """What was asked for, one version after the other."""
     name, versions, broken = look(store.path)
     if name is None:
@@ -85,11 +94,11 @@ def _verdicts(store: Store, arguments: Namespace) -> Iterator[Verdict]:
         yield from (_broken(store, prefix) for prefix in broken)
         for version in versions:
             with suppress(UnknownVersionError):  # pruned since it was listed
-                yield _verify(store, version)
+                yield _verify(store, version, trust)
         return
     wanted = store.latest() if arguments.version is None else store.find(arguments.version)
     if wanted is not None:
-        yield _verify(store, wanted)
+        yield _verify(store, wanted, trust)
 
 
 def _broken(store: Store, name: str) -> Verdict:
@@ -102,10 +111,12 @@ def _broken(store: Store, name: str) -> Verdict:
     return Verdict(number=number, step=number, problems=[problem], tensors=[])
 
 
-def _verify(store: Store, version: Version) -> Verdict:
+def _verify(store: Store, version: Version, trust: TrustedKeys | None) -> Verdict:
     """Raises UnknownVersionError where it was pruned, StoreError where it cannot be read."""
     problems = []
     findings: list[Finding] = []
+    if trust is not None and (distrusted := _distrust(store, version, trust)):
+        problems.append(distrusted)
     if version.graph and (broken := _graph_problem(store.graph_file(version.graph), version.graph)):
         problems.append(broken)
     try:
@@ -122,6 +133,23 @@ def _verify(store: Store, version: Version) -> Verdict:
             for name in sorted(bundle.entries)
         ]
     return Verdict(number=version.number, step=version.step, problems=problems, tensors=findings)
+
+
+def _distrust(store: Store, version: Version, trust: TrustedKeys) -> str | None:
+    """Why a version is not one that a trusted key signed. What cannot be read is told by others."""
+    try:
+        trust.check_record(version)
+        if version.graph:
+            path = store.graph_file(version.graph)
+            trust.check_graph(version, files.content(path, limit=files.MAX_MESSAGE), path)
+        bundle = store.open(version, mapped=False)
+        with progress(f"digests of version {version.number}", version.bytes) as advance:
+            trust.check_tensors(version, bundle, advance=advance)
+    except UntrustedError as error:
+        return str(error)
+    except (OSError, CorruptCheckpointError, UnreadableError):
+        return f"version {version.number} is not trusted: its files cannot be read"
+    return None
 
 
 def _graph_problem(path: Path, digest: str) -> str | None:

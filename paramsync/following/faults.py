@@ -14,6 +14,7 @@ from paramsync.errors import (
     UnfinishedError,
     UnknownVersionError,
     UnreadableError,
+    UntrustedError,
 )
 from paramsync.host import files
 from paramsync.host.files import line
@@ -31,6 +32,7 @@ _FAULTS: dict[type[BaseException], Fault] = {
     UnfinishedError: Fault.UNFINISHED,
     CorruptCheckpointError: Fault.ITS_OWN,
     GraphError: Fault.ITS_OWN,
+    UntrustedError: Fault.ITS_OWN,
     UnknownVersionError: Fault.NOT_ITS_OWN,
     StoreError: Fault.NOT_ITS_OWN,
     OSError: Fault.NOT_ITS_OWN,

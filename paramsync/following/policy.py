@@ -17,18 +17,20 @@ def next_restore(
     serving: Candidate[V] | None,
     quarantined: Mapping[int, Hashable],
     pinned: int | None,
+    starts_over: bool = True,
 ) -> Candidate[V] | None:
     """The version to restore now; None to stay with what serves.
 
     `published` ascends and ends with the latest. `quarantined` maps the number of each version that could not be used
     to the files it had then: it is passed over for as long as it has them. Pinned, only that version counts, but that
     any is better than none while nothing serves. Otherwise it is the newest that is not quarantined, and never one
-    older than what serves, unless the store itself started over with lower numbers.
+    older than what serves, unless the store itself started over with lower numbers, and may: where versions are signed,
+    old ones might be put in the place of newer ones.
     """
     if pinned is not None:
         wanted = [candidate for candidate in published if serving is None and candidate.number != pinned]
         wanted += [candidate for candidate in published if candidate.number == pinned]
-    elif serving is None or (published and published[-1].number < serving.number):
+    elif serving is None or (starts_over and published and published[-1].number < serving.number):
         wanted = list(published)
     else:
         wanted = [candidate for candidate in published if candidate.number >= serving.number]

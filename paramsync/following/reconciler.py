@@ -167,7 +167,13 @@ class Reconciler:
             candidates.insert(0, Candidate(kept.version, self._files.get(kept)))  # whatever became of its files
         passed_over = self._failures.files()
         while not self._ended():
-            candidate = next_restore(candidates, serving=serving, quarantined=passed_over, pinned=pinned)
+            candidate = next_restore(
+                candidates,
+                serving=serving,
+                quarantined=passed_over,
+                pinned=pinned,
+                starts_over=self._replica.source.starts_over,
+            )
             if candidate is None:
                 return None
             began = time.monotonic()

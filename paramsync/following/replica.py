@@ -36,6 +36,7 @@ class Replica(Residents[Resident]):
         graph: Path | str | None = None,
         verification: Verification = "auto",
         allowed: Collection[str] = (),
+        trust: Sequence[Path | str] = (),
     ) -> None:
         """`resident` versions that served last stay in memory, and labelled ones beside them.
 
@@ -44,7 +45,13 @@ class Replica(Residents[Resident]):
         if isinstance(source, (Store, Path, str)):
             path = source.path if isinstance(source, Store) else Path(source)
             source = open_source(
-                path, inputs=inputs, outputs=outputs, graph=graph, verification=verification, allowed=allowed
+                path,
+                inputs=inputs,
+                outputs=outputs,
+                graph=graph,
+                verification=verification,
+                allowed=allowed,
+                trust=trust,
             )
         super().__init__(model, source, resident=resident, parts=lambda resident: (resident.graph, resident.parameters))
 

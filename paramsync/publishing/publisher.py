@@ -46,6 +46,7 @@ class PublishOptions(TypedDict, total=False):
     publish_if: PublishIf | None
     control_port: int | None
     host: str
+    signing_key: str | Path | None
 
 
 def check_options(options: PublishOptions) -> None:
@@ -106,7 +107,9 @@ class Publisher:
     says which; `host` is the address to listen on. Without it gRPC is not imported.
 
     With `durable`, a version is on the disk when it is published, and survives the machine's end too; that costs what
-    the disk takes, in the background. `store` is its directory, or one open already, with its own `keep` and `durable`.
+    the disk takes, in the background. With the file of a `signing_key`, as `paramsync keys new` makes it, versions are
+    signed, for inferencers that serve no others. `store` is its directory, or one open already, with its own `keep`,
+    `durable` and `signing_key`.
 
     What is published is a model, or the Capture of anything else that has variables: a function, several signatures,
     a model that has to be told its inputs. `averages` gives the variable that is published in place of another, as
@@ -130,6 +133,7 @@ class Publisher:
         publish_if: PublishIf | None = None,
         control_port: int | None = None,
         host: str = HOST,
+        signing_key: str | Path | None = None,
     ) -> None:
         if on_error not in ("log", "raise"):
             raise SettingsError(f'on_error: expected "log" or "raise", found {on_error!r}')
@@ -148,7 +152,12 @@ class Publisher:
         path = store.path if isinstance(store, StoreWriter) else Path(store)
         self._control = None if control_port is None else _listening(host, control_port, path)
         try:
-            self._store = store if isinstance(store, StoreWriter) else StoreWriter(path, keep=keep, durable=durable)
+            key = None if signing_key is None else Path(signing_key)
+            self._store = (
+                store
+                if isinstance(store, StoreWriter)
+                else StoreWriter(path, keep=keep, durable=durable, signing_key=key)
+            )
         except BaseException:
             self._hang_up()
             raise

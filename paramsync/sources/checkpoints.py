@@ -17,6 +17,7 @@ from paramsync.checkpoint.tensor_bytes import PROCESSORS, THREADS
 from paramsync.errors import CorruptCheckpointError, UnreadableError
 from paramsync.graphs.specs import Wanting
 from paramsync.sources.source import Progress, ProgressCallback, Verification
+from paramsync.store.signing import TrustedKeys
 from paramsync.store.store import Store
 from paramsync.version import InMemory, R, Version
 
@@ -97,16 +98,24 @@ class Checkpoints(Generic[R]):
     """
 
     def __init__(
-        self, store: Store, locate: Locate, *, verification: Verification = "auto", answers_here: bool = True
+        self,
+        store: Store,
+        locate: Locate,
+        *,
+        verification: Verification = "auto",
+        answers_here: bool = True,
+        trust: TrustedKeys | None = None,
     ) -> None:
         """`locate` finds the keys of a graph's parameters in a bundle.
 
+        With `trust` only versions are restored that these keys signed, from copies that nobody can change.
         Where this process does not answer, others have the pages in their page tables, and here only checks read them.
         """
         self._store = store
         self._locate = locate
         self._verification = verification
         self._answers_here = answers_here
+        self._trust = trust
         self._known: WeakKeyDictionary[InMemory, _Known] = WeakKeyDictionary()
         self._postponed: list[tuple[Bundle, Sequence[str]]] = []
 
@@ -121,13 +130,15 @@ class Checkpoints(Generic[R]):
 
         Raises as Restores does.
         """
+        if self._trust is not None:
+            self._trust.check_record(version)
         tell(Progress("mapping"))
         mapped = {stamp: file for known in self._known.values() for stamp, file in known.bundle.mapped_files.items()}
 
         def find(facts: os.stat_result) -> DataFile | None:
             return mapped.get(FileStamp.of(facts))
 
-        bundle = self._store.open(version, find=find)
+        bundle = self._store.open(version, find=find, sealed=self._trust is not None)
         keys = self._locate(graph, bundle, where=f"version {version.number}")
         verified = self._check(version, graph, bundle, keys, tell)
         resident = build(bundle, keys)
@@ -157,15 +168,20 @@ class Checkpoints(Generic[R]):
         - "auto" believes a seal which shows that nobody wrote to the files since our publisher looked at all values,
           and what was verified already for a version in memory with the same files.
         - Where the record says that the publisher looked at all values, matching checksums stand for them.
+        - Where only signed versions are trusted, all tensors must have the signed digests. These stand for checksums.
 
         Returns the tensors whose checksums match.
         """
         sealed = bool(version.checksum and version.finite and version.seal) and version.seal == bundle.seal
         untouched = sealed and self._verification != "checksums"
+        if self._trust is not None:
+            tell(Progress("verifying", bytes_total=version.bytes))
+            self._trust.check_tensors(version, bundle, threads=_THREADS)
+            untouched = version.finite
         needed = _without_embeddings(graph, bundle, keys) if untouched else tuple(keys)
         if not self._answers_here:
             needed = ()
-        if self._verification == "sizes" and version.checksum:
+        if self._verification == "sizes" and version.checksum and self._trust is None:
             self._postponed.append((bundle, needed))
             return ()
         if untouched:

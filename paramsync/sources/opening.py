@@ -25,6 +25,7 @@ from paramsync.sources import identity
 from paramsync.sources.checkpoints import Checkpoints, GraphCache, verify
 from paramsync.sources.saved_models import AS_TEXT, COMMIT
 from paramsync.sources.source import Progress, ProgressCallback, Source, Verification, graph_options
+from paramsync.store.signing import TrustedKeys, of_saved_model
 from paramsync.store.store import Store
 from paramsync.version import Version
 
@@ -40,6 +41,7 @@ def open_source(
     verification: Verification = "auto",
     allowed: Collection[str] = (),
     warmed: bool = True,
+    trust: Sequence[Path | str] = (),
 ) -> Source[Resident]:
     """The source in a directory, which need not exist yet, nor show yet of which kind it is.
 
@@ -49,7 +51,8 @@ def open_source(
 
     `allowed` names ops that a graph may use although they are not known to be safe, and
     `verification` is "auto", "checksums", or "sizes" to believe our own publisher. Where versions are `warmed`, each
-    new graph is called once, so that its first request is answered as fast as any. Raises SettingsError.
+    new graph is called once, so that its first request is answered as fast as any. With files of public keys to
+    `trust`, only versions are taken that one of these keys signed, from copies. Raises SettingsError.
     """
     with tf.init_scope():
         if not tf.executing_eagerly():
@@ -61,9 +64,12 @@ def open_source(
         raise SettingsError("expected inputs and outputs together, found one of them")
     if inputs and graph is not None:
         raise SettingsError("expected inputs and outputs, or a graph, found both")
+    if trust and (inputs or graph is not None):
+        raise SettingsError("expected trust, or inputs and outputs or a graph for what others wrote, found both")
+    keys = TrustedKeys([Path(one) for one in trust]) if trust else None
     file = None if graph is None else Path(graph)
-    restores = _Restores(Store(Path(path)), inputs, outputs, file, verification, frozenset(allowed), warmed)
-    return Source(Path(path), restores, graph=file, options=graph_options(file, inputs))
+    restores = _Restores(Store(Path(path)), inputs, outputs, file, verification, frozenset(allowed), warmed, keys)
+    return Source(Path(path), restores, graph=file, options=graph_options(file, inputs), starts_over=keys is None)
 
 
 class _Restores:
@@ -81,7 +87,9 @@ class _Restores:
         verification: Verification,
         allowed: frozenset[str],
         warmed: bool,
+        trust: TrustedKeys | None,
     ) -> None:
+        self._trust = trust
         self._store = store
         self._inputs = tuple(inputs)
         self._outputs = tuple(outputs)
@@ -90,10 +98,12 @@ class _Restores:
         self._warmed = warmed
         self._called: WeakSet[Graph] = WeakSet()
         self._graphs: GraphCache[Graph] = GraphCache()
-        self._checkpoints: Checkpoints[Resident] = Checkpoints(store, located, verification=verification)
+        self._checkpoints: Checkpoints[Resident] = Checkpoints(store, located, verification=verification, trust=trust)
         self.tend = self._checkpoints.tend
 
     def checkpoint(self, version: Version, tell: ProgressCallback) -> Resident:
+        if self._trust is not None:
+            self._trust.check_record(version)
         graph = self._graph(version)
 
         def build(bundle: Bundle, keys: Sequence[str]) -> Resident:
@@ -103,6 +113,8 @@ class _Restores:
 
     def saved_model(self, version: Version, directory: Path, tell: ProgressCallback) -> Resident:
         """Its parameters are copied, and checked in full."""
+        if self._trust is not None:
+            raise of_saved_model(version)
         tell(Progress("mapping"))
         graph = self._graph_of(directory)
         parameters: tuple[tf.Tensor, ...] = ()
@@ -122,7 +134,8 @@ class _Restores:
 
     def _graph(self, version: Version) -> Graph:
         if version.graph:
-            return self._graphs.built(version.graph, lambda: self._published(version))
+            key = version.graph if self._trust is None else (version.graph, version.graph_file)
+            return self._graphs.built(key, lambda: self._published(version))
         if self._given is not None:
             path = self._given
             if not path.exists():
@@ -146,15 +159,17 @@ class _Restores:
     def _published(self, version: Version) -> Graph:
         path = self._store.graph_file(version.graph)
         try:
-            graph = self._of_file(path)
+            graph = self._of_file(path, version)
         except FileNotFoundError as error:
             raise GraphError(_needs(version, path)) from error
         if graph.digest != version.graph:
             raise GraphError(f"{path}: expected the graph {version.graph}, found {graph.digest}")
         return graph
 
-    def _of_file(self, path: Path) -> Graph:
+    def _of_file(self, path: Path, version: Version | None = None) -> Graph:
         content = files.content(path, limit=files.MAX_MESSAGE)
+        if self._trust is not None and version is not None:
+            self._trust.check_graph(version, content, path)
         try:
             return Graph.from_bytes(content, allowed=self._allowed)
         except GraphError as error:

@@ -86,11 +86,21 @@ class Source(Generic[R]):
     directory in an order of their own. One thread uses a source, the follower's; `path` is for everybody.
     """
 
-    def __init__(self, path: Path, restores: Restores[R], *, graph: Path | None = None, options: str = "") -> None:
+    def __init__(
+        self,
+        path: Path,
+        restores: Restores[R],
+        *,
+        graph: Path | None = None,
+        options: str = "",
+        starts_over: bool = True,
+    ) -> None:
         """`graph` is the file of a graph, or the directory of a SavedModel, for checkpoints that name none themselves.
 
-        `options` names the options that were given about the graph of checkpoints.
+        `options` names the options that were given about the graph of checkpoints. A store that `starts_over` with
+        lower numbers is followed.
         """
+        self.starts_over = starts_over
         self.path = path
         self.restores = restores
         self._graph = graph

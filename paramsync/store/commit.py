@@ -15,6 +15,7 @@ from paramsync.checkpoint.writer import CheckpointWriter, Tensor
 from paramsync.errors import CorruptCheckpointError, SettingsError, StoreError, UnreadableError
 from paramsync.host import files
 from paramsync.store import store
+from paramsync.store.signing import Signer, graph_digest
 from paramsync.store.store import Store
 from paramsync.tensorbundle import index
 from paramsync.tensorbundle.index import index_file
@@ -42,10 +43,11 @@ class StoreWriter:
     Versions that TensorFlow wrote are never removed, see `StateFile`. A damaged graph is written again.
     """
 
-    def __init__(self, path: Path, *, keep: int = 5, durable: bool = False) -> None:
+    def __init__(self, path: Path, *, keep: int = 5, durable: bool = False, signing_key: Path | None = None) -> None:
         """Make and lock the store, and clear away what a killed publisher left.
 
-        Raises SettingsError, StoreLockedError, StoreError.
+        With the file of a `signing_key`, the records of versions are signed, see `paramsync.store.signing`. Raises
+        SettingsError, StoreLockedError, StoreError.
         """
         if keep < 1:
             raise SettingsError(f"keep: expected at least 1 version, found {keep}")
@@ -53,6 +55,8 @@ class StoreWriter:
         self._path = path
         self._keep = keep
         self._durable = durable
+        self._signer = None if signing_key is None else Signer(signing_key)
+        self._graph_files: dict[str, tuple[bytes, str]] = {}  # by graph: the content, and its digest
         self._numbers = threading.Lock()
         self._fresh_graphs: set[str] = set()  # added, and not yet in a version
         self._sound: dict[Path, FileStamp] = {}  # graphs with the right content, as long as nobody writes to them
@@ -72,6 +76,8 @@ class StoreWriter:
         self._keep_hold()
         path = self._store.graph_file(digest)
         self._fresh_graphs.add(digest)
+        if self._signer is not None and self._graph_files.get(digest, (b"",))[0] is not content:
+            self._graph_files = {digest: (content, graph_digest(content))}
         with self._faults(f"graph {digest} was not written"):
             with suppress(FileNotFoundError):
                 stamp = FileStamp.of(path.lstat())
@@ -121,12 +127,12 @@ class StoreWriter:
     ) -> Version:
         """Publish, then prune. Returns the version as followers see it.
 
-        Sets prefix, committed_at, bytes, bytes_written, checksum, finite, seal. `unchanged` are names that the caller
-        knows to have the same values as in the last commit of this writer that did not raise; others are compared.
-        `copied` is called, on any thread, with the name of each that changed, once nothing here refers to it any more.
-        Raises StoreError, CorruptCheckpointError where `checkpoint` was broken meanwhile, ParameterError for a tensor
-        that a checkpoint cannot hold, and NotFiniteError where values are to be `finite`; the version before is then
-        still the latest, and nothing of this one is left, unless the StoreError says that it was published.
+        Sets prefix, committed_at, bytes, bytes_written, checksum, finite, seal, and signs. `unchanged` are names that
+        the caller knows to have the same values as in the last commit of this writer that did not raise; others are
+        compared. `copied` is called, on any thread, with the name of each that changed, once nothing here refers to it
+        any more. Raises StoreError, CorruptCheckpointError where `checkpoint` was broken meanwhile, ParameterError for
+        a tensor that a checkpoint cannot hold, and NotFiniteError where values are to be `finite`; the version before
+        is then still the latest, and nothing of this one is left, unless the StoreError says that it was published.
         """
         self._keep_hold()
         listed = self._state.names()
@@ -150,6 +156,10 @@ class StoreWriter:
                     seal=written.seal,
                     committed_at=time.time(),
                 )
+                if self._signer is not None:
+                    version = self._signer.sign(
+                        replace(version, digest=written.digest(), graph_file=self._graph_file(version.graph))
+                    )
                 store.write_text(store.record_file(self._path, name), version.to_json(), durable=self._durable)
                 self._sync()
                 self._state.publish(version, names)
@@ -199,7 +209,9 @@ class StoreWriter:
             self._check_that_there_are_numbers()
             with self._faults("cannot be cleared of what a killed publisher left"):
                 self._pool = FilePool(self._path, durable=self._durable)
-                self._checkpoints = CheckpointWriter(self._pool, durable=self._durable)
+                self._checkpoints = CheckpointWriter(
+                    self._pool, durable=self._durable, digested=self._signer is not None
+                )
                 for version in self._state.remains():
                     self._mark(version.prefix, version.graph)
                 self._sweep(self._state.names())
@@ -233,6 +245,14 @@ class StoreWriter:
             raise StoreError(self._path, f"version {version.number}: expected {wrong[0]}, found {wrong[1]}")
         if version.graph and not self._store.graph_file(version.graph).exists():
             raise StoreError(self._path, f"expected graph {version.graph} to be added before version {version.number}")
+
+    def _graph_file(self, digest: str) -> str:
+        """The digest of a graph's file; as it was added, or else as it is in the store."""
+        if not digest:
+            return ""
+        if digest in self._graph_files:
+            return self._graph_files[digest][1]
+        return graph_digest(files.content(self._store.graph_file(digest), limit=files.MAX_MESSAGE))
 
     def _sweep(self, listed: Sequence[str]) -> None:
         """Step 4."""

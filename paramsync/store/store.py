@@ -116,15 +116,23 @@ class Store:
             raise UnknownVersionError(str(self.path), number, versions)
         return versions[number]
 
-    def open(self, version: Version, *, mapped: bool = True, find: data_file.FindMapped | None = None) -> Bundle:
+    def open(
+        self,
+        version: Version,
+        *,
+        mapped: bool = True,
+        sealed: bool = False,
+        find: data_file.FindMapped | None = None,
+    ) -> Bundle:
         """Hold a version's parameters: mapped where our publisher recorded them, else copied as they are asked for.
 
-        Other writers overwrite files that are in use. `mapped=False` maps nothing, whoever wrote it. For `find` see
-        `Bundle.open`. Raises CorruptCheckpointError where the files are not a whole checkpoint, or not the recorded
-        one, UnknownVersionError where the version was pruned after the caller learned of it.
+        Other writers overwrite files that are in use. `mapped=False` maps nothing, whoever wrote it. For `find` and
+        `sealed` see `Bundle.open`. Raises CorruptCheckpointError where the files are not a whole checkpoint, or not the
+        recorded one, UnknownVersionError where the version was pruned after the caller learned of it.
         """
         try:
-            bundle = Bundle.open(self.prefix(version), mapped=mapped and bool(version.checksum), find=find)
+            mapped = mapped and bool(version.checksum)
+            bundle = Bundle.open(self.prefix(version), mapped=mapped, sealed=sealed, find=find)
         except CorruptCheckpointError as error:
             state = read_state(self.path)
             if state is None or version.prefix not in state.names or not index_file(self.prefix(version)).exists():

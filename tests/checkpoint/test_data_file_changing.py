@@ -28,11 +28,11 @@ def at_each_hold(monkeypatch: pytest.MonkeyPatch) -> Callable[[Step, Step], list
         seen: list[Path] = []
 
         def hold_among_others(
-            path: Path, *, mapped: bool, find: FindMapped | None, folder: int | None
+            path: Path, *, mapped: bool, sealed: bool, find: FindMapped | None, folder: int | None
         ) -> DataFile | None:
             seen.append(path)
             before()
-            found = hold(path, mapped=mapped, find=find, folder=folder)
+            found = hold(path, mapped=mapped, sealed=sealed, find=find, folder=folder)
             after()
             return found
 

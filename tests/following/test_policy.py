@@ -28,6 +28,7 @@ class Case:
     serving: Candidate[Numbered] | None = None
     quarantined: Mapping[int, str] | None = None
     pinned: int | None = None
+    starts_over: bool = True
 
 
 BAD = "as published"
@@ -64,6 +65,15 @@ CASES = [
         "a rewritten bad one leaves the serving one", [one(1), one(2, "x")], None, serving=one(2), quarantined={2: "x"}
     ),
     Case("a store that started over is followed", [one(1), one(2)], one(2), serving=one(900)),
+    Case(
+        "a store that must not start over is not followed back",
+        [one(1), one(2)],
+        None,
+        serving=one(9),
+        starts_over=False,
+    ),
+    Case("what must not start over is followed on", [one(1), one(10)], one(10), serving=one(9), starts_over=False),
+    Case("a pin leads back all the same", [one(1), one(9)], one(1), serving=one(9), pinned=1, starts_over=False),
     Case("in a store that started over bad ones are passed", [one(1), one(2)], one(1), one(900), {2: BAD}),
     Case("a pinned version is restored", [one(1), one(2)], one(1), serving=one(2), pinned=1),
     Case("pinned, newer versions are left alone", [one(1), one(2)], None, serving=one(1), pinned=1),
@@ -81,7 +91,13 @@ CASES = [
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_next_restore(case: Case) -> None:
-    found = next_restore(case.published, serving=case.serving, quarantined=case.quarantined or {}, pinned=case.pinned)
+    found = next_restore(
+        case.published,
+        serving=case.serving,
+        quarantined=case.quarantined or {},
+        pinned=case.pinned,
+        starts_over=case.starts_over,
+    )
     assert found == case.expected
 
 

@@ -51,6 +51,7 @@ def test_publish_reports_every_figure(tmp_path: Path, capsys: pytest.CaptureFixt
         found,
         ours_over_memcpy=("ours", "memcpy"),
         ours_finite_over_ours=("ours_finite", "ours"),
+        ours_signed_over_finite=("ours_signed", "ours_finite"),
         checkpoint_write_over_fresh=("checkpoint_write", "ours_fresh"),
     )
     assert list(tmp_path.iterdir()) == []
@@ -67,6 +68,7 @@ def test_restore_reports_every_figure(tmp_path: Path, capsys: pytest.CaptureFixt
         ours_over_memcpy=("ours", "memcpy"),
         checkpoint_read_over_sizes=("checkpoint_read", "ours_sizes"),
         sizes_large_over_sizes=("ours_sizes_large", "ours_sizes"),
+        trusted_over_replica=("ours_trusted", "ours_replica"),
     )
     assert found["large_bytes"] == pytest.approx(4 * found["bytes"], rel=0.05)
     assert list(tmp_path.iterdir()) == []

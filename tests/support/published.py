@@ -108,9 +108,9 @@ def publish_graph(store: Path, graph: Graph, number: int, values: Mapping[str, n
 class Publisher:
     """The other end of a follower: publishes whole and broken versions into one directory."""
 
-    def __init__(self, path: Path, *, keep: int = 5) -> None:
+    def __init__(self, path: Path, *, keep: int = 5, signing_key: Path | None = None) -> None:
         self.path = path
-        self._writer = StoreWriter(path, keep=keep)
+        self._writer = StoreWriter(path, keep=keep, signing_key=signing_key)
 
     def publish(
         self,

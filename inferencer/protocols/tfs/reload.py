@@ -73,6 +73,7 @@ class Configuring:
         self._lock = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
         self._choices: Mapping[str, Choices] = {}
+        self._trust = _trusted([model.settings for model in models])  # from the start on, whatever is served later
 
     async def apply(
         self,
@@ -103,7 +104,8 @@ class Configuring:
     async def _apply(self, config: model_server_config_pb2.ModelServerConfig, roots: ReloadRoots | None) -> None:
         async with self._lock:
             there = tuple(model.settings for model in self._models)
-            plan = await aside(partial(read, config, there, self._choices, roots), "a look at base paths")
+            look = partial(read, config, there, self._choices, roots, trust=self._trust)
+            plan = await aside(look, "a look at base paths")
             try:
                 await self._apply_models(plan.models, plan.changes)
             except (SettingsError, StoreError, UnknownVersionError) as error:
@@ -123,9 +125,12 @@ def read(
     there: Collection[AnySettings],
     choices: Mapping[str, Choices],
     roots: ReloadRoots | None,
+    *,
+    trust: tuple[Path, ...] = (),
 ) -> Plan:
     """Translates a configuration, where `there` is served now and `choices` were made by the configurations before it.
 
+    Other stores are served under the keys to `trust`, too: nobody's configuration is a way around them.
     Looks at base paths. Raises RequestError.
     """
     if config.WhichOneof("config") != "model_config_list":
@@ -137,13 +142,20 @@ def read(
         if count > 1:
             raise InputError(f"config of model {name!r}", expected="one", found=count)
     known = {model.name: model for model in there}
-    settings = tuple(_settings(model, known.get(model.name), roots) for model in listed)
+    settings = tuple(_settings(model, known.get(model.name), roots, trust) for model in listed)
     changes = {model.name: _change(model, choices.get(model.name, Choices())) for model in listed}
     now = {name: Choices(change.pinned is not None, change.labels.keys()) for name, change in changes.items()}
     return Plan(settings, changes, now)
 
 
-def _settings(config: Any, known: AnySettings | None, roots: ReloadRoots | None) -> AnySettings:
+def _trusted(models: Iterable[AnySettings]) -> tuple[Path, ...]:
+    """The files of keys that any of these is served under."""
+    return tuple(dict.fromkeys(path for model in models if isinstance(model, ModelSettings) for path in model.trust))
+
+
+def _settings(
+    config: Any, known: AnySettings | None, roots: ReloadRoots | None, trust: tuple[Path, ...]
+) -> AnySettings:
     try:
         readers.name(config.name)
     except ArgumentTypeError as error:
@@ -161,7 +173,8 @@ def _settings(config: Any, known: AnySettings | None, roots: ReloadRoots | None)
     path = Path(config.base_path)
     if known is None or path != known.store.absolute():
         _check_path(where, config.base_path, roots)
-        known = ModelSettings(name=config.name, store=path)
+        own = known.trust if known is not None else ()
+        known = ModelSettings(name=config.name, store=path, trust=own or trust)
     count = config.model_version_policy.latest.num_versions
     if count > _MOST_RESIDENT:
         raise InputError(f"{where}, num_versions", expected=f"at most {_MOST_RESIDENT}", found=count)

@@ -10,6 +10,8 @@ from typing import Any
 import grpc
 import pytest
 
+from inferencer.protocols.tfs.reload import read
+from inferencer.settings.settings import ModelSettings
 from paramsync.kserve import open_inference_pb2 as kserve_pb2
 from paramsync.rpc.addresses import is_loopback
 from paramsync.rpc.tokens import Tokens
@@ -105,3 +107,14 @@ def test_only_stores_below_the_roots_come_to_be_served(publisher: Publisher, tmp
 )
 def test_hosts_that_only_this_machine_can_call(host: str, expected: bool) -> None:
     assert is_loopback(host) is expected
+
+
+def test_models_that_callers_add_are_served_under_the_same_keys(tmp_path: Path) -> None:
+    one, two = Path("one.pub"), Path("two.pub")
+    known = ModelSettings(name="m", store=tmp_path, trust=(one,))
+    wanted = config(model(tmp_path), model(tmp_path, name="n")).config
+    plan = read(wanted, [known], {}, None, trust=(one, two))
+    assert [settings.trust for settings in plan.models if isinstance(settings, ModelSettings)] == [(one,), (one, two)]
+    (tmp_path / "other").mkdir()
+    (moved,) = read(config(model(tmp_path / "other")).config, [known], {}, None, trust=(one, two)).models
+    assert moved == ModelSettings(name="m", store=tmp_path / "other", trust=(one,))

@@ -13,6 +13,7 @@ import pytest
 
 from inferencer.settings.settings import ModelSettings, Settings, parse
 from paramsync.errors import SettingsError, StoreError
+from tests.support.keys import keys
 from tests.support.programs import PATIENCE, refused
 
 
@@ -32,6 +33,23 @@ def test_every_flag_of_a_model_is_said_of_each(tmp_path: Path) -> None:
         assert isinstance(one, ModelSettings)
         assert (one.verify, one.resident, one.trainer) == ("sizes", 3, "127.0.0.1:8503")
         assert one.allowed == ("ReadFile", "Add>Ons")
+
+
+def test_keys_are_trusted_for_each_model_and_read_before_anything_starts(tmp_path: Path) -> None:
+    one, two = keys(tmp_path, "one"), keys(tmp_path, "two")
+    trust = ["--trust", str(one.public), "--trust", str(two.public)]
+    for model in parse(["--model", "a=/s", "--model", "b=/t", *trust]).models:
+        assert isinstance(model, ModelSettings)
+        assert model.trust == (one.public, two.public)
+    (tmp_path / "models.toml").write_text("[models.a]\nstore = '/s'\ntrust = ['two.pub']\n")
+    (model,) = parse(["--config", str(tmp_path / "models.toml")]).models
+    assert isinstance(model, ModelSettings)
+    assert model.trust == (two.public,)
+    with pytest.raises(SettingsError, match=r"--trust none\.pub: cannot be read: No such file or directory"):
+        parse(["--model", "a=/s", "--trust", "none.pub"])
+    for others in (["--inputs", "x:0", "--outputs", "y:0"], ["--graph", "/g.pb"]):
+        with pytest.raises(SettingsError, match=r"model a: expected trust, or .*, which nobody can sign, found both"):
+            parse(["--model", "a=/s", *trust, *others])
 
 
 def test_each_model_may_have_a_trainer_of_its_own() -> None:

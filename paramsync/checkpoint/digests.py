@@ -1,0 +1,67 @@
+"""Digests of tensors that nobody can forge, unlike checksums; made on a few threads of portions that are hashed apart.
+
+The digest of a tensor is that of the digests of its portions of 4 MiB. The digest of a checkpoint is that of a line for
+each tensor: name, dtype, shape, size and digest, wherever it lies.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from paramsync.checkpoint.tensor_bytes import PORTION, THREADS, each
+from paramsync.dtypes import Array
+from paramsync.tensorbundle.index import Entry
+
+_PORTION_OF, _TENSOR_OF, _CHECKPOINT_OF = b"portion\0", b"tensor\0", b"checkpoint\0"  # none passes for another
+assert PORTION == 4 << 20  # another one would make other digests of the same tensors
+
+
+def of_tensors(
+    sizes: Sequence[int],
+    read: Callable[[int, int, int], memoryview | Array],
+    *,
+    threads: int = THREADS,
+    done: Callable[[int], object] = lambda tensor: None,
+) -> list[bytes]:
+    """The digest of each tensor. The last are hashed first, as they are copied.
+
+    `read` gives the bytes of a tensor from one offset to another, `done` is told of each that is hashed whole; both are
+    called on any thread. What they raise is raised here.
+    """
+    starts = [range(0, max(size, 1), PORTION) for size in sizes]  # an empty tensor has a portion, too
+    portions = [[b""] * len(of_one) for of_one in starts]
+    counts = [itertools.count(1) for _ in sizes]  # asked for the next number, each gives it to one thread only
+    digests = [b""] * len(sizes)
+
+    def work(place: tuple[int, int]) -> None:
+        tensor, start = place
+        content = read(tensor, start, min(start + PORTION, sizes[tensor]))
+        portions[tensor][start // PORTION] = _digest(_PORTION_OF, content)
+        del content
+        if next(counts[tensor]) == len(starts[tensor]):
+            digests[tensor] = _digest(_TENSOR_OF, b"".join(portions[tensor]))
+            done(tensor)
+
+    places = [(tensor, start) for tensor, of_one in enumerate(starts) for start in of_one]
+    each(work, reversed(places), threads=min(threads, 1 + sum(sizes) // PORTION))
+    return digests
+
+
+def of_checkpoint(entries: Mapping[str, Entry], digests: Mapping[str, bytes]) -> str:
+    """The digest of a checkpoint, in hex, from those of its tensors, which are in one piece each."""
+    whole = hashlib.sha256(_CHECKPOINT_OF)
+    for name, entry in sorted(entries.items(), key=lambda item: item[0].encode()):
+        line = json.dumps([name, entry.dtype, list(entry.shape), entry.size, digests[name].hex()])
+        whole.update(line.encode() + b"\n")
+    return whole.hexdigest()
+
+
+def _digest(kind: bytes, content: bytes | memoryview | Array) -> bytes:
+    digest = hashlib.sha256(kind)
+    digest.update(content.data if isinstance(content, np.ndarray) else content)  # without the GIL
+    return digest.digest()

@@ -1,0 +1,98 @@
+"""A follower that trusts keys serves what they signed, and says of everything else why it does not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from paramsync.errors import SettingsError
+from paramsync.following.follower import Follower
+from paramsync.following.replica import Replica
+from tests.support.keys import Keys, keys, listed
+from tests.support.published import Publisher, ask, proven, saver_store
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Keys:
+    return keys(tmp_path)
+
+
+@pytest.fixture
+def signing(tmp_path: Path, pair: Keys) -> Iterator[Publisher]:
+    publisher = Publisher(tmp_path / "store", signing_key=pair.private)
+    yield publisher
+    publisher.close()
+
+
+def following(path: Path, pair: Keys) -> Follower:
+    return Follower(Replica("m", path, trust=[pair.public]), poll_seconds=60.0)
+
+
+def reasons(follower: Follower) -> dict[int, str]:
+    return {one.number: one.reason for one in follower.status().quarantined}
+
+
+def test_signed_versions_serve_and_an_unsigned_one_is_passed_over(
+    tmp_path: Path, pair: Keys, signing: Publisher
+) -> None:
+    follower = following(signing.path, pair)
+    signing.publish(1)
+    follower.run_once()
+    assert proven(ask(follower)[0], 1)
+    signing.close()
+    unsigned = Publisher(signing.path)
+    unsigned.publish(2)
+    unsigned.close()
+    follower.run_once()
+    assert ask(follower)[1] == 1
+    assert "expected a signature" in reasons(follower)[2]
+    again = Publisher(signing.path, signing_key=pair.private)
+    again.publish(3)
+    again.close()
+    follower.run_once()
+    assert proven(ask(follower)[0], 3)
+
+
+def test_what_serves_is_a_copy_that_no_writer_of_the_store_can_change(pair: Keys, signing: Publisher) -> None:
+    follower = following(signing.path, pair)
+    version = signing.publish(1)
+    follower.run_once()
+    for data in signing.path.glob(f"{version.prefix}.data-*"):
+        with data.open("r+b") as file:
+            file.write(b"\1" * data.stat().st_size)
+    assert proven(ask(follower)[0], 1)
+
+
+def test_nan_is_refused_in_signed_versions_too(pair: Keys, signing: Publisher) -> None:
+    follower = following(signing.path, pair)
+    signing.publish_bad(1)
+    follower.run_once()
+    assert "NaN or infinity" in reasons(follower)[1]
+
+
+def test_an_old_version_is_not_taken_for_the_newest_while_a_newer_one_serves(pair: Keys, signing: Publisher) -> None:
+    """Whoever can write into the store lists the old one alone; its signature is good."""
+    follower = following(signing.path, pair)
+    old = signing.publish(1)
+    signing.publish(2)
+    follower.run_once()
+    listed(signing.path, old.prefix)
+    follower.run_once()
+    assert ask(follower)[1] == 2
+
+
+def test_checkpoints_of_a_saver_are_refused_by_name(tmp_path: Path, pair: Keys) -> None:
+    saver_store(tmp_path / "saver", 1)
+    follower = following(tmp_path / "saver", pair)
+    follower.run_once()
+    assert follower.status().serving is None
+    assert "found one without a record, as TensorFlow writes it" in reasons(follower)[1]
+
+
+def test_keys_to_trust_and_tensors_of_a_saver_are_not_for_one_store(tmp_path: Path, pair: Keys) -> None:
+    with pytest.raises(SettingsError, match="expected trust, or inputs and outputs or a graph"):
+        Replica("m", tmp_path, trust=[pair.public], inputs=["x:0"], outputs=["y:0"])
+    with pytest.raises(SettingsError, match="cannot be read"):
+        Replica("m", tmp_path, trust=[tmp_path / "none.pub"])

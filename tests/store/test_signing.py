@@ -1,0 +1,326 @@
+"""Signed versions: what a signature covers, every way to forge one, keys and their files."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
+
+from paramsync.checkpoint.tensor_bytes import PORTION
+from paramsync.dtypes import Array
+from paramsync.errors import SettingsError, UntrustedError
+from paramsync.store.commit import StoreWriter
+from paramsync.store.signing import SIGNED, Signer, TrustedKeys, create_keys
+from paramsync.store.store import Store
+from paramsync.version import Version
+from tests.support.keys import Keys, keys, renumbered
+from tests.support.written import tensors, version
+
+GRAPH = "ab" * 16
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Keys:
+    return keys(tmp_path)
+
+
+def signed(
+    path: Path, key: Path | None, *numbers: int, of: Callable[[float], dict[str, Array]] = tensors
+) -> list[Version]:
+    with StoreWriter(path, signing_key=key) as writer:
+        writer.add_graph(GRAPH, b"graph")
+        return [writer.commit(version(number, graph=GRAPH), of(number)) for number in numbers]
+
+
+def check(trust: TrustedKeys, path: Path, number: int) -> Version:
+    """As those who serve a version do: the record, the graph, the tensors."""
+    store = Store(path)
+    found = store.find(number)
+    trust.check_record(found)
+    graph = store.graph_file(found.graph)
+    trust.check_graph(found, graph.read_bytes(), graph)
+    trust.check_tensors(found, store.open(found, sealed=True))
+    return found
+
+
+def test_a_signed_version_is_trusted_and_its_values_are_those_of_the_store(tmp_path: Path, pair: Keys) -> None:
+    published = signed(tmp_path / "store", pair.private, 1, 2)
+    found = check(TrustedKeys([pair.public]), tmp_path / "store", 2)
+    assert found == published[1]
+    assert (found.signed_by, len(found.digest), len(found.graph_file)) == (pair.id, 64, 64)
+    np.testing.assert_array_equal(Store(tmp_path / "store").open(found).array("kernel"), tensors(2)["kernel"])
+
+
+def test_without_a_key_nothing_is_hashed_and_the_record_says_nothing(tmp_path: Path) -> None:
+    (found,) = signed(tmp_path, None, 1)
+    assert (found.digest, found.graph_file, found.signed_by, found.signature) == ("", "", "", "")
+
+
+def test_a_signature_covers_every_field_of_a_record_but_itself() -> None:
+    assert {*SIGNED} == {field.name for field in fields(Version)} - {"signature"}
+
+
+@pytest.mark.parametrize("name", sorted({*SIGNED} - {"signed_by"}))
+def test_a_record_with_another_value_is_not_trusted(tmp_path: Path, pair: Keys, name: str) -> None:
+    (found,) = signed(tmp_path / "store", pair.private, 1)
+    value = getattr(found, name)
+    other: Any = {"loss": 1.0} if name == "metrics" else not value if name == "finite" else value + type(value)("1")
+    with pytest.raises(UntrustedError, match=f"the record that key {pair.id} signed, found another"):
+        TrustedKeys([pair.public]).check_record(replace(found, **{name: other}))
+
+
+@pytest.mark.parametrize("signature", ["", "AAAA", "no base64!", "A" * 86 + "=="])
+def test_other_signatures_are_not_trusted(tmp_path: Path, pair: Keys, signature: str) -> None:
+    (found,) = signed(tmp_path / "store", pair.private, 1)
+    with pytest.raises(UntrustedError, match="expected a signature" if not signature else "it was changed, or forged"):
+        TrustedKeys([pair.public]).check_record(replace(found, signature=signature))
+
+
+def test_a_version_of_an_unknown_key_names_it_and_those_that_are_trusted(tmp_path: Path, pair: Keys) -> None:
+    other = keys(tmp_path, "other")
+    signed(tmp_path / "store", other.private, 1)
+    text = (
+        rf"version 1 is not trusted: expected one signed by a trusted key \({pair.id}\), found one of key '{other.id}'"
+    )
+    with pytest.raises(UntrustedError, match=text):
+        check(TrustedKeys([pair.public]), tmp_path / "store", 1)
+
+
+def test_a_version_that_claims_another_key_is_not_trusted(tmp_path: Path, pair: Keys) -> None:
+    other = keys(tmp_path, "other")
+    (found,) = signed(tmp_path / "store", other.private, 1)
+    with pytest.raises(UntrustedError, match="changed, or forged"):
+        TrustedKeys([pair.public]).check_record(replace(found, signed_by=pair.id))
+
+
+@pytest.mark.parametrize("in_record", [True, False])
+def test_a_version_replayed_under_another_number_is_refused(tmp_path: Path, pair: Keys, in_record: bool) -> None:
+    store = tmp_path / "store"
+    (found,) = signed(store, pair.private, 1)
+    renumbered(store, found, 5, in_record=in_record)
+    if in_record:
+        with pytest.raises(UntrustedError, match="changed, or forged"):
+            check(TrustedKeys([pair.public]), store, 5)
+    else:
+        assert [listed.number for listed in Store(store).versions()] == [1]  # no record of version 5
+
+
+def test_other_bytes_with_the_same_checksum_are_not_trusted(tmp_path: Path, pair: Keys) -> None:
+    """A forger makes the checksum come out right: the last four bytes of a tensor are enough for that."""
+    store = tmp_path / "store"
+    signed(store, pair.private, 1, of=lambda value: {"w": np.arange(64, dtype=np.uint32)})
+    (data,) = store.glob("*.data-*")
+    entry = Store(store).open(Store(store).find(1)).entries["w"]
+    content = np.frombuffer(data.read_bytes(), np.uint8).copy()
+    # crc32c is linear: its polynomial, with a leading one, added anywhere changes no checksum
+    content[entry.offset : entry.offset + 5] ^= np.frombuffer(_multiple_of_the_polynomial(), np.uint8)
+    data.write_bytes(content.tobytes())
+    Store(store).open(Store(store).find(1)).verify(["w"])
+    with pytest.raises(UntrustedError, match=f"the tensors that key {pair.id} signed, found others"):
+        check(TrustedKeys([pair.public]), store, 1)
+
+
+def _multiple_of_the_polynomial() -> bytes:
+    """Five bytes that change no crc32c: x ** 32 and the rest of the polynomial, the first bit of a byte its lowest."""
+    polynomial = 1 << 32 | 0x1EDC6F41
+    bits = [polynomial >> 32 - at & 1 for at in range(33)]
+    return bytes(sum(bit << at for at, bit in enumerate(bits[start : start + 8])) for start in range(0, 40, 8))
+
+
+def test_values_under_other_names_or_in_another_shape_are_not_trusted(tmp_path: Path, pair: Keys) -> None:
+    first, second = np.ones(4, np.float32), np.zeros(4, np.float32)
+    (one,) = signed(tmp_path / "a", pair.private, 1, of=lambda value: {"a": first, "b": second})
+    (swapped,) = signed(tmp_path / "b", pair.private, 1, of=lambda value: {"a": second, "b": first})
+    (shaped,) = signed(tmp_path / "c", pair.private, 1, of=lambda value: {"a": first.reshape(2, 2), "b": second})
+    assert len({one.digest, swapped.digest, shaped.digest}) == 3
+
+
+def test_another_graph_is_not_trusted(tmp_path: Path, pair: Keys) -> None:
+    signed(tmp_path / "store", pair.private, 1)
+    Store(tmp_path / "store").graph_file(GRAPH).write_bytes(b"grapH")
+    with pytest.raises(UntrustedError, match=f"the graph that key {pair.id} signed, found another in graph-{GRAPH}.pb"):
+        check(TrustedKeys([pair.public]), tmp_path / "store", 1)
+
+
+def test_what_was_written_without_a_record_or_a_graph_is_not_trusted(tmp_path: Path, pair: Keys) -> None:
+    trust = TrustedKeys([pair.public])
+    with pytest.raises(UntrustedError, match="one without a record, as TensorFlow writes it"):
+        trust.check_record(version(1))
+    with StoreWriter(tmp_path / "store", signing_key=pair.private) as writer:
+        without = writer.commit(version(1), tensors(1))
+    with pytest.raises(UntrustedError, match="found one without a graph"):
+        trust.check_record(without)
+
+
+def test_a_key_that_is_added_to_the_file_is_trusted_from_then_on_and_one_taken_away_no_more(
+    tmp_path: Path, pair: Keys
+) -> None:
+    other, both = keys(tmp_path, "other"), tmp_path / "both.pub"
+    both.write_bytes(pair.public.read_bytes())
+    trust = TrustedKeys([both])
+    signed(tmp_path / "store", pair.private, 1)
+    signed(tmp_path / "store", other.private, 2)
+    with pytest.raises(UntrustedError):
+        check(trust, tmp_path / "store", 2)
+    both.write_bytes(b"# the new key\n" + other.public.read_bytes() + b"\n# the old one\n" + pair.public.read_bytes())
+    check(trust, tmp_path / "store", 1)
+    check(trust, tmp_path / "store", 2)
+    both.write_bytes(other.public.read_bytes())
+    check(TrustedKeys([pair.public, other.public]), tmp_path / "store", 1)
+    with pytest.raises(UntrustedError):
+        check(trust, tmp_path / "store", 1)
+
+
+def test_digests_are_the_same_wherever_tensors_lie_and_however_they_came_there(tmp_path: Path, pair: Keys) -> None:
+    """Linked from the version before, moved, written again, and larger than what is hashed at once."""
+    generator = np.random.default_rng(1)
+    large = generator.integers(0, 256, PORTION + 5, np.uint8)
+    frozen = generator.standard_normal((300, 1000))
+
+    def of(value: float) -> dict[str, Array]:
+        words = np.array([b"a", b"bc" * int(value)], object)
+        return {"large": large, "frozen": frozen, "small": np.full(3, value), "none": np.ones((0, 2)), "words": words}
+
+    made = signed(tmp_path / "store", pair.private, 1, 2, 3, 4, of=of)
+    (alone,) = signed(tmp_path / "alone", pair.private, 4, of=of)
+    assert made[-1].bytes_written < frozen.nbytes
+    assert made[-1].digest == alone.digest
+    assert len({one.digest for one in made}) == 4
+    check(TrustedKeys([pair.public]), tmp_path / "store", 4)
+
+
+def test_a_sealed_copy_stays_as_it_was_when_the_file_is_overwritten(tmp_path: Path, pair: Keys) -> None:
+    (found,) = signed(tmp_path / "store", pair.private, 1)
+    bundle = Store(tmp_path / "store").open(found, sealed=True)
+    (data,) = (tmp_path / "store").glob("*.data-*")
+    with data.open("r+b") as file:
+        file.write(b"\1" * data.stat().st_size)
+    os.truncate(data, 0)
+    trust = TrustedKeys([pair.public])
+    trust.check_tensors(found, bundle)
+    np.testing.assert_array_equal(bundle.array("kernel"), tensors(1)["kernel"])
+    loan = bundle.lend(["kernel"], [])
+    (lent,) = loan.descriptors
+    with pytest.raises(PermissionError):
+        os.pwrite(lent, b"x", 0)
+    with pytest.raises(PermissionError):
+        os.ftruncate(lent, 0)
+    os.close(lent)
+
+
+def test_what_another_wrote_into_a_file_while_it_was_published_is_not_signed(
+    tmp_path: Path, pair: Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The digest is that of what training gave, not of what is found in the file."""
+    from paramsync.checkpoint import tensor_bytes
+
+    write = tensor_bytes.write
+
+    def write_and_change(file: Any, *arguments: Any) -> Any:
+        findings = write(file, *arguments)
+        file.content[:4] ^= 0xFF
+        return findings
+
+    monkeypatch.setattr(tensor_bytes, "write", write_and_change)
+    signed(tmp_path / "store", pair.private, 1)
+    with pytest.raises(UntrustedError, match="found others"):
+        check(TrustedKeys([pair.public]), tmp_path / "store", 1)
+
+
+def test_keys_are_made_with_the_right_modes_and_never_overwritten(tmp_path: Path) -> None:
+    private, public, _ = create_keys(tmp_path / "digits")
+    assert [path.name for path in (private, public)] == ["digits.key", "digits.pub"]
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (private, public)] == [0o600, 0o644]
+    before = private.read_bytes()
+    with pytest.raises(SettingsError, match=r"digits\.key: expected no such file"):
+        create_keys(tmp_path / "digits")
+    assert private.read_bytes() == before
+    private.unlink()
+    with pytest.raises(SettingsError, match=r"digits\.pub: expected no such file"):
+        create_keys(tmp_path / "digits")
+    assert not private.exists()
+
+
+@pytest.mark.parametrize(("mode", "who"), [(0o644, "everybody"), (0o604, "everybody"), (0o620, "its group")])
+def test_a_key_that_others_can_use_is_refused_with_the_mode_it_should_have(
+    tmp_path: Path, pair: Keys, mode: int, who: str
+) -> None:
+    pair.private.chmod(mode)
+    with pytest.raises(SettingsError, match=rf"expected mode 0600, found {mode:04o}, by which {who}.*: chmod 600 "):
+        StoreWriter(tmp_path / "store", signing_key=pair.private)
+    assert not (tmp_path / "store").exists()
+
+
+def other_kind(*, private: bool) -> bytes:
+    key = generate_private_key(SECP256R1())
+    pem, plain = serialization.Encoding.PEM, serialization.NoEncryption()
+    if private:
+        return key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain)
+    return key.public_key().public_bytes(pem, serialization.PublicFormat.SubjectPublicKeyInfo)
+
+
+@pytest.mark.parametrize(
+    ("content", "found"),
+    [
+        (b"", "found none"),
+        (b"anything", "found none"),
+        (b"-----BEGIN PUBLIC KEY-----\nAAAA\n-----END PUBLIC KEY-----\n", "in PEM, .* found "),
+        (other_kind(private=False), "found another kind of key"),
+        (None, "cannot be read: No such file or directory"),
+    ],
+)
+def test_files_of_public_keys_that_are_none_are_refused(tmp_path: Path, content: bytes | None, found: str) -> None:
+    path = tmp_path / "keys.pub"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(SettingsError, match=f"--trust {path}: .*{found}"):
+        TrustedKeys([path])
+
+
+def test_a_cut_file_of_public_keys_is_refused_whole(tmp_path: Path, pair: Keys) -> None:
+    pair.public.write_bytes(pair.public.read_bytes() + b"-----BEGIN PUBLIC KEY-----\nMCow")
+    with pytest.raises(SettingsError, match="found one that is cut"):
+        TrustedKeys([pair.public])
+
+
+@pytest.mark.parametrize("content", [b"", b"anything", other_kind(private=True), None])
+def test_files_of_private_keys_that_are_none_are_refused(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "signs.key"
+    if content is not None:
+        path.write_bytes(content)
+        path.chmod(0o600)
+    with pytest.raises(SettingsError, match=f"signing key {path}: "):
+        Signer(path)
+
+
+def test_without_cryptography_the_extra_is_named_and_all_else_works(tmp_path: Path, pair: Keys) -> None:
+    hide = "import sys; sys.modules['cryptography'] = None\n"
+    program = f"""{hide}
+from pathlib import Path
+import numpy
+from paramsync.errors import SettingsError
+from paramsync.store.commit import StoreWriter
+from paramsync.store.signing import TrustedKeys
+from paramsync.version import Version
+version = Version(number=1, step=1, prefix="", step_done_at=1.0, snapshot_at=1.0)
+with StoreWriter(Path({str(tmp_path / "store")!r})) as writer:
+    writer.commit(version, {{"w": numpy.ones(1)}})
+for use in (lambda: TrustedKeys([Path("any")]), lambda: StoreWriter(Path("any"), signing_key=Path("any"))):
+    try:
+        use()
+    except SettingsError as error:
+        print(error)
+"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    extra = "needs cryptography, which is not installed: pip install 'paramsync[signing]'"
+    assert ran.stdout.splitlines() == [f"--trust {extra}", f"signing key any {extra}"]
