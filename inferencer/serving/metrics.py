@@ -6,7 +6,7 @@ import threading
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from paramsync.errors import ParamsyncError, UnknownModelError
@@ -44,6 +44,14 @@ class Statistics:
     computed: int = 0
     computed_seconds: float = 0.0
     last: float = 0.0
+
+
+@dataclass(slots=True)
+class Load:
+    """What was counted of all requests for one model, whatever version answered them."""
+
+    answered: Histogram = field(default_factory=lambda: Histogram(REQUEST_SECONDS))
+    refused: int = 0
 
 
 class Metrics:
@@ -166,6 +174,17 @@ class Metrics:
                 statistics[version].computed += int(calls.requests.sum)
                 statistics[version].computed_seconds += calls.waited
         return statistics
+
+    def loads(self) -> Mapping[str, Load]:
+        """By model."""
+        loads: dict[str, Load] = {}
+        for (model, _, _, _, code), histogram in list(self.requests.items()):
+            load = loads.setdefault(model, Load())
+            if code == OK:
+                load.answered.take_in(histogram)
+            else:
+                load.refused += histogram.count
+        return loads
 
     def followed(self) -> list[Followed]:
         """How long restores and swaps take, of every follower there is now."""

@@ -28,7 +28,7 @@ from ..protocols.sync.service import SyncService
 from ..protocols.tfs.config_file import ConfigFile
 from ..protocols.tfs.reload import Configuring
 from ..serving.access import ReloadRoots, access_of
-from ..serving.metrics import Metrics, Statistics
+from ..serving.metrics import Load, Metrics, Statistics
 from ..serving.registry import Registry
 from ..settings.settings import AnySettings, Ports, Settings, TfServing, ports
 from ..transport.drain import QUIET_SECONDS
@@ -90,7 +90,7 @@ class Server:
         self._control = GrpcPort(
             {
                 sync_pb2.DESCRIPTOR.services_by_name["Sync"]: SyncService(
-                    self.models, self._draining, self._tell, self._fleet.statuses, token=token
+                    self.models, self._draining, self._tell, self._fleet.statuses, self._load, token=token
                 )
             },
             self._health,
@@ -201,6 +201,11 @@ class Server:
     def _statistics(self, model: str) -> Mapping[str, Statistics]:
         with self._summing:
             return self._summed().statistics(model)
+
+    def _load(self) -> tuple[Mapping[str, Load], int]:
+        with self._summing:
+            metrics = self._summed()
+            return metrics.loads(), metrics.waiting()
 
     def _summed(self) -> Metrics:
         """What all workers counted, as one."""

@@ -121,6 +121,7 @@ def _add_up(commands: _Commands[argparse.ArgumentParser]) -> None:
 def _add_operating(commands: _Commands[argparse.ArgumentParser]) -> None:
     status = _command(commands, "status", "status", "show what is trained, published and served, and how far apart")
     sync = _command(commands, "sync", "sync", "serve the newest version, or the one given, now; wait until it serves")
+    top = _command(commands, "top", "top", "show rates, latencies, versions and workers, every second, until Ctrl-C")
     watch = _command(commands, "watch", "operate", "tell what happens to versions, until it is interrupted")
     pin = _command(commands, "pin", "operate", "serve one version and stay there")
     unpin = _command(commands, "unpin", "operate", "follow the newest version again")
@@ -131,6 +132,7 @@ def _add_operating(commands: _Commands[argparse.ArgumentParser]) -> None:
         (status, "one model in place of all"),
         (sync, "may be left out where one model is served"),
         (watch, "one model in place of all"),
+        (top, "one model in place of all"),
     ):
         command.add_argument("model", nargs="?", default="", metavar="MODEL", help=text)
     for command in (pin, unpin, rollback, label, unlabel):
@@ -146,9 +148,11 @@ def _add_operating(commands: _Commands[argparse.ArgumentParser]) -> None:
     sync.add_argument("--all", action="store_true", help="every model of every server")
     text = "give up after S seconds (default 30)"
     sync.add_argument("--timeout", type=seconds(below=1e9), default=30.0, metavar="S", help=text)
-    for command in (status, sync, watch, pin, unpin, rollback, label, unlabel):
+    text = "end by itself after S seconds"
+    top.add_argument("--seconds", type=seconds(below=1e9), metavar="S", help=text)
+    for command in (status, sync, watch, top, pin, unpin, rollback, label, unlabel):
         _add_servers(command)
-        _add_json(command, "print each event as one JSON object a line" if command is watch else _JSON)
+        _add_json(command, _JSON_LINES.get(command.prog.split()[-1], _JSON))
         _add_credentials(command)
     _add_address(status, "--trainer", TRAINER, "the trainer's control port")
 
@@ -235,6 +239,10 @@ def _add_programs(commands: _Commands[argparse.ArgumentParser]) -> None:
 
 
 _JSON = "print one JSON object"
+_JSON_LINES = {
+    "watch": "print each event as one JSON object a line",
+    "top": "print one JSON object a second for each server",
+}
 
 
 def _add_json(command: argparse.ArgumentParser, text: str = _JSON) -> None:

@@ -7,6 +7,7 @@ examples:
   paramsync up                          see it work, on this machine
   paramsync status                      what is trained, published and served, and how far apart
   paramsync status --watch              the same, whenever it changes
+  paramsync top                         rates, latencies, versions, workers, live
   paramsync sync digits                 serve the newest version now
   paramsync sync digits --fresh         have the trainer publish first
   paramsync rollback digits             serve the version before, and stay there
@@ -43,6 +44,11 @@ examples:
   paramsync sync digits --fresh           what is trained now: the trainer publishes first
   paramsync sync digits --version 420
   paramsync sync --all --timeout 60       every model of every server
+""",
+    "top": """\
+examples:
+  paramsync top
+  paramsync top digits --seconds 10 --json | jq '.models[].p99_seconds'
 """,
     "watch": """\
 examples:

@@ -161,9 +161,10 @@ class Inferencer(_Client):
         """The status of a model, or of all models where none is named."""
         return tuple(self.report(model).models)
 
-    def report(self, model: str = "") -> pb.GetStatusResponse:
-        """The same, and the status of the server's workers."""
-        return self._ask("/paramsync.v1.Sync/GetStatus", pb.GetStatusRequest(model=model), pb.GetStatusResponse)
+    def report(self, model: str = "", *, load: bool = False) -> pb.GetStatusResponse:
+        """The same, and the status of the server's workers; with `load` also what they counted of requests."""
+        request = pb.GetStatusRequest(model=model, load=load)
+        return self._ask("/paramsync.v1.Sync/GetStatus", request, pb.GetStatusResponse)
 
     def sync(
         self,

@@ -43,18 +43,40 @@ class Version(_message.Message):
     def __init__(self, number: _Optional[int] = ..., step: _Optional[int] = ..., prefix: _Optional[str] = ..., graph: _Optional[str] = ..., step_done_at: _Optional[float] = ..., snapshot_at: _Optional[float] = ..., committed_at: _Optional[float] = ..., bytes: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ..., bytes_written: _Optional[int] = ..., checksum: _Optional[str] = ..., finite: bool = ...) -> None: ...
 
 class GetStatusRequest(_message.Message):
-    __slots__ = ("model",)
+    __slots__ = ("model", "load")
     MODEL_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
     model: str
-    def __init__(self, model: _Optional[str] = ...) -> None: ...
+    load: bool
+    def __init__(self, model: _Optional[str] = ..., load: bool = ...) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("models", "workers")
+    __slots__ = ("models", "workers", "loads", "waiting")
     MODELS_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
+    LOADS_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
     models: _containers.RepeatedCompositeFieldContainer[ModelStatus]
     workers: _containers.RepeatedCompositeFieldContainer[WorkerStatus]
-    def __init__(self, models: _Optional[_Iterable[_Union[ModelStatus, _Mapping]]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ...) -> None: ...
+    loads: _containers.RepeatedCompositeFieldContainer[ModelLoad]
+    waiting: int
+    def __init__(self, models: _Optional[_Iterable[_Union[ModelStatus, _Mapping]]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., loads: _Optional[_Iterable[_Union[ModelLoad, _Mapping]]] = ..., waiting: _Optional[int] = ...) -> None: ...
+
+class ModelLoad(_message.Message):
+    __slots__ = ("model", "answered", "refused", "seconds", "bounds", "latencies")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    ANSWERED_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    BOUNDS_FIELD_NUMBER: _ClassVar[int]
+    LATENCIES_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    answered: int
+    refused: int
+    seconds: float
+    bounds: _containers.RepeatedScalarFieldContainer[float]
+    latencies: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, model: _Optional[str] = ..., answered: _Optional[int] = ..., refused: _Optional[int] = ..., seconds: _Optional[float] = ..., bounds: _Optional[_Iterable[float]] = ..., latencies: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
     __slots__ = ("number", "state", "since", "pid", "resident_bytes", "private_bytes", "restarts")

@@ -7,6 +7,7 @@ from paramsync.host.processes import Memory, memory_of
 from paramsync.rpc.server import of_version
 from paramsync.v1 import sync_pb2 as pb
 
+from ...serving.metrics import Load
 from ...serving.worker_status import WorkerState, WorkerStatus
 
 _STATES = {
@@ -74,6 +75,17 @@ def of_worker(status: WorkerStatus) -> pb.WorkerStatus:
         resident_bytes=memory.resident,
         private_bytes=memory.private,
         restarts=status.restarts,
+    )
+
+
+def of_load(model: str, load: Load) -> pb.ModelLoad:
+    return pb.ModelLoad(
+        model=model,
+        answered=load.answered.count,
+        refused=load.refused,
+        seconds=load.answered.sum,
+        bounds=load.answered.bounds,
+        latencies=load.answered.buckets,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from paramsync.errors import InputError, SyncError
@@ -14,9 +14,10 @@ from paramsync.following.status import Event, EventKind, Status
 from paramsync.v1 import sync_pb2 as pb
 
 from ...serving.feed import Feed
+from ...serving.metrics import Load
 from ...serving.registry import Registry
 from ...serving.worker_status import WorkerStatus
-from .messages import of_event, of_progress, of_status, of_worker
+from .messages import of_event, of_load, of_progress, of_status, of_worker
 from .trainer_client import publish
 
 _MARGIN = 0.1  # seconds before the caller's deadline in which to say why it will not be met
@@ -35,6 +36,7 @@ class SyncService:
         draining: asyncio.Event,
         told: Callable[[], Awaitable[None]] = _nobody,
         workers: Callable[[], Sequence[WorkerStatus]] = tuple,
+        load: Callable[[], tuple[Mapping[str, Load], int]] = lambda: ({}, 0),
         *,
         token: Callable[[], str] | None = None,
     ) -> None:
@@ -46,12 +48,17 @@ class SyncService:
         self._draining = draining
         self._told = told
         self._workers = workers
+        self._load = load
         self._token = token
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Any) -> pb.GetStatusResponse:
         models = [of_status(model.status()) for model in self._models.some(request.model)]
         workers = await asyncio.to_thread(lambda: [of_worker(worker) for worker in self._workers()])
-        return pb.GetStatusResponse(models=models, workers=workers)
+        answer = pb.GetStatusResponse(models=models, workers=workers)
+        if request.load:
+            loads, answer.waiting = await asyncio.to_thread(self._load)
+            answer.loads.extend(of_load(status.model, loads.get(status.model, Load())) for status in models)
+        return answer
 
     async def Sync(self, request: pb.SyncRequest, context: Any) -> AsyncIterator[pb.SyncProgress]:
         follower = self._models.follower(request.model)
