@@ -94,6 +94,15 @@ examples:
   paramsync verify /dev/shm/digits        the newest version
   paramsync verify /dev/shm/digits 420
   paramsync verify /dev/shm/digits --all
+  paramsync verify /dev/shm/digits --trust digits.pub
+""",
+    "keys": """\
+examples:
+  paramsync keys new digits               digits.key for the trainer, digits.pub for inferencers
+""",
+    "new": """\
+examples:
+  paramsync keys new digits               digits.key for the trainer, digits.pub for inferencers
 """,
     "completion": """\
 examples:
