@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from paramsync.cli.arguments import parser
 
-_FILES = {"STORE", "SOURCE", "LOGDIR", "FILE", "PATH", "DIR", "FOLDER", "KEY", "KEYFILE", "PREFIX"}
+_FILES = {"STORE", "SOURCE", "LOGDIR", "FILE", "PATH", "DIR", "KEYFILE", "PREFIX"}
 """What arguments are called that are names of files."""
 
 

@@ -17,6 +17,7 @@ from paramsync.following.replica import Replica
 from paramsync.graphs.graph import Graph
 from paramsync.store.commit import StoreWriter
 from paramsync.store.store import Store
+from tests.support.json_forms import check
 from tests.support.programs import ROOT
 from trainer import graph_publish
 
@@ -95,6 +96,7 @@ def test_a_program_gets_nothing_but_json(here: Path, capfd: pytest.CaptureFixtur
     assert main(["graph", "publish", "their_models:module", "store", "--json"]) == 0
     out, err = capfd.readouterr()
     assert (json.loads(out)["parameters"], err) == (1, "")
+    check(json.loads(out), "published_graph")
 
 
 def test_people_are_told_in_one_line(here: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,65 @@
+"""What `--json` prints as docs/reference.md says it: the objects there by name, and whether a value is one of them."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from typing import Any
+
+from tests.support.programs import ROOT
+
+_KINDS: dict[str, tuple[type, ...]] = {
+    "string": (str,),
+    "integer": (int,),
+    "number": (int, float, str),  # a string stands for NaN
+    "boolean": (bool,),
+}
+
+
+@cache
+def section() -> str:
+    """That of the reference."""
+    return (
+        (ROOT / "docs" / "reference.md").read_text().partition("\n## JSON of the commands\n")[2].partition("\n## ")[0]
+    )
+
+
+@cache
+def commands() -> set[str]:
+    """Those whose JSON is there."""
+    table = section().partition("| command | prints |")[2].partition("\n\n")[0]
+    return {
+        name for row in table.splitlines() for name in re.findall(r"`([a-z]+)`", row.split("|")[1:2][0] if row else "")
+    }
+
+
+@cache
+def objects() -> dict[str, dict[str, str]]:
+    """Types by field by object."""
+    table = section().partition("| object | fields and their types |")[2]
+    rows = re.findall(r"^\| `(\w+)` \| (.*) \|$", table, re.MULTILINE)
+    return {name: dict(re.findall(r"`(\w+)`: ([\w ]+)", fields)) for name, fields in rows}
+
+
+def check(value: Any, kind: str, where: str = "") -> None:
+    """Fails where the value is not of that documented type."""
+    if kind.endswith(" or null"):
+        if value is None:
+            return
+        kind = kind.removesuffix(" or null")
+    if kind.startswith("list of "):
+        assert isinstance(value, list), where
+        for number, element in enumerate(value):
+            check(element, kind.removeprefix("list of "), f"{where}[{number}]")
+    elif kind.startswith("map of "):
+        assert isinstance(value, dict), where
+        for name, element in value.items():
+            check(element, kind.removeprefix("map of "), f"{where}[{name!r}]")
+    elif kind in objects():
+        assert isinstance(value, dict), where
+        assert sorted(value) == sorted(objects()[kind]), where or kind
+        for name, element in value.items():
+            check(element, objects()[kind][name], f"{where}.{name}")
+    elif kind != "any":
+        assert isinstance(value, _KINDS[kind]), f"{where}: expected {kind}, found {value!r}"
+        assert isinstance(value, bool) == (kind == "boolean"), where
