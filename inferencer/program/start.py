@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import resource
+from contextlib import closing
+from typing import TYPE_CHECKING
 
 from paramsync.errors import SettingsError
 from paramsync.program.process import Stop, raise_descriptor_limit, start_logging
@@ -14,7 +16,10 @@ from paramsync.rpc.addresses import address
 
 from ..serving.access import access_of
 from ..settings.settings import Settings, prepare_environment
-from ..supervisor.server import Server
+from ..supervisor.template import Template
+
+if TYPE_CHECKING:
+    from ..supervisor.server import Server
 
 _DESCRIPTORS, _OF_MODEL, _OF_WORKER = 64, 3, 2  # a graph, and a file of each version twice: to check it, and to send it
 _log = logging.getLogger("paramsync.inferencer")
@@ -26,7 +31,10 @@ def run(settings: Settings, *, stop: Stop) -> None:
     raise_descriptor_limit()
     _check_descriptors(len(settings.models), settings.workers)
     start_logging(settings.log_format)
-    asyncio.run(_serve(settings, stop, service_manager()))
+    with closing(
+        Template(log_format=settings.log_format)
+    ) as template:  # before the server is imported: TensorFlow takes longer
+        asyncio.run(_serve(settings, template, stop, service_manager()))
 
 
 def _check_descriptors(models: int, workers: int) -> None:
@@ -40,10 +48,12 @@ def _check_descriptors(models: int, workers: int) -> None:
         )
 
 
-async def _serve(settings: Settings, stop: Stop, manager: ServiceManager) -> None:
+async def _serve(settings: Settings, template: Template, stop: Stop, manager: ServiceManager) -> None:
+    from ..supervisor.server import Server
+
     loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
-    server = Server(settings)
+    server = Server(settings, template=template)
     names = ", ".join(model.name for model in settings.models)
     _log.info("inferencer starts: %s; TensorFlow is imported first, for workers: %d", names, settings.workers)
     stop.arm(lambda: loop.is_closed() or loop.call_soon_threadsafe(stopping.set))

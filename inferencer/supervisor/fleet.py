@@ -69,7 +69,6 @@ class Fleet:
         show: Callable[[], Shown],
         *,
         template: Template | None = None,
-        log_format: str = "text",
     ) -> None:
         """`arguments` are those of a worker; `handlers` answer its questions; `show` says what is to be answered.
 
@@ -83,7 +82,7 @@ class Fleet:
         self._words_file = shared_words.create()
         self._words = SharedWords(self._words_file)
         self._word = self._words.epoch
-        self.template = template or Template(log_format=log_format)
+        self.template = template or Template()
         self._closes_template = template is None
         self._lock = threading.RLock()  # of what follows, and of the order in which workers are told
         self._workers: list[Worker] = []

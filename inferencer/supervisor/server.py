@@ -68,9 +68,7 @@ class Server:
             "metrics": partial(self._aside, self._text),
             "statistics": partial(self._aside, self._statistics),
         }
-        self._fleet = Fleet(
-            settings.workers, (settings,), handlers, self._shown, template=template, log_format=settings.log_format
-        )
+        self._fleet = Fleet(settings.workers, (settings,), handlers, self._shown, template=template)
         maker = SharedMaker(self._fleet, poll_seconds=settings.poll_seconds, state=settings.state)
         self.models = Registry(settings.models, maker)
         self.models.trouble = lambda: self._fleet.trouble

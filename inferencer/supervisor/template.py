@@ -71,6 +71,8 @@ class Template:
             return self._exits.pop(number, None)
 
     def close(self) -> None:
+        if not self._ready:  # it is importing, and nothing was forked from it
+            self._process.kill()
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         with suppress(subprocess.TimeoutExpired):
