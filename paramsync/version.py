@@ -9,6 +9,8 @@ from dataclasses import MISSING, dataclass, field, fields
 from types import MappingProxyType
 from typing import Any, Generic, Protocol, TypeVar
 
+NUMBERS = 10**18  # versions are below, so that every number of this many digits is an int64
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Version:

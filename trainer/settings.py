@@ -17,7 +17,7 @@ from paramsync.publishing.schedule import PublishSchedule
 from paramsync.rpc import settings as credentials
 from paramsync.rpc.addresses import HOST, TRAINER_PORT, read_port
 from paramsync.rpc.tokens import Tokens
-from paramsync.store.store import NUMBERS
+from paramsync.version import NUMBERS
 
 from . import job_source
 from .user_code import is_source

@@ -13,7 +13,7 @@ from paramsync.errors import SettingsError
 from paramsync.following.pins_file import MOST_LABELS
 from paramsync.program.process import LOG_FORMATS
 from paramsync.rpc.addresses import read_port
-from paramsync.store.store import NUMBERS
+from paramsync.version import NUMBERS
 
 from . import flags, readers
 

@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 from paramsync.errors import CorruptCheckpointError, InputError
 from paramsync.host import files
-from paramsync.store.store import NUMBERS
+from paramsync.version import NUMBERS
 
 MOST_LABELS = 256  # of a model
 _LABEL = 200  # characters, of four bytes at most

@@ -20,8 +20,7 @@ from paramsync.publishing.schedule import Moment, PublishSchedule
 from paramsync.publishing.write_behind import PublisherStatus, Snapshot, SnapshotWriter, WriteBehind, device_name
 from paramsync.rpc.addresses import HOST
 from paramsync.store.commit import StoreWriter
-from paramsync.store.store import NUMBERS
-from paramsync.version import Version
+from paramsync.version import NUMBERS, Version
 
 if TYPE_CHECKING:
     import keras

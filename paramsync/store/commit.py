@@ -19,7 +19,7 @@ from paramsync.store.signing import Signer, graph_digest
 from paramsync.store.store import Store
 from paramsync.tensorbundle import index
 from paramsync.tensorbundle.index import index_file
-from paramsync.version import Version
+from paramsync.version import NUMBERS, Version
 
 _log = logging.getLogger("paramsync.store")
 
@@ -220,7 +220,7 @@ class StoreWriter:
             raise
 
     def _check_that_there_are_numbers(self) -> None:
-        if self._reserved >= store.NUMBERS - 1:
+        if self._reserved >= NUMBERS - 1:
             problem = f"has version {self._reserved}, above which there is no number; publish to another store"
             raise StoreError(self._path, problem)
 
@@ -239,7 +239,7 @@ class StoreWriter:
         if version.number <= above:  # a name that leads nowhere may be a slip of whoever wrote it, or of a disk
             gone = self._state.gone(listed)
             above = max((store.number_of(name) for name in listed if name not in gone), default=-1)
-        if not above < version.number < store.NUMBERS:
+        if not above < version.number < NUMBERS:
             raise StoreError(self._path, f"expected a version above {above}, found {version.number}")
         if wrong := store.problem(version):
             raise StoreError(self._path, f"version {version.number}: expected {wrong[0]}, found {wrong[1]}")

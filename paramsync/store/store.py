@@ -37,8 +37,6 @@ from paramsync.tensorbundle.index import index_file
 from paramsync.v1 import bundle_pb2
 from paramsync.version import Version
 
-NUMBERS = 10**18  # versions are below, so that every number of this many digits is an int64
-
 LOCK = "publisher.lock"
 
 _LOCK_LIMIT = 1024  # bytes
