@@ -147,7 +147,10 @@ def test_pods_are_confined_and_what_they_mount_is_there() -> None:
         volumes = {volume["name"]: volume for volume in spec["volumes"]}
         assert {mount["name"] for mount in container["volumeMounts"]} == volumes.keys()
         for volume in volumes.values():
-            assert "emptyDir" in volume or volume["persistentVolumeClaim"]["claimName"] in claims
+            assert {"emptyDir", "secret"} & volume.keys() or volume["persistentVolumeClaim"]["claimName"] in claims
+        tokens = volumes["tokens"]["secret"]
+        assert tokens["defaultMode"] == 0o440  # of the group that fsGroup names: a program refuses more
+        assert f"secret generic {tokens['secretName']} --from-file=tokens=" in (ROOT / "docs/deploy.md").read_text()
 
 
 # Commands, wherever they are ------------------------------------------------------------------------------------------
@@ -172,7 +175,10 @@ def test_programs_take_the_arguments_that_they_are_given(where: str, command: li
     name = where.rpartition("-")[2]
     assert program[-1] == (name if len(program) == 3 else {"trainer": "train", "inferencer": "serve"}[name])
     if name == "trainer":
-        settings.parse(given)
+        tokens = ["--token-file", "/run/secrets/paramsync/tokens"]  # which is not here to be read
+        at = given.index(tokens[0]) if tokens[0] in given else len(given)
+        assert given[at : at + 2] in (tokens, [])
+        settings.parse([*given[:at], *given[at + 2 :]])
     else:
         flags.parser().parse_args(given)
 
@@ -197,6 +203,15 @@ def test_every_container_is_confined_and_listens_on_loopback() -> None:
             there = (ROOT / source).exists() if source.startswith("./") else source in composition["volumes"]
             assert there, volume
     assert composition["volumes"]["store"]["driver_opts"]["type"] == "tmpfs"
+
+
+def test_secrets_are_files_where_that_is_asked_for() -> None:
+    composition = yaml.safe_load((ROOT / "docker-compose.secrets.yml").read_text())
+    assert composition["services"].keys() == {"trainer", "inferencer"}
+    for service in composition["services"].values():
+        [secret] = service["secrets"]
+        assert secret in composition["secrets"]
+        assert service["environment"] == {"PARAMSYNC_TOKEN": "", "PARAMSYNC_TOKEN_FILE": f"/run/secrets/{secret}"}
 
 
 def test_grafana_is_given_the_prometheus_that_is_there() -> None:

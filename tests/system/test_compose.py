@@ -23,7 +23,7 @@ from tests.system.compose.commands import CommandError, run, wait_for
 from tests.system.compose.engine import NoEngineError, engine
 from tests.system.compose.log import Log
 from tests.system.compose.scratch import scratch
-from tests.system.compose.stack import TOKEN, Stack, compose_command
+from tests.system.compose.stack import IMAGE, TOKEN, Stack, compose_command
 
 pytestmark = pytest.mark.docker
 
@@ -42,17 +42,20 @@ def log(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 
 @pytest.fixture(scope="module")
-def planned(log: Log) -> Iterator[Stack]:
+def planned(log: Log, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """A stack whose image is built."""
     try:
         with engine(log) as environment:
             command = compose_command(environment)
             if command is None:
                 pytest.skip(NO_COMPOSE)
-            stack = Stack.plan(command, environment, base_image=_base_image(environment, log))
+            base, folder = _base_image(environment, log), tmp_path_factory.mktemp("stack")
+            stack = Stack.plan(command, environment, base_image=base, folder=folder)
             log.line(f"compose {run(*command, 'version', '--short', env=environment)}, project {stack.project}")
             with log.timed("image built"):
                 stack.compose("build", timeout=1200)
+            size = int(stack.docker("image", "inspect", "--format", "{{.Size}}", IMAGE))
+            log.line(f"the image has {size / 1e6:,.0f} MB")
             yield stack
     except (NoEngineError, base_image.NoBaseImageError) as reason:
         log.line(f"skipped: {reason}")
@@ -117,6 +120,14 @@ def test_a_forced_sync_serves_what_was_published_before_it(stack: Stack, predict
     version, _ = predict()
     log.line(f"published {published}; sync: {serving} serves after {synced['seconds']:.3f} s; predicted with {version}")
     assert published <= serving <= version
+
+
+def test_nobody_syncs_without_the_token(stack: Stack, log: Log) -> None:
+    nothing = {name: value for name, value in os.environ.items() if not name.startswith("PARAMSYNC_TOKEN")}
+    sync = ("sync", "digits", "--inferencer", stack.address("PARAMSYNC_CONTROL_PORT"))
+    with pytest.raises(CommandError, match="token"):
+        run(sys.executable, "-m", "paramsync.cli", *sync, env=nothing)
+    log.line("a sync without the token is refused")
 
 
 def test_http_answers_with_the_version(stack: Stack, log: Log) -> None:

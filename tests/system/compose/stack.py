@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
 import socket
@@ -11,6 +12,7 @@ import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from tests.support.programs import ROOT
@@ -18,6 +20,7 @@ from tests.system.compose.commands import CommandError, run
 
 IMAGE = "paramsync-test"
 TOKEN = "the-token-of-this-test"
+UID = 10001  # of the image's user
 PORTS = tuple(
     f"PARAMSYNC_{one}" for one in ("PORT", "REST_PORT", "CONTROL_PORT", "TRAINER_PORT", "TRAINER_METRICS_PORT")
 )
@@ -53,19 +56,30 @@ class Stack:
     command: tuple[str, ...]
     environment: Mapping[str, str] = field(repr=False)
     project: str
+    files: tuple[str, ...]
 
     @classmethod
-    def plan(cls, command: tuple[str, ...], engine: Mapping[str, str], *, base_image: str) -> Stack:
-        """A stack that exists nowhere yet."""
+    def plan(cls, command: tuple[str, ...], engine: Mapping[str, str], *, base_image: str, folder: Path) -> Stack:
+        """A stack that exists nowhere yet. Where we may give a file to the user of its containers, its token is one."""
         ports = dict(zip(PORTS, map(str, free_ports(len(PORTS))), strict=True))
-        environment = {**engine, **ports, "PARAMSYNC_BASE_IMAGE": base_image, "PARAMSYNC_TOKEN": TOKEN}
-        return cls(command, environment, f"paramsync-{uuid.uuid4().hex[:8]}")
+        environment = {**engine, **ports, "PARAMSYNC_BASE_IMAGE": base_image}
+        files = ["docker-compose.yml", "tests/system/compose/override.yml"]
+        if os.geteuid() == 0:
+            tokens = folder / "tokens"
+            tokens.touch(0o600)
+            tokens.write_text(f"ops:{TOKEN}\n")
+            os.chown(tokens, UID, UID)
+            files.insert(1, "docker-compose.secrets.yml")
+            environment["PARAMSYNC_TOKEN_FILE"] = str(tokens)
+        else:
+            environment["PARAMSYNC_TOKEN"] = TOKEN
+        return cls(command, environment, f"paramsync-{uuid.uuid4().hex[:8]}", tuple(files))
 
     def address(self, port: str) -> str:
         return f"127.0.0.1:{self.environment[port]}"
 
     def compose(self, *arguments: str, timeout: float = 120) -> str:
-        files = ("-f", str(ROOT / "docker-compose.yml"), "-f", str(ROOT / "tests/system/compose/override.yml"))
+        files = (f"--file={ROOT / file}" for file in self.files)
         return run(*self.command, "-p", self.project, *files, *arguments, env=self.environment, timeout=timeout)
 
     def docker(self, *arguments: str, timeout: float = 60) -> str:
