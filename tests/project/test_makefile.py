@@ -26,6 +26,16 @@ def test_a_command_installs_what_it_runs_and_shows_how_that_goes(tmp_path: Path,
     assert not any("--quiet" in words or "-q" in words for words in installs)
 
 
+@pytest.mark.parametrize("lock", ["requirements.lock", "requirements-gpu.lock"])
+def test_the_bill_of_materials_is_of_what_an_image_installs(lock: str) -> None:
+    command = ["make", "--dry-run", "--assume-old=.venv/.runs", "sbom", f"LOCK={lock}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60)
+    *_, made = done.stdout.splitlines()
+    assert "cyclonedx_py requirements" in made
+    assert made.split()[-1] == lock
+    assert (ROOT / lock).exists()
+
+
 def test_the_installer_is_the_one_that_is_locked(tmp_path: Path) -> None:
     (command,) = [line.strip().lstrip("@") for line in (ROOT / "Makefile").read_text().splitlines() if "sed -n" in line]
     command = command.replace("$$", "$").replace("$(VENV)", str(tmp_path))
