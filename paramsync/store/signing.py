@@ -17,7 +17,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paramsync.checkpoint.reader import Bundle
 from paramsync.errors import SettingsError, UntrustedError
 from paramsync.host import files
 from paramsync.rpc.read_again import ReadAgain, read_file, read_secret
@@ -25,6 +24,8 @@ from paramsync.version import Version
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+    from paramsync.checkpoint.reader import Bundle
 
 SIGNED = (
     "number",
