@@ -120,7 +120,8 @@ class Channel:
             self._reply(kind, number, _ANSWER, answer)
 
     def _reply_late(self, kind: int, number: int, answer: Future[Any]) -> None:
-        error = answer.exception()
+        gone = ClosedError(f"{self._name}: the question was given up")
+        error = gone if answer.cancelled() else answer.exception()
         self._reply(kind, number, _ANSWER if error is None else _ERROR, answer.result() if error is None else error)
 
     def _reply(self, question: int, number: int, kind: int, message: Any) -> None:

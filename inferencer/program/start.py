@@ -21,7 +21,7 @@ from ..supervisor.template import Template
 if TYPE_CHECKING:
     from ..supervisor.server import Server
 
-_DESCRIPTORS, _OF_MODEL, _OF_WORKER = 64, 3, 2  # a graph, and a file of each version twice: to check it, and to send it
+_DESCRIPTORS, _OF_MODEL, _OF_WORKER = 64, 3, 3  # a graph, and a file of each version twice: to check it, and to send it
 _log = logging.getLogger("paramsync.inferencer")
 
 

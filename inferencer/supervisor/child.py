@@ -47,7 +47,8 @@ class ChildProcess:
         self.channel.start()
         try:
             self.pid = int(self.channel.ask("pid").result(_START_SECONDS))
-        except (ClosedError, LateError) as error:
+            self._process = os.pidfd_open(self.pid)  # of no other one, whoever has the number later
+        except (ClosedError, LateError, OSError) as error:
             self.channel.close()  # one that was stopped ends when it goes on
             raise ChildProcessError(errno.ECHILD, f"the process of the {role} does not start") from error
 
@@ -74,10 +75,14 @@ class ChildProcess:
         return GraphError(f"{doing} ended the process ({exit_text(code)})")
 
     def kill(self) -> None:
-        if not self.gone.is_set():
-            with suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGKILL)
+        """Also where this end of the channel is closed already, and the process takes no notice of that."""
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._process, signal.SIGKILL)
         self.channel.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_process"):
+            os.close(self._process)
 
 
 def exit_text(code: int | None) -> str:

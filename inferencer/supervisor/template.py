@@ -44,6 +44,7 @@ class Template:
             with self._lock:
                 if self.has_ended:
                     _log.error("the process that workers are forked from is gone; another one is started")
+                    self._socket.close()
                     self._spawn()
                 if not self._ready:
                     self._socket.settimeout(_IMPORT_SECONDS)

@@ -57,3 +57,15 @@ def test_a_process_that_takes_nothing_is_given_up() -> None:
     assert type(answer.exception(_SECONDS)) is ClosedError
     assert type(channel.ask("anything").exception(_SECONDS)) is ClosedError
     other_end.close()
+
+
+def test_a_question_that_is_given_up_where_it_was_to_be_answered_is_an_error() -> None:
+    ours, other_end = pair()
+    late: Future[Any] = Future()
+    asking, answering = Channel(ours, {}, name="asking"), Channel(other_end, {"late": lambda: late}, name="answering")
+    asking.start()
+    answering.start()
+    answer = asking.ask("late")
+    assert late.cancel()
+    assert type(answer.exception(_SECONDS)) is ClosedError
+    asking.close()
