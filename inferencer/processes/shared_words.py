@@ -10,21 +10,23 @@ from types import TracebackType
 from ..settings.flags import MOST_WORKERS
 
 _CALLS = 16  # of each worker that are seen at a time
-_SIZE = 8 * (1 + MOST_WORKERS + MOST_WORKERS * _CALLS)
+_SLOTS = MOST_WORKERS + 1  # one more, for a worker that takes another one's place
+_SIZE = 8 * (1 + _SLOTS + _SLOTS * _CALLS)
 
 
 class SharedWords:
-    """`epoch` has one word: what is answered now. `taken` has one for each worker: the bytes that its requests take."""
+    """`epoch` has one word: what is answered now. `taken` has one for each slot: the bytes that requests of the worker
+    which has it take."""
 
     def __init__(self, descriptor: int) -> None:
         words = memoryview(mmap.mmap(descriptor, _SIZE)).cast("Q")
         self.epoch = words[:1]
-        self.taken = words[1 : 1 + MOST_WORKERS]
-        self._calls = words[1 + MOST_WORKERS :]
+        self.taken = words[1 : 1 + _SLOTS]
+        self._calls = words[1 + _SLOTS :]
 
-    def calls(self, number: int) -> Calls:
-        """Those of one worker."""
-        return Calls(self._calls[number * _CALLS : (number + 1) * _CALLS])
+    def calls(self, slot: int) -> Calls:
+        """Those of the worker in one slot."""
+        return Calls(self._calls[slot * _CALLS : (slot + 1) * _CALLS])
 
 
 def create() -> int:

@@ -148,6 +148,21 @@ class Metrics:
         for called in [key for key in self.calls if (key[0], key[2]) == (model, version)]:
             self._call((model, called[1], OLDER)).take_in(self.calls.pop(called))
 
+    # Of several processes ---------------------------------------------------------------------------------------------
+
+    def take_in(self, requests: Mapping[_Answered, Histogram], calls: Mapping[_Called, Calls]) -> None:
+        """What another one counted."""
+        for (*known, protocol, code), histogram in requests.items():
+            self._request((known[0], known[1], known[2]), protocol, code).take_in(histogram)
+        for called, counts in calls.items():
+            self._call(called).take_in(counts)
+
+    def fold(self) -> None:
+        """Tell no more versions apart than one does that counts itself."""
+        for model in {key[0] for key in [*self.requests, *self.calls]}:
+            while len(apart := self._apart(model)) > APART:
+                self._fold(model, min(apart, key=apart.__getitem__))
+
     # For those who look -----------------------------------------------------------------------------------------------
 
     def text(self) -> bytes:

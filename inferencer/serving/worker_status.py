@@ -1,4 +1,4 @@
-"""WorkerStatus: what the supervisor knows of a process that answers, for operators and metrics."""
+"""What the supervisor knows of the processes that answer, for operators and metrics."""
 
 from __future__ import annotations
 
@@ -26,3 +26,13 @@ class WorkerStatus:
     pid: int | None
     restarts: int
     """How often a worker of this number has ended by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replaced:
+    """A worker that another one took the place of, and the processes that they are."""
+
+    number: int
+    before: int
+    after: int
+    seconds: float

@@ -11,16 +11,18 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as LateError
+from contextlib import suppress
 from typing import Any
 from weakref import WeakSet, WeakValueDictionary
 
-from paramsync.errors import UnfinishedError
+from paramsync.errors import SyncError, UnfinishedError
 
 from ..processes import shared_words
 from ..processes.channel import ClosedError, Handler
 from ..processes.messages import Joining, ModelMessage
 from ..processes.shared_words import SharedWords
-from ..serving.worker_status import WorkerState, WorkerStatus
+from ..serving.metrics import Metrics
+from ..serving.worker_status import Replaced, WorkerState, WorkerStatus
 from ..settings.settings import ConnectionSettings
 from .child import ChildProcess, exit_text
 from .crashes import QUICK_SECONDS, Crashes, CrashLoops
@@ -32,6 +34,8 @@ _log = logging.getLogger("paramsync.supervisor")
 _START_SECONDS = 30.0
 _ALIVE_SECONDS = 5.0
 _SHOW_SECONDS = 2.0  # in which a worker comes to know an epoch: the others wait for it
+_LEAVE_SECONDS = 60.0  # in which a worker that is replaced hands its callers over: its own limits come before
+_LEAVING_QUIET = 0.05  # and without a call by callers that do not hear
 _FIRST_PAUSE, _MOST_PAUSE = 0.05, 10.0  # back-off before another worker is started
 
 Shown = tuple[Sequence[ModelMessage], Sequence[Any]]
@@ -42,6 +46,11 @@ class Worker(ChildProcess):
     """A process that answers."""
 
     number: int
+    slot: int
+    successor: Future[Worker | None] | None = None
+    """Set once another one is started to take its place."""
+    counted: Any = None
+    """What it counted, as it last said."""
     state = WorkerState.STARTING
     """Until it answers its start has a deadline of its own."""
     since = 0.0
@@ -87,6 +96,8 @@ class Fleet:
         self._lock = threading.RLock()  # of what follows, and of the order in which workers are told
         self._workers: list[Worker] = []
         self._starting: set[Worker] = set()  # and are told nothing yet
+        self._slots = list(range(count + 1))  # of the shared words: those that no worker has
+        self._replacing = threading.Lock()  # one is replaced after the other
         self._without_since = [time.time()] * count  # when each number came to be without a worker
         self._versions: WeakValueDictionary[int, SharedVersion] = WeakValueDictionary()  # that workers have
         self._keys = itertools.count(1)
@@ -99,6 +110,8 @@ class Fleet:
         """Called when `trouble` may be another."""
         self.on_crashing: Callable[[int, str], object] = lambda key, reason: None
         """Called with the key of a version on which workers crash."""
+        self._left = Metrics()
+        """What workers counted that are no more."""
         self.joined: Mapping[str, Joining] = {}
         """What came of models that are joined, by name."""
 
@@ -119,7 +132,7 @@ class Fleet:
         while not self._ended.wait(pause):
             lived, how, explained = 0.0, "it did not start", False
             try:
-                worker = self._add(number)
+                worker: Worker | None = self._add(number)
             except Exception as error:  # noqa: BLE001, it is tried again, unless it is the first one
                 if not listening.done():
                     listening.set_exception(error)
@@ -128,7 +141,9 @@ class Fleet:
             else:
                 if not listening.done():
                     listening.set_result(None)
-                lived, how, explained = self._lived(number, worker)
+                while worker is not None:
+                    lived, how, explained = self._lived(number, worker)
+                    worker = None if worker.successor is None else worker.successor.result()
             if self._ended.is_set():
                 return
             self._restarts[number] += 1
@@ -150,11 +165,10 @@ class Fleet:
                 self._loops.calm(number)
             self.on_trouble()
             worker.gone.wait()
-        self._remove(worker)
+        keys = self._remove(worker)
         if self._ended.is_set():
             return 0.0, "", False
         code = worker.exit_code()
-        keys = self._words.calls(number).take()
         hung = worker in self._hung
         causes: list[int] = []
         if hung or (code is not None and code < 0 and code != -signal.SIGKILL):  # which comes from outside
@@ -168,9 +182,17 @@ class Fleet:
 
     def _add(self, number: int) -> Worker:
         """Start a worker that has all that the others have, and let it answer. Raises where that fails."""
-        arguments = (number, *self._arguments)
-        worker = Worker(self.template, "worker", *arguments, descriptors=[self._words_file], handlers=self._handlers)
-        worker.number = number
+        with self._lock:
+            slot = self._slots.pop(0)
+        arguments = (number, slot, *self._arguments)
+        try:
+            worker = Worker(
+                self.template, "worker", *arguments, descriptors=[self._words_file], handlers=self._handlers
+            )
+        except BaseException:
+            self._slots.append(slot)
+            raise
+        worker.number, worker.slot = number, slot
         worker.become(WorkerState.STARTING)
         with self._lock:
             self._starting.add(worker)
@@ -186,8 +208,8 @@ class Fleet:
             worker.channel.ask("start").result(0 if self._ended.is_set() else _START_SECONDS)
             worker.become(WorkerState.ANSWERING)
         except BaseException:
-            self._remove(worker)
             worker.end("it does not start")
+            self._remove(worker)
             raise
         return worker
 
@@ -205,12 +227,76 @@ class Fleet:
         known.update(version.message.key for version in versions)
         return bool(known)
 
-    def _remove(self, worker: Worker) -> None:
+    def _remove(self, worker: Worker) -> frozenset[int]:
+        """Returns the versions that it was computing, by their keys. What its requests took is free again."""
         with self._lock:
+            if worker not in self._workers and worker not in self._starting:
+                return frozenset()
             self._starting.discard(worker)
             if worker in self._workers:
                 self._workers.remove(worker)
+            if worker.counted is not None:
+                self._left.take_in(*worker.counted[:2])
+                self._left.fold()
             self._without_since[worker.number] = time.time()
+            self._words.taken[worker.slot] = 0
+            self._slots.append(worker.slot)
+            return self._words.calls(worker.slot).take()
+
+    def replace(self, number: int) -> Replaced:
+        """Start another worker in the place of this one, which leaves once that one answers: no caller notices.
+
+        Raises SyncError where others are being replaced, where that one does not come up, and where the server ends.
+        """
+        if not self._replacing.acquire(blocking=False):
+            raise SyncError("workers are being replaced already; wait until they are")
+        try:
+            began = time.monotonic()
+            with self._lock:
+                old = next((each for each in self._workers if each.number == number), None)
+                if old is None or old.state is not WorkerState.ANSWERING:
+                    raise SyncError(f"worker {number} is being started just now; try again in a moment")
+                successor: Future[Worker | None] = Future()
+                old.successor = successor
+            try:
+                worker = self._add(number)
+            except BaseException as error:
+                with self._lock:
+                    old.successor = None
+                successor.set_result(None)
+                why = "the server is stopping" if self._ended.is_set() else f"its successor does not start: {error}"
+                raise SyncError(f"worker {number} is not replaced, and goes on: {why}") from error
+            old.become(WorkerState.LEAVING)
+            successor.set_result(worker)
+            self._leave(old)
+            return Replaced(number, old.pid, worker.pid, time.monotonic() - began)
+        finally:
+            self._replacing.release()
+
+    def _leave(self, worker: Worker) -> None:
+        """Have it hand its callers over, and end it."""
+        try:
+            worker.counted = worker.channel.ask("leave", _LEAVING_QUIET).result(_LEAVE_SECONDS)
+        except LateError:
+            worker.end("it does not leave")
+        except ClosedError:
+            pass  # it has ended
+        except Exception as error:  # noqa: BLE001, another one answers in its place
+            _log.error("worker %d, while it left: %r", worker.number, error)
+        worker.channel.close()
+        self._remove(worker)  # its slot is free for the next one
+
+    def counts(self, *, seconds: float) -> list[tuple[Any, Any, int]]:
+        """What each worker has counted, and those that are no more: requests, calls, and how many requests wait."""
+        there = [worker for worker in self._workers if worker.state is not WorkerState.LEAVING]  # which says so itself
+        waiting = [(worker, worker.channel.ask("counts")) for worker in there]
+        end = time.monotonic() + seconds
+        for worker, answer in waiting:
+            with suppress(LateError, ClosedError):  # what it said before is not forgotten
+                worker.counted = answer.result(max(0.0, end - time.monotonic()))
+        with self._lock:
+            counted = [worker.counted for worker in self._workers if worker.counted is not None]
+            return [(dict(self._left.requests), dict(self._left.calls), 0), *counted]
 
     @property
     def trouble(self) -> str:
@@ -321,11 +407,8 @@ class Fleet:
         if not self._lock.acquire(blocking=False):
             return
         try:
-            waiting = [
-                (worker, worker.channel.ask("alive"))
-                for worker in self._workers
-                if worker.state is WorkerState.ANSWERING
-            ]
+            there = [worker for worker in self._workers if worker.state is not WorkerState.STARTING]
+            waiting = [(worker, worker.channel.ask("alive")) for worker in there]
             end = time.monotonic() + _ALIVE_SECONDS
             for worker, answer in waiting:
                 try:
@@ -361,7 +444,8 @@ class Fleet:
         """End every process."""
         self._ended.set()
         with self._lock:
-            workers, self._workers = self._workers, []
+            workers = [*self._workers, *self._starting]
+            self._workers = []
         for worker in workers:
             worker.channel.close()
         if self._closes_template:

@@ -88,7 +88,13 @@ class Server:
         self._control = GrpcPort(
             {
                 sync_pb2.DESCRIPTOR.services_by_name["Sync"]: SyncService(
-                    self.models, self._draining, self._tell, self._fleet.statuses, self._load, token=token
+                    self.models,
+                    self._draining,
+                    self._tell,
+                    self._fleet.statuses,
+                    self._load,
+                    self._fleet.replace,
+                    token=token,
                 )
             },
             self._health,
@@ -209,9 +215,8 @@ class Server:
         """What all workers counted, as one."""
         metrics = self._metrics
         metrics.requests, metrics.calls, waiting = {}, {}, 0
-        for requests, calls, waits in self._fleet.ask_all("counts", seconds=_COUNTING_SECONDS):
-            _add(metrics.requests, requests)
-            _add(metrics.calls, calls)
+        for requests, calls, waits in self._fleet.counts(seconds=_COUNTING_SECONDS):
+            metrics.take_in(requests, calls)
             waiting += waits
         metrics.waiting = lambda: waiting
         return metrics
@@ -266,14 +271,6 @@ class Server:
             if follower not in self._subscriptions:
                 self._subscriptions[follower] = follower.subscribe(self._news.set)
             self._subscriptions[follower].take()
-
-
-def _add(total: dict[Any, Any], more: Mapping[Any, Any]) -> None:
-    for key, count in more.items():
-        if key in total:
-            total[key].take_in(count)
-        else:
-            total[key] = count
 
 
 def _reserve(settings: Settings) -> tuple[list[socket.socket], Settings]:

@@ -82,8 +82,8 @@ class Dispatch(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # it takes no
         message, taken_up, going_on = self._timeouts.message, self._drain.taken_up, self._connections.call
 
         async def call(_: Any, context: Any) -> bytes:
-            taken_up()
             peer = context.peer()
+            taken_up(peer)
             with going_on(context, peer):
                 if admission.looks:
                     await admission.admit(context, peer)
@@ -107,8 +107,8 @@ class Dispatch(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # it takes no
         waiting = Slots(_MOST_WAITING, f"calls of {described.name}")
 
         async def call(_: Any, context: Any) -> bytes:
-            taken_up()
             peer = context.peer()
+            taken_up(peer)
             with going_on(context, peer):
                 caller = await admission.admit(context, peer) if admission.looks else None
                 content = await message(context, peer)
@@ -128,7 +128,7 @@ class Dispatch(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # it takes no
             peer = context.peer()
             with self._connections.call(context, peer):
                 async with aclosing(await begin(context, peer)) as responses:
-                    self._drain.taken_up()
+                    self._drain.taken_up(peer)
                     try:
                         with self._streams.one(peer):
                             async for response in responses:

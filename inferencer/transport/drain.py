@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import suppress
 from typing import Any
 
@@ -22,7 +22,7 @@ class Drain(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # it takes none 
 
     def __init__(self) -> None:
         self._came = 0
-        self._open = 0
+        self._open: dict[asyncio.Task[Any], str] = {}
         self._holding = False
         self._stopped = asyncio.Event()
 
@@ -30,15 +30,20 @@ class Drain(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # it takes none 
         self._came += 1
         return grpc.stream_stream_rpc_method_handler(self._refuse) if self._holding else None
 
-    def taken_up(self) -> None:
+    def taken_up(self, peer: str) -> None:
         """The call of this task is open from now on, until all that it is answered was handed to the kernel."""
         task = asyncio.current_task()
         assert task is not None
-        self._open += 1
+        self._open[task] = peer
         task.add_done_callback(self._over)  # a callback of the call's own context would leave a cycle
 
-    def _over(self, _: Any) -> None:
-        self._open -= 1
+    def _over(self, task: asyncio.Task[Any]) -> None:
+        self._open.pop(task, None)
+
+    @property
+    def peers(self) -> Collection[str]:
+        """Whose calls are open, as gRPC names them."""
+        return set(self._open.values())
 
     async def close(self, server: grpc.aio.Server, *, grace: float, quiet_seconds: float) -> None:
         """Stop the server within the grace, without a loss.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from google.protobuf.descriptor import ServiceDescriptor
 from grpc_health.v1 import health_pb2
 
 from paramsync.errors import SettingsError
+from paramsync.host.tcp_connections import Address, peer_address
 from paramsync.rpc.access import Access
 from paramsync.rpc.addresses import address, refused
 from paramsync.rpc.connection_limit import ConnectionLimit
@@ -58,20 +60,35 @@ class GrpcPort:
             self.server.add_generic_rpc_handlers((dispatch,))
         add_reflection([one.full_name for one in servicers], self.server, draining, streams, self.read_timeouts, access)
 
+        self.places: list[int | str] = []
+        """Where it listens: ports, and the path of a UNIX socket."""
+        self._socket: Path | None = None
+
     def bind(self, host: str, port: int, option: str) -> int:
         """Returns the port. Raises SettingsError where it cannot be had."""
         try:
             bound = int(self.server.add_insecure_port(address(host, port)))
         except RuntimeError as error:
             raise refused(host, port, option) from error
+        self.places.append(bound)
         self._look_after(bound)
         return bound
 
     def bind_socket(self, path: Path) -> None:
+        """Another process that listens there keeps its connections, and gets no new ones. Raises SettingsError."""
+        beside = Path(
+            f"{path}~"
+        )  # which is what gRPC takes away when it ends: the path may be another process's by then
         try:
-            self.server.add_insecure_port(f"unix:{path}")
-        except RuntimeError as error:
+            if path.exists() and not path.is_socket():
+                raise FileExistsError(path)
+            self.server.add_insecure_port(f"unix:{beside}")
+            self._socket_id = beside.stat().st_ino
+            beside.replace(path)
+        except (RuntimeError, OSError) as error:
             raise SettingsError(f"--grpc_socket_path {path}: cannot listen there; choose another path") from error
+        self.places.append(str(beside))
+        self._socket = path
 
     def _look_after(self, port: int) -> None:
         self.read_timeouts.coming.port = port
@@ -81,3 +98,10 @@ class GrpcPort:
         """End its threads. The port is closed by now."""
         self.read_timeouts.close()
         self._connections.close()
+        with suppress(OSError):
+            if self._socket is not None and self._socket.stat().st_ino == self._socket_id:
+                self._socket.unlink()
+
+    def busy(self) -> set[Address]:
+        """The other ends of connections that are being answered now."""
+        return {peer_address(peer) for peer in self.drain.peers}

@@ -20,14 +20,14 @@ BRIEF = 4096  # bytes, below which what a request takes is bounded by how many r
 class MemoryBudget:
     """Lives on one event loop, but for `left` and `over`. Every request that is more than brief has a share of it."""
 
-    def __init__(self, most: int, all_taken: memoryview | None = None, number: int = 0) -> None:
+    def __init__(self, most: int, all_taken: memoryview | None = None, slot: int = 0) -> None:
         """The processes of one server have one budget: in memory that they share, `all_taken` has what each of them
-        takes, of which this one is the `number`."""
+        takes, this one in its `slot`."""
         self.most = most
         self.taken = 0
         self._all_taken = memoryview(bytearray(8)).cast("Q") if all_taken is None else all_taken
-        self._number = number
-        self._all_taken[number] = 0  # of one that had the number before
+        self._slot = slot
+        self._all_taken[slot] = 0  # of one that had it before
         self._freed = 0
         self._trimming = False
         self.coming: Callable[[], int] = lambda: 0
@@ -65,7 +65,7 @@ class MemoryBudget:
         self._tell()
 
     def _tell(self) -> None:
-        self._all_taken[self._number] = self.taken + self.coming()
+        self._all_taken[self._slot] = self.taken + self.coming()
 
 
 class MemoryShare:

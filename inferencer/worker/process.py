@@ -51,8 +51,8 @@ def tried(*, descriptors: Sequence[int]) -> None:
     Channel(socket.socket(fileno=connection), handlers, name="trial").run()
 
 
-def work(number: int, settings: Settings, *, descriptors: Sequence[int]) -> None:
-    """Until the supervisor is gone, or says that it is over."""
+def work(number: int, slot: int, settings: Settings, *, descriptors: Sequence[int]) -> None:
+    """Until the supervisor is gone, or says that it is over. No other process has the same slot of the shared words."""
     connection, word = descriptors
     tf.config.set_visible_devices([], "GPU")
     gc.set_threshold(*_COLLECTIONS)
@@ -60,18 +60,20 @@ def work(number: int, settings: Settings, *, descriptors: Sequence[int]) -> None
     logging.getLogger("grpc._cython.cygrpc").addFilter(_is_no_leaving)
     words = SharedWords(word)
     os.close(word)
-    asyncio.run(_Worker(number, settings, socket.socket(fileno=connection), words).run())
+    asyncio.run(_Worker(number, slot, settings, socket.socket(fileno=connection), words).run())
 
 
 class _Worker:
-    def __init__(self, number: int, settings: Settings, connection: socket.socket, words: SharedWords) -> None:
+    def __init__(
+        self, number: int, slot: int, settings: Settings, connection: socket.socket, words: SharedWords
+    ) -> None:
         tf_serving = settings.tf_serving
         if number and tf_serving is not None:  # one of them listens on the socket
             settings = replace(settings, tf_serving=replace(tf_serving, socket=None))
         self._settings = settings
-        self._number = number
+        self._slot = slot
         self._words = words
-        self._versions = Versions(words.epoch, words.calls(number))
+        self._versions = Versions(words.epoch, words.calls(slot))
         self._channel = Channel(
             connection,
             {
@@ -82,6 +84,7 @@ class _Worker:
                 "shown": self._versions.shown,
                 "states": self._states,
                 "start": partial(self._later, self._start),
+                "leave": partial(self._later, self._leave),
                 "drain": partial(self._later, self._drain),
                 "counts": self._counts,
                 "alive": partial(self._later, self._alive),
@@ -91,6 +94,7 @@ class _Worker:
         self._models = Models(self._versions.now, self._channel)
         self._metrics = _RemoteMetrics(self._models, self._channel, as_tf_serving=False)
         self._server: PredictionServer | None = None
+        self._leaving: asyncio.Future[None] | None = None
         self._turns = asyncio.Lock()  # who starts the server or ends it
         self._channel.ended = lambda: os._exit(0)
 
@@ -113,7 +117,7 @@ class _Worker:
                 _Configuring(self._channel),
                 also=[sync_pb2.DESCRIPTOR.services_by_name["Sync"].full_name],
                 all_taken=self._words.taken,
-                number=self._number,
+                slot=self._slot,
             )
             self._versions.changed = partial(self._loop.call_soon_threadsafe, self._models.news)
             ports = await self._server.bind()
@@ -127,11 +131,25 @@ class _Worker:
     async def _alive(self) -> None:
         """The event loop goes on."""
 
+    async def _leave(self, quiet_seconds: float) -> Any:
+        """Another worker has taken its place, and listens. Returns what it counted, all told."""
+        assert self._server is not None
+        self._leaving = asyncio.ensure_future(self._server.leave())
+        await asyncio.wait({self._leaving})
+        await self._drain(quiet_seconds)
+        if not self._leaving.cancelled():
+            self._leaving.result()
+        return self._counts()
+
     async def _drain(self, quiet_seconds: float) -> None:
-        """Also where it is starting just now, or never did."""
+        """Also where it is starting just now, or never did, or is leaving."""
         async with self._turns:
-            if self._server is not None:
-                await self._server.drain(quiet_seconds=quiet_seconds)
+            if self._leaving is not None:
+                self._leaving.cancel()
+                await asyncio.wait({self._leaving})
+            server, self._server = self._server, None
+            if server is not None:
+                await server.drain(quiet_seconds=quiet_seconds)
 
     def _counts(self) -> tuple[dict[Any, Histogram], dict[Any, Calls], int]:
         return dict(self._metrics.requests), dict(self._metrics.calls), self._metrics.waiting()

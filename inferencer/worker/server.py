@@ -24,11 +24,16 @@ from ..serving.served import Models
 from ..settings.settings import Settings, TfServing
 from ..transport.grpc_port import GrpcPort
 from ..transport.health import Health
+from ..transport.leaving import Goodbye, refuse_new, stop_listening
 from ..transport.memory_budget import SHARES, MemoryBudget
 from ..transport.predictions import Predictions
 
 _log = logging.getLogger("paramsync.inferencer")
 _SHARED = "grpc.so_reuseport"  # all workers listen on one port
+_NEW_SECONDS = 0.3  # in which gRPC has begun to speak on a connection that it accepted last
+_BUSY_SECONDS = 1.0  # in which a connection is hoped to be without a call for a moment
+_LINGER_SECONDS = 3.0  # for callers that ask seldom, and for streams
+_STEP_SECONDS, _SPARING = 0.01, 5  # from one look at connections to the next, and times what it takes
 GRACE_SECONDS = 20.0  # docs/guarantees.md names it; less than the composition gives
 
 
@@ -44,11 +49,11 @@ class PredictionServer:
         *,
         also: Sequence[str] = (),
         all_taken: memoryview | None = None,
-        number: int = 0,
+        slot: int = 0,
     ) -> None:
         """`also` are services of other ports whose health is asked for here.
 
-        `all_taken` and `number` are as in MemoryBudget.
+        `all_taken` and `slot` are as in MemoryBudget.
         """
         self._settings = settings
         self._tf_serving = tf_serving = settings.tf_serving or TfServing()
@@ -65,7 +70,7 @@ class PredictionServer:
             most=settings.queue,
             batched=models.batched,
         )
-        self.budget = MemoryBudget(SHARES * settings.message_bytes, all_taken, number)
+        self.budget = MemoryBudget(SHARES * settings.message_bytes, all_taken, slot)
         self.answering = Predictions(self.batcher, self.budget, message_bytes=settings.message_bytes)
         self.draining = asyncio.Event()
         self.kserve = KServe(models, metrics, self.draining)
@@ -111,8 +116,8 @@ class PredictionServer:
             message_bytes=self._settings.message_bytes,
             metrics_path=tf_serving.metrics_path,
         )
-        rest_port = await self._rest.start(host, self._settings.rest_port) if tf_serving.http else 0
-        return port, rest_port
+        self._rest_port = await self._rest.start(host, self._settings.rest_port) if tf_serving.http else 0
+        return port, self._rest_port
 
     async def start(self) -> None:
         """Answer by gRPC too."""
@@ -122,6 +127,23 @@ class PredictionServer:
     async def stop(self) -> None:
         """What was bound, at once."""
         await self.grpc.server.stop(None)
+
+    async def leave(self) -> None:
+        """Hand its callers over to processes that listen at the same ports: see `leaving`. `drain` comes after it."""
+        loop = asyncio.get_running_loop()
+        self._rest.leave()
+        await refuse_new([*self.grpc.places, self._rest_port])
+        stop_listening(self.grpc.places)
+        self._rest.stop_listening()
+        await asyncio.sleep(_NEW_SECONDS)
+        goodbye = Goodbye(self.grpc.places, self.grpc.busy)
+        began = now = loop.time()
+        while (goodbye.say(to_all=now - began > _BUSY_SECONDS) or len(self._rest)) and (now - began < _LINGER_SECONDS):
+            now = await _paused(now)
+        await self._rest.close(grace=GRACE_SECONDS, quiet_seconds=0.0)  # connections that ask nothing
+        self.say_so()  # which ends streams
+        while goodbye.say(to_all=True) and now - began < GRACE_SECONDS:
+            now = await _paused(now)
 
     def say_so(self) -> None:
         """Health says NOT_SERVING from now on, every stream is ended, and every answer by HTTP is its connection's
@@ -142,3 +164,10 @@ class PredictionServer:
         self.grpc.close()
         self.batcher.close()
         self.answering.close()
+
+
+async def _paused(before: float) -> float:
+    """Returns the time, a moment later; looking at many connections takes the event loop for milliseconds."""
+    loop = asyncio.get_running_loop()
+    await asyncio.sleep(max(_STEP_SECONDS, _SPARING * (loop.time() - before)))
+    return loop.time()

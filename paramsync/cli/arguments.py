@@ -128,6 +128,9 @@ def _add_operating(commands: _Commands[argparse.ArgumentParser]) -> None:
     rollback = _command(commands, "rollback", "operate", "serve the version that served before, and stay there")
     label = _command(commands, "label", "operate", "give a version a name that requests may ask for")
     unlabel = _command(commands, "unlabel", "operate", "forget a label")
+    workers = _command(commands, "workers", "workers", "have other processes answer in the place of those that do")
+    actions = workers.add_subparsers(dest="action", metavar="ACTION", required=True, title="actions")
+    replace = _command(actions, "replace", "workers", "start a process for each worker, one after the other")
     for command, text in (
         (status, "one model in place of all"),
         (sync, "may be left out where one model is served"),
@@ -150,7 +153,7 @@ def _add_operating(commands: _Commands[argparse.ArgumentParser]) -> None:
     sync.add_argument("--timeout", type=seconds(below=1e9), default=30.0, metavar="S", help=text)
     text = "end by itself after S seconds"
     top.add_argument("--seconds", type=seconds(below=1e9), metavar="S", help=text)
-    for command in (status, sync, watch, top, pin, unpin, rollback, label, unlabel):
+    for command in (status, sync, watch, top, pin, unpin, rollback, label, unlabel, replace):
         _add_servers(command)
         _add_json(command, _JSON_LINES.get(command.prog.split()[-1], _JSON))
         _add_credentials(command)
@@ -240,6 +243,7 @@ def _add_programs(commands: _Commands[argparse.ArgumentParser]) -> None:
 
 _JSON = "print one JSON object"
 _JSON_LINES = {
+    "replace": "print each worker as one JSON object a line",
     "watch": "print each event as one JSON object a line",
     "top": "print one JSON object a second for each server",
 }

@@ -6,10 +6,10 @@ import os
 import socket
 import stat
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from ipaddress import IPv6Address, ip_address
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import unquote
 
 Address: TypeAlias = "tuple[str, int]"
@@ -64,26 +64,38 @@ def of_this_process(connections: Mapping[Address, Connection]) -> dict[Address, 
 
 def shut(connection: Connection) -> None:
     """Shut one of this process's connections: who reads it finds its end."""
+    for copy in own_sockets():
+        if inode_of(copy) == connection.inode:
+            with suppress(OSError):
+                copy.shutdown(socket.SHUT_RDWR)
+            return
+
+
+def own_sockets() -> Iterator[socket.socket]:
+    """A copy of each socket that this process has open, for as long as it is looked at."""
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208, there may be thousands
         with suppress(OSError):
             descriptor = os.dup(int(name))  # the number itself may mean another file in a moment
-            try:
-                if _is(connection, os.fstat(descriptor)):
-                    with socket.socket(fileno=os.dup(descriptor)) as copy:
-                        copy.shutdown(socket.SHUT_RDWR)
-                    return
-            finally:
+            if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
                 os.close(descriptor)
+                continue
+            with socket.socket(fileno=descriptor) as copy:
+                yield copy
 
 
-def _is(connection: Connection, status: os.stat_result) -> bool:
-    return stat.S_ISSOCK(status.st_mode) and status.st_ino == connection.inode
+def inode_of(connection: socket.socket) -> int:
+    return os.fstat(connection.fileno()).st_ino
 
 
 def peer_address(peer: str) -> Address:
     """The address of a peer as gRPC names it, such as ipv4:127.0.0.1:1234 or ipv6:%5B::1%5D:1234."""
     host, _, port = unquote(peer).partition(":")[2].rpartition(":")
     return (_normal(host.strip("[]")), int(port)) if peer.startswith("ip") else ("", 0)
+
+
+def address_of(name: tuple[Any, ...]) -> Address:
+    """The same of a peer as the kernel names it."""
+    return _normal(str(name[0])), int(name[1])
 
 
 def _normal(host: str) -> str:

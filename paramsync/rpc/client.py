@@ -217,6 +217,17 @@ class Inferencer(_Client):
         """Forget the name; its version stays in memory no longer than others."""
         return self._change("Unlabel", pb.UnlabelRequest(model=model, label=label), seconds)
 
+    def replace_workers(self) -> Iterator[pb.ReplacedWorker]:
+        """Have another process take the place of each worker, one after the other; each once it has. Raises SyncError
+        where one does not come up."""
+        stream = self._open("/paramsync.v1.Sync/ReplaceWorkers", pb.ReplaceWorkersRequest(), pb.ReplacedWorker)
+        try:
+            yield from stream
+        except errors.NotReachableError:
+            raise
+        except errors.CallError as error:
+            raise errors.SyncError(str(error)) from error
+
     def _change(self, method: str, request: Message, seconds: float) -> pb.ModelStatus:
         return self._ask(f"/paramsync.v1.Sync/{method}", request, pb.ModelStatus, seconds=seconds)
 

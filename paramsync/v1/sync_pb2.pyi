@@ -312,6 +312,22 @@ class UnlabelRequest(_message.Message):
     label: str
     def __init__(self, model: _Optional[str] = ..., label: _Optional[str] = ...) -> None: ...
 
+class ReplaceWorkersRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ReplacedWorker(_message.Message):
+    __slots__ = ("number", "before", "after", "seconds")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    before: int
+    after: int
+    seconds: float
+    def __init__(self, number: _Optional[int] = ..., before: _Optional[int] = ..., after: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
+
 class GetPublisherStatusRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

@@ -75,6 +75,11 @@ class SyncStub(object):
                 request_serializer=paramsync_dot_v1_dot_sync__pb2.UnlabelRequest.SerializeToString,
                 response_deserializer=paramsync_dot_v1_dot_sync__pb2.ModelStatus.FromString,
                 _registered_method=True)
+        self.ReplaceWorkers = channel.unary_stream(
+                '/paramsync.v1.Sync/ReplaceWorkers',
+                request_serializer=paramsync_dot_v1_dot_sync__pb2.ReplaceWorkersRequest.SerializeToString,
+                response_deserializer=paramsync_dot_v1_dot_sync__pb2.ReplacedWorker.FromString,
+                _registered_method=True)
 
 
 class SyncServicer(object):
@@ -136,6 +141,14 @@ class SyncServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReplaceWorkers(self, request, context):
+        """Has another process take the place of each worker, one after the other, without a failed request; a message for
+        each. Ends with FAILED_PRECONDITION where a successor does not come up; those that are left go on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SyncServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -178,6 +191,11 @@ def add_SyncServicer_to_server(servicer, server):
                     servicer.Unlabel,
                     request_deserializer=paramsync_dot_v1_dot_sync__pb2.UnlabelRequest.FromString,
                     response_serializer=paramsync_dot_v1_dot_sync__pb2.ModelStatus.SerializeToString,
+            ),
+            'ReplaceWorkers': grpc.unary_stream_rpc_method_handler(
+                    servicer.ReplaceWorkers,
+                    request_deserializer=paramsync_dot_v1_dot_sync__pb2.ReplaceWorkersRequest.FromString,
+                    response_serializer=paramsync_dot_v1_dot_sync__pb2.ReplacedWorker.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -397,6 +415,33 @@ class Sync(object):
             '/paramsync.v1.Sync/Unlabel',
             paramsync_dot_v1_dot_sync__pb2.UnlabelRequest.SerializeToString,
             paramsync_dot_v1_dot_sync__pb2.ModelStatus.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReplaceWorkers(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/paramsync.v1.Sync/ReplaceWorkers',
+            paramsync_dot_v1_dot_sync__pb2.ReplaceWorkersRequest.SerializeToString,
+            paramsync_dot_v1_dot_sync__pb2.ReplacedWorker.FromString,
             options,
             channel_credentials,
             insecure,

@@ -115,6 +115,10 @@ def test_a_sample_is_one(server: Running, capsys: pytest.CaptureFixture[str]) ->
         check(json.loads(line), "sample")
 
 
+def test_a_replaced_worker_is_one(server: Running, capsys: pytest.CaptureFixture[str]) -> None:
+    check(printed(capsys, "workers", "replace", "--server", f"127.0.0.1:{server.control_port}"), "replaced_worker")
+
+
 def test_a_prediction_is_one(server: Running, capsys: pytest.CaptureFixture[str]) -> None:
     port = f"127.0.0.1:{server.port}"
     check(printed(capsys, "predict", "m", "--input", "x=[[1, 2]]", "--server", port), "prediction")

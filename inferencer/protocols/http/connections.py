@@ -55,10 +55,14 @@ class Connections:
             raise refused(host, port, "--rest-port") from error
         return int(self._listening.sockets[0].getsockname()[1])
 
+    def stop_listening(self) -> None:
+        if self._listening is not None:
+            self._listening.close()
+
     async def close(self, seconds: float) -> None:
         """No new ones from now on; those that are asked nothing end, and the others once they are answered."""
         if self._listening is not None:
-            self._listening.close()
+            self.stop_listening()
             self._web.pre_shutdown()
             await self._web.shutdown(seconds)
 

@@ -82,6 +82,7 @@ class HttpPort:
         self._budget = budget
         self._intake = Intake(self._on_thread, limit=message_bytes, patience=patience)
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="rest")
+        self._leaving = False
         self._draining = False
         self._refusing = False
         self._came = 0
@@ -90,6 +91,17 @@ class HttpPort:
     async def start(self, host: str, port: int) -> int:
         """Listen. See Connections."""
         return await self._connections.listen(host, port)
+
+    def leave(self) -> None:
+        """Every answer ends its connection from now on: others listen at the same port."""
+        self._leaving = True
+
+    def stop_listening(self) -> None:
+        self._connections.stop_listening()
+
+    def __len__(self) -> int:
+        """How many connections there are."""
+        return len(self._connections)
 
     def drain(self) -> None:
         """/healthz says so from now on, and every answer ends its connection. What comes is still answered."""
@@ -130,7 +142,7 @@ class HttpPort:
         try:
             welcome = may_predict or request.rel_url.raw_path in (_HEALTH, *self._metrics_paths)
             answer = await self._answered(request, share) if welcome else failed(503, FULL, last=True)
-            if self._draining:
+            if self._leaving or self._draining:
                 answer.force_close()
             await answer.prepare(request)
             try:

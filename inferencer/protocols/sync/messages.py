@@ -8,7 +8,7 @@ from paramsync.rpc.server import of_version
 from paramsync.v1 import sync_pb2 as pb
 
 from ...serving.metrics import Load
-from ...serving.worker_status import WorkerState, WorkerStatus
+from ...serving.worker_status import Replaced, WorkerState, WorkerStatus
 
 _STATES = {
     State.WAITING: pb.ModelStatus.WAITING,
@@ -86,6 +86,12 @@ def of_load(model: str, load: Load) -> pb.ModelLoad:
         seconds=load.answered.sum,
         bounds=load.answered.bounds,
         latencies=load.answered.buckets,
+    )
+
+
+def of_replaced(replaced: Replaced) -> pb.ReplacedWorker:
+    return pb.ReplacedWorker(
+        number=replaced.number, before=replaced.before, after=replaced.after, seconds=replaced.seconds
     )
 
 

@@ -16,8 +16,8 @@ from paramsync.v1 import sync_pb2 as pb
 from ...serving.feed import Feed
 from ...serving.metrics import Load
 from ...serving.registry import Registry
-from ...serving.worker_status import WorkerStatus
-from .messages import of_event, of_load, of_progress, of_status, of_worker
+from ...serving.worker_status import Replaced, WorkerStatus
+from .messages import of_event, of_load, of_progress, of_replaced, of_status, of_worker
 from .trainer_client import publish
 
 _MARGIN = 0.1  # seconds before the caller's deadline in which to say why it will not be met
@@ -37,18 +37,22 @@ class SyncService:
         told: Callable[[], Awaitable[None]] = _nobody,
         workers: Callable[[], Sequence[WorkerStatus]] = tuple,
         load: Callable[[], tuple[Mapping[str, Load], int]] = lambda: ({}, 0),
+        replace: Callable[[int], Replaced] | None = None,
         *,
         token: Callable[[], str] | None = None,
     ) -> None:
         """An answer comes once all are `told` what followers report, who are asked elsewhere too.
 
-        `token` gives what trainers are shown that are asked to publish.
+        `replace` has another process take the place of a worker, and blocks meanwhile; `token` gives what trainers are
+        shown that are asked to publish.
         """
         self._models = models
         self._draining = draining
         self._told = told
         self._workers = workers
         self._load = load
+        self._replace = replace
+        self._replacing = False
         self._token = token
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Any) -> pb.GetStatusResponse:
@@ -131,6 +135,18 @@ class SyncService:
 
     async def Unlabel(self, request: pb.UnlabelRequest, context: Any) -> pb.ModelStatus:
         return await self._change(request, Action.UNLABEL, context, None, _label(request))
+
+    async def ReplaceWorkers(self, request: pb.ReplaceWorkersRequest, context: Any) -> AsyncIterator[pb.ReplacedWorker]:
+        if self._replace is None:
+            raise SyncError("this server has no workers")
+        if self._replacing:
+            raise SyncError("workers are being replaced already; wait until they are")
+        self._replacing = True
+        try:
+            for number in sorted({worker.number for worker in self._workers()}):
+                yield of_replaced(await asyncio.to_thread(self._replace, number))
+        finally:
+            self._replacing = False
 
     async def _change(
         self, request: Any, action: Action, context: Any, number: int | None = None, label: str = ""

@@ -59,7 +59,10 @@ HEALTH = {
 }
 CHANGES = {
     "paramsync.v1.Publisher/Publish",
-    *(f"paramsync.v1.Sync/{name}" for name in ("Sync", "Pin", "Unpin", "Rollback", "Label", "Unlabel")),
+    *(
+        f"paramsync.v1.Sync/{name}"
+        for name in ("Sync", "Pin", "Unpin", "Rollback", "Label", "Unlabel", "ReplaceWorkers")
+    ),
     "tensorflow.serving.ModelService/HandleReloadConfigRequest",
     *(
         f"inference.GRPCInferenceService/{name}"
