@@ -47,7 +47,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check
 # pip where uv is not to be had, or finds no index: it reads no pip.conf
 install = $(BIN)/uv pip install --python $(BIN)/python $(1) || $(PIP) $(1)
 
-.PHONY: up test check lint types imports generated fast memory slow compose-test campaign bench tf-serving-test proto manifests sbom lock format clean
+.PHONY: up test check lint types imports generated fast memory slow browser vendor compose-test campaign bench tf-serving-test proto manifests sbom lock format clean
 
 up: $(RUNS)  ## trainer and inferencer over a fresh store, live; ARGS="--seconds 20 --json" are passed on
 	@$(BIN)/paramsync up $(ARGS)
@@ -80,8 +80,14 @@ memory: $(READY)  ## those of stores and followers once more where files are in 
 		folder=$$(mktemp -d /dev/shm/paramsync-XXXXXX) && trap 'rm -rf "$$folder"' EXIT && $(BIN)/pytest -m "not slow and not docker" -n logical \
 		--basetemp "$$folder/tests" -o tmp_path_retention_policy=failed $(STORES) $(ARGS)
 
-slow: $(READY)  ## tests with real processes, two modules at a time; those with a Docker engine run where one can be had
+slow: $(READY) browser  ## tests with real processes, two modules at a time; those with a Docker engine run where one can be had
 	$(BIN)/pytest -m "slow or docker" -n 2 --dist loadfile $(ARGS)
+
+browser:  ## Debian's Chromium, for the tests of the page; installs it where it is not there, as root
+	@tests/support/browser_deps
+
+vendor:  ## fetch from npm what others wrote for the page and its tests, by hash
+	deploy/vendor
 
 compose-test: $(READY)  ## the Docker tests, after installing what they need from Debian; COMPOSE_TEST_LOG=FILE keeps the log
 	deploy/compose-deps

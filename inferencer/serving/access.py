@@ -40,6 +40,12 @@ def check_origin(what: str, request: web.BaseRequest, access: Access) -> None:
     host, origin = request.headers.get("Host", ""), request.headers.get("Origin")
     if origin is not None and origin.partition("://")[2].lower() != host.lower():
         raise NotAllowedError(f"{what}: expected a page of this server, found one of {origin[:200]!r}")
+    check_host(what, request, access)
+
+
+def check_host(what: str, request: web.BaseRequest, access: Access) -> None:
+    """Raise NotAllowedError where a browser asked for a name that is not this machine's, though nobody else may ask."""
+    host = request.headers.get("Host", "")
     if access.is_open and host and not _is_here(host, access.host):
         raise NotAllowedError(f"{what}: expected a loopback address in the header Host, found {host[:200]!r}")
 

@@ -35,8 +35,10 @@ from ..transport.drain import QUIET_SECONDS
 from ..transport.grpc_port import GrpcPort
 from ..transport.health import Health
 from ..transport.memory_budget import SHARES, MemoryBudget
+from .comparing import Comparing
 from .fleet import Fleet, Shown
 from .maker import SharedJoined, SharedMaker, message_of
+from .overview import Answer, Overview
 from .template import Template
 from .versions import SharedResidents
 
@@ -66,6 +68,8 @@ class Server:
             "follow": self._follow,
             "late": self._late,
             "metrics": partial(self._aside, self._text),
+            "overview": self._overviewed,
+            "compare": self._compare,
             "statistics": partial(self._aside, self._statistics),
         }
         self._fleet = Fleet(settings.workers, (settings,), handlers, self._shown, template=template)
@@ -80,6 +84,8 @@ class Server:
         self._metrics = Metrics(self.models, as_tf_serving=tf_serving.metrics_path is not None)
         self._metrics.workers = self._fleet.statuses
         self._metrics.trouble = lambda: self._fleet.trouble
+        self._comparing = Comparing()
+        self._overview = Overview(self._fleet.statuses, self._counts, self._states)
         self._summing = threading.Lock()
         self._draining = asyncio.Event()
         self._health = Health(self.models, [sync_pb2.DESCRIPTOR.services_by_name["Sync"].full_name])
@@ -109,6 +115,7 @@ class Server:
 
     async def start(self) -> Ports:
         """Listen, and follow the stores. Raises SettingsError where a port is taken."""
+        self._overview.follow(self.models.followers())
         self.models.start()  # first of all: versions are checked while the workers are started
         host = self._settings.control_host or self._settings.host
         try:
@@ -124,6 +131,7 @@ class Server:
         await self._control.server.start()
         self._following_health = asyncio.ensure_future(self._health.follow())
         threading.Thread(target=self._tell_news, name="news", daemon=True).start()
+        self._overview.start()
         return Ports(
             self._settings.port if self._tf_serving.port else 0,
             self._settings.rest_port if self._tf_serving.http else 0,
@@ -142,6 +150,7 @@ class Server:
     def _end(self) -> None:
         self._ended.set()
         self._news.set()
+        self._overview.close()
         self._control.close()
         for reserved in self._reserved:
             reserved.close()
@@ -198,6 +207,15 @@ class Server:
     def _aside(self, call: Any, *arguments: Any) -> Future[Any]:
         return asyncio.run_coroutine_threadsafe(asyncio.to_thread(call, *arguments), self._loop)
 
+    def _overviewed(self, since: int | None) -> Future[Answer]:
+        return self._overview.ask(since)
+
+    def _compare(self, model: str, old: int, new: int) -> Future[bytes]:
+        return self._comparing.ask(self.models.follower(model).status().store, old, new)
+
+    def _counts(self) -> list[Any]:
+        return [requests for requests, _, _ in self._fleet.ask_all("counts", seconds=_COUNTING_SECONDS)]
+
     def _text(self) -> bytes:
         with self._summing:
             return self._summed().text()
@@ -246,10 +264,17 @@ class Server:
 
     async def _tell(self) -> None:
         """Returns once the workers know how the followers are."""
-        await asyncio.to_thread(self._fleet.ask_all, "states", *self._states(), seconds=_TELLING_SECONDS)
+        states = self._looked()
+        await asyncio.to_thread(self._fleet.ask_all, "states", *states, seconds=_TELLING_SECONDS)
 
     def _states(self) -> tuple[dict[str, Status], str]:
         return {model.name: model.status() for model in self.models}, self._fleet.trouble
+
+    def _looked(self) -> tuple[dict[str, Status], str]:
+        """The same, after which the page knows it too."""
+        states = self._states()
+        self._overview.look(*states)
+        return states
 
     def _tell_news(self) -> None:
         """As soon as anything happened, but not more often than that is worth."""
@@ -259,12 +284,13 @@ class Server:
                 if self._news.wait(_CHECK_SECONDS):
                     self._news.clear()
                 self._fleet.check()
-                self._fleet.tell("states", *self._states())
+                self._fleet.tell("states", *self._looked())
             except Exception:  # noqa: BLE001, the workers would not be looked after any more
                 _log.exception("the workers were not told how the followers are; they will be")
 
     def _hear(self) -> None:
         followers = self.models.followers()
+        self._overview.follow(followers)  # it has heard of an event before the others look
         for gone in self._subscriptions.keys() - set(followers):
             self._subscriptions.pop(gone).close()
         for follower in followers:

@@ -116,6 +116,7 @@ class _Worker:
                 self._metrics,
                 _Configuring(self._channel),
                 also=[sync_pb2.DESCRIPTOR.services_by_name["Sync"].full_name],
+                supervisor=lambda what, *arguments: asyncio.wrap_future(self._channel.ask(what, *arguments)),
                 all_taken=self._words.taken,
                 slot=self._slot,
             )

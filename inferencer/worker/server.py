@@ -15,6 +15,7 @@ from paramsync.rpc.server import options
 
 from ..batching.batcher import Batcher
 from ..protocols.kserve.service import KServe
+from ..protocols.page.live import Asks
 from ..protocols.tfs.model_service import ModelService
 from ..protocols.tfs.predict import PredictionService
 from ..protocols.tfs.reload import Configures
@@ -48,14 +49,17 @@ class PredictionServer:
         configuring: Configures,
         *,
         also: Sequence[str] = (),
+        supervisor: Asks | None = None,
         all_taken: memoryview | None = None,
         slot: int = 0,
     ) -> None:
-        """`also` are services of other ports whose health is asked for here.
+        """`also` are services of other ports whose health is asked for here. `supervisor` is asked what the page
+        shows; without it there is no page.
 
         `all_taken` and `slot` are as in MemoryBudget.
         """
         self._settings = settings
+        self._supervisor = supervisor
         self._tf_serving = tf_serving = settings.tf_serving or TfServing()
         self.models = models
         self.metrics = metrics
@@ -101,6 +105,7 @@ class PredictionServer:
     async def bind(self) -> tuple[int, int]:
         """Returns the ports for gRPC and HTTP, 0 for none; HTTP answers. Raises SettingsError where one is taken."""
         from ..protocols.http.port import HttpPort
+        from ..protocols.page.page import Page
 
         host, tf_serving = self._settings.host, self._tf_serving
         port = self.grpc.bind(host, self._settings.port, "--port") if tf_serving.port else 0
@@ -114,6 +119,7 @@ class PredictionServer:
             self.kserve,
             self._access,
             message_bytes=self._settings.message_bytes,
+            page=None if self._supervisor is None else Page(self.models, self._supervisor, self._access),
             metrics_path=tf_serving.metrics_path,
         )
         self._rest_port = await self._rest.start(host, self._settings.rest_port) if tf_serving.http else 0

@@ -1,4 +1,4 @@
-"""The HTTP port: TensorFlow Serving's REST API, KServe's second protocol, /healthz and /metrics."""
+"""The HTTP port: TensorFlow Serving's REST API, KServe's second protocol, /healthz, /metrics, the operator's page."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ from ..json_arrays import is_small
 from ..json_reader import parsed_bytes
 from ..kserve.http import JSON_LENGTH, SERVICE, Infer, add_body, body_of, request_of
 from ..kserve.service import KServe
+from ..page.page import Page
 from ..tfs.rest import Prediction, metadata_body, route, status_body
 from .connections import FULL, Connections
 from .intake import KNOWN, EncodingError, Intake
@@ -65,6 +66,7 @@ class HttpPort:
         access: Access,
         *,
         message_bytes: int,
+        page: Page | None = None,
         metrics_path: str | None = None,
         patience: float = _PATIENCE,
         clock: Callable[[], float] = time.time,
@@ -79,6 +81,7 @@ class HttpPort:
         self._clock = clock
         self._kserve = kserve
         self._access = access
+        self._page = page
         self._budget = budget
         self._intake = Intake(self._on_thread, limit=message_bytes, patience=patience)
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="rest")
@@ -95,6 +98,7 @@ class HttpPort:
     def leave(self) -> None:
         """Every answer ends its connection from now on: others listen at the same port."""
         self._leaving = True
+        self._end_streams()
 
     def stop_listening(self) -> None:
         self._connections.stop_listening()
@@ -106,6 +110,11 @@ class HttpPort:
     def drain(self) -> None:
         """/healthz says so from now on, and every answer ends its connection. What comes is still answered."""
         self._draining = True
+        self._end_streams()
+
+    def _end_streams(self) -> None:
+        if self._page is not None:
+            self._page.end()
 
     async def close(self, *, grace: float, quiet_seconds: float) -> None:
         """Stop within the grace, without a loss.
@@ -142,6 +151,8 @@ class HttpPort:
         try:
             welcome = may_predict or request.rel_url.raw_path in (_HEALTH, *self._metrics_paths)
             answer = await self._answered(request, share) if welcome else failed(503, FULL, last=True)
+            if answer.prepared:  # a stream, which is over
+                return answer
             if self._leaving or self._draining:
                 answer.force_close()
             await answer.prepare(request)
@@ -155,13 +166,13 @@ class HttpPort:
             share.leave()
             self._connections.answered(request.protocol)
 
-    async def _answered(self, request: web.BaseRequest, share: MemoryShare) -> web.Response:
+    async def _answered(self, request: web.BaseRequest, share: MemoryShare) -> web.StreamResponse:
         try:
             return await self._routed(request, share)
         except Exception as error:  # noqa: BLE001, the edge
             return _refusal(error)
 
-    async def _routed(self, request: web.BaseRequest, share: MemoryShare) -> web.Response:
+    async def _routed(self, request: web.BaseRequest, share: MemoryShare) -> web.StreamResponse:
         method = "GET" if request.method == "HEAD" else request.method
         path = request.rel_url.raw_path
         if path == _HEALTH and method == "GET":
@@ -179,6 +190,8 @@ class HttpPort:
                 infer = Infer(self._models, message, request.headers.get(JSON_LENGTH))
                 return await self._predicted(infer, request, share)
             return await self._called(call, message, request, share)
+        if self._page is not None and self._page.knows(path):
+            return await self._page.answer(request)
         if not path.lower().startswith("/v1/"):
             found = f"{request.method} {path[:200]}"
             return failed(404, f"expected /v1/models/..., /v2/..., /healthz or /metrics, found {found}")
@@ -193,7 +206,8 @@ class HttpPort:
 
     def _check(self, request: web.BaseRequest, call: str | None) -> None:
         """Of a request, and the call of KServe's that it means. Raises NotAllowedError, UnauthenticatedError."""
-        effect = _effect(request, call)
+        is_file = self._page is not None and self._page.is_file(request.rel_url.raw_path)
+        effect = Effect.HEALTH if is_file else _effect(request, call)  # a browser has no token yet
         if not self._access.looks_at(effect):
             return
         what, caller = f"{request.method} {request.rel_url.raw_path[:200]}", caller_of(request)

@@ -1,0 +1,94 @@
+"""The program's values as the JSON of /api. docs/reference.md names each field."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from paramsync.following.status import Status
+from paramsync.version import Version
+
+_EXACT = (1 << 53) - 1  # the largest whole number that JavaScript holds
+_TEXT = 4000  # characters of a reason
+_NAME = 200  # and of the name of a metric
+_METRICS = 16  # that are told of a version
+_IN_STORE = 50  # versions there that are told, the newest
+_QUARANTINED = 20  # versions in quarantine that are told, the newest
+
+
+def text(value: Any) -> bytes:
+    """What no number can break: JSON has no NaN."""
+    return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
+
+
+def short(words: str) -> str:
+    return words if len(words) <= _TEXT else f"{words[:_TEXT]}..."
+
+
+def number(value: int) -> int | str:
+    """A version's, as text where a browser would round it."""
+    return value if abs(value) <= _EXACT else str(value)
+
+
+def maybe_number(value: int | None) -> int | str | None:
+    return None if value is None else number(value)
+
+
+def of_metrics(metrics: Mapping[str, float]) -> dict[str, float | None]:
+    """None for what is not finite, which JSON has no word for."""
+    some = list(metrics.items())[:_METRICS]
+    return {name[:_NAME]: value if math.isfinite(value) else None for name, value in some}
+
+
+def of_version(version: Version | None) -> dict[str, Any] | None:
+    if version is None:
+        return None
+    return {
+        "number": number(version.number),
+        "step": number(version.step),
+        "step_done_at": version.step_done_at,
+        "committed_at": version.committed_at,
+        "bytes": version.bytes,
+        "metrics": of_metrics(version.metrics),
+    }
+
+
+def of_status(status: Status) -> dict[str, Any]:
+    """Of one model: what serves and what is published, and all that is wrong with it."""
+    progress = status.restoring_progress
+    return {
+        "model": status.model,
+        "store": str(status.store),
+        "state": status.state.value,
+        "published": of_version(status.published),
+        "serving": of_version(status.serving),
+        "parts": {model: of_version(version) for model, version in status.parts},
+        "pinned": maybe_number(status.pinned),
+        "resident": [number(one) for one in status.resident],
+        "labels": {label: number(one) for label, one in status.labels.items()},
+        "restoring": maybe_number(status.restoring),
+        "restored_share": _share(progress.bytes_done, progress.bytes_total) if progress is not None else None,
+        "quarantined": [
+            {"number": number(case.number), "reason": short(case.reason), "since": case.since}
+            for case in status.quarantined[-_QUARANTINED:]
+        ],
+        "not_served": {name: short(why) for name, why in status.not_served.items()},
+        "last_error": None if status.last_error is None else short(status.last_error),
+        "waiting_for": None if status.waiting_for is None else short(status.waiting_for),
+        "in_store": [number(one) for one in status.in_store[-_IN_STORE:]],
+        "swaps": status.swaps,
+        "restores": status.restores,
+        "quarantines": status.quarantines,
+        "restore_seconds": status.restore_seconds,
+        "lag_seconds": status.lag_seconds,
+        "lag_steps": status.lag_steps,
+        "lag_versions": status.lag_versions,
+        "since_publication_seconds": status.since_publication_seconds,
+        "serving_age_seconds": status.serving_age_seconds,
+    }
+
+
+def _share(done: int, total: int) -> float | None:
+    return round(done / total, 3) if total else None

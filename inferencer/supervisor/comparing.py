@@ -1,0 +1,83 @@
+"""Comparing: what changed most between two versions of a store. One question at a time, for it reads them whole."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+from paramsync.errors import BusyError, RequestError
+from paramsync.store.differences import EDGES, Difference, differences
+from paramsync.store.store import Store
+
+from ..protocols.page import messages
+
+_MOST = 100  # parameters that are told, those that changed most
+_SECONDS = 60.0
+_NAME = 300  # characters
+
+
+class Comparing:
+    """Any thread may ask."""
+
+    def __init__(self, *, seconds: float = _SECONDS) -> None:
+        self._seconds = seconds
+        self._busy = threading.Lock()
+
+    def ask(self, store: Path, old: int, new: int) -> Future[bytes]:
+        """JSON, as docs/reference.md has it. Raises BusyError while another question is answered."""
+        if not self._busy.acquire(blocking=False):
+            raise BusyError("two versions are being compared already, of which one pair is at a time; try again soon")
+        answer: Future[bytes] = Future()
+        threading.Thread(target=self._run, args=(store, old, new, answer), name="comparing", daemon=True).start()
+        return answer
+
+    def _run(self, store: Path, old: int, new: int, answer: Future[bytes]) -> None:
+        try:
+            found = self._compared(Store(store), old, new)
+        except Exception as error:  # noqa: BLE001, it is raised where it was asked
+            self._busy.release()
+            answer.set_exception(error)
+        else:
+            self._busy.release()
+            answer.set_result(found)
+
+    def _compared(self, store: Store, old: int, new: int) -> bytes:
+        end = time.monotonic() + self._seconds
+
+        def advance(_: int) -> None:
+            if time.monotonic() > end:
+                raise RequestError(
+                    f"the comparison took longer than {self._seconds:g} s: paramsync diff takes as long as it takes"
+                )
+
+        found = differences(store, store.find(old), store.find(new), threads=1, advance=advance)
+        kinds = {kind: sum(one.kind == kind for one in found) for kind in dict.fromkeys(one.kind for one in found)}
+        rows = [_of(one) for one in found if one.kind != "unchanged"][:_MOST]
+        return messages.text({"kinds": kinds, "histogram_edges": EDGES, "parameters": rows})
+
+
+def _of(one: Difference) -> dict[str, Any]:
+    return {
+        "name": one.name[:_NAME],
+        "kind": one.kind,
+        "dtype": one.dtype,
+        "shape": list(one.shape),
+        "shape_before": None if one.shape_before is None else list(one.shape_before),
+        "elements": one.elements,
+        "changed": one.changed,
+        "norm": _finite(one.norm),
+        "norm_before": _finite(one.norm_before),
+        "relative": _finite(one.relative),
+        "largest": _finite(one.largest),
+        "not_finite": one.not_finite,
+        "histogram": list(one.histogram),
+    }
+
+
+def _finite(value: float | None) -> float | None:
+    """None for infinity too, which JSON has no word for."""
+    return value if value is not None and math.isfinite(value) else None

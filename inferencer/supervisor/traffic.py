@@ -1,0 +1,75 @@
+"""Traffic: how many requests each version answers a second, and how long they take, from what workers count."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from ..serving.counts import REQUEST_SECONDS, Histogram
+from ..serving.metrics import OK, OLDER
+
+_Key = tuple[str, str, str, str, str]
+
+
+class Traffic:
+    """What is new between two looks at counts that only rise. One thread's."""
+
+    def __init__(self) -> None:
+        self._before: dict[tuple[str, str, bool], list[int]] = {}
+        self._at: float | None = None
+
+    def look(self, counts: Iterable[Mapping[_Key, Histogram]], now: float) -> dict[str, dict[str, Any]]:
+        """By model: requests and failures a second since the last look, and by version rate, p50 and p99 in seconds.
+
+        The first look has nothing to compare with. A worker that was replaced begins again, which counts as nothing.
+        """
+        total: dict[tuple[str, str, bool], list[int]] = {}
+        for requests in counts:
+            for (model, _, version, _, code), histogram in requests.items():
+                key = (model, version, code == OK)
+                known = total.get(key)
+                total[key] = _added(known, histogram.buckets) if known else list(histogram.buckets)
+        seconds = None if self._at is None else now - self._at
+        before, self._before, self._at = self._before, total, now
+        return {} if not seconds or seconds <= 0 else _rates(before, total, seconds)
+
+
+def _rates(
+    before: Mapping[tuple[str, str, bool], list[int]], now: Mapping[tuple[str, str, bool], list[int]], seconds: float
+) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {}
+    sums: dict[tuple[str, bool], int] = {}
+    for key, buckets in now.items():
+        model, version, well = key
+        earlier = before.get(key, [0] * len(buckets))
+        # of all versions together: that one becomes "older" than those told apart is no traffic
+        more: int = sum(buckets) - sum(earlier)
+        sums[model, well] = sums.get((model, well), 0) + more
+        new = [max(0, one - other) for one, other in zip(buckets, earlier, strict=True)]
+        count = sum(new)
+        if well and version not in ("", OLDER) and count:
+            versions = found.setdefault(model, {}).setdefault("versions", {})
+            p50, p99 = quantile(new, 0.5), quantile(new, 0.99)
+            versions[version] = [round(count / seconds, 3), round(p50, 6), round(p99, 6)]
+    for model, version, well in before.keys() - now.keys():
+        fewer: int = sum(before[model, version, well])
+        sums[model, well] = sums.get((model, well), 0) - fewer
+    for (model, well), count in sums.items():
+        found.setdefault(model, {})["rate" if well else "failed"] = round(max(0, count) / seconds, 3)
+    return found
+
+
+def quantile(buckets: Sequence[int], share: float) -> float:
+    """In seconds, as if those in a bucket were spread evenly over it."""
+    wanted, below = share * sum(buckets), 0
+    for at, count in enumerate(buckets):
+        if count and below + count >= wanted:
+            low = REQUEST_SECONDS[at - 1] if at else 0.0
+            high = REQUEST_SECONDS[min(at, len(REQUEST_SECONDS) - 1)]
+            return low + (high - low) * (wanted - below) / count
+        below += count
+    return 0.0
+
+
+def _added(one: Sequence[int], other: Sequence[int]) -> list[int]:
+    return [mine + theirs for mine, theirs in zip(one, other, strict=True)]

@@ -1,0 +1,327 @@
+"""The page and /api of a real server: what is told, as it happens, to whom, and what may be asked for by whom."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from inferencer.protocols.page.live import MOST
+from inferencer.protocols.page.page import files
+from paramsync.v1 import sync_pb2 as pb
+from tests.support.http import Got, call
+from tests.support.programs import eventually
+from tests.support.published import PARAMETERS, Publisher
+from tests.support.running import LONG, Running
+
+MODEL = "m"
+
+
+class Server:
+    """A server of `m`, of which each test publishes more."""
+
+    def __init__(self, folder: Path) -> None:
+        self.publisher = Publisher(folder / MODEL, keep=20)
+        self.running = Running(folder / MODEL)
+        self.port = self.running.rest_port
+        self.publish()
+
+    def publish(self) -> int:
+        number = self.publisher.publish().number
+        list(self.running.sync.Sync(pb.SyncRequest(model=MODEL), timeout=LONG))
+        return number
+
+    def get(self, path: str, **headers: str) -> Got:
+        return call(self.port, "GET", path, None, **headers)
+
+    def act(self, what: str, body: Any = None, **headers: str) -> Got:
+        host = f"127.0.0.1:{self.port}"
+        all_headers = {"Content-Type": "application/json", "Origin": f"http://{host}", **headers}
+        given = {name: value for name, value in all_headers.items() if value}
+        return call(self.port, "POST", f"/api/models/{MODEL}/{what}", {} if body is None else body, **given)
+
+    def status(self) -> Any:
+        return self.get("/api/state").json["models"][MODEL]["status"]
+
+    @contextmanager
+    def stream(self) -> Iterator[Stream]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=LONG)
+        connection.request("GET", "/api/events")
+        answer = connection.getresponse()
+        try:
+            yield Stream(answer)
+        finally:
+            answer.close()
+            connection.close()
+
+
+class Stream:
+    def __init__(self, answer: http.client.HTTPResponse) -> None:
+        self.answer = answer
+
+    def next(self) -> tuple[str, Any]:
+        kind = self.answer.readline().decode()
+        if not kind:
+            return "", None
+        data = self.answer.readline().decode()
+        assert (kind[:7], data[:6], self.answer.readline()) == ("event: ", "data: ", b"\n")
+        return kind[7:].strip(), json.loads(data[6:])
+
+    def until(self, wanted: Any) -> Any:
+        while True:
+            _, message = self.next()
+            if (found := wanted(message)) is not None:
+                return found
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    server = Server(tmp_path_factory.mktemp("page"))
+    yield server
+    server.publisher.close()
+    server.running.close()
+
+
+def served(number: int) -> Any:
+    """Of a message: whether that version has served."""
+
+    def look(message: Any) -> bool | None:
+        versions = message.get("models", {}).get(MODEL, {}).get("versions", [])
+        return any(one["number"] == number and one["served_at"] for one in versions) or None
+
+    return look
+
+
+def test_the_page_and_its_files_are_sent_once_and_need_nothing_of_others(server: Server) -> None:
+    page = server.get("/")
+    assert page.headers["Content-Type"] == "text/html; charset=utf-8"
+    assert "default-src 'self'" in page.headers["Content-Security-Policy"]
+    assert "unsafe" not in page.headers["Content-Security-Policy"]
+    for link in re.findall(r'(?:src|href)="(/[^"]+)"', page.body.decode()):
+        file = server.get(link)
+        assert file.status == 200, link
+        assert server.get(link, If_None_Match=file.headers["ETag"]).status == 304
+    assert not re.search(r"<script>|<style|\bstyle=|\son\w+=", page.body.decode())
+    assert server.get("/page/nothing.js").status == 404
+    assert server.get("/page/../live.py").status == 404
+
+
+def test_what_is_ours_is_small_and_asks_no_other_host() -> None:
+    ours = {path: file for path, file in files().items() if "uPlot" not in path and not path.endswith(".txt")}
+    assert {"/", "/page/page.js", "/page/page.css"} <= ours.keys()
+    assert sum(len(file.content) for file in ours.values()) < 60_000
+    for path, file in ours.items():
+        assert set(re.findall(rb"https?://[^\s\"']+", file.content)) <= {b"http://www.w3.org/2000/svg"}, path
+    assert b"innerHTML" not in ours["/page/page.js"].content
+
+
+def test_the_state_has_what_serves_and_what_became_of_versions(server: Server) -> None:
+    number = server.publish()
+    eventually(lambda: server.status()["serving"]["number"] == number or None, lambda: "it to serve")
+    state = server.get("/api/state").json
+    assert state["actions"] == {"allowed": True, "token": False, "why": ""}
+    model = state["models"][MODEL]
+    seen = {one["number"]: one for one in model["versions"]}
+    assert seen[number]["committed_at"] <= seen[number]["restored_at"] <= seen[number]["served_at"]
+    assert 1 in seen  # what served before anybody looked
+    state = eventually(lambda: (now := server.get("/api/state").json).get("workers") and now, lambda: "a sample")
+    assert [one["number"] for one in state["workers"]] == [None, 0]
+    assert all(one["resident_bytes"] > one["private_bytes"] > 1 << 20 for one in state["workers"])
+    assert abs(state["now"] - time.time()) < 60
+
+
+def test_every_page_is_told_at_once_whatever_happens(server: Server) -> None:
+    with server.stream() as first, server.stream() as second:
+        for stream in (first, second):
+            kind, state = stream.next()
+            assert kind == "state"
+            assert state["models"][MODEL]["status"]["state"] == "serving"
+        number = server.publish()
+        began = time.monotonic()
+        for stream in (first, second):
+            assert stream.until(served(number))
+        assert time.monotonic() - began < 10  # it takes a fraction of a second; the suite is busy
+        server.act("pin", {"version": number})
+        assert second.until(lambda message: _happened(message, "pinned") or None)
+        server.act("unpin")
+        assert second.until(lambda message: _happened(message, "unpinned") or None)
+
+
+def _happened(message: Any, kind: str) -> bool:
+    return any(one["kind"] == kind for one in message.get("models", {}).get(MODEL, {}).get("happened", []))
+
+
+def test_a_version_that_is_refused_is_told_with_its_reason(server: Server) -> None:
+    with server.stream() as stream:
+        stream.next()
+        bad = server.publisher.publish_bad().number
+        reason = stream.until(lambda message: _reason(message, bad))
+    assert "finite" in reason
+    assert server.status()["quarantined"][-1]["reason"] == reason
+    assert server.status()["serving"]["number"] < bad
+    number = server.publish()
+    assert server.status()["serving"]["number"] == number
+
+
+def _reason(message: Any, number: int) -> str | None:
+    versions = message.get("models", {}).get(MODEL, {}).get("versions", [])
+    return next((one["reason"] for one in versions if one["number"] == number and one["reason"]), None)
+
+
+def test_one_page_too_many_is_told_so_and_none_that_left_counts(server: Server) -> None:
+    streams = []
+    try:
+        for _ in range(MOST):
+            connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=LONG)
+            connection.request("GET", "/api/events")
+            streams.append((connection, connection.getresponse()))
+            assert streams[-1][1].status == 200
+        more = server.get("/api/events")
+        assert (more.status, more.error) == (503, f"expected at most {MOST} pages, found one more")
+    finally:
+        for connection, answer in streams:
+            answer.close()
+            connection.close()
+
+    def streamed() -> bool | None:
+        with server.stream() as stream:
+            return stream.answer.status == 200 or None
+
+    eventually(streamed, lambda: "room for a page")
+
+
+def test_a_page_that_does_not_read_holds_up_nobody(server: Server) -> None:
+    with socket.socket() as silent:
+        silent.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        silent.connect(("127.0.0.1", server.port))
+        silent.sendall(b"GET /api/events HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        with server.stream() as stream:
+            stream.next()
+            number = server.publish()
+            assert stream.until(served(number))
+        assert call(server.port, "POST", f"/v1/models/{MODEL}:predict", {"inputs": [[1, 2]]}).status == 200
+
+
+def test_actions_do_what_operators_ask_for(server: Server) -> None:
+    old, new = server.publish(), server.publish()
+    assert server.act("pin", {"version": old}).json["pinned"] == old
+    assert server.status()["serving"]["number"] == old
+    assert server.act("unpin").json["serving"]["number"] == new
+    assert server.act("rollback").json["pinned"] == old
+    assert server.act("unpin").json["pinned"] is None
+    assert server.act("label", {"version": str(old), "label": "canary"}).json["labels"] == {"canary": old}
+    assert server.act("unlabel", {"label": "canary"}).json["labels"] == {}
+    server.publisher.publish()
+    assert server.act("sync").json["serving"]["number"] == new + 1
+
+
+REFUSED: list[tuple[str, Any, dict[str, str], int, str]] = [
+    ("pin", {"version": 1}, {"Origin": "http://evil.example"}, 403, "expected a page of this server"),
+    ("pin", {"version": 1}, {"Origin": "null"}, 403, "expected a page of this server"),
+    ("pin", {"version": 1}, {"Origin": ""}, 403, "Origin"),
+    ("pin", {"version": 1}, {"Origin": "", "Sec-Fetch-Site": "cross-site"}, 403, "Origin"),
+    ("pin", {"version": 1}, {"Origin": "http://evil.example:1", "Host": "evil.example:1"}, 403, "header Host"),
+    ("pin", {"version": 1}, {"Content-Type": "text/plain"}, 415, "Content-Type"),
+    ("pin", {"version": 1}, {"Content-Type": "application/x-www-form-urlencoded"}, 415, "Content-Type"),
+    ("pin", b"[1]", {}, 400, "a JSON object"),
+    ("pin", b"{" * 5000, {}, 400, "at most 4096 bytes"),
+    ("pin", b'{"version":', {}, 400, "a JSON object"),
+    ("pin", {}, {}, 400, "the number of a version"),
+    ("pin", {"version": 1.5}, {}, 400, "the number of a version"),
+    ("pin", {"version": True}, {}, 400, "the number of a version"),
+    ("pin", {"version": -1}, {}, 400, "the number of a version"),
+    ("pin", {"version": 10**30}, {}, 400, "the number of a version"),
+    ("pin", {"version": "9" * 4000}, {}, 400, "the number of a version"),
+    ("pin", {"version": 999_999}, {}, 404, "999999"),
+    ("label", {"version": 1, "label": "a\nb"}, {}, 400, "can be printed"),
+    ("label", {"version": 1, "label": 7}, {}, 400, "label"),
+    ("label", {"version": 1, "label": "x" * 3000}, {}, 400, "at most"),
+    ("unlabel", {"label": "nobody"}, {}, 404, "nobody"),
+    ("destroy", {}, {}, 404, "expected one of sync"),
+    ("../other/sync", {}, {}, 404, ""),
+]
+
+
+@pytest.mark.parametrize(("what", "body", "headers", "status", "words"), REFUSED)
+def test_what_cannot_be_done_is_refused_in_a_line_and_changes_nothing(
+    server: Server, what: str, body: Any, headers: dict[str, str], status: int, words: str
+) -> None:
+    before = server.status()
+    got = server.act(what, body, **headers)
+    assert got.status == status, got.body
+    assert words in got.error
+    assert "\n" not in got.error
+    after = server.status()
+    assert (after["pinned"], after["labels"], after["serving"]) == (
+        before["pinned"],
+        before["labels"],
+        before["serving"],
+    )
+
+
+def test_two_versions_are_compared(server: Server) -> None:
+    old, new = server.publish(), server.publish()
+    found = server.get(f"/api/diff?model={MODEL}&old={old}&new={new}").json
+    assert found["kinds"] == {"changed": PARAMETERS}
+    one = found["parameters"][0]
+    assert (one["kind"], one["shape"], one["largest"]) == ("changed", [64, 32], 1.0)
+    assert len(one["histogram"]) == len(found["histogram_edges"]) - 1
+    assert sum(one["histogram"]) == one["changed"] == one["elements"]
+    for query, status, words in [
+        (f"model={MODEL}&old={old}&new=x", 400, "the number of a version"),
+        (f"model={MODEL}&old={old}", 400, "the number of a version"),
+        (f"model={MODEL}&old={old}&new={'9' * 30}", 400, "the number of a version"),
+        (f"model={MODEL}&old={old}&new=999999", 404, "999999"),
+        (f"model=nobody&old={old}&new={new}", 404, "nobody"),
+    ]:
+        got = server.get(f"/api/diff?{query}")
+        assert (got.status, words in got.error) == (status, True), got.body
+
+
+def test_a_page_of_another_name_is_not_shown(server: Server) -> None:
+    for path in ("/", "/api/state", "/api/events"):
+        got = call(server.port, "GET", path, None, Host=f"evil.example:{server.port}")
+        assert (got.status, "evil.example" in got.error) == (403, True)
+    assert server.get("/", Host=f"localhost:{server.port}").status == 200
+    assert server.get("/", Host=f"[::1]:{server.port}").status == 200
+
+
+def test_no_other_site_may_read_an_answer(server: Server) -> None:
+    for got in (server.get("/api/state"), server.act("sync"), call(server.port, "OPTIONS", "/api/models/m/pin")):
+        assert not [name for name in got.headers if name.lower().startswith("access-control-")]
+
+
+def test_only_what_is_offered_is_asked(server: Server) -> None:
+    for method, path, status in [
+        ("POST", "/", 405),
+        ("DELETE", "/api/state", 405),
+        ("GET", "/api/models/m/pin", 405),
+        ("GET", "/api/nothing", 404),
+        ("HEAD", "/api/events", 404),
+    ]:
+        assert call(server.port, method, path).status == status, path
+
+
+def test_streams_end_when_the_server_is_drained(tmp_path: Path) -> None:
+    publisher = Publisher(tmp_path / MODEL)
+    publisher.publish(1)
+    running = Running(tmp_path / MODEL)
+    connection = http.client.HTTPConnection("127.0.0.1", running.rest_port, timeout=LONG)
+    connection.request("GET", "/api/events")
+    stream = Stream(connection.getresponse())
+    assert stream.next()[0] == "state"
+    running.drain()
+    kinds = []
+    while (kind := stream.next()[0]) != "":
+        kinds.append(kind)
+    assert kinds[-1] == "end"
+    running.close()
+    publisher.close()

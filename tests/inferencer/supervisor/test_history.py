@@ -1,0 +1,150 @@
+"""What the page shows of the past: what became of each version, bounded, and what each version answers."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from inferencer.protocols.page import messages
+from inferencer.serving.counts import REQUEST_SECONDS, Histogram
+from inferencer.supervisor.history import MOST_HAPPENED, MOST_VERSIONS, History
+from inferencer.supervisor.traffic import Traffic, quantile
+from paramsync.following.policy import Quarantined
+from paramsync.following.status import Event, EventKind, State, Status
+from paramsync.version import Version
+
+
+def version(number: int, **more: Any) -> Version:
+    values = {"step": number, "prefix": f"ckpt-{number}", "step_done_at": 1.0, "snapshot_at": 1.0, "committed_at": 2.0}
+    return Version(number=number, **{**values, **more})
+
+
+def event(kind: EventKind, number: int, at: float = 3.0, **more: Any) -> Event:
+    return Event(kind=kind, model="m", version=version(number), at=at, **more)
+
+
+def versions(history: History) -> dict[int, Any]:
+    return {one["number"]: one for one in history.since(-1)["versions"]}
+
+
+def test_a_version_is_told_with_all_that_became_of_it() -> None:
+    history = History()
+    history.hear(event(EventKind.FOUND, 7), 1)
+    history.hear(event(EventKind.RESTORING, 7), 2)
+    history.hear(event(EventKind.RESTORED, 7, 4.0, restore_seconds=0.25), 3)
+    history.hear(event(EventKind.SWAPPED, 7, 5.0), 4)
+    history.hear(event(EventKind.QUARANTINED, 8, 6.0, reason="truncated"), 5)
+    seen = versions(history)
+    assert (seen[7]["committed_at"], seen[7]["restored_at"], seen[7]["served_at"]) == (2.0, 4.0, 5.0)
+    assert (seen[7]["restore_seconds"], seen[7]["quarantined_at"]) == (0.25, None)
+    assert (seen[8]["quarantined_at"], seen[8]["reason"]) == (6.0, "truncated")
+
+
+def test_only_what_changed_since_is_told() -> None:
+    history = History()
+    for sequence, number in enumerate((1, 2, 3), start=1):
+        history.hear(event(EventKind.FOUND, number), sequence)
+    history.hear(event(EventKind.SWAPPED, 1), 4)
+    assert [one["number"] for one in history.since(2)["versions"]] == [3, 1]
+    assert history.since(4) == {}
+
+
+def test_ten_thousand_versions_stay_few_and_what_was_wrong_stays_longest() -> None:
+    history = History()
+    began = time.monotonic()
+    for number in range(10_000):
+        history.hear(event(EventKind.FOUND, number), 2 * number)
+        if number % 1000 == 0:
+            history.hear(event(EventKind.QUARANTINED, number, reason="bad"), 2 * number + 1)
+    took = time.monotonic() - began
+    seen = versions(history)
+    assert MOST_VERSIONS // 2 < len(seen) <= MOST_VERSIONS
+    assert set(range(0, 10_000, 1000)) <= seen.keys()
+    assert set(range(9_600, 10_000)) <= seen.keys()  # the newest, all of them
+    assert min(number for number in seen if number % 1000) < 2_000  # and some of the oldest
+    assert took < 10
+
+
+def test_what_is_chosen_is_told_whoever_chose_it() -> None:
+    history = History()
+    status = Status(model="m", store=Path("s"), state=State.SERVING, serving=version(9))
+    assert history.look(status, 1, 1.0)
+    assert not history.look(replace(status, lag_seconds=3.0), 2, 2.0)  # time goes on: that is no change
+    changes = [
+        replace(status, pinned=9),
+        replace(status, pinned=7),
+        replace(status, labels={"canary": 9}),
+        replace(status, labels={}, last_error="the disk is gone"),
+    ]
+    for sequence, change in enumerate(changes, start=3):
+        assert history.look(change, sequence, 5.0)
+    told = [(one["kind"], one.get("number"), one.get("label")) for one in history.since(0)["happened"]]
+    assert told == [
+        ("pinned", 9, None),
+        ("rolled back", 7, None),
+        ("unpinned", 7, None),
+        ("labelled", 9, "canary"),
+        ("unlabelled", 9, "canary"),
+        ("error", None, None),
+    ]
+    for sequence in range(10, 10 + 2 * MOST_HAPPENED):
+        history.look(replace(status, pinned=sequence), sequence, 6.0)
+    assert len(history.since(0)["happened"]) == MOST_HAPPENED
+
+
+def test_what_a_version_says_of_itself_cannot_break_the_json() -> None:
+    found = version(1 << 60, metrics={"loss": float("nan"), "</script>\u2028": float("inf"), "x" * 5000: 1.5})
+    case = Quarantined(number=1 << 60, reason="y" * 100_000, since=1.0)
+    status = Status(model="<img>", store=Path("s"), serving=found, quarantined=(case,) * 1000)
+    told = json.loads(messages.text(messages.of_status(status)))
+    assert told["serving"]["number"] == str(1 << 60)  # a browser's numbers would round it
+    assert list(told["serving"]["metrics"].values()) == [None, None, 1.5]
+    assert max(map(len, told["serving"]["metrics"])) <= 200
+    assert len(messages.text(told)) < 200_000
+
+
+def counts(*answers: tuple[str, str, float], code: str = "OK") -> dict[Any, Histogram]:
+    found: dict[Any, Histogram] = {}
+    for model, number, seconds in answers:
+        found.setdefault((model, "s", number, "rest", code), Histogram(REQUEST_SECONDS)).add(seconds)
+    return found
+
+
+def test_rates_are_of_what_is_new() -> None:
+    traffic = Traffic()
+    before = counts(*[("m", "1", 0.0004)] * 10)
+    assert traffic.look([before], 10.0) == {}
+    after = counts(*[("m", "1", 0.0004)] * 30, ("m", "2", 0.02))
+    failed = counts(("m", "2", 0.1), code="INTERNAL")
+    found = traffic.look([after, failed], 12.0)
+    assert (found["m"]["rate"], found["m"]["failed"]) == (10.5, 0.5)
+    assert found["m"]["versions"]["1"][0] == 10.0
+    assert 0.00025 <= found["m"]["versions"]["1"][1] <= 0.0005
+    assert 0.01 <= found["m"]["versions"]["2"][2] <= 0.025
+
+
+def test_a_version_that_is_not_told_apart_any_more_is_no_traffic() -> None:
+    traffic = Traffic()
+    traffic.look([counts(*[("m", "1", 0.001)] * 100)], 1.0)
+    found = traffic.look([counts(*[("m", "older", 0.001)] * 101)], 2.0)
+    assert found["m"]["rate"] == 1.0
+    assert "versions" not in found["m"]
+
+
+def test_a_worker_that_begins_again_is_no_traffic() -> None:
+    traffic = Traffic()
+    traffic.look([counts(*[("m", "1", 0.001)] * 100)], 1.0)
+    assert traffic.look([counts(("m", "1", 0.001))], 2.0)["m"]["rate"] == 0.0
+
+
+def test_a_quantile_lies_in_its_bucket() -> None:
+    buckets = [0] * (len(REQUEST_SECONDS) + 1)
+    buckets[3], buckets[6] = 98, 2
+    assert REQUEST_SECONDS[2] <= quantile(buckets, 0.5) <= REQUEST_SECONDS[3]
+    assert REQUEST_SECONDS[5] <= quantile(buckets, 0.99) <= REQUEST_SECONDS[6]
+    assert quantile([0] * len(buckets), 0.5) == 0.0
+    buckets[-1] = 1000  # beyond the last bound nothing more is known
+    assert quantile(buckets, 0.99) == REQUEST_SECONDS[-1]

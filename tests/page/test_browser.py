@@ -1,0 +1,257 @@
+"""The page in a real browser: it loads, follows what happens, does what it is told, and takes no harm from names."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.browser import Browser
+from tests.support.paged import DIGITS, HOSTILE, Store, started
+from tests.support.programs import ROOT, eventually
+
+pytestmark = pytest.mark.slow
+AXE = ROOT / "tests" / "support" / "axe" / "axe.min.js"
+
+
+class Shown:
+    """A server, its stores, and a browser that has its page open."""
+
+    def __init__(self, folder: Path) -> None:
+        self.store = Store(folder / DIGITS)
+        self.hostile = Store(folder / "hostile")
+        for _ in range(5):
+            self.store.publish()
+        self.hostile.publish(metrics={HOSTILE: 1.0})
+        self.process = started(folder, (DIGITS, folder / DIGITS), ("hostile", folder / "hostile"))
+        self.browser = Browser()
+        self.open()
+
+    def open(self) -> None:
+        self.browser.open(f"http://{self.process.http_address}/")
+        self.wait_for(self.store.number)
+
+    def wait_for(self, number: int) -> None:
+        self.browser.wait("document.querySelector(arguments[0])?.textContent === arguments[1]", self.big, f"{number:,}")
+
+    @property
+    def section(self) -> str:
+        """That of the digits: models are in the order of their names."""
+        return "section.model:first-of-type"
+
+    @property
+    def big(self) -> str:
+        return f"{self.section} .serves .big"
+
+    def confirm(self) -> None:
+        self.browser.wait("document.querySelector('#ask').open")
+        self.browser.click("#ask-yes")
+        self.browser.wait("!document.querySelector('#ask').open")
+
+    def close(self) -> None:
+        self.browser.__exit__(None, None, None)
+        self.process.close()
+        self.store.close()
+        self.hostile.close()
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shown]:
+    shown = Shown(tmp_path_factory.mktemp("shown"))
+    yield shown
+    shown.close()
+
+
+def test_it_shows_every_model_and_complains_of_nothing(shown: Shown) -> None:
+    names = shown.browser.run("return [...document.querySelectorAll('section.model h2')].map((one) => one.textContent)")
+    assert names == [DIGITS, "hostile"]
+    assert shown.browser.run("return window.attacked ?? null") is None
+    assert shown.browser.run("return document.querySelectorAll('main img').length") == 0
+    shown.browser.wait("document.querySelectorAll('canvas').length > 8")
+    shown.browser.wait("document.querySelectorAll('#workers tr').length === 3")
+    entries = shown.browser.run("return performance.getEntriesByType('resource').map((one) => one.name)")
+    assert [one for one in entries if not one.startswith(f"http://{shown.process.http_address}/")] == []
+    assert shown.browser.logged() == []
+
+
+def test_a_version_is_on_the_screen_within_a_second(shown: Shown) -> None:
+    script = """const [selector, wanted] = arguments;
+        return new Promise((then) => { const look = () => document.querySelector(selector).textContent === wanted
+          ? then(Date.now() / 1000) : setTimeout(look, 10); look(); });"""
+    took = []
+    for _ in range(3):
+        published = time.time()
+        number = shown.store.publish()
+        took.append(shown.browser.run(script, shown.big, f"{number:,}") - published)
+    assert min(took) < 1.0, took
+
+
+def test_every_action_is_asked_once_more_and_done(shown: Shown) -> None:
+    browser, section = shown.browser, shown.section
+    newest = shown.store.publish()
+    shown.wait_for(newest)
+    older = newest - 1
+    browser.wait(f"document.querySelector('{section} [data-key=\"pin {older}\"]')")
+    browser.click(f'{section} [data-key="pin {older}"]')
+    assert "stays" in browser.text("#ask-what")
+    browser.press("\ue00c")  # Escape: nothing is done
+    browser.wait("!document.querySelector('#ask').open")
+    assert browser.text(shown.big) == f"{newest:,}"
+    browser.click(f'{section} [data-key="pin {older}"]')
+    shown.confirm()
+    shown.wait_for(older)
+    browser.wait(f"document.querySelector('{section} .choice b').textContent === 'pinned to {older}'")
+    assert "behind" in browser.text(f"{section} .behind")
+    browser.click(f"{section} [data-do=unpin]")
+    shown.confirm()
+    shown.wait_for(newest)
+    browser.click(f"{section} [data-do=rollback]")
+    shown.confirm()
+    shown.wait_for(older)
+    browser.click(f"{section} [data-do=unpin]")
+    shown.confirm()
+    browser.click(f"{section} [data-do=sync]")
+    shown.confirm()
+    shown.wait_for(newest)
+    browser.click(f'{section} [data-key="label {older}"]')
+    browser.type("#ask-input", HOSTILE)
+    shown.confirm()
+    chip = f"{section} .chip"
+    browser.wait(f"document.querySelector('{chip} span')?.textContent === arguments[0]", HOSTILE)
+    browser.click(f"{chip} button")
+    shown.confirm()
+    browser.wait(f"!document.querySelector('{chip}')")
+    told = browser.text(f"{section} .happened")
+    assert all(words in told for words in (f"rolled back to {older}", "unpinned", f"{older} labelled {HOSTILE}"))
+    assert browser.run("return window.attacked ?? null") is None
+    assert browser.logged() == []
+
+
+def test_what_cannot_be_done_is_said_in_full_and_stays_open(shown: Shown) -> None:
+    browser = shown.browser
+    browser.wait(f"document.querySelector('{shown.section} [data-key^=\"label \"]')")
+    browser.click(f'{shown.section} [data-key^="label "]')
+    browser.type("#ask-input", "a\u00a0b")
+    browser.click("#ask-yes")
+    browser.wait("document.querySelector('#ask-error').textContent.includes('can be printed')")
+    browser.press("\ue00c")
+    browser.logged()  # the browser notes the status of the answer
+
+
+def test_a_version_that_is_refused_is_red_with_its_whole_reason(shown: Shown) -> None:
+    bad = shown.store.publish(bad=True)
+    shown.browser.wait(
+        f"document.querySelector('{shown.section} .wrong').textContent.includes('Version {bad} is quarantined')"
+    )
+    shown.browser.wait(f"document.querySelector('{shown.section} .errors pre').textContent.includes('finite')")
+    assert shown.browser.run("return document.title").startswith("▲")
+    shown.wait_for(shown.store.publish())
+    shown.browser.wait(f"document.querySelector('{shown.section} .wrong').hidden")
+
+
+def test_a_digit_is_answered_and_asked_again_as_versions_come(shown: Shown) -> None:
+    browser, digit = shown.browser, f"{shown.section} .digit"
+    browser.wait(f"document.querySelector('{digit} .guess .big').textContent === '3'")
+    browser.click(f"{digit} .clear")
+    browser.wait(f"document.querySelector('{digit} .guess .big').textContent === '\\u2013'")
+    browser.run(f"document.querySelector('{digit} canvas').focus()")
+    browser.press("7")
+    browser.wait(
+        f"document.querySelector('{digit} .guess .dim').textContent === 'answers version {shown.store.number}'"
+    )
+    number = shown.store.publish()
+    browser.wait(f"document.querySelector('{digit} .guess .dim').textContent === 'answers version {number}'")
+    assert "2 versions answered" in browser.wait(f"document.querySelector('{digit} .story').textContent")
+
+
+def test_two_versions_are_compared(shown: Shown) -> None:
+    shown.browser.click(f"{shown.section} .diff button")
+    shown.browser.wait(f"document.querySelector('{shown.section} .diff form span').textContent === '1 changed'")
+    row = shown.browser.text(f"{shown.section} .diff tbody tr")
+    assert "best" in row
+    assert "%" in row
+    assert shown.browser.run("return document.querySelectorAll('.diff rect').length") > 0
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_nothing_serious_keeps_anybody_out(shown: Shown, theme: str) -> None:
+    shown.browser.theme(theme)
+    shown.browser.run("document.querySelector('#said').textContent = 'done'")
+    shown.browser.run(AXE.read_text() + ";window.axe = axe;")
+    found = shown.browser.run("return axe.run().then((found) => found.violations)")
+    serious = [one for one in found if one["impact"] in ("serious", "critical")]
+    assert serious == [], json.dumps(serious, indent=1)[:5000]
+
+
+def test_all_of_it_is_reached_by_the_keyboard_and_seen_there(shown: Shown) -> None:
+    browser = shown.browser
+    browser.run("document.activeElement.blur(); window.scrollTo(0, 0)")
+    seen: list[Any] = []
+    for _ in range(60):
+        browser.press("\ue004")  # Tab
+        seen.append(
+            browser.run(
+                "const one = document.activeElement; const style = getComputedStyle(one);"
+                "const name = one.dataset.do ?? one.dataset.key ?? one.className;"
+                "return [name, parseFloat(style.outlineWidth), style.outlineStyle]"
+            )
+        )
+    reached = {one[0] for one in seen}
+    assert {"sync", "rollback", "skip"} <= reached, reached
+    assert [one for one in seen if one[0] in ("sync", "rollback") and (one[1] < 2 or one[2] == "none")] == []
+
+
+def test_a_phone_shows_it_without_moving_it_sideways(shown: Shown) -> None:
+    shown.browser.size(390, 844, mobile=True)
+    shown.open()
+    shown.browser.wait("document.querySelectorAll('canvas').length > 8")
+    script = """return [innerWidth, [...document.body.querySelectorAll('*')]
+        .filter((one) => one.getBoundingClientRect().right > 391 && !one.closest('.scroll > *'))
+        .map((one) => `${one.tagName}.${one.className} ${one.id}`)]"""
+    assert shown.browser.run(script) == [390, []]
+    shown.browser.devtools("Emulation.clearDeviceMetricsOverride")
+
+
+def test_a_clock_that_jumps_changes_no_age(shown: Shown) -> None:
+    browser = shown.browser
+    browser.run("const real = Date.now; Date.now = () => real() + 86400e3 * 400; window.real = real")
+    before = shown.store.publish()
+    shown.wait_for(before)
+    text = browser.wait(f"document.querySelector('{shown.section} .behind').textContent")
+    browser.run("Date.now = window.real")
+    assert "newest" in text
+    assert " d " not in text
+
+
+def test_the_heap_stays_flat_over_many_versions(shown: Shown, whole: bool) -> None:
+    """1,000 with make campaign."""
+    count = 500 if whole else 20
+    heaps = []
+    for _ in range(2):
+        for _ in range(count):
+            shown.store.publish()
+        shown.wait_for(shown.store.number)
+        shown.browser.run("return new Promise((then) => setTimeout(then, 700))")
+        heaps.append(shown.browser.heap())
+    assert heaps[1] < 1.3 * heaps[0] + 2_000_000, heaps
+
+
+def test_a_lost_server_is_said_and_found_again(shown: Shown, tmp_path: Path) -> None:
+    """Last, for the server is another one then."""
+    browser = shown.browser
+    address = shown.process.http_address
+    shown.process.end(signal.SIGTERM)
+    browser.wait("!document.querySelector('#lost').hidden")
+    assert "Lost the server" in browser.text("#lost-what")
+    shown.process.close()
+    folder = shown.store.path.parent
+    models = [(DIGITS, folder / DIGITS), ("hostile", folder / "hostile")]
+    shown.process = started(folder, *models, rest_port=int(address.rpartition(":")[2]))
+    eventually(lambda: browser.run("return document.querySelector('#lost').hidden") or None, lambda: "the server again")
+    shown.wait_for(shown.store.publish())
+    browser.logged()
