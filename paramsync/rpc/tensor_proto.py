@@ -261,17 +261,18 @@ def _of_values(head: TensorHeader, tensor: Tensor) -> np.ndarray:
     if field == "float8_val":
         return np.frombuffer(values, head.dtype)
     if field in ("int_val", "half_val"):
-        return _narrowed(head, collected(values, np.int32), bits=field == "half_val")
+        return narrowed(head, collected(values, np.int32), bits=field == "half_val")
     if kind in _FIXED and (content := _fixed(tensor, _FIXED[kind], listed * head.dtype.itemsize)):
         return np.frombuffer(content, head.dtype)
     return collected(values, head.dtype)
 
 
-def _narrowed(head: TensorHeader, wide: np.ndarray, *, bits: bool) -> np.ndarray:
-    """Values, or bits, that came as int32, in their own dtype."""
+def narrowed(head: TensorHeader, wide: np.ndarray, *, bits: bool = False) -> np.ndarray:
+    """Values, or bits, that came as wider integers, in their own dtype. Raises InputError for those beyond it."""
     kind = np.dtype(np.uint16) if bits else head.dtype[0] if head.dtype.names else head.dtype  # of a quantized one
     limits = ml_dtypes.iinfo(kind)
     if wide.size and not (limits.min <= wide.min() and wide.max() <= limits.max):
-        raise InputError(str(head), expected=f"values from {limits.min} to {limits.max}", found="others")
+        found = f"{wide.min()} to {wide.max()}"
+        raise InputError(str(head), expected=f"values from {limits.min} to {limits.max}", found=found)
     narrow = wide.astype(kind)
     return narrow if kind == head.dtype else narrow.view(head.dtype)

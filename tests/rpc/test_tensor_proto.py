@@ -148,7 +148,7 @@ def test_any_byte_but_0_is_true() -> None:
         (tensor(STRING, (1,), tensor_content=b"\x02a"), "expected 1 strings in tensor_content, after their lengths"),
         (tensor(STRING, (1,), tensor_content=b"\x80"), "found malformed lengths"),
         (tensor(STRING, (1 << 40,), tensor_content=b"\x01a"), "in tensor_content, after their lengths, found 2 bytes"),
-        (tensor(INT8, (1,), int_val=[300]), "input 'x' int8 [1]: expected values from -128 to 127"),
+        (tensor(INT8, (1,), int_val=[300]), "input 'x' int8 [1]: expected values from -128 to 127, found 300 to 300"),
         (tensor(UINT16, (1,), int_val=[-1]), "input 'x' uint16 [1]: expected values from 0 to 65535"),
         (tensor(QINT8, (1,), int_val=[200]), "expected values from -128 to 127"),
         (tensor(FLOAT8, (2,), float8_val=b"123"), "input 'x' float8_e5m2 [2]: expected 2 values, found 3"),

@@ -17,7 +17,7 @@ from paramsync import dtypes
 from paramsync.errors import InputError
 from paramsync.graphs.specs import TensorSpec
 from paramsync.kserve import open_inference_pb2 as pb
-from paramsync.rpc.tensor_proto import TensorHeader, check_rank, check_shape, collected, extend, numbers
+from paramsync.rpc.tensor_proto import TensorHeader, check_rank, check_shape, collected, extend, narrowed, numbers
 
 Array = npt.NDArray[Any]
 
@@ -132,16 +132,8 @@ def _of_contents(head: TensorHeader, tensor: pb.ModelInferRequest.InferInputTens
     if len(values) != head.count:
         raise InputError(str(head), expected=f"{head.count} values in {field}", found=len(values))
     if head.dtype.itemsize < 4 and head.dtype.kind in "iu":
-        return _narrowed(head, collected(values, np.int64))
+        return narrowed(head, collected(values, np.int64))
     return collected(values, head.dtype)
-
-
-def _narrowed(head: TensorHeader, wide: Array) -> Array:
-    limits = np.iinfo(head.dtype)
-    if wide.size and not (limits.min <= wide.min() and wide.max() <= limits.max):
-        found = f"{wide.min()} to {wide.max()}"
-        raise InputError(str(head), expected=f"values from {limits.min} to {limits.max}", found=found)
-    return wide.astype(head.dtype)
 
 
 def fill(response: pb.ModelInferResponse, outputs: Mapping[str, Array], *, raw: bool) -> None:
