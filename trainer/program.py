@@ -8,10 +8,8 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,7 +24,6 @@ from paramsync.publishing.publisher import Publisher
 from paramsync.publishing.write_behind import device_name
 from paramsync.rpc.access import Access
 from paramsync.store.commit import StoreWriter
-from paramsync.version import Version
 
 from . import job_source
 from .metrics import MetricsPort, TrainerMetrics
@@ -84,7 +81,8 @@ def run(settings: Settings, *, stop: Stop) -> None:
         state = enter(closing(TrainingState(states, settings.state, job, allow_nan=allow_nan)))
         scalars = enter(closing(Scalars(settings.tensorboard)))
         state.restore()
-        meter = Meter(job.steps_done(), time.monotonic())
+        meter = publisher.meter
+        meter.first = meter.step = job.steps_done()
         training = Training(
             publisher=publisher,
             meter=meter,
@@ -130,7 +128,7 @@ class _Loop:
 
     def run(self, stop: Stop) -> None:
         first = step = self.meter.step
-        self._publish(partial(self.publisher.begin, step))
+        self.publisher.begin(step)
         last, save_seconds = self.settings.steps, self.settings.state_seconds
         now = time.monotonic()
         show_at, draw_at, save_at = now + self.screen.every, now + _DRAW_SECONDS, now + save_seconds
@@ -139,9 +137,8 @@ class _Loop:
             step += 1
             if step == first + 1:
                 self.job.check(step, loss)
-            self._publish(partial(self.publisher.publish_if_due, step, {"loss": loss}))
+            self.publisher.publish_if_due(step, {"loss": loss})
             now = time.monotonic()
-            self.meter.advance(step, loss, now)
             if now >= show_at:
                 self._show()
                 show_at = now + self.screen.every
@@ -163,11 +160,6 @@ class _Loop:
         published = "nothing was published" if version is None else f"version {version.number} is the last published"
         number = None if version is None else version.number
         _log.info("training stopped at step %d, %s", step, published, extra={"step": step, "version": number})
-
-    def _publish(self, publish: Callable[[], Version | None]) -> None:
-        began = time.perf_counter()
-        if publish() is not None:
-            self.meter.stall = time.perf_counter() - began
 
     def _show(self) -> None:
         out_of = self.settings.steps or self.job.steps_per_epoch

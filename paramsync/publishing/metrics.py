@@ -15,17 +15,20 @@ _WINDOW = 1.0  # seconds over which the speed is measured
 class Meter:
     """Written by the thread that trains, read from any: a reader waits for nothing but a loss still being computed."""
 
-    def __init__(self, step: int, now: float) -> None:
+    def __init__(self, step: int = 0, now: float | None = None) -> None:
+        """`now` is when that step was done; where nobody says, the speed counts from the first step that is."""
         self.first = self.step = step
         self.steps_per_second = 0.0
         self.stall: float | None = None  # seconds that the last publication held the thread that trains
         self._loss: SupportsFloat | None = None
-        self._since = (step, now)
+        self._since = None if now is None else (step, now)
 
     def advance(self, step: int, loss: SupportsFloat | None, now: float) -> None:
         """A step is done."""
         self.step = step
         self._loss = loss
+        if self._since is None:
+            self.first, self._since = step, (step, now)
         before, began = self._since
         if now - began >= _WINDOW:
             self.steps_per_second = (step - before) / (now - began)

@@ -147,7 +147,7 @@ class Publisher:
         self._lock = threading.Lock()  # guards the next two
         self._requests: list[Future[Version]] = []
         self._accepting = True
-        self._meter: Meter | None = None
+        self.meter = Meter()
         path = store.path if isinstance(store, StoreWriter) else Path(store)
         self._control = None if control_port is None else _listening(host, control_port, path)
         try:
@@ -217,8 +217,7 @@ class Publisher:
         step = step_number(step)
         self._seen = (step, metrics, values)
         now = time.monotonic()
-        if self._meter is not None:
-            self._meter.advance(step, (metrics or {}).get("loss"), now)
+        self.meter.advance(step, metrics.get("loss") if metrics else None, now)
         if self.is_due(step, now) and not self._is_held_back(step, metrics):
             return self._publish(step, now, metrics, values)
         if self._since is None:
@@ -311,7 +310,6 @@ class Publisher:
         self, step: int, now: float, metrics: Metrics | None, values: Values | None, *waiting: Future[Version]
     ) -> Version:
         self._seen = (step, metrics, values)
-        began = time.perf_counter()
         self._warn_of_lower(step)
         done_at = time.time()
         try:
@@ -341,9 +339,8 @@ class Publisher:
             problem=problem,
         )
         self._behind.put(snapshot, *requests, *waiting)
-        if self._meter is not None:
-            self._meter.step = step
-            self._meter.stall = time.perf_counter() - began
+        self.meter.step = step
+        self.meter.stall = time.monotonic() - now
         return version
 
     def _finish(self, step: int, metrics: Metrics | None, values: Values | None) -> Version | None:
@@ -394,11 +391,10 @@ class Publisher:
 
     def _answer(self, control: ControlPort) -> None:
         """Have the control port tell of this publisher from now on."""
-        self._meter = Meter(0, time.monotonic())
         from paramsync.publishing.control_port import Training  # here: gRPC is imported by who wants it
 
         device = device_name() if self._is_live else ""
-        control.training_begins(Training(publisher=self, meter=self._meter, device=device))
+        control.training_begins(Training(publisher=self, meter=self.meter, device=device))
         _log.info("publisher ready: control %s, store %s", control.address, self._store.path)
 
     def _hang_up(self) -> None:

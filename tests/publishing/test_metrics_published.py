@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from paramsync.publishing.metrics import Meter
 from paramsync.publishing.write_behind import MetricReader
 
 
@@ -20,3 +21,11 @@ def test_one_with_a_name_that_no_record_takes_is_left_out_with_one_warning(
     assert "expected a name of at most 200 characters that can be shown" in record.getMessage()
     assert record.getMessage().isprintable()
     assert len(record.getMessage()) < 400
+
+
+def test_the_speed_of_a_training_that_goes_on_counts_from_its_first_step() -> None:
+    meter = Meter()
+    meter.advance(1_000_000, None, 50.0)
+    assert meter.steps_per_second == 0
+    meter.advance(1_000_020, None, 52.0)
+    assert (meter.step, meter.steps_per_second) == (1_000_020, 10.0)
