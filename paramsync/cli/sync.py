@@ -75,8 +75,8 @@ def _sentence(change: Change, status: pb.ModelStatus) -> str:
 def _shown(changes: Sequence[Change]) -> Iterator[Show]:
     """Shows the phase of each, and how much of it is done: as bars on a terminal, elsewhere as a line a second."""
     names = _names(changes)
-    screen = console(stderr=True)
-    if not redraws(screen):
+    screen = console(stderr=True) if sys.stderr.isatty() else None  # rich takes longer to import than most syncs take
+    if screen is None or not redraws(screen):
         yield _Lines(names).show
         return
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn

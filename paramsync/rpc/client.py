@@ -12,7 +12,6 @@ from google.protobuf.message import Message
 
 from paramsync import errors
 from paramsync.rpc.addresses import check_address
-from paramsync.v1 import serving_pb2
 from paramsync.v1 import sync_pb2 as pb
 
 if TYPE_CHECKING:
@@ -249,6 +248,7 @@ class Predictor(_Client):
     def predict(self, model: str, inputs: Mapping[str, np.ndarray], *, seconds: float = SECONDS) -> Prediction:
         """Raises RequestError where the inputs do not fit, CallError where no version serves."""
         from paramsync.rpc import tensor_proto
+        from paramsync.v1 import serving_pb2
 
         request = serving_pb2.PredictRequest(model_spec=serving_pb2.ModelSpec(name=model))
         for name, array in inputs.items():

@@ -47,11 +47,16 @@ finally:
 
 
 @pytest.mark.parametrize(
-    ("form", "slow"),
-    [([], {"numpy", "rich.live", "rich.progress"}), (["--json"], {"numpy", "rich"})],
-    ids=["table", "json"],
+    ("command", "slow"),
+    [
+        ("status --trainer NOBODY", {"numpy", "rich.live", "rich.progress"}),
+        ("status --trainer NOBODY --json", {"numpy", "rich"}),
+        ("sync digits", {"numpy", "rich"}),
+        ("pin digits 420", {"numpy", "rich"}),
+    ],
+    ids=str,
 )
-def test_status_imports_no_more_than_it_shows(form: list[str], slow: set[str], inferencer: str, nobody: str) -> None:
+def test_a_command_imports_no_more_than_it_shows(command: str, slow: set[str], inferencer: str, nobody: str) -> None:
     code = """
 import sys
 from paramsync.cli.__main__ import main
@@ -59,7 +64,7 @@ assert main(sys.argv[2:]) == 0
 imported = set(sys.argv[1].split(",")) & set(sys.modules)
 assert not imported, imported
 """
-    arguments = ["status", "--server", inferencer, "--trainer", nobody, *form]
+    arguments = [*command.replace("NOBODY", nobody).split(), "--server", inferencer]
     subprocess.run([sys.executable, "-c", code, ",".join(slow), *arguments], check=True, capture_output=True)
 
 
