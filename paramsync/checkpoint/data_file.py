@@ -102,19 +102,26 @@ class _OpenFile:
         os.close(self.descriptor)
 
 
-def _sealed(path: Path, descriptor: int, size: int) -> _OpenFile:
-    """A copy of a file in memory that nobody can change any more, whoever gets hold of it.
+Ranges: TypeAlias = Sequence[tuple[int, int]]
+"""Starts and stops of bytes of a file, ascending."""
+
+
+def _sealed(path: Path, descriptor: int, ranges: Ranges) -> _OpenFile:
+    """A copy of these bytes of a file, where they are, in memory that nobody can change any more, whoever has it.
 
     Raises CorruptCheckpointError where the file is cut meanwhile, UnreadableError where it cannot be read now.
     """
     copy = _OpenFile(os.memfd_create(path.name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
-    done = 0
     try:
-        while done < size:
-            count = os.sendfile(copy.descriptor, descriptor, done, min(size - done, _COPIED))
-            if not count:
-                raise CorruptCheckpointError(path, expected="a data file at rest", found="one that was cut")
-            done += count
+        os.ftruncate(copy.descriptor, _end(ranges))
+        for start, stop in ranges:
+            at = os.lseek(copy.descriptor, start, os.SEEK_SET)
+            while at < stop:
+                count = os.sendfile(copy.descriptor, descriptor, at, min(stop - at, _COPIED))
+                if not count:
+                    found = f"one of {os.fstat(descriptor).st_size} bytes"
+                    raise CorruptCheckpointError(path, expected=f"a data file of {stop} bytes", found=found)
+                at += count
         seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
         fcntl.fcntl(copy.descriptor, fcntl.F_ADD_SEALS, seals)
     except OSError as error:
@@ -122,23 +129,33 @@ def _sealed(path: Path, descriptor: int, size: int) -> _OpenFile:
     return copy
 
 
+def _end(ranges: Ranges) -> int:
+    return max((stop for _, stop in ranges), default=0)
+
+
 FindMapped: TypeAlias = "Callable[[os.stat_result], DataFile | None]"
 """Gives the file with these facts, if it is mapped already, for the caller to hold."""
 
 
 def hold(
-    path: Path, *, mapped: bool, sealed: bool = False, find: FindMapped | None = None, folder: int | None = None
+    path: Path,
+    *,
+    mapped: bool,
+    sealed: Ranges | None = None,
+    find: FindMapped | None = None,
+    folder: int | None = None,
 ) -> DataFile | None:
     """Open and lock a data file; None where somebody is overwriting it. Raises CorruptCheckpointError, UnreadableError.
 
     A mapped file is used where it lies: whoever truncates it then ends this process with SIGBUS. Otherwise bytes are
     copied when they are first asked for, and later changes to the file do not matter. A file that `find` gives is
-    mapped already, and is held in that mapping. `folder` is as in `files.regular`. Of a `sealed` one a copy in memory
-    is mapped: nobody can change it, nor has a lock on the file to wait for.
+    mapped already, and is held in that mapping. `folder` is as in `files.regular`. With `sealed`, a copy of these
+    bytes is mapped: nobody can change it, nor has a lock on the file to wait for.
     """
     try:
         with files.regular(path, folder=folder) as descriptor:
-            if mapped and find is not None and (there := find(os.fstat(descriptor))) is not None:
+            there = find(os.fstat(descriptor)) if mapped and find is not None else None
+            if there is not None and there.has(sealed):
                 return there.hold(path)
             return DataFile(path, descriptor, mapped=mapped, sealed=sealed) if files.lock_shared(descriptor) else None
     except OSError as error:
@@ -152,17 +169,18 @@ class DataFile:
     Safe to use from any thread; one thread brings pages in and drops them.
     """
 
-    def __init__(self, path: Path, descriptor: int, *, mapped: bool, sealed: bool = False) -> None:
+    def __init__(self, path: Path, descriptor: int, *, mapped: bool, sealed: Ranges | None = None) -> None:
         status = os.fstat(descriptor)
         self.path = path
-        self.size = status.st_size
+        self.size = status.st_size if sealed is None else _end(sealed)
         self.stamp = FileStamp.of(status)
         self.is_mapped = mapped
         self._mapping: mmap.mmap | None = None  # nor of an empty file, which cannot be mapped
         self._copies: dict[tuple[int, int], memoryview] = {}
-        self.digests: dict[tuple[int, int], bytes] | None = {} if sealed else None
+        self._ranges = sealed
+        self.digests: dict[tuple[int, int], bytes] | None = None if sealed is None else {}
         """What is known of the bytes at offset and size, as long as nobody can change them."""
-        self._sealed = _sealed(path, descriptor, self.size) if sealed else None
+        self._sealed = None if sealed is None else _sealed(path, descriptor, sealed)
         if self._sealed is not None:
             descriptor = self._sealed.descriptor
         if not mapped:
@@ -185,6 +203,12 @@ class DataFile:
         same = copy_of(self)
         same.path = path
         return same
+
+    def has(self, sealed: Ranges | None) -> bool:
+        """Whether it is a copy that has these bytes; None stands for the file itself."""
+        if sealed is None or self._ranges is None:
+            return sealed is self._ranges
+        return all(any(first <= start and stop <= last for first, last in self._ranges) for start, stop in sealed)
 
     def lend(self) -> int:
         """A descriptor of the file with a lock of its own, for another process to map; of the copy where it is sealed.

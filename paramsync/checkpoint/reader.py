@@ -60,7 +60,7 @@ class Bundle:
         prefix: Path,
         *,
         mapped: bool = True,
-        sealed: bool = False,
+        sealed: int | None = None,
         find: FindMapped | None = None,
         folder: int | None = None,
     ) -> Bundle:
@@ -78,8 +78,8 @@ class Bundle:
 
         `mapped=False` copies each tensor when it is first asked for, so that nobody can change it, or truncate it away,
         once it was checked: for writers that know nothing of these locks. `find` gives a file that was mapped before,
-        for another checkpoint. `folder` is as in `files.regular`. `sealed` maps copies of the files, which nobody can
-        change.
+        for another checkpoint. `folder` is as in `files.regular`. With `sealed`, what is mapped are copies of the
+        tensors, which nobody can change; there may be so many bytes of them.
 
         Raises CorruptCheckpointError where the files are not a whole checkpoint, or go on changing, UnreadableError
         where they cannot be read now.
@@ -92,17 +92,22 @@ class Bundle:
 
     @classmethod
     def _look(
-        cls, prefix: Path, *, mapped: bool, sealed: bool, find: FindMapped | None, folder: int | None
+        cls, prefix: Path, *, mapped: bool, sealed: int | None, find: FindMapped | None, folder: int | None
     ) -> Bundle | None:
         """Open the checkpoint as it is now; None where its files changed meanwhile."""
         listing = index_file(prefix)
         content = index.content(listing, folder=folder)
         table = index.decode(content, path=listing)
         shards: dict[int, DataFile] = {}
+        pieces = [piece for entry in table.entries.values() for piece in entry.pieces]
+        if sealed is not None and (found := sum(piece.size for piece in pieces)) > sealed:
+            raise CorruptCheckpointError(listing, expected=f"tensors of at most {sealed} bytes", found=found)
+        ranges = None if sealed is None else _ranges(pieces)
         try:
-            for shard in {piece.shard for entry in table.entries.values() for piece in entry.pieces}:
+            for shard in {piece.shard for piece in pieces}:
                 path = data_file(prefix, shard, table.shards)
-                file = hold(path, mapped=mapped, sealed=sealed, find=find, folder=folder)
+                copied = None if ranges is None else [(start, stop) for of, start, stop in ranges if of == shard]
+                file = hold(path, mapped=mapped, sealed=copied, find=find, folder=folder)
                 if file is None:
                     return None
                 shards[shard] = file

@@ -130,7 +130,8 @@ class Store:
         """
         try:
             mapped = mapped and bool(version.checksum)
-            bundle = Bundle.open(self.prefix(version), mapped=mapped, sealed=sealed, find=find)
+            most = version.bytes if sealed else None  # of a record that is signed
+            bundle = Bundle.open(self.prefix(version), mapped=mapped, sealed=most, find=find)
         except CorruptCheckpointError as error:
             state = read_state(self.path)
             if state is None or version.prefix not in state.names or not index_file(self.prefix(version)).exists():

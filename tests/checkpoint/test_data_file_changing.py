@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from paramsync.checkpoint.data_file import DataFile, FindMapped, hold
+from paramsync.checkpoint.data_file import DataFile, FindMapped, Ranges, hold
 from paramsync.checkpoint.reader import Bundle
 from paramsync.errors import CorruptCheckpointError
 from paramsync.tensorbundle.index import data_file, index_file
@@ -28,7 +28,7 @@ def at_each_hold(monkeypatch: pytest.MonkeyPatch) -> Callable[[Step, Step], list
         seen: list[Path] = []
 
         def hold_among_others(
-            path: Path, *, mapped: bool, sealed: bool, find: FindMapped | None, folder: int | None
+            path: Path, *, mapped: bool, sealed: Ranges | None, find: FindMapped | None, folder: int | None
         ) -> DataFile | None:
             seen.append(path)
             before()

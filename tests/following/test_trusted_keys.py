@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import tensorflow as tf
 
 from paramsync.errors import SettingsError
 from paramsync.following.follower import Follower
@@ -96,3 +97,12 @@ def test_keys_to_trust_and_tensors_of_a_saver_are_not_for_one_store(tmp_path: Pa
         Replica("m", tmp_path, trust=[pair.public], inputs=["x:0"], outputs=["y:0"])
     with pytest.raises(SettingsError, match="cannot be read"):
         Replica("m", tmp_path, trust=[tmp_path / "none.pub"])
+
+
+def test_saved_models_are_refused_by_name(tmp_path: Path, pair: Keys) -> None:
+    model = tf.Module()
+    model.double = tf.function(lambda x: 2 * x, input_signature=[tf.TensorSpec([], tf.float32, name="x")])
+    tf.saved_model.save(model, str(tmp_path / "models" / "3"), signatures=model.double)
+    follower = following(tmp_path / "models", pair)
+    follower.run_once()
+    assert "found a SavedModel, which nobody can sign" in reasons(follower)[3]

@@ -16,12 +16,16 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
 
+from paramsync.checkpoint.data_file import FileStamp
+from paramsync.checkpoint.reader import Bundle
 from paramsync.checkpoint.tensor_bytes import PORTION
 from paramsync.dtypes import Array
-from paramsync.errors import SettingsError, UntrustedError
+from paramsync.errors import CorruptCheckpointError, SettingsError, UntrustedError
 from paramsync.store.commit import StoreWriter
 from paramsync.store.signing import SIGNED, Signer, TrustedKeys, create_keys
 from paramsync.store.store import Store
+from paramsync.tensorbundle import index
+from paramsync.tensorbundle.index import Index
 from paramsync.version import Version
 from tests.support.keys import Keys, keys, renumbered
 from tests.support.written import tensors, version
@@ -216,6 +220,46 @@ def test_a_sealed_copy_stays_as_it_was_when_the_file_is_overwritten(tmp_path: Pa
     with pytest.raises(PermissionError):
         os.ftruncate(lent, 0)
     os.close(lent)
+
+
+def test_a_huge_file_in_place_of_a_signed_one_is_not_copied(tmp_path: Path, pair: Keys) -> None:
+    """Sparse, it takes nothing on its disk, and would take all memory here."""
+    store = tmp_path / "store"
+    (found,) = signed(store, pair.private, 1, of=lambda value: {"w": np.ones(4), "words": np.array([b"yes"], object)})
+    entries = Store(store).open(found).entries
+    huge = replace(entries["words"], offset=1 << 20, size=1 << 39)
+    (data,) = store.glob("*.data-*")
+    os.truncate(data, 1 << 40)
+    listing = store / "ckpt-1.index"
+    content = listing.read_bytes()
+    listing.write_bytes(index.encode(Index(1, {**entries, "words": huge})))
+    with pytest.raises(CorruptCheckpointError, match=f"tensors of at most {found.bytes} bytes"):
+        check(TrustedKeys([pair.public]), store, 1)
+    listing.write_bytes(content)
+    bundle = Store(store).open(found, sealed=True)
+    assert os.fstat(bundle.lend(["w"], []).descriptors[0]).st_size < 1 << 12
+    check(TrustedKeys([pair.public]), store, 1)
+    os.truncate(data, 1)
+    with pytest.raises(CorruptCheckpointError, match=r"expected a data file of .* bytes, found one of 1 bytes"):
+        check(TrustedKeys([pair.public]), store, 1)
+
+
+def test_versions_that_share_a_file_share_its_copy_as_far_as_it_goes(tmp_path: Path, pair: Keys) -> None:
+    """The newer one needs less of the file: its copy is not enough for the older one."""
+    older, newer = signed(tmp_path / "store", pair.private, 1, 2)
+    store, trust = Store(tmp_path / "store"), TrustedKeys([pair.public])
+
+    def opened(wanted: Version, *others: Bundle) -> Bundle:
+        mapped = {stamp: file for other in others for stamp, file in other.mapped_files.items()}
+        bundle = store.open(wanted, sealed=True, find=lambda facts: mapped.get(FileStamp.of(facts)))
+        trust.check_tensors(wanted, bundle)
+        return bundle
+
+    whole = opened(older)
+    part = opened(newer)
+    np.testing.assert_array_equal(opened(older, part).array("kernel"), tensors(1)["kernel"])
+    mine, theirs = (one.array("frozen").__array_interface__["data"][0] for one in (opened(newer, whole), whole))
+    assert mine == theirs
 
 
 def test_what_another_wrote_into_a_file_while_it_was_published_is_not_signed(
