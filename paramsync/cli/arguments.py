@@ -58,6 +58,8 @@ class _Parser(argparse.ArgumentParser):
         known = re.match(r"argument (?:COMMAND|ACTION): invalid choice: (.*?) \(choose from (.*)\)", message)
         if known:
             message = f"expected a command, found {known[1]}{_nearest(known[1], re.split(r', *', known[2]))}"
+        if re.search(r"required: (COMMAND|ACTION)$", message):
+            message = "expected a command"
         _refuse(self, self.prog, message)
 
 

@@ -46,7 +46,7 @@ def _names(columns: Sequence[str]) -> list[str]:
 
 def _width(rows: Sequence[Cells], columns: Sequence[str]) -> int:
     widest = (max(cell_len(name), *(_length(row, name) for row in rows)) for name in columns)
-    return sum(widest) + len(_GAP) * (len(columns) - 1)
+    return sum(widest) + len(_GAP) * max(0, len(columns) - 1)
 
 
 def _length(row: Cells, name: str) -> int:

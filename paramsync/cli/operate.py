@@ -11,11 +11,14 @@ from collections.abc import Sequence
 
 from paramsync.cli.changes import Change, tell
 from paramsync.cli.formatting import duration, plain, to_json
+from paramsync.cli.process import check_reader
 from paramsync.cli.servers import ask_all, connected
 from paramsync.errors import ParamsyncError
 from paramsync.host.files import line
 from paramsync.rpc.client import Inferencer
 from paramsync.v1 import sync_pb2 as pb
+
+_LOOK_SECONDS = 0.5  # whether anybody reads
 
 _EVENTS = {
     pb.Event.FOUND: "found",
@@ -82,7 +85,11 @@ def _watch(inferencers: Sequence[Inferencer], arguments: Namespace) -> None:
     for inferencer in inferencers:
         threading.Thread(target=listen, args=(inferencer,), daemon=True).start()
     while True:
-        address, event = told.get()
+        check_reader()
+        try:
+            address, event = told.get(timeout=_LOOK_SECONDS)
+        except queue.Empty:
+            continue
         if isinstance(event, ParamsyncError):
             raise event
         if arguments.json:

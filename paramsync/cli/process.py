@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import select
 import signal
 import sys
 from collections.abc import Iterator
@@ -42,6 +43,15 @@ def open_closed_streams() -> None:
 
 def _nowhere() -> TextIO:
     return Path(os.devnull).open("w")
+
+
+def check_reader() -> None:
+    """Raises BrokenPipeError where whoever read our output has left, which else shows at the next line only."""
+    with contextlib.suppress(io.UnsupportedOperation):  # it is no file
+        output = select.poll()
+        output.register(sys.stdout.fileno(), 0)
+        if any(event & select.POLLERR for _, event in output.poll(0)):
+            raise BrokenPipeError
 
 
 def give_up_output() -> None:

@@ -18,6 +18,7 @@ from rich.text import Text
 from paramsync.cli.credentials import credentials
 from paramsync.cli.formatting import console, duration, redraws, to_json
 from paramsync.cli.overview import BAD, Overview, Row, behind, workers
+from paramsync.cli.process import check_reader
 from paramsync.cli.servers import connected, short
 from paramsync.cli.status import report, rows
 from paramsync.cli.watched import Last, Watched
@@ -49,6 +50,7 @@ def watch(arguments: Namespace) -> NoReturn:
         while True:
             news.wait(_REDRAW_SECONDS)
             news.clear()
+            check_reader()
             lasts = [server.last for server in servers]
             for last in lasts:
                 if isinstance(last.error, RequestError):

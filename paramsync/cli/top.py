@@ -21,6 +21,7 @@ from rich.text import Text
 from paramsync.cli.fitted_table import Cells, fitted
 from paramsync.cli.formatting import NOTHING, console, duration, plain, redraws, size, to_json
 from paramsync.cli.overview import BAD, DOUBTFUL, GOOD, behind
+from paramsync.cli.process import check_reader
 from paramsync.cli.servers import connected, short
 from paramsync.cli.watched import Last, Watched
 from paramsync.errors import RequestError
@@ -139,6 +140,7 @@ def run(arguments: Namespace) -> bool:
         while until is None or time.monotonic() < until:
             news.wait(_SECONDS)
             news.clear()
+            check_reader()
             for server in servers:
                 if isinstance(server.last.error, RequestError):
                     raise server.last.error

@@ -101,6 +101,18 @@ def test_a_reader_that_leaves_is_no_reason_to_complain(inferencer: str, nobody: 
         assert process.stderr.read() == ""
 
 
+@pytest.mark.parametrize("command", ["status --watch --trainer NOBODY", "watch", "top"])
+def test_a_command_that_goes_on_ends_when_its_reader_leaves(command: str, inferencer: str, nobody: str) -> None:
+    words = [sys.executable, "-m", "paramsync.cli", *command.replace("NOBODY", nobody).split(), "--server", inferencer]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr.read() == ""
+    assert process.returncode == 1
+
+
 @pytest.mark.parametrize("command", ["status", "status --json"])
 def test_output_that_cannot_be_written_is_one_line(command: str, inferencer: str) -> None:
     with Path("/dev/full").open("w") as full:

@@ -76,6 +76,7 @@ def test_a_picture_fits_its_terminal(width: int, nobody: str) -> None:
         Console(file=out, width=width, markup=False).print(Picture(servers))
     lines = out.getvalue().splitlines()
     assert max(map(cell_len, lines)) <= width
+    assert sum(not line.strip() for line in lines) <= 2 or width == 40  # above each table, and nowhere else
     text = out.getvalue()
     for fact in ("digits", long.model, "not reachable", "answering", "ended"):
         assert fact in text or width == 40  # where names are broken
