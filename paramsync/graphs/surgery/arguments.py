@@ -21,17 +21,11 @@ def check_scope(name: Any, what: str = "scope") -> None:
         raise GraphError(f"{what}: expected letters, digits and _ . - \\ between slashes, found {shown(name)}")
 
 
-def check_flag(value: Any, what: str) -> None:
-    """Raise GraphError unless the value is True or False."""
-    if not isinstance(value, bool):
-        raise GraphError(f"{what}: expected True or False, found {shown(value)}")
-
-
-def check_word(value: Any, what: str, words: tuple[str, ...]) -> None:
-    """Raise GraphError unless the value is one of the words."""
-    if not isinstance(value, str) or value not in words:
-        reason = ", since graphs share no variables" if words == ("own",) else ""
-        raise GraphError(f"{what}: expected {' or '.join(map(repr, words))}{reason}, found {shown(value)}")
+def check_choice(value: Any, what: str, choices: tuple[str | bool, ...]) -> None:
+    """Raise GraphError unless the value is one of these words, or of these: True, False."""
+    if not any(value is choice or (isinstance(value, str) and value == choice) for choice in choices):
+        reason = ", since graphs share no variables" if choices == ("own",) else ""
+        raise GraphError(f"{what}: expected {' or '.join(map(repr, choices))}{reason}, found {shown(value)}")
 
 
 def checked_device(device: Any) -> str | None:

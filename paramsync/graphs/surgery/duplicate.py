@@ -10,10 +10,9 @@ import tensorflow as tf
 
 from paramsync.errors import GraphError
 from paramsync.graphs.surgery.arguments import (
-    check_flag,
+    check_choice,
     check_graph,
     check_scope,
-    check_word,
     checked_device,
     checked_mapping,
     element,
@@ -110,12 +109,12 @@ def duplicate(
     if not wanted:
         raise GraphError("outputs: expected outputs to copy, found none")
     check_scope(scope)
-    check_flag(keep_seeds, "keep_seeds")
+    check_choice(keep_seeds, "keep_seeds", (True, False))
     device = checked_device(device)
     source = graph_of({"outputs": wanted, "inputs": fed, "replace": list(replaced)})
     target = source if graph is None else graph
     check_graph(target)
-    check_word(variables, "variables", ("own", "shared") if target is source else ("own",))
+    check_choice(variables, "variables", ("own", "shared") if target is source else ("own",))
     with source.as_default():
         ends = [value_of(element(source, tensor, "outputs")) for tensor in wanted]
         replacements = Replacements(source, target, fed, replaced)
