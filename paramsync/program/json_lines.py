@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
+import threading
 from datetime import datetime, timezone
 from typing import Any
 
+_log = logging.getLogger("paramsync.program")
 _KNOWN = ("model", "version", "step")  # what `extra` of a record may say of it
 
 
@@ -26,3 +29,12 @@ class JsonLines(logging.Formatter):
         if record.exc_info:
             event["exception"] = self.formatException(record.exc_info)
         return json.dumps(event, default=str)
+
+
+def take_over() -> None:
+    """Log what Python itself would write: warnings, and exceptions that nobody caught."""
+    logging.captureWarnings(True)
+    sys.excepthook = lambda kind, error, _: _log.critical("ended by %s", kind.__name__, exc_info=error)
+    threading.excepthook = lambda thrown: _log.error(
+        "a thread was ended by %s", thrown.exc_type.__name__, exc_info=thrown.exc_value
+    )

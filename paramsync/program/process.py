@@ -30,8 +30,9 @@ def start_logging(log_format: str = "text", handler: logging.Handler | None = No
     if handler is None:
         handler = logging.StreamHandler()
         if log_format == "json":
-            from .json_lines import JsonLines
+            from .json_lines import JsonLines, take_over
 
+            take_over()
             handler.setFormatter(JsonLines())
         else:
             handler.setFormatter(logging.Formatter(_FORMAT))
