@@ -5,13 +5,15 @@ from __future__ import annotations
 import sys
 
 from paramsync.cli.arguments import INFERENCER, TRAINER
+from paramsync.cli.credentials import credentials
 from paramsync.errors import ParamsyncError
 from paramsync.rpc.client import Inferencer, Trainer
 
 
 def main(program: str) -> int:
     try:
-        with Trainer(TRAINER) if program == "trainer" else Inferencer(INFERENCER) as client:
+        shown = credentials()
+        with Trainer(TRAINER, shown) if program == "trainer" else Inferencer(INFERENCER, shown) as client:
             serves = client.serves()
     except ParamsyncError as error:
         sys.stderr.write(f"{error}\n")

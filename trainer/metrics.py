@@ -17,7 +17,8 @@ from prometheus_client.metrics_core import Metric
 from paramsync.errors import NotAllowedError
 from paramsync.program.prometheus import Page
 from paramsync.rpc import addresses
-from paramsync.rpc.access import Access, Caller, Effect, bearer
+from paramsync.rpc.access import Access, Caller, Effect, bearer, name_in
+from paramsync.rpc.tls import ServerTls
 
 if TYPE_CHECKING:
     from paramsync.publishing.control_port import Training
@@ -93,7 +94,15 @@ _MOST = 8  # callers at a time; the next is hung up on
 class MetricsPort:
     """Answers from the moment it is made, on a thread of its own."""
 
-    def __init__(self, host: str, port: int, text: Callable[[], bytes], *, access: Access | None = None) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        text: Callable[[], bytes],
+        *,
+        access: Access | None = None,
+        tls: ServerTls | None = None,
+    ) -> None:
         """`access` says who may ask; None: everybody. Port 0 is any free one.
 
         Raises SettingsError for an address that cannot be had.
@@ -107,6 +116,7 @@ class MetricsPort:
         self.address = addresses.address(host, listener.getsockname()[1])
         self._text = text
         self._access = access
+        self._tls = tls
         self._callers = 0
         self._closed: Future[None] = Future()
         serve = self._serve(listener)
@@ -120,7 +130,11 @@ class MetricsPort:
     async def _serve(self, listener: socket.socket) -> None:
         # asyncio would print a traceback for each connection that it has no file descriptor for
         asyncio.get_running_loop().set_exception_handler(lambda *_: None)
-        server = await asyncio.start_server(self._accept, sock=listener, limit=_BYTES)
+        context = None if self._tls is None else self._tls.http_context()
+        seconds = None if context is None else _SECONDS
+        server = await asyncio.start_server(
+            self._accept, sock=listener, limit=_BYTES, ssl=context, ssl_handshake_timeout=seconds
+        )
         await asyncio.wrap_future(self._closed)
         server.close()
 
@@ -128,7 +142,7 @@ class MetricsPort:
         self._callers += 1
         try:
             if self._callers <= _MOST:
-                writer.write(self._answer(*await _request(reader), str(writer.get_extra_info("peername"))))
+                writer.write(self._answer(*await _request(reader), writer.transport))
                 await asyncio.wait_for(writer.drain(), _SECONDS)
         except (OSError, asyncio.TimeoutError):
             pass  # a caller that leaves is no error of ours
@@ -136,7 +150,7 @@ class MetricsPort:
             self._callers -= 1
             writer.close()
 
-    def _answer(self, request: list[str], authorization: str, peer: str) -> bytes:
+    def _answer(self, request: list[str], authorization: str, transport: asyncio.WriteTransport) -> bytes:
         if len(request) != 3:
             return _response("400 Bad Request", b"expected GET /metrics\n")
         method, path, _ = request
@@ -146,10 +160,15 @@ class MetricsPort:
             return _response("405 Method Not Allowed", b"expected GET\n")
         if self._access is not None and self._access.looks_at(Effect.READS):
             try:
-                self._access.check_read("GET /metrics", Caller(peer, bearer(authorization)))
+                self._access.check_read("GET /metrics", _caller(transport, authorization))
             except NotAllowedError as error:
                 return _response("401 Unauthorized", f"{error}\n".encode(), more="WWW-Authenticate: Bearer\r\n")
         return _response("200 OK", self._text(), CONTENT_TYPE)
+
+
+def _caller(transport: asyncio.WriteTransport, authorization: str) -> Caller:
+    certificate = name_in(transport.get_extra_info("peercert"))
+    return Caller(str(transport.get_extra_info("peername")), bearer(authorization), certificate)
 
 
 async def _request(reader: asyncio.StreamReader) -> tuple[list[str], str]:

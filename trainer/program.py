@@ -23,6 +23,7 @@ from paramsync.publishing.metrics import Meter
 from paramsync.publishing.publisher import Publisher
 from paramsync.publishing.write_behind import device_name
 from paramsync.rpc.access import Access
+from paramsync.rpc.tls import ServerTls
 from paramsync.store.commit import StoreWriter
 
 from . import job_source
@@ -60,12 +61,15 @@ def run(settings: Settings, *, stop: Stop) -> None:
         key = settings.signing_key
         store = enter(StoreWriter(settings.store, keep=settings.keep, durable=settings.durable, signing_key=key))
         states = enter(StoreWriter(settings.state, keep=STATES, durable=settings.durable))
-        access = Access(host=settings.host, tokens=settings.tokens, reads=settings.auth_reads)
-        control = enter(closing(ControlPort(settings.host, settings.control_port, store=settings.store, access=access)))
+        access, tls = _access(settings), None if settings.tls is None else ServerTls(settings.tls)
+        port, of = settings.control_port, settings.store
+        control = enter(closing(ControlPort(settings.host, port, store=of, access=access, tls=tls)))
         metrics = None
         if settings.metrics_port is not None:
             exposition = TrainerMetrics(lambda: control.training)
-            metrics = enter(closing(MetricsPort(settings.host, settings.metrics_port, exposition.text, access=access)))
+            metrics = enter(
+                closing(MetricsPort(settings.host, settings.metrics_port, exposition.text, access=access, tls=tls))
+            )
         given = JobSettings(seed=settings.seed, data=settings.data, held_out=settings.held_out)
         with stderr_filter.left_out():
             job = job_source.make(settings.job, function, given)
@@ -103,6 +107,11 @@ def run(settings: Settings, *, stop: Stop) -> None:
         control.training_ends()
         manager.stopping("publishing and saving the last step")
         loop.finish()
+
+
+def _access(settings: Settings) -> Access:
+    certificates = settings.tls is not None and settings.tls.client_ca is not None
+    return Access(host=settings.host, tokens=settings.tokens, certificates=certificates, reads=settings.auth_reads)
 
 
 def _make_writable(directory: Path) -> None:

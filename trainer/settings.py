@@ -16,6 +16,7 @@ from paramsync.program.process import LOG_FORMATS
 from paramsync.publishing.schedule import PublishSchedule
 from paramsync.rpc import settings as credentials
 from paramsync.rpc.addresses import HOST, TRAINER_PORT, read_port
+from paramsync.rpc.tls import TlsFiles, tls_files
 from paramsync.rpc.tokens import Tokens
 from paramsync.version import NUMBERS
 
@@ -53,6 +54,7 @@ class Settings:
     tokens: Tokens | None
     auth_reads: bool
     log_format: str
+    tls: TlsFiles | None
 
 
 def parse(arguments: Sequence[str]) -> Settings:
@@ -66,10 +68,11 @@ def parse(arguments: Sequence[str]) -> Settings:
     if given["state"].resolve() == given["store"].resolve():  # each has a file `checkpoint`
         raise SettingsError(f"--state {given['state']}: expected another directory than the store, found the same")
     tokens = credentials.tokens(given.pop("token_file"))
-    if given["auth_reads"] and tokens is None:
-        raise SettingsError("--auth-reads: expected --token-file FILE or PARAMSYNC_TOKEN with it, found neither")
+    tls = tls_files(given.pop("tls_cert"), given.pop("tls_key"), given.pop("tls_client_ca"))
+    if given["auth_reads"] and tokens is None and (tls is None or tls.client_ca is None):
+        raise SettingsError("--auth-reads: expected --token-file FILE or --tls-client-ca FILE with it, found neither")
     return Settings(
-        **given, tokens=tokens, schedule=PublishSchedule(every_steps=every_steps, every_seconds=every_seconds)
+        **given, tokens=tokens, tls=tls, schedule=PublishSchedule(every_steps=every_steps, every_seconds=every_seconds)
     )
 
 
@@ -114,6 +117,10 @@ def _parser() -> argparse.ArgumentParser:
     add("--log-format", log_format, choices=LOG_FORMATS, default="text")
     add("--metrics-port", "answer GET /metrics for Prometheus there (default: none)", type=read_port, metavar="PORT")
     add("--token-file", TOKEN_FILE_HELP, type=Path, metavar="FILE")
+    add("--tls-cert", "the certificate of this program, and those it is signed by", type=Path, metavar="FILE")
+    add("--tls-key", "its key; with both every port speaks TLS", type=Path, metavar="FILE")
+    client_ca = "who signs the certificates of callers: by gRPC each shows one, by HTTP with --auth-reads"
+    add("--tls-client-ca", client_ca, type=Path, metavar="FILE")
     add("--auth-reads", "calls that read, /metrics among them, need a token too; health does not", action="store_true")
     return parser
 

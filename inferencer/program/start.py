@@ -66,7 +66,8 @@ async def serve(server: Server, settings: Settings, stop: asyncio.Event, manager
     if tf_serving is not None and tf_serving.changing_nothing:
         _log.warning("flags that change nothing here: %s", ", ".join(tf_serving.changing_nothing))
     for port, host in (("predictions", settings.host), ("control", settings.control_host or settings.host)):
-        if advice := access_of(settings, host).advice:
+        access = access_of(settings, host)
+        if advice := access.advice or access.in_plain(tls=settings.tls is not None):
             _log.warning("port for %s: %s", port, advice)
     starting, stopping = asyncio.ensure_future(server.start()), asyncio.ensure_future(stop.wait())
     await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paramsync.errors import NotAllowedError
-from paramsync.rpc.access import Access, Caller, bearer
+from paramsync.rpc.access import Access, Caller, bearer, name_in
 from paramsync.rpc.addresses import address, is_loopback
 
 from ..settings.settings import Settings
@@ -21,14 +21,16 @@ _OPTION = "--reload-root"
 
 def access_of(settings: Settings, host: str) -> Access:
     """Of a port that listens on this host."""
-    return Access(host=host, tokens=settings.tokens, reads=settings.auth_reads)
+    certificates = settings.tls is not None and settings.tls.client_ca is not None
+    return Access(host=host, tokens=settings.tokens, certificates=certificates, reads=settings.auth_reads)
 
 
 def caller_of(request: web.BaseRequest) -> Caller:
     """Who makes a request by HTTP."""
     peer = None if request.transport is None else request.transport.get_extra_info("peername")
     peer_address = address(*peer[:2]) if isinstance(peer, tuple) else "unknown"
-    return Caller(peer_address, bearer(request.headers.get("Authorization")))
+    shown = None if request.transport is None else request.transport.get_extra_info("peercert")
+    return Caller(peer_address, bearer(request.headers.get("Authorization")), name_in(shown))
 
 
 def check_origin(what: str, request: web.BaseRequest, access: Access) -> None:

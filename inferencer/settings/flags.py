@@ -157,6 +157,26 @@ def _add_server(parser: argparse.ArgumentParser) -> None:
         help="calls that read, predictions among them, need a token too; health does not",
     )
     add(
+        "--tls-cert",
+        type=readers.path,
+        metavar="FILE",
+        help="the certificate of this server, and those it is signed by",
+    )
+    add("--tls-key", type=readers.path, metavar="FILE", help="its key; with both every port speaks TLS")
+    add(
+        "--tls-client-ca",
+        type=readers.path,
+        metavar="FILE",
+        help="who signs the certificates of callers: by gRPC each caller shows one, by HTTP those that change something"
+        " do, or show a token",
+    )
+    add(
+        "--trainer-tls-ca",
+        type=readers.path,
+        metavar="FILE",
+        help="who signs the certificates of trainers, which then are called by TLS",
+    )
+    add(
         "--workers",
         type=read_workers,
         metavar="N",

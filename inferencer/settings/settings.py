@@ -15,6 +15,7 @@ from paramsync.host.processes import processors
 from paramsync.program.flags import check_text
 from paramsync.rpc import settings as credentials
 from paramsync.rpc.addresses import CONTROL_PORT, HOST, PREDICTIONS_PORT, REST_PORT, check_different
+from paramsync.rpc.tls import ClientTls, TlsFiles, tls_files
 from paramsync.rpc.tokens import Tokens
 from paramsync.store.signing import TrustedKeys
 
@@ -109,6 +110,10 @@ class Settings:
     """Callers that change something have to show one of them."""
     auth_reads: bool = False
     """Callers that read too."""
+    tls: TlsFiles | None = None
+    """None: connections are not encrypted."""
+    trainer_tls_ca: Path | None = None
+    """Who signs the certificates of trainers; None: these do not speak TLS."""
     workers: int = field(default_factory=default_workers)
     """How many processes answer, apart from the one that follows the stores."""
     queue: int = 1024
@@ -163,16 +168,26 @@ def parse(arguments: Sequence[str]) -> Settings:
     if given.get("port") == 0:
         given.setdefault("rest_port", 0)
     tokens = credentials.tokens(given.pop("token_file", None))
-    settings = Settings(models=served, **given, tokens=tokens)
-    check_auth_reads(settings)
+    tls = tls_files(*(given.pop(name, None) for name in ("tls_cert", "tls_key", "tls_client_ca")))
+    settings = Settings(models=served, **given, tokens=tokens, tls=tls)
+    check_access(settings)
     check_different(ports(settings))
     return settings if settings.state else dataclasses.replace(settings, state=_state(settings.control_port))
 
 
-def check_auth_reads(settings: Settings) -> None:
-    """Raises SettingsError where nobody could read anything."""
-    if settings.auth_reads and settings.tokens is None:
-        raise SettingsError("--auth-reads: expected --token-file FILE or PARAMSYNC_TOKEN with it, found neither")
+def check_access(settings: Settings) -> None:
+    """Raises SettingsError where nobody could read anything, or trainers could not be called."""
+    if settings.auth_reads and settings.tokens is None and (settings.tls is None or settings.tls.client_ca is None):
+        raise SettingsError("--auth-reads: expected --token-file FILE or --tls-client-ca FILE with it, found neither")
+    trainer_tls(settings)
+
+
+def trainer_tls(settings: Settings) -> ClientTls | None:
+    """How trainers are called. They are shown our own certificate. Raises SettingsError."""
+    if settings.trainer_tls_ca is None:
+        return None
+    shown = () if settings.tls is None else (settings.tls.certificate, settings.tls.key)
+    return ClientTls(settings.trainer_tls_ca, *shown, option="--trainer-tls-ca")
 
 
 def ports(settings: Settings) -> dict[str, int]:

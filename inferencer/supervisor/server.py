@@ -21,16 +21,18 @@ from paramsync.following.operator_requests import Action
 from paramsync.following.status import Status
 from paramsync.rpc.addresses import check_ports, refused
 from paramsync.rpc.server import options
+from paramsync.rpc.tls import ServerTls
 from paramsync.v1 import sync_pb2
 
 from ..processes.channel import Handler
 from ..protocols.sync.service import SyncService
+from ..protocols.sync.trainer_client import TrainerCalls
 from ..protocols.tfs.config_file import ConfigFile
 from ..protocols.tfs.reload import Configuring
 from ..serving.access import ReloadRoots, access_of
 from ..serving.metrics import Load, Metrics, Statistics
 from ..serving.registry import Registry
-from ..settings.settings import AnySettings, Ports, Settings, TfServing, ports
+from ..settings.settings import AnySettings, Ports, Settings, TfServing, ports, trainer_tls
 from ..transport.drain import QUIET_SECONDS
 from ..transport.grpc_port import GrpcPort
 from ..transport.health import Health
@@ -90,19 +92,18 @@ class Server:
         self._draining = asyncio.Event()
         self._health = Health(self.models, [sync_pb2.DESCRIPTOR.services_by_name["Sync"].full_name])
         budget = MemoryBudget(SHARES * settings.message_bytes)
-        token = None if settings.tokens is None else settings.tokens.first
+        calls = TrainerCalls(settings.tokens, trainer_tls(settings))
+        service = SyncService(
+            self.models,
+            self._draining,
+            self._tell,
+            self._fleet.statuses,
+            self._load,
+            self._fleet.replace,
+            trainers=calls,
+        )
         self._control = GrpcPort(
-            {
-                sync_pb2.DESCRIPTOR.services_by_name["Sync"]: SyncService(
-                    self.models,
-                    self._draining,
-                    self._tell,
-                    self._fleet.statuses,
-                    self._load,
-                    self._fleet.replace,
-                    token=token,
-                )
-            },
+            {sync_pb2.DESCRIPTOR.services_by_name["Sync"]: service},
             self._health,
             budget,
             self._draining,
@@ -118,8 +119,9 @@ class Server:
         self._overview.follow(self.models.followers())
         self.models.start()  # first of all: versions are checked while the workers are started
         host = self._settings.control_host or self._settings.host
+        tls = None if self._settings.tls is None else ServerTls(self._settings.tls)
         try:
-            control = self._control.bind(host, self._settings.control_port, "--control-port")
+            control = self._control.bind(host, self._settings.control_port, "--control-port", tls)
             if self._settings.tf_serving is not None:
                 await self._first()
             await asyncio.to_thread(self._fleet.start)

@@ -16,6 +16,7 @@ from paramsync.host.tcp_connections import Address, peer_address
 from paramsync.rpc.access import Access
 from paramsync.rpc.addresses import address, refused
 from paramsync.rpc.connection_limit import ConnectionLimit
+from paramsync.rpc.tls import ServerTls
 
 from . import accepting
 from .dispatch import Dispatch
@@ -64,10 +65,14 @@ class GrpcPort:
         """Where it listens: ports, and the path of a UNIX socket."""
         self._socket: Path | None = None
 
-    def bind(self, host: str, port: int, option: str) -> int:
+    def bind(self, host: str, port: int, option: str, tls: ServerTls | None) -> int:
         """Returns the port. Raises SettingsError where it cannot be had."""
+        where = address(host, port)
         try:
-            bound = int(self.server.add_insecure_port(address(host, port)))
+            if tls is None:
+                bound = self.server.add_insecure_port(where)
+            else:
+                bound = self.server.add_secure_port(where, tls.grpc_credentials())
         except RuntimeError as error:
             raise refused(host, port, option) from error
         self.places.append(bound)

@@ -19,7 +19,7 @@ from .memory_budget import LARGE, MemoryBudget
 _OFTEN = 0.02  # seconds from one count to the next while much is coming: a machine sends itself 40 MB meanwhile
 _SELDOM = 0.05
 _SPARING, _SPARING_SELDOM = 10, 50  # times what a count takes, at least
-_OVERHEAD, _FRAME = 512, 1 << 10  # bytes that come with a message: its headers, and one of so many for frames
+_OVERHEAD, _FRAME = 512, 1 << 8  # bytes that come with a message: its headers, and one of so many for frames and TLS
 _ROUNDS = 4  # of the event loop, until a call that came is taken up
 
 

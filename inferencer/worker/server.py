@@ -12,6 +12,7 @@ from tensorflow_serving.apis import model_service_pb2, prediction_service_pb2
 from paramsync.host.processes import processors
 from paramsync.kserve import open_inference_pb2 as kserve_pb2
 from paramsync.rpc.server import options
+from paramsync.rpc.tls import ServerTls
 
 from ..batching.batcher import Batcher
 from ..protocols.kserve.service import KServe
@@ -108,7 +109,8 @@ class PredictionServer:
         from ..protocols.page.page import Page
 
         host, tf_serving = self._settings.host, self._tf_serving
-        port = self.grpc.bind(host, self._settings.port, "--port") if tf_serving.port else 0
+        tls = None if self._settings.tls is None else ServerTls(self._settings.tls)
+        port = self.grpc.bind(host, self._settings.port, "--port", tls) if tf_serving.port else 0
         if tf_serving.socket is not None:
             self.grpc.bind_socket(tf_serving.socket)
         self._rest = HttpPort(
@@ -122,7 +124,7 @@ class PredictionServer:
             page=None if self._supervisor is None else Page(self.models, self._supervisor, self._access),
             metrics_path=tf_serving.metrics_path,
         )
-        self._rest_port = await self._rest.start(host, self._settings.rest_port) if tf_serving.http else 0
+        self._rest_port = await self._rest.start(host, self._settings.rest_port, tls) if tf_serving.http else 0
         return port, self._rest_port
 
     async def start(self) -> None:

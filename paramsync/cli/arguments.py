@@ -262,6 +262,12 @@ def _add_address(command: argparse.ArgumentParser, option: str, default: str, wh
 def _add_credentials(command: argparse.ArgumentParser) -> None:
     text = "the token to show, by default that of PARAMSYNC_TOKEN_FILE or PARAMSYNC_TOKEN"
     command.add_argument("--token-file", type=Path, metavar="FILE", help=text)
+    for option, text in (
+        ("--tls-ca", "call by TLS; who signs the certificates of servers (default: PARAMSYNC_TLS_CA, else in plain)"),
+        ("--tls-cert", "the certificate to show (default: PARAMSYNC_TLS_CERT)"),
+        ("--tls-key", "its key (default: PARAMSYNC_TLS_KEY)"),
+    ):
+        command.add_argument(option, type=Path, metavar="FILE", help=text)
 
 
 def _number(text: str) -> int:

@@ -1,4 +1,4 @@
-"""What the commands show to servers: a token, of a file or of the environment."""
+"""What the commands show to servers, and how they call them: by their arguments, or by the environment."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from paramsync.rpc.client import Credentials
 
 
 def credentials(arguments: Namespace | None = None) -> Credentials:
-    """Of a command's arguments, else of the environment. Raises SettingsError."""
-    tokens = settings.tokens(None if arguments is None else arguments.token_file)
-    return Credentials(token=None if tokens is None else tokens.first())
+    """Of a command, or of the environment alone. Raises SettingsError."""
+    given = arguments or Namespace(token_file=None, tls_ca=None, tls_cert=None, tls_key=None)
+    tokens = settings.tokens(given.token_file)
+    tls = settings.client_tls(given.tls_ca, given.tls_cert, given.tls_key)
+    return Credentials(token=None if tokens is None else tokens.first(), tls=tls)

@@ -20,7 +20,7 @@ from paramsync.cli.programs import Child, end_all
 from paramsync.errors import CallError, ParamsyncError
 from paramsync.program.process import ending_signals
 from paramsync.rpc.addresses import HOST, check_ports
-from paramsync.rpc.client import Inferencer, Predictor, Trainer
+from paramsync.rpc.client import Credentials, Inferencer, Predictor, Trainer
 
 _MODEL, _INPUT = "digits", "image"
 _READY_SECONDS = 180.0  # a small machine takes its time to import TensorFlow
@@ -139,7 +139,7 @@ def _wait_until_ready(
     children.append(trainer := _trainer(arguments, folder))
     while not trainer.addresses():
         wait("waiting for the trainer to start")
-    shown = credentials()  # of the environment, which both have too
+    shown = Credentials(token=credentials().token)  # of the environment, which both have too; by TLS nobody is called
     clients = (
         stack.enter_context(Trainer(trainer.addresses()["control"], shown)),
         stack.enter_context(Inferencer(inferencer.addresses()["control"], shown)),

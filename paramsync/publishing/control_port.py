@@ -25,6 +25,7 @@ from paramsync.rpc import addresses, settings
 from paramsync.rpc.access import Access
 from paramsync.rpc.connection_limit import ConnectionLimit
 from paramsync.rpc.server import UNFORESEEN, code_of, of_version, one_line, options
+from paramsync.rpc.tls import ServerTls
 from paramsync.store.store import lock_owner
 from paramsync.v1 import sync_pb2, sync_pb2_grpc
 from paramsync.version import Version
@@ -134,7 +135,14 @@ class ControlPort:
     """Answers from the moment it is made; healthy while training goes on."""
 
     def __init__(
-        self, host: str, port: int, *, store: Path, option: str = "--control-port", access: Access | None = None
+        self,
+        host: str,
+        port: int,
+        *,
+        store: Path,
+        option: str = "--control-port",
+        access: Access | None = None,
+        tls: ServerTls | None = None,
     ) -> None:
         """Port 0 is any free one. `access` says who may call; without it the tokens of the environment do.
 
@@ -158,13 +166,16 @@ class ControlPort:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         reflection.enable_server_reflection((_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
         try:
-            bound = self._server.add_insecure_port(addresses.address(host, port))
+            if tls is None:
+                bound = self._server.add_insecure_port(addresses.address(host, port))
+            else:
+                bound = self._server.add_secure_port(addresses.address(host, port), tls.grpc_credentials())
         except RuntimeError as error:
             raise addresses.refused(host, port, option) from error
         self.address = addresses.address(host, bound)
         self._server.start()
-        if access.advice:
-            _log.warning("control port: %s", access.advice)
+        if advice := access.advice or access.in_plain(tls=tls is not None):
+            _log.warning("control port: %s", advice)
         self._connections.start(bound)
 
     @property

@@ -67,7 +67,9 @@ class Caller:
     def of_grpc(cls, context: Any, peer: str) -> Caller:
         """Of a call by gRPC, asynchronous or not, that begins just now."""
         header = next((value for name, value in context.invocation_metadata() or () if name == _HEADER), None)
-        return cls(peer, bearer(header))
+        shown = context.auth_context()  # a certificate that was not verified makes no connection
+        names = shown.get("x509_common_name") or shown.get("x509_subject_alternative_name") or (None,)
+        return cls(peer, bearer(header), None if names[0] is None else names[0].decode(errors="replace"))
 
 
 def bearer(header: str | bytes | None) -> str | None:
@@ -76,28 +78,50 @@ def bearer(header: str | bytes | None) -> str | None:
     return text[len(_SCHEME) :].strip() if text[: len(_SCHEME)].lower() == _SCHEME else None
 
 
+def name_in(certificate: Mapping[str, Any] | None) -> str | None:
+    """The common name, or else the first other name, of a certificate as Python's ssl gives it; None where none is."""
+    shown = certificate or {}
+    names = [value for part in shown.get("subject", ()) for key, value in part if key == "commonName"]
+    return next((str(name) for name in (*names, *(value for _, value in shown.get("subjectAltName", ())))), None)
+
+
 class Access:
     """Who may call at one port. Any thread.
 
-    Where there are tokens, each call that changes something has to show one. Where nothing is configured, only a port
-    that this machine alone can reach takes such calls. With `reads` calls that only read have to show one too.
+    Where there are tokens, or certificates of callers are taken, each call that changes something has to show one of
+    them. Where nothing is configured, only a port that this machine alone can reach takes such calls. With `reads`
+    calls that only read have to show one too.
     """
 
-    def __init__(self, *, host: str, tokens: Tokens | None = None, reads: bool = False) -> None:
+    def __init__(
+        self, *, host: str, tokens: Tokens | None = None, certificates: bool = False, reads: bool = False
+    ) -> None:
+        """With `certificates` the port takes those of callers."""
         self.host = host
         self._tokens = tokens
+        self._certificates = certificates
         self._reads = reads
-        self.is_open = tokens is None and is_loopback(host)
+        self.is_open = not self._is_configured and is_loopback(host)
         """Whether everybody who reaches the port may change something."""
+
+    def in_plain(self, *, tls: bool) -> str:
+        """What to configure where tokens could be read on their way; else empty."""
+        if tls or self._tokens is None or is_loopback(self.host):
+            return ""
+        return f"tokens and answers are not encrypted on {self.host}: start with --tls-cert FILE and --tls-key FILE"
+
+    @property
+    def _is_configured(self) -> bool:
+        return self._tokens is not None or self._certificates
 
     @property
     def advice(self) -> str:
         """What to configure where calls that change something are refused whoever makes them; else empty."""
-        if self.is_open or self._tokens is not None:
+        if self.is_open or self._is_configured:
             return ""
         return (
             f"calls that change something are refused on {self.host}, which other machines may reach: start with"
-            " --token-file FILE (or PARAMSYNC_TOKEN), or listen on a loopback address"
+            " --token-file FILE (or PARAMSYNC_TOKEN) or --tls-client-ca FILE, or listen on a loopback address"
         )
 
     def looks_at(self, effect: Effect) -> bool:
@@ -106,7 +130,8 @@ class Access:
 
     def who(self, caller: Caller) -> str | None:
         """The name of a caller with a right credential; None where there is none."""
-        return None if self._tokens is None or caller.token is None else self._tokens.who(caller.token)
+        by_token = None if self._tokens is None or caller.token is None else self._tokens.who(caller.token)
+        return by_token or (caller.certificate if self._certificates else None)
 
     def check(self, what: str, caller: Caller) -> None:
         """Of a call that changes something. Raises NotAllowedError, UnauthenticatedError, after a line in the log."""
@@ -117,8 +142,13 @@ class Access:
         """Of a call that reads, where `looks_at` says so. Raises NotAllowedError, UnauthenticatedError."""
         if self.is_open or self.who(caller) is not None:
             return
-        if self._tokens is None:
+        if not self._is_configured:
             raise NotAllowedError(f"{what}: {self.advice}")
+        if self._tokens is None:
+            raise UnauthenticatedError(
+                f"{what}: expected a certificate of its caller, found none: paramsync shows one with --tls-cert FILE"
+                " and --tls-key FILE"
+            )
         found = "none" if caller.token is None else "another one"
         raise UnauthenticatedError(
             f"{what}: expected a token that is known here, found {found}: paramsync sends one with --token-file FILE or"

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     import numpy as np  # as slow to import as everything else here, and only predictions need it
     from typing_extensions import Self
 
+    from paramsync.rpc.tls import ClientTls
+
 SECONDS = 5.0  # for a call that only reads
 CHANGING_SECONDS = 30.0  # for a call that brings a version in, or out
 
@@ -33,6 +35,7 @@ _OPTIONS = (
 _NO_CONNECTION = (
     "failed to connect", "errors resolving", "DNS resolution failed", "Socket closed", "GOAWAY received", "recvmsg",
 )  # fmt: skip
+_NOBODY_THERE = ("Connection refused", "resol", "imed out", "unreachable")
 _CALLERS_FAULT = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND, grpc.StatusCode.OUT_OF_RANGE)
 
 _Answer = TypeVar("_Answer", bound=Message)
@@ -40,9 +43,10 @@ _Answer = TypeVar("_Answer", bound=Message)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credentials:
-    """What a client shows to a server."""
+    """What a client shows to a server, and how it is called: by TLS, or in plain."""
 
     token: str | None = field(default=None, repr=False)
+    tls: ClientTls | None = None
 
 
 NO_CREDENTIALS = Credentials()
@@ -78,7 +82,11 @@ class _Client:
         self.address = check_address(address)
         token = credentials.token
         self._metadata = None if token is None else (("authorization", f"Bearer {token}"),)
-        self._channel = grpc.insecure_channel(address, options=_OPTIONS)
+        self._tls = tls = credentials.tls
+        if tls is None:
+            self._channel = grpc.insecure_channel(address, options=_OPTIONS)
+        else:
+            self._channel = grpc.secure_channel(address, tls.credentials, options=_OPTIONS)
 
     def serves(self, service: str = "") -> bool:
         """Whether the program's health says that a service serves; False for a service it does not know."""
@@ -122,6 +130,8 @@ class _Client:
         """The failure as one line, in the class of errors that says whose fault it is."""
         code, detail = error.code(), " ".join((error.details() or "").split())
         if code is grpc.StatusCode.UNAVAILABLE and detail.startswith(_NO_CONNECTION):
+            if why := self._why_no_connection(detail):
+                return errors.CallError(f"{self.program} at {self.address}: {why}", code.name)
             return errors.NotReachableError(self.program, self.address, detail.rpartition(": ")[2].rstrip("]"))
         if code is grpc.StatusCode.DEADLINE_EXCEEDED and "deadline exceeded" in detail.lower():  # gRPC's words
             return errors.CallError(f"{self.program} at {self.address} did not answer within {seconds:g} s", code.name)
@@ -130,6 +140,20 @@ class _Client:
         if code in _CALLERS_FAULT:
             return errors.RequestError(detail)
         return errors.CallError(detail or f"{self.program} at {self.address} answered {code.name}", code.name)
+
+    def _why_no_connection(self, detail: str) -> str | None:
+        """What gRPC does not say: what is wrong with the certificates, or that one of both sides does not speak TLS."""
+        if any(words in detail for words in _NOBODY_THERE):
+            return None
+        from paramsync.rpc import tls  # only here: most calls are answered
+
+        if self._tls is not None:
+            return self._tls.trouble(self.address)
+        return (
+            "it speaks TLS: name who signed its certificate with --tls-ca FILE"
+            if tls.speaks_tls(self.address)
+            else None
+        )
 
 
 class Trainer(_Client):

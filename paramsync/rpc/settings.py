@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from paramsync.errors import SettingsError
 from paramsync.rpc.tokens import Tokens
 
+if TYPE_CHECKING:
+    from paramsync.rpc.tls import ClientTls
+
 TOKEN, TOKEN_FILE = "PARAMSYNC_TOKEN", "PARAMSYNC_TOKEN_FILE"
+TLS_CA, TLS_CERT, TLS_KEY = "PARAMSYNC_TLS_CA", "PARAMSYNC_TLS_CERT", "PARAMSYNC_TLS_KEY"
 
 
 def tokens(file: Path | None = None) -> Tokens | None:
@@ -18,3 +24,18 @@ def tokens(file: Path | None = None) -> Tokens | None:
         return Tokens(TOKEN_FILE, Path(named))
     text = os.environ.get(TOKEN, "")
     return Tokens(TOKEN, None, text) if text else None
+
+
+def client_tls(ca: Path | None, certificate: Path | None, key: Path | None) -> ClientTls | None:
+    """As the commands are told, by their flags or else by the environment; None: in plain. Raises SettingsError."""
+    ca, certificate, key = (
+        Path(named) if given is None and (named := os.environ.get(name)) else given
+        for name, given in ((TLS_CA, ca), (TLS_CERT, certificate), (TLS_KEY, key))
+    )
+    if ca is None:
+        if certificate is not None or key is not None:
+            raise SettingsError("--tls-cert and --tls-key: expected --tls-ca FILE with them, found none")
+        return None
+    from paramsync.rpc.tls import ClientTls  # here: what speaks no TLS need not import it
+
+    return ClientTls(ca, certificate, key)

@@ -50,7 +50,9 @@ def test_with_nothing_configured_only_this_machine_changes_something() -> None:
     local.check(PIN, caller(None))
     assert local.advice == ""
     for token in (None, SECRET):
-        with pytest.raises(NotAllowedError, match=r"refused on 0\.0\.0\.0.*--token-file FILE") as raised:
+        with pytest.raises(
+            NotAllowedError, match=r"refused on 0\.0\.0\.0.*--token-file FILE.*--tls-client-ca FILE"
+        ) as raised:
             open_to_others.check(PIN, caller(token))
         assert not isinstance(raised.value, UnauthenticatedError)
         assert open_to_others.advice in str(raised.value)
@@ -202,3 +204,12 @@ def test_where_everybody_may_the_log_says_so(caplog: pytest.LogCaptureFixture) -
     with Access(host="::1").audited(PIN, caller(None)):
         pass
     assert "who='anybody here'" in caplog.text
+
+
+def test_tokens_that_others_could_read_on_their_way_are_warned_of() -> None:
+    assert "tokens and answers are not encrypted on 0.0.0.0" in Access(host="0.0.0.0", tokens=tokens()).in_plain(
+        tls=False
+    )
+    for host, tls in (("127.0.0.1", False), ("0.0.0.0", True)):
+        assert Access(host=host, tokens=tokens()).in_plain(tls=tls) == ""
+    assert Access(host="0.0.0.0").in_plain(tls=False) == ""

@@ -18,6 +18,7 @@ from inferencer.protocols.http.port import HttpPort
 from inferencer.serving.metrics import Metrics
 from inferencer.transport.memory_budget import SHARES, MemoryBudget
 from paramsync.rpc.access import Access
+from paramsync.rpc.tls import ServerTls
 from tests.support.programs import eventually
 from tests.support.published import Publisher, Witness
 from tests.support.running import LONG, LocalRunning
@@ -100,7 +101,7 @@ class Web:
 
 
 @contextmanager
-def small_limits(folder: Path, *, patience: float = 1.0) -> Iterator[Web]:
+def small_limits(folder: Path, *, patience: float = 1.0, tls: ServerTls | None = None) -> Iterator[Web]:
     """Models `plain` in version 4, `named` in 5 and `empty`; bodies up to 4 MB, and clients that may take 1 second."""
     running = LocalRunning(*(folder / name for name in ("plain", "named", "empty")))
     publishers = [Publisher(folder / name) for name in ("plain", "named")]
@@ -122,7 +123,7 @@ def small_limits(folder: Path, *, patience: float = 1.0) -> Iterator[Web]:
             patience=patience,
         )
         ports = {"port": running.port, "control_port": running.control_port}
-        return Web(rest, await rest.start("127.0.0.1", 0), asyncio.get_running_loop(), **ports)
+        return Web(rest, await rest.start("127.0.0.1", 0, tls), asyncio.get_running_loop(), **ports)
 
     web = running.call(start)
     yield web

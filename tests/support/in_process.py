@@ -24,6 +24,7 @@ from paramsync.following.status import Status
 from paramsync.inference import batchable
 from paramsync.inference.resident import Resident
 from paramsync.rpc.server import options
+from paramsync.rpc.tls import ServerTls
 from paramsync.sources.source import ProgressCallback
 from paramsync.v1 import sync_pb2
 from paramsync.version import Version
@@ -53,9 +54,10 @@ class LocalServer:
 
     async def start(self) -> Ports:
         self.models.start()
+        tls = None if self._settings.tls is None else ServerTls(self._settings.tls)
         try:
             port, rest_port = await self.predicting.bind()
-            control_port = self.control.bind(self._settings.host, self._settings.control_port, "--control-port")
+            control_port = self.control.bind(self._settings.host, self._settings.control_port, "--control-port", tls)
             await self.predicting.start()
             await self.control.server.start()
             return Ports(port, rest_port, control_port)

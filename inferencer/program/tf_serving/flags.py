@@ -16,12 +16,13 @@ from paramsync.program.flags import TOKEN_FILE_HELP, Parser, check_text
 from paramsync.program.process import release
 from paramsync.rpc import settings as credentials
 from paramsync.rpc.addresses import PREDICTIONS_PORT, check_different, read_port
+from paramsync.rpc.tls import tls_files
 from paramsync.v1 import tf_serving_pb2
 
 from ...protocols.tfs.config_file import read
 from ...settings import readers
 from ...settings.flags import read_poll, read_rows
-from ...settings.settings import ModelSettings, Settings, TfServing, check_auth_reads, check_models
+from ...settings.settings import ModelSettings, Settings, TfServing, check_access, check_models
 
 _EVERYWHERE = "0.0.0.0"
 _CONTROL_HOST = "127.0.0.1"
@@ -65,7 +66,7 @@ CHANGE_NOTHING: Mapping[str, str] = {
 """By flag: how it is here. They are taken, and named at the start."""
 
 REFUSED: Mapping[str, str] = {
-    "ssl_config_file": "it listens without TLS; put a proxy that speaks it in front, and leave the flag out",
+    "ssl_config_file": "write its texts to files for --tls_cert, --tls_key and --tls_client_ca, and leave the flag out",
     "use_alts_credentials": "it listens without ALTS; put a proxy in front, and leave the flag out",
     "platform_config_file": "the one platform is tensorflow; leave the flag out",
 }
@@ -103,6 +104,7 @@ def _settings(flags: Mapping[str, Any]) -> Settings:
         reload_roots=tuple(flags["reload_root"]),
         tokens=credentials.tokens(flags.get("token_file")),
         auth_reads=flags.get("auth_reads", False),
+        tls=tls_files(flags.get("tls_cert"), flags.get("tls_key"), flags.get("tls_client_ca")),
         poll_seconds=flags.get("file_system_poll_wait_seconds", 1.0),
         tf_serving=TfServing(
             port=bool(port),
@@ -119,7 +121,7 @@ def _settings(flags: Mapping[str, Any]) -> Settings:
     )
     check_different({"--port": port, "--rest_api_port": rest_port, "--control_port": settings.control_port})
     check_models(settings.models)
-    check_auth_reads(settings)
+    check_access(settings)
     return settings
 
 
@@ -207,6 +209,9 @@ def _parser() -> argparse.ArgumentParser:
     roots = "callers may have models below it served by HandleReloadConfigRequest; may be repeated"
     own("--reload_root", action="append", type=readers.path, default=[], metavar="DIR", help=roots)
     own("--token_file", type=_file, metavar="FILE", help=TOKEN_FILE_HELP)
+    own("--tls_cert", type=_file, metavar="FILE", help="the certificate of this server, and those it is signed by")
+    own("--tls_key", type=_file, metavar="FILE", help="its key; with both every port speaks TLS")
+    own("--tls_client_ca", type=_file, metavar="FILE", help="who signs the certificates that callers show")
     own("--auth_reads", **_BOOL, help="calls that read, predictions among them, need a token too")
     ignored = parser.add_argument_group("taken, and named at the start, as they change nothing here").add_argument
     for name in CHANGE_NOTHING:

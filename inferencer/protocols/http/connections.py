@@ -11,7 +11,8 @@ from typing import Any
 from aiohttp import web
 
 from paramsync.rpc.addresses import refused
-from paramsync.rpc.server import UNFORESEEN, one_line
+from paramsync.rpc.server import SILENT_SECONDS, UNFORESEEN, one_line
+from paramsync.rpc.tls import ServerTls
 
 from .replies import bare, failed
 
@@ -40,14 +41,25 @@ class Connections:
         self._silent: dict[_Connection, float] = {}  # no request of theirs came yet; who was last heard is last
         self._idle: dict[_Connection, float] = {}  # whose last request was answered; who waits longest is first
         self._told = 0
+        self._by_tls = False
+        self._handshake = min(SILENT_SECONDS, patience / 6)  # seconds
         self._listening: asyncio.Server | None = None
 
-    async def listen(self, host: str, port: int) -> int:
+    async def listen(self, host: str, port: int, tls: ServerTls | None) -> int:
         """Returns the port, which other workers listen at too. Raises SettingsError."""
         loop = asyncio.get_running_loop()
+        self._by_tls = tls is not None
         try:
             # so many wait, and so many are accepted at a time: asyncio has one number for both
-            self._listening = await loop.create_server(self._accepted, host, port, backlog=_AT_ONCE, reuse_port=True)
+            self._listening = await loop.create_server(
+                self._accepted,
+                host,
+                port,
+                backlog=_AT_ONCE,
+                reuse_port=True,
+                ssl=None if tls is None else tls.http_context(),
+                ssl_handshake_timeout=None if tls is None else self._handshake,
+            )
             for listening in self._listening.sockets:
                 with listening.dup() as same:
                     same.listen(_WAITING)
@@ -112,7 +124,10 @@ class Connections:
         )
         self._open.add(connection)
         self._silent[connection] = loop.time()
-        connection.timer = loop.call_later(self._patience, self._check, connection)
+        if self._by_tls:
+            connection.timer = loop.call_later(2 * self._handshake, self._check_handshake, connection)
+        else:
+            connection.timer = loop.call_later(self._patience, self._check, connection)
         return connection
 
     def _has_made_room(self, now: float) -> bool:
@@ -125,6 +140,14 @@ class Connections:
             oldest.force_close()
             return True
         return False
+
+    def _check_handshake(self, connection: _Connection) -> None:
+        """One that failed leaves no connection, and nobody tells of that."""
+        if connection.transport is None:
+            self.over(connection)
+        else:
+            left = self._patience - 2 * self._handshake
+            connection.timer = asyncio.get_running_loop().call_later(left, self._check, connection)
 
     def _check(self, connection: _Connection) -> None:
         if self._silent.pop(connection, None) is not None:
@@ -176,7 +199,7 @@ class _Refused(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         transport.write(bare(503, FULL))
-        if self._connections.tells(1):
+        if self._connections.tells(1) and transport.can_write_eof():  # by TLS it cannot
             transport.write_eof()
             asyncio.get_running_loop().call_later(_TOLD_SECONDS, transport.abort)
         else:

@@ -17,6 +17,7 @@ from paramsync.inference.questions import Question
 from paramsync.inference.resident import Resident
 from paramsync.rpc.access import Access, Effect, effect_of
 from paramsync.rpc.server import told
+from paramsync.rpc.tls import ServerTls
 
 from ...batching.batcher import Batcher
 from ...serving.access import caller_of, check_origin
@@ -91,9 +92,9 @@ class HttpPort:
         self._came = 0
         self._connections = Connections(self._handle, patience=patience)
 
-    async def start(self, host: str, port: int) -> int:
+    async def start(self, host: str, port: int, tls: ServerTls | None) -> int:
         """Listen. See Connections."""
-        return await self._connections.listen(host, port)
+        return await self._connections.listen(host, port, tls)
 
     def leave(self) -> None:
         """Every answer ends its connection from now on: others listen at the same port."""

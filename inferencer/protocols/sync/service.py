@@ -18,7 +18,7 @@ from ...serving.metrics import Load
 from ...serving.registry import Registry
 from ...serving.worker_status import Replaced, WorkerStatus
 from .messages import of_event, of_load, of_progress, of_replaced, of_status, of_worker
-from .trainer_client import publish
+from .trainer_client import TrainerCalls
 
 _MARGIN = 0.1  # seconds before the caller's deadline in which to say why it will not be met
 
@@ -39,12 +39,12 @@ class SyncService:
         load: Callable[[], tuple[Mapping[str, Load], int]] = lambda: ({}, 0),
         replace: Callable[[int], Replaced] | None = None,
         *,
-        token: Callable[[], str] | None = None,
+        trainers: TrainerCalls | None = None,
     ) -> None:
         """An answer comes once all are `told` what followers report, who are asked elsewhere too.
 
-        `replace` has another process take the place of a worker, and blocks meanwhile; `token` gives what trainers are
-        shown that are asked to publish.
+        `replace` has another process take the place of a worker, and blocks meanwhile; `trainers` is how those are
+        called that are asked to publish.
         """
         self._models = models
         self._draining = draining
@@ -53,7 +53,7 @@ class SyncService:
         self._load = load
         self._replace = replace
         self._replacing = False
-        self._token = token
+        self._trainers = TrainerCalls() if trainers is None else trainers
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Any) -> pb.GetStatusResponse:
         models = [of_status(model.status()) for model in self._models.some(request.model)]
@@ -72,11 +72,10 @@ class SyncService:
                 raise InputError("version", expected="none where a fresh one is asked for", found=number)
             yield pb.SyncProgress(phase=pb.SyncProgress.PUBLISHING)
             store = follower.replica.source.path
-            number = await publish(
+            number = await self._trainers.publish(
                 self._trainer(follower.model),
                 model=follower.model,
                 store=store,
-                token=None if self._token is None else self._token(),
                 seconds=seconds_to_wait(context.time_remaining()),
             )
         yield pb.SyncProgress(phase=pb.SyncProgress.LOOKING, version=number or 0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,8 @@ import grpc
 
 from paramsync.errors import CorruptCheckpointError, StoreError, SyncError
 from paramsync.rpc.server import of_version
+from paramsync.rpc.tls import ClientTls
+from paramsync.rpc.tokens import Tokens
 from paramsync.store.store import Store, is_name, lock_owner, read_record
 from paramsync.v1 import sync_pb2 as pb
 
@@ -22,32 +24,57 @@ _SECONDS = 30.0  # for a caller who has no deadline
 _OPTIONS = (("grpc.enable_http_proxy", 0),)
 
 
-async def publish(address: str, *, model: str, store: Path, token: str | None = None, seconds: float | None) -> int:
+class TrainerCalls:
+    """How trainers are called: with a token or none, by TLS or not. Lives on one event loop."""
+
+    def __init__(self, tokens: Tokens | None = None, tls: ClientTls | None = None) -> None:
+        self._tokens = tokens
+        self._tls = tls
+
+    async def publish(self, address: str, *, model: str, store: Path, seconds: float | None) -> int:
+        """See `publish`."""
+        tls, tokens = self._tls, self._tokens
+        if tls is None:
+            channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
+        else:
+            channel = grpc.aio.secure_channel(address, tls.credentials, options=_OPTIONS)
+        shown = [] if tokens is None else [("authorization", f"Bearer {tokens.first()}")]
+        async with channel:
+            return await publish(channel, shown, address, model=model, store=store, seconds=seconds)
+
+
+async def publish(
+    channel: grpc.aio.Channel,
+    shown: Sequence[tuple[str, str]],
+    address: str,
+    *,
+    model: str,
+    store: Path,
+    seconds: float | None,
+) -> int:
     """The number of the version that the trainer at this address publishes now into the model's store.
 
-    One that publishes into another store is not asked to. It is shown the token. Raises SyncError, TimeoutError.
+    One that publishes into another store is not asked to. It is `shown` these headers. Raises SyncError, TimeoutError.
     """
-    shown = None if token is None else [("authorization", f"Bearer {token}")]
     deadline = time.monotonic() + (_SECONDS if seconds is None else seconds)
-    async with grpc.aio.insecure_channel(address, options=_OPTIONS) as channel:
 
-        async def ask(method: str, request: Any, answer: Callable[[bytes], Any]) -> Any:
-            call = channel.unary_unary(f"{_PUBLISHER}{method}", type(request).SerializeToString, answer)
-            try:
-                return await call(request, timeout=max(0.0, deadline - time.monotonic()), metadata=shown)
-            except grpc.aio.AioRpcError as error:
-                if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-                    raise TimeoutError(f"the trainer at {address} did not publish in time") from None
-                why = " ".join((error.details() or error.code().name).split())
-                raise SyncError(f"the trainer at {address} did not publish: {why}") from None
+    async def ask(method: str, request: Any, answer: Callable[[bytes], Any]) -> Any:
+        call = channel.unary_unary(f"{_PUBLISHER}{method}", type(request).SerializeToString, answer)
+        try:
+            return await call(request, timeout=max(0.0, deadline - time.monotonic()), metadata=tuple(shown))
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                raise TimeoutError(f"the trainer at {address} did not publish in time") from None
+            why = " ".join((error.details() or error.code().name).split())
+            raise SyncError(f"the trainer at {address} did not publish: {why}") from None
 
-        status = await ask("GetStatus", pb.GetPublisherStatusRequest(), pb.PublisherStatus.FromString)
-        if not await aside(partial(follows, store, status), f"the store of model {model!r}"):
-            raise SyncError(
-                f"the trainer at {address} publishes to {status.store}, and model {model!r} is followed in {store},"
-                f" which is another store: name the trainer of this one, with --trainer {model}=HOST:PORT"
-            )
-        version: pb.Version = await ask("Publish", pb.PublishRequest(), pb.Version.FromString)
+    status = await ask("GetStatus", pb.GetPublisherStatusRequest(), pb.PublisherStatus.FromString)
+    if not await aside(partial(follows, store, status), f"the store of model {model!r}"):
+        raise SyncError(
+            f"the trainer at {address} publishes to {status.store}, and model {model!r} is followed in {store},"
+            f" which is another store: name the trainer of this one, with --trainer {model}=HOST:PORT"
+        )
+    version: pb.Version = await ask("Publish", pb.PublishRequest(), pb.Version.FromString)
     return version.number
 
 

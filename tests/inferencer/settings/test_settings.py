@@ -252,7 +252,7 @@ def test_tokens_are_of_a_file_or_of_the_environment(tmp_path: Path, monkeypatch:
         assert (found.tokens.first(), found.auth_reads) == ("a-token-of-many-letters", True)
         assert "a-token-of-many-letters" not in repr(found)
     assert parse(["--model", "a=/s"]).tokens is None
-    with pytest.raises(SettingsError, match="--auth-reads: expected --token-file FILE or PARAMSYNC_TOKEN with it"):
+    with pytest.raises(SettingsError, match="--auth-reads: expected --token-file FILE or --tls-client-ca FILE with it"):
         parse(["--model", "a=/s", "--auth-reads"])
     monkeypatch.setenv("PARAMSYNC_TOKEN", "short")
     with pytest.raises(SettingsError, match="PARAMSYNC_TOKEN, line 1: expected 16 characters or more, found 5"):

@@ -1,0 +1,204 @@
+"""TLS: the certificate of a server, read again when its files change; what a client checks, and why that fails."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from paramsync.errors import SettingsError
+from paramsync.rpc.read_again import ReadAgain, read_file, read_secret
+
+if TYPE_CHECKING:
+    import grpc  # only where it is called: settings import this module, and gRPC reads the environment once
+
+_LOOK_SECONDS = 2.0  # for a handshake whose only purpose is to learn why it fails
+_EXPIRED, _MISMATCHES = 10, (62, 64)  # X509_V_ERR_CERT_HAS_EXPIRED, _HOSTNAME_MISMATCH, _IP_ADDRESS_MISMATCH
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """Of a server. With `client_ca` callers by gRPC, and those by HTTP that change something, show a certificate."""
+
+    certificate: Path
+    key: Path
+    client_ca: Path | None = None
+
+
+def tls_files(certificate: Path | None, key: Path | None, client_ca: Path | None) -> TlsFiles | None:
+    """What the three options of a program say. Raises SettingsError for what cannot be used."""
+    if certificate is None and key is None:
+        if client_ca is not None:
+            raise SettingsError("--tls-client-ca: expected --tls-cert FILE and --tls-key FILE with it, found neither")
+        return None
+    if certificate is None or key is None:
+        raise SettingsError("expected --tls-cert FILE and --tls-key FILE together, found one of them")
+    files = TlsFiles(certificate, key, client_ca)
+    ServerTls(files)
+    return files
+
+
+class _Loaded(NamedTuple):
+    certificate: bytes
+    key: bytes
+    client_ca: bytes | None
+    context: ssl.SSLContext
+
+
+class ServerTls(ReadAgain[_Loaded]):
+    """What the ports of one process show. Any thread."""
+
+    def __init__(self, files: TlsFiles) -> None:
+        """Raises SettingsError for what cannot be used."""
+        self._files = files
+        super().__init__(files.certificate, files.key, *([] if files.client_ca is None else [files.client_ca]))
+
+    def grpc_credentials(self) -> grpc.ServerCredentials:
+        """For one port; gRPC asks at each handshake whether there is something new."""
+        import grpc
+
+        given = self.value()
+
+        def changed() -> Any:
+            nonlocal given
+            if (now := self.value()) is given:
+                return None
+            given = now
+            return _grpc_configuration(now)
+
+        return grpc.dynamic_ssl_server_credentials(_grpc_configuration(given), changed, given.client_ca is not None)
+
+    def http_context(self) -> ssl.SSLContext:
+        """For one port. A caller may show a certificate, and need not."""
+        first = self.value().context
+
+        def exchange(connection: ssl.SSLObject | ssl.SSLSocket, name: str | None, _: ssl.SSLContext) -> None:
+            connection.context = self.value().context  # before anything of the old one was sent
+
+        first.sni_callback = exchange
+        return first
+
+    def _read(self) -> _Loaded:
+        files = self._files
+        certificate, key = read_file("--tls-cert", files.certificate), read_secret("--tls-key", files.key)
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.set_alpn_protocols(["http/1.1"])
+        _load_chain(context, files.certificate, files.key)
+        if files.client_ca is None:
+            return _Loaded(certificate, key, None, context)
+        client_ca = read_file("--tls-client-ca", files.client_ca)
+        _load_ca(context, "--tls-client-ca", files.client_ca, client_ca)
+        context.verify_mode = ssl.CERT_OPTIONAL
+        return _Loaded(certificate, key, client_ca, context)
+
+
+def _grpc_configuration(loaded: _Loaded) -> Any:
+    import grpc
+
+    return grpc.ssl_server_certificate_configuration([(loaded.key, loaded.certificate)], loaded.client_ca)
+
+
+class ClientTls:
+    """What a client checks of a server, and what it shows."""
+
+    def __init__(
+        self, ca: Path, certificate: Path | None = None, key: Path | None = None, *, option: str = "--tls-ca"
+    ) -> None:
+        """`ca`, which the option names, has the certificates of who signs those of servers.
+
+        Raises SettingsError for what cannot be used.
+        """
+        if (certificate is None) != (key is None):
+            raise SettingsError("expected --tls-cert FILE and --tls-key FILE together, found one of them")
+        roots = read_file(option, ca)
+        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        _load_ca(self._context, option, ca, roots)
+        self._context.set_alpn_protocols(["h2"])
+        shown = None
+        if certificate is not None and key is not None:
+            shown = read_secret("--tls-key", key), read_file("--tls-cert", certificate)
+            _load_chain(self._context, certificate, key)
+        self._shows = shown is not None
+        self._credentials = roots, *(shown or ())
+
+    @property
+    def credentials(self) -> grpc.ChannelCredentials:
+        """For a channel of gRPC's."""
+        import grpc
+
+        return grpc.ssl_channel_credentials(*self._credentials)
+
+    def trouble(self, address: str) -> str | None:
+        """Why a server at this address is not trusted, or does not trust this client; None where it is and does."""
+        host, _, port = address.rpartition(":")
+        host = host.strip("[]")
+        try:
+            if _shake(self._context, host, int(port)):
+                return None
+            reason = "it hangs up"
+        except ssl.SSLCertVerificationError as error:
+            why = error.verify_message.rstrip(".")
+            if error.verify_code == _EXPIRED:
+                return f"its certificate is not taken: {why}; give it a new one"
+            if error.verify_code in _MISMATCHES:
+                return f"its certificate is not taken: {why}; call it by a name that stands in its certificate"
+            return f"its certificate is not taken: {why}; name who signed it with --tls-ca FILE"
+        except ssl.SSLError as error:
+            reason = (error.reason or str(error)).replace("_", " ").lower()
+            if "alert" not in reason:
+                return "it does not speak TLS: leave --tls-ca and PARAMSYNC_TLS_CA out"
+        except OSError:
+            return None
+        if self._shows:
+            return f"it does not take the certificate of this command ({reason}): --tls-cert FILE names another one"
+        return "it wants a certificate of its callers: show one with --tls-cert FILE and --tls-key FILE"
+
+
+def speaks_tls(address: str) -> bool:
+    """Whether a server at this address begins a handshake."""
+    host, _, port = address.rpartition(":")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # nothing is sent but that
+    context.set_alpn_protocols(["h2", "http/1.1"])
+    try:
+        _shake(context, host.strip("[]"), int(port))
+    except ssl.SSLError as error:
+        return "ALERT" in (error.reason or "")
+    except OSError:
+        return False
+    return True
+
+
+def _shake(context: ssl.SSLContext, host: str, port: int) -> bool:
+    """Whether the server goes on after the handshake. By TLS 1.3 one that does not take a caller's certificate says so
+    only then, or hangs up. Raises OSError."""
+    with (
+        socket.create_connection((host, port), timeout=_LOOK_SECONDS) as plain,
+        context.wrap_socket(plain, server_hostname=host) as connection,
+    ):
+        try:
+            return connection.recv(1) != b""
+        except (ConnectionError, ssl.SSLEOFError):
+            return False
+        except TimeoutError:
+            return True
+
+
+def _load_chain(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
+    try:
+        context.load_cert_chain(certificate, key, password=lambda: "")  # without it an encrypted key is asked for
+    except (OSError, ValueError) as error:
+        reason = (getattr(error, "reason", None) or str(error)).replace("_", " ").lower()
+        raise SettingsError(
+            f"--tls-cert {certificate} and --tls-key {key}: expected a certificate and its key, in PEM and without a"
+            f" password, found that they cannot be used: {reason}"
+        ) from error
+
+
+def _load_ca(context: ssl.SSLContext, option: str, path: Path, content: bytes) -> None:
+    try:
+        context.load_verify_locations(cadata=content.decode())
+    except (OSError, ValueError) as error:
+        raise SettingsError(f"{option} {path}: expected certificates in PEM, found none that can be used") from error
