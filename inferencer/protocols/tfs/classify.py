@@ -155,16 +155,20 @@ def check_regressed(question: Question, answer: Answer) -> None:
 
 def _classified(question: Question, answer: Answer) -> classification_pb2.ClassificationResult:
     check_classified(question, answer)
-    count = len(question.inputs[INPUTS])
-    rows = answer[next(iter(answer))]
-    labels: list[list[bytes]] = answer[CLASSES].tolist() if CLASSES in answer else [[b""] * rows.shape[1]] * count
-    scores: list[list[float]] = answer[SCORES].tolist() if SCORES in answer else [[0.0] * rows.shape[1]] * count
+    labels, scores = classes_and_scores(answer)
     result = classification_pb2.ClassificationResult()
-    for row in range(count):
+    for row, row_scores in zip(labels.tolist(), scores.tolist(), strict=True):
         classes = result.classifications.add().classes
-        for label, score in zip(labels[row], scores[row], strict=True):
+        for label, score in zip(row, row_scores, strict=True):
             classes.add(label=label.decode(errors="replace"), score=score)
     return result
+
+
+def classes_and_scores(answer: Answer) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Both of each example; what the signature lacks is empty, or 0."""
+    shape = next(iter(answer.values())).shape
+    labels = answer[CLASSES] if CLASSES in answer else np.full(shape, b"", object)
+    return labels, answer[SCORES] if SCORES in answer else np.zeros(shape, np.float32)
 
 
 def _regressed(question: Question, answer: Answer) -> regression_pb2.RegressionResult:

@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any
 from urllib.parse import unquote
 
-import numpy as np
 from google.protobuf.json_format import MessageToDict
 from tensorflow.core.example import example_pb2, feature_pb2
 from tensorflow_serving.apis import get_model_metadata_pb2, get_model_status_pb2, input_pb2, model_pb2
@@ -26,13 +25,13 @@ from ...serving.specs import answered, check_count
 from ..json_arrays import Array, count_values, is_b64, joined, listed, nested, pieces, read, string, written
 from ..json_reader import Body, LargeList, elements, kind, named, parsed_bytes, parts
 from .classify import (
-    CLASSES,
     CLASSIFY,
     OUTPUTS,
     REGRESS,
     SCORES,
     check_classified,
     check_regressed,
+    classes_and_scores,
     examples,
     question_of,
 )
@@ -295,16 +294,14 @@ def _results(answer: Answer) -> Iterator[bytes]:
     if OUTPUTS in answer:
         yield from nested(OUTPUTS, answer[OUTPUTS].reshape(-1))
         return
-    shape = next(iter(answer.values())).shape
-    labels = answer[CLASSES] if CLASSES in answer else np.full(shape, b"", object)
-    scores = answer[SCORES] if SCORES in answer else np.zeros(shape, np.float32)
+    labels, scores = classes_and_scores(answer)
 
     def piece(first: int, end: int) -> list[Any]:
         names = [[label.decode(errors="replace") for label in row] for row in labels[first:end].tolist()]
         both = zip(names, listed(SCORES, scores[first:end]), strict=True)
         return [list(map(list, zip(*row, strict=True))) for row in both]
 
-    yield from pieces(shape[0], count_values(scores), piece)
+    yield from pieces(len(scores), count_values(scores), piece)
 
 
 _FORMS: dict[str, tuple[bytes, Callable[[Question, Answer], None] | None, Callable[[Answer], Iterator[bytes]]]] = {
