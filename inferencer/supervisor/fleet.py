@@ -8,7 +8,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as LateError
 from contextlib import suppress
@@ -289,11 +289,9 @@ class Fleet:
     def counts(self, *, seconds: float) -> list[tuple[Any, Any, int]]:
         """What each worker has counted, and those that are no more: requests, calls, and how many requests wait."""
         there = [worker for worker in self._workers if worker.state is not WorkerState.LEAVING]  # which says so itself
-        waiting = [(worker, worker.channel.ask("counts")) for worker in there]
-        end = time.monotonic() + seconds
-        for worker, answer in waiting:
+        for worker, answer in _asked(there, "counts", seconds=seconds):
             with suppress(LateError, ClosedError):  # what it said before is not forgotten
-                worker.counted = answer.result(max(0.0, end - time.monotonic()))
+                worker.counted = answer()
         with self._lock:
             counted = [worker.counted for worker in self._workers if worker.counted is not None]
             return [(dict(self._left.requests), dict(self._left.calls), 0), *counted]
@@ -408,11 +406,9 @@ class Fleet:
             return
         try:
             there = [worker for worker in self._workers if worker.state is not WorkerState.STARTING]
-            waiting = [(worker, worker.channel.ask("alive")) for worker in there]
-            end = time.monotonic() + _ALIVE_SECONDS
-            for worker, answer in waiting:
+            for worker, answer in _asked(there, "alive", seconds=_ALIVE_SECONDS):
                 try:
-                    answer.result(max(0.0, end - time.monotonic()))
+                    answer()
                 except LateError:
                     if not worker.is_stopped:
                         self._hung.add(worker)
@@ -424,12 +420,10 @@ class Fleet:
 
     def ask_all(self, what: str, *arguments: Any, seconds: float) -> list[Any]:
         """The answers that come in time. What one worker refuses, such as one that is being started, is logged."""
-        waiting = [(worker, worker.channel.ask(what, *arguments)) for worker in list(self._workers)]
-        end = time.monotonic() + seconds
         answers = []
-        for worker, answer in waiting:
+        for worker, answer in _asked(self._workers, what, *arguments, seconds=seconds):
             try:
-                answers.append(answer.result(max(0.0, end - time.monotonic())))
+                answers.append(answer())
             except (LateError, ClosedError):
                 pass
             except Exception as error:  # noqa: BLE001, the others answer all the same
@@ -453,18 +447,25 @@ class Fleet:
 
     def _all(self, what: str, *arguments: Any, descriptors: Sequence[int] = (), seconds: float) -> list[Any]:
         """The answers of all workers. Those that are late or gone are replaced; what others refuse is raised."""
-        waiting: list[tuple[Worker, Future[Any]]] = [
-            (worker, worker.channel.ask(what, *arguments, descriptors=descriptors)) for worker in self._workers
-        ]
-        end = time.monotonic() + seconds
         answers = []
-        for worker, answer in waiting:
+        workers = list(self._workers)
+        for worker, answer in _asked(workers, what, *arguments, descriptors=descriptors, seconds=seconds):
             try:
-                answers.append(answer.result(max(0.0, end - time.monotonic())))
+                answers.append(answer())
             except LateError:
                 worker.end(f"{what}: expected it within {seconds:g} s")  # before the others go on to what it lacks
             except ClosedError:
                 pass  # its own thread replaces it
-        if waiting and not answers and descriptors:
+        if workers and not answers and descriptors:
             raise UnfinishedError("every worker ended while it was to have the version; it is tried again")
         return answers
+
+
+def _asked(
+    workers: Iterable[Worker], what: str, *arguments: Any, descriptors: Sequence[int] = (), seconds: float
+) -> Iterator[tuple[Worker, Callable[[], Any]]]:
+    """Ask all of them at once. Each with its answer, which is waited for until the seconds of all are over."""
+    waiting = [(worker, worker.channel.ask(what, *arguments, descriptors=descriptors)) for worker in list(workers)]
+    end = time.monotonic() + seconds
+    for worker, answer in waiting:
+        yield worker, lambda answer=answer: answer.result(max(0.0, end - time.monotonic()))  # type: ignore[misc]
