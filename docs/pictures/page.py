@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -41,7 +42,8 @@ def _take(folder: Path, address: str, seconds: float) -> None:
     pause = threading.Event()
     with Browser(width=1280, height=1000) as browser:
         for _ in range(240):
-            browser.open(address)
+            with suppress(AssertionError):  # nobody listens yet
+                browser.open(address)
             if browser.run("return Boolean(document.querySelector('section.model .digit:not([hidden])'))"):
                 break
             pause.wait(1.0)

@@ -18,6 +18,7 @@ from paramsync.rpc.addresses import CONTROL_PORT, HOST, PREDICTIONS_PORT, REST_P
 INFERENCER = address(HOST, CONTROL_PORT)
 TRAINER = address(HOST, TRAINER_PORT)
 PREDICTIONS = address(HOST, PREDICTIONS_PORT)
+HTTP = address(HOST, REST_PORT)
 
 _DIGITS = 18  # of a version's number
 
@@ -160,6 +161,8 @@ def _add_operating(commands: _Commands[argparse.ArgumentParser]) -> None:
         _add_json(command, _JSON_LINES.get(command.prog.split()[-1], _JSON))
         _add_credentials(command)
     _add_address(status, "--trainer", TRAINER, "the trainer's control port")
+    page = _command(commands, "open", "open", "open the page of a server in a browser, and print its address")
+    _add_address(page, "--http", HTTP, "the inferencer's port for HTTP")
 
 
 def _add_servers(command: argparse.ArgumentParser) -> None:

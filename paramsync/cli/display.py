@@ -49,6 +49,10 @@ class Screen:
             self._said = what
             self._console.print(what, soft_wrap=True)
 
+    def say(self, text: str) -> None:
+        """A line that stays."""
+        self._console.print(text, soft_wrap=True, highlight=False)
+
     def show(self, ledger: Ledger) -> None:
         if self._live is not None:
             width = self._console.width - _ECHO

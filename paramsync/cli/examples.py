@@ -7,6 +7,7 @@ examples:
   paramsync up                          see it work, on this machine
   paramsync status                      what is trained, published and served, and how far apart
   paramsync status --watch              the same, whenever it changes
+  paramsync open                        its page, in a browser
   paramsync top                         rates, latencies, versions, workers, live
   paramsync sync digits                 serve the newest version now
   paramsync sync digits --fresh         have the trainer publish first
@@ -37,6 +38,11 @@ examples:
   paramsync status --server 10.0.0.1:8502 --server 10.0.0.2:8502
   PARAMSYNC_SERVER=10.0.0.1:8502,10.0.0.2:8502 paramsync status
   paramsync status --json | jq '.servers[].models[].serving.number'
+""",
+    "open": """\
+examples:
+  paramsync open
+  paramsync open --http 10.0.0.1:8501
 """,
     "sync": """\
 examples:

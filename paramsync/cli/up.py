@@ -90,6 +90,7 @@ def _watch(
     seconds: float | None = arguments.seconds
     with contextlib.ExitStack() as stack:
         trainer, inferencer, predictor = _wait_until_ready(arguments, children, folder, screen, stop, stack)
+        screen.say(f"its page, to see and steer it: http://{children[0].addresses()['HTTP']}/")
         held_out = HeldOut.read(folder / "held_out.npz")
         prober = Prober(predictor, held_out, ledger, model=_MODEL, input_name=_INPUT)
         observer = Observer(trainer, inferencer, prober, ledger, model=_MODEL)

@@ -53,7 +53,7 @@ def printed(capsys: pytest.CaptureFixture[str], *arguments: object) -> Any:
 
 def test_every_command_with_json_is_in_the_reference() -> None:
     (actions,) = (one for one in parser()._actions if isinstance(one, argparse._SubParsersAction))
-    programs = {"serve", "train", "completion"}
+    programs = {"serve", "train", "completion", "open"}
     assert commands() == set(actions.choices) - programs
     named = {kind.split()[-1] for fields in objects().values() for kind in _bare(fields.values())}
     assert named <= {*objects(), "string", "integer", "number", "boolean", "any"}

@@ -275,6 +275,7 @@ function drawModel(model) {
   drawHappened(model);
   drawErrors(model);
   drawDiff(model);
+  if (status.serving && !model.described) describe(model);
   model.digit?.changed();
 }
 
@@ -301,7 +302,6 @@ function build(model) {
     event.preventDefault();
     compare(model, diff);
   });
-  describe(model);
 }
 
 function drawVersions(model, may) {
@@ -699,9 +699,10 @@ $("sign-in").addEventListener("click", () => {
 // Draw a digit ---
 
 async function describe(model) {
+  model.described = true;
   try {
-    const answer = await fetch(`/v1/models/${encodeURIComponent(model.name)}/metadata`);
-    if (!answer.ok) return void setTimeout(() => models.get(model.name) === model && describe(model), 5000);
+    const answer = await fetch(`/v1/models/${encodeURIComponent(model.name)}/metadata`, { headers: headers() });
+    if (!answer.ok) return void setTimeout(() => { model.described = false; }, 5000);
     const signatures = (await answer.json()).metadata.signature_def.signature_def;
     const signature = signatures.serving_default;
     const inputs = Object.entries(signature?.inputs ?? {});

@@ -1,0 +1,69 @@
+"""`paramsync open`, with whatever the environment calls a browser."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+
+from paramsync.cli.__main__ import main
+
+
+class Page(BaseHTTPRequestHandler):
+    def do_HEAD(self) -> None:
+        self.send_response(200 if self.path == "/" else 404)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def page() -> Iterator[str]:
+    with HTTPServer(("127.0.0.1", 0), Page) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield f"127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def browser(monkeypatch: pytest.MonkeyPatch, command: Path) -> None:
+    monkeypatch.setattr("webbrowser._tryorder", None)  # what was found before
+    monkeypatch.setattr("webbrowser._browsers", {})
+    monkeypatch.setenv("BROWSER", f"{command} %s")
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("DISPLAY", raising=False)
+
+
+def test_the_page_is_opened_and_its_address_printed(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command, opened = tmp_path / "browser", tmp_path / "opened"
+    command.write_text(f'#!/bin/sh\necho "$1" > {opened}\n')
+    command.chmod(0o755)
+    browser(monkeypatch, command)
+    assert main(["open", "--http", page]) == 0
+    assert opened.read_text() == capsys.readouterr().out == f"http://{page}/\n"
+
+
+def test_without_a_browser_the_address_is_there_to_be_copied(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    browser(monkeypatch, tmp_path / "none")
+    assert main(["open", "--http", page]) == 1
+    said = capsys.readouterr()
+    assert said.out == f"http://{page}/\n"
+    assert "no browser" in said.err
+
+
+def test_nobody_there_is_said_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    with HTTPServer(("127.0.0.1", 0), Page) as server:
+        address = f"127.0.0.1:{server.server_port}"
+    assert main(["open", "--http", address]) == 1
+    said = capsys.readouterr()
+    assert (said.out, said.err.count("\n")) == ("", 1)
+    assert address in said.err
