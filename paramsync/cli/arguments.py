@@ -160,7 +160,8 @@ def _add_operating(commands: _Commands[argparse.ArgumentParser]) -> None:
         _add_servers(command)
         _add_json(command, _JSON_LINES.get(command.prog.split()[-1], _JSON))
         _add_credentials(command)
-    _add_address(status, "--trainer", TRAINER, "the trainer's control port")
+    text = f"the trainer's control port (default {TRAINER}, whose absence is told where servers are the default too)"
+    status.add_argument("--trainer", metavar="HOST:PORT", help=text)
     page = _command(commands, "open", "open", "open the page of a server in a browser, and print its address")
     _add_address(page, "--http", HTTP, "the inferencer's port for HTTP")
 

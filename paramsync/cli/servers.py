@@ -8,7 +8,7 @@ from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
-from paramsync.cli.arguments import INFERENCER
+from paramsync.cli.arguments import INFERENCER, TRAINER
 from paramsync.cli.credentials import credentials
 from paramsync.cli.settings import SERVER, servers
 from paramsync.errors import NotReachableError, ParamsyncError, SettingsError
@@ -35,6 +35,12 @@ def addresses(arguments: Namespace) -> list[str]:
 def _read(texts: Sequence[str]) -> list[str]:
     named = (part.strip() for text in texts for part in text.split(","))
     return list(dict.fromkeys(check_address(address) for address in named if address))
+
+
+def trainer(arguments: Namespace, servers: Sequence[str]) -> tuple[str, bool]:
+    """The address of the trainer's control port, and whether somebody is expected there: where it is named, or all is
+    asked at its default address. A host that only serves has no trainer."""
+    return arguments.trainer or TRAINER, arguments.trainer is not None or list(servers) == [INFERENCER]
 
 
 @contextlib.contextmanager

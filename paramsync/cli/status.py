@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from paramsync.cli.credentials import credentials
 from paramsync.cli.formatting import plain, to_json
 from paramsync.cli.process import complain, importing
-from paramsync.cli.servers import ask_all, connected, short
+from paramsync.cli.servers import addresses, ask_all, connected, short, trainer
 from paramsync.errors import CallError, ParamsyncError
 from paramsync.rpc.client import Inferencer, Trainer
 from paramsync.v1 import sync_pb2 as pb
@@ -28,17 +28,18 @@ def run(arguments: Namespace) -> bool:
         from paramsync.cli.status_watch import watch
 
         return watch(arguments)
-    with connected(arguments) as inferencers, Trainer(arguments.trainer, credentials(arguments)) as trainer:
-        publisher, *told = ask_all([trainer.status, *(_asking(each, arguments.model) for each in inferencers)], _call)
+    servers = addresses(arguments)
+    address, expected = trainer(arguments, servers)
+    with connected(arguments) as inferencers, Trainer(address, credentials(arguments)) as training:
+        publisher, *told = ask_all([training.status, *(_asking(each, arguments.model) for each in inferencers)], _call)
     for answer in (publisher, *told):
         if isinstance(answer, ParamsyncError) and not isinstance(answer, CallError):
             raise answer
-    servers = [inferencer.address for inferencer in inferencers]
     if arguments.json:
-        sys.stdout.write(to_json(report(arguments.trainer, publisher, servers, told)))
+        sys.stdout.write(to_json(report(address, publisher, servers, told)))
     else:
         _show(publisher, servers, told)
-    for answer in (publisher, *told):
+    for answer in ([publisher] if expected else []) + told:
         if isinstance(answer, ParamsyncError):
             complain(f"paramsync status: {answer}")
     return not any(isinstance(answer, ParamsyncError) for answer in told)
@@ -77,13 +78,13 @@ def rows(server: str, answer: Answer, *, seconds: float = 0.0) -> list[Row]:
 
 
 def report(
-    trainer: str, publisher: pb.PublisherStatus | ParamsyncError, servers: Sequence[str], told: Sequence[Any]
+    address: str, publisher: pb.PublisherStatus | ParamsyncError, servers: Sequence[str], told: Sequence[Any]
 ) -> dict[str, Any]:
     """The same as JSON values."""
     missing = isinstance(publisher, ParamsyncError)
     return {
         "trainer": {
-            "address": trainer,
+            "address": address,
             "error": str(publisher) if missing else None,
             "status": None if isinstance(publisher, ParamsyncError) else plain(publisher),
         },

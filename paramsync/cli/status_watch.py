@@ -19,7 +19,7 @@ from paramsync.cli.credentials import credentials
 from paramsync.cli.formatting import console, duration, redraws, to_json
 from paramsync.cli.overview import BAD, Overview, Row, behind, workers
 from paramsync.cli.process import check_reader
-from paramsync.cli.servers import connected, short
+from paramsync.cli.servers import addresses, connected, short, trainer
 from paramsync.cli.status import report, rows
 from paramsync.cli.watched import Last, Watched
 from paramsync.errors import CallError, RequestError
@@ -34,19 +34,20 @@ _TRAINER_SECONDS = 1.0  # steps are no events
 def watch(arguments: Namespace) -> NoReturn:
     """Until Ctrl-C. Raises RequestError where the model is not known."""
     news = threading.Event()
+    at = addresses(arguments)
+    where, expected = trainer(arguments, at)
     with (
         connected(arguments) as inferencers,
-        Trainer(arguments.trainer, credentials(arguments)) as trainer,
+        Trainer(where, credentials(arguments)) as publisher,
         contextlib.ExitStack() as stack,
     ):
-        training = Watched(trainer.status, trainer.watch, news, poll_seconds=_TRAINER_SECONDS)
+        training = Watched(publisher.status, publisher.watch, news, poll_seconds=_TRAINER_SECONDS)
         servers = [_watched(inferencer, arguments.model, news) for inferencer in inferencers]
         programs: list[Watched[Any]] = [training, *servers]
         for program in programs:
             stack.callback(program.close)
             program.start()
-        addresses = [inferencer.address for inferencer in inferencers]
-        show = stack.enter_context(_shown(arguments, addresses))
+        show = stack.enter_context(_shown(arguments, where, at, expected=expected))
         while True:
             news.wait(_REDRAW_SECONDS)
             news.clear()
@@ -64,55 +65,61 @@ def _watched(inferencer: Inferencer, model: str, news: threading.Event) -> Watch
 
 
 @contextlib.contextmanager
-def _shown(arguments: Namespace, addresses: Sequence[str]) -> Iterator[Any]:
-    """How to show what all said last."""
+def _shown(arguments: Namespace, where: str, servers: Sequence[str], *, expected: bool) -> Iterator[Any]:
+    """How to show what all said last. The trainer is at `where`, and its absence is told where it is `expected`."""
     screen = console()
     if arguments.json:
-        yield _Objects(arguments.trainer, addresses).show
+        yield _Objects(where, servers).show
     elif redraws(screen):
         with Live(console=screen, auto_refresh=False, vertical_overflow="crop") as live:
-            yield lambda training, lasts: live.update(_overview(training, addresses, lasts), refresh=True)
+            yield lambda training, lasts: live.update(
+                _overview(training, servers, lasts, expected=expected), refresh=True
+            )
     else:
-        yield _Lines(screen, addresses).show
+        yield _Lines(screen, servers).show
 
 
 def _overview(
-    training: Last[pb.PublisherStatus], addresses: Sequence[str], lasts: Sequence[Last[pb.GetStatusResponse]]
+    training: Last[pb.PublisherStatus],
+    servers: Sequence[str],
+    lasts: Sequence[Last[pb.GetStatusResponse]],
+    *,
+    expected: bool,
 ) -> Overview:
     """A server that is lost keeps the rows it had; below is since when, and why."""
     now = time.monotonic()
     shown: list[Row] = []
-    notes = workers({address: last.answer for address, last in zip(addresses, lasts, strict=True) if last.answer})
-    for address, last in zip(addresses, lasts, strict=True):
+    notes = workers({address: last.answer for address, last in zip(servers, lasts, strict=True) if last.answer})
+    for address, last in zip(servers, lasts, strict=True):
         if last.answer is not None:
             shown += rows(address, last.answer, seconds=now - last.at)
-        elif isinstance(last.error, CallError) and len(addresses) > 1:
+        elif isinstance(last.error, CallError) and len(servers) > 1:
             shown += rows(address, last.error)
         if last.error is not None:
             text = f"{address} lost {duration(now - last.lost_at)} ago: {short(last.error, address)}"
             notes.append(Text(line(text), BAD))
-    if training.error is not None:
+    if training.error is not None and (expected or training.answer is not None):
         notes.append(Text(line(str(training.error)), BAD))
-    trainer = training.answer if training.error is None else None
-    return Overview(shown, time.time(), trainer=trainer, several=len(addresses) > 1, notes=notes)
+    published = training.answer if training.error is None else None
+    return Overview(shown, time.time(), trainer=published, several=len(servers) > 1, notes=notes)
 
 
 class _Lines:
     """A line for every model that is another than before, for every server that is lost, and that is back."""
 
-    def __init__(self, screen: Console, addresses: Sequence[str]) -> None:
+    def __init__(self, screen: Console, servers: Sequence[str]) -> None:
         self._screen = screen
-        self._addresses = addresses
+        self._servers = servers
         self._said: dict[str, str] = {}
 
     def show(self, training: Last[pb.PublisherStatus], lasts: Sequence[Last[pb.GetStatusResponse]]) -> None:
-        for address, last in zip(self._addresses, lasts, strict=True):
+        for address, last in zip(self._servers, lasts, strict=True):
             if last.error is not None:
                 self._say(address, f"lost: {short(last.error, address)}")
                 continue
             if address in self._said:
                 self._say(address, "answers again")
-            several = f"{address} " if len(self._addresses) > 1 else ""
+            several = f"{address} " if len(self._servers) > 1 else ""
             for model in _models(last):
                 self._say(f"{several}{model.model}", _sentence(model), known=_essence(model))
 
@@ -146,9 +153,9 @@ def _sentence(model: pb.ModelStatus) -> str:
 class _Objects:
     """The whole status as one JSON object a line, whenever anything but an age is another."""
 
-    def __init__(self, trainer: str, addresses: Sequence[str]) -> None:
+    def __init__(self, trainer: str, servers: Sequence[str]) -> None:
         self._trainer = trainer
-        self._addresses = addresses
+        self._servers = servers
         self._said: Any = None
 
     def show(self, training: Last[pb.PublisherStatus], lasts: Sequence[Last[pb.GetStatusResponse]]) -> None:
@@ -157,5 +164,5 @@ class _Objects:
             self._said = essence
             told = [last.error or last.answer for last in lasts]
             publisher: Any = training.error or training.answer
-            sys.stdout.write(to_json(report(self._trainer, publisher, self._addresses, told)))
+            sys.stdout.write(to_json(report(self._trainer, publisher, self._servers, told)))
             sys.stdout.flush()

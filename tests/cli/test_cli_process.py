@@ -54,7 +54,7 @@ finally:
         ("sync digits", {"numpy", "rich"}),
         ("pin digits 420", {"numpy", "rich"}),
     ],
-    ids=str,
+    ids=["status", "status as JSON", "sync", "pin"],
 )
 def test_a_command_imports_no_more_than_it_shows(command: str, slow: set[str], inferencer: str, nobody: str) -> None:
     code = """

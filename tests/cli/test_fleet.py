@@ -41,6 +41,13 @@ def test_status_of_a_fleet_has_a_row_for_every_model_and_for_who_does_not_answer
     assert max(map(len, said.out.splitlines())) <= 80
 
 
+def test_a_trainer_that_nobody_named_may_be_away_where_servers_were_named(
+    inferencer: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["status", "--server", inferencer]) == 0
+    assert "trainer" not in capsys.readouterr().err
+
+
 def test_servers_come_from_the_environment_unless_an_option_names_them(
     inferencer: str, other: str, nobody: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
