@@ -34,6 +34,8 @@ class Task:
     callers: int
     seconds: float
     begin: float = 0.0
+    roots: str = ""
+    """A file of who signs the server's certificate; empty: in plain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +85,20 @@ def callers(count: int) -> Iterator[Callers]:
                 one.kill()
 
 
+def _channel(task: Task) -> grpc.aio.Channel:
+    if not task.roots:
+        return grpc.aio.insecure_channel(task.address, options=_OPTIONS)
+    credentials = grpc.ssl_channel_credentials(Path(task.roots).read_bytes())
+    return grpc.aio.secure_channel(task.address, credentials, options=_OPTIONS)
+
+
 async def _call(task: Task) -> dict[str, object]:
     request = Path(task.request).read_bytes()
     taken: list[float] = []
     async with AsyncExitStack() as stack:
         calls = []
         for _ in range(min(_CHANNELS, task.callers)):
-            channel = await stack.enter_async_context(grpc.aio.insecure_channel(task.address, options=_OPTIONS))
+            channel = await stack.enter_async_context(_channel(task))
             calls.append(channel.unary_unary(task.method, bytes, bytes))
         for call in calls:
             for _ in range(_WARM_UPS):

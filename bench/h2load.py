@@ -34,9 +34,11 @@ class Target:
     answer: int = 0
 
     @classmethod
-    def grpc(cls, address: str, method: str, message: bytes, body: Path, answer: int = 0) -> Target:
+    def grpc(
+        cls, address: str, method: str, message: bytes, body: Path, answer: int = 0, *, scheme: str = "http"
+    ) -> Target:
         body.write_bytes(struct.pack(">BI", 0, len(message)) + message)
-        return cls(f"http://{address}{method}", body, _GRPC, answer)
+        return cls(f"{scheme}://{address}{method}", body, _GRPC, answer)
 
 
 @dataclass(frozen=True, slots=True)

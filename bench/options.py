@@ -62,6 +62,7 @@ BENCHMARKS = {
         "answers a second of an export, beside the same model published", ("seconds", "runs"), runs=5
     ),
     "workers": Benchmark("several workers against one", ("seconds", "runs"), runs=5, seconds=2),
+    "tls": Benchmark("answers a second by TLS, beside in plain", ("seconds", "runs"), runs=5, seconds=2),
     "peers": Benchmark(
         "other systems that serve, beside ours",
         ("load", "seconds", "cache", "merge", "runs"),

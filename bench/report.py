@@ -111,6 +111,17 @@ def _show_workers(figures: Mapping[str, Any], conditions: Mapping[str, Any], scr
         screen.print(line, soft_wrap=True)
 
 
+def _show_tls(figures: Mapping[str, Any], conditions: Mapping[str, Any], screen: Console) -> None:
+    _headline(f"tls: answers a second, called by {figures['load_generator']}", screen)
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for column in ("callers", "in plain", "by TLS", "quotient"):
+        table.add_column(column, justify="right")
+    for count in (1, 8, 64):
+        rates = (f"{figures[f'{name}_per_second_c{count}']:.0f}" for name in ("plain", "tls"))
+        table.add_row(str(count), *rates, f"{figures[f'tls_over_plain_c{count}']:.2f}")
+    screen.print(table)
+
+
 def _show_swaps(figures: Mapping[str, Any], conditions: Mapping[str, Any], screen: Console) -> None:
     _headline(f"swap: {figures['bytes'] / 1e6:.1f} MB, answers while versions are swapped in", screen)
     screen.print(_swaps(figures["cases"]))
@@ -257,6 +268,7 @@ _SHOWN = {
     "stall": _show_stalls,
     "swap": _show_swaps,
     "workers": _show_workers,
+    "tls": _show_tls,
     "memory": _show_memory,
     "start": _show_start,
 }

@@ -30,18 +30,24 @@ _OPTIONS = (("grpc.enable_http_proxy", 0), ("grpc.max_receive_message_length", -
 class Served:
     """One process of `python -m PROGRAM`, which logs its addresses when it is ready. For one thread."""
 
-    def __init__(self, program: str, arguments: Sequence[str], *, log: Path) -> None:
+    def __init__(self, program: str, arguments: Sequence[str], *, log: Path, certificate: Path | None = None) -> None:
+        """It shows this certificate, or speaks no TLS."""
         self._child = Child(program, arguments, log=log)
         self.addresses = self._ready()
-        self._channel = grpc.insecure_channel(self.addresses["predictions"], options=_OPTIONS)
+        address = self.addresses["predictions"]
+        if certificate is None:
+            self._channel = grpc.insecure_channel(address, options=_OPTIONS)
+        else:
+            credentials = grpc.ssl_channel_credentials(certificate.read_bytes())
+            self._channel = grpc.secure_channel(address, credentials, options=_OPTIONS)
         self._predict = self._channel.unary_unary(PREDICT, bytes, bytes)
 
     @classmethod
-    def inferencer(cls, store: Path, *arguments: str) -> Served:
+    def inferencer(cls, store: Path, *arguments: str, certificate: Path | None = None) -> Served:
         """Ours, over this store."""
         ports = ("--port", "0", "--control-port", "0", "--rest-port", "0")
         log = store.with_name(f"{store.name}-{time.monotonic_ns()}.log")
-        return cls("inferencer", ["--model", f"{MODEL}={store}", *ports, *arguments], log=log)
+        return cls("inferencer", ["--model", f"{MODEL}={store}", *ports, *arguments], log=log, certificate=certificate)
 
     @property
     def pid(self) -> int:

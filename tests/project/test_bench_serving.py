@@ -67,6 +67,17 @@ def test_workers_reports_rates_memory_and_what_clients_see(capsys: pytest.Captur
     assert "was replaced, and answered" in captured.err
 
 
+def test_tls_reports_rates_beside_those_in_plain(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tls", "--runs", "1", "--seconds", "1", "--json", "-"]) == 0
+    captured = capsys.readouterr()
+    found = json.loads(captured.out)
+    for count in (1, 8, 64):
+        assert (
+            found[f"tls_over_plain_c{count}"] == found[f"tls_per_second_c{count}"] / found[f"plain_per_second_c{count}"]
+        )
+    assert "in plain" in captured.err
+
+
 def test_serve_reports_every_case_beside_grpc_alone(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "--runs", "1", "--seconds", "0.1", "--json", "-"]) == 0
     captured = capsys.readouterr()
