@@ -175,8 +175,14 @@ class Checkpoints(Generic[R]):
         sealed = bool(version.checksum and version.finite and version.seal) and version.seal == bundle.seal
         untouched = sealed and self._verification != "checksums"
         if self._trust is not None:
-            tell(Progress("verifying", bytes_total=version.bytes))
-            self._trust.check_tensors(version, bundle, threads=_THREADS)
+            done = 0
+
+            def advance(count: int) -> None:  # on any thread: it may fall a little short
+                nonlocal done
+                done += count
+                tell(Progress("verifying", bytes_done=done, bytes_total=version.bytes))
+
+            self._trust.check_tensors(version, bundle, advance=advance, threads=_THREADS)
             untouched = version.finite
         needed = _without_embeddings(graph, bundle, keys) if untouched else tuple(keys)
         if not self._answers_here:

@@ -11,6 +11,7 @@ import tensorflow as tf
 from paramsync.errors import SettingsError
 from paramsync.following.follower import Follower
 from paramsync.following.replica import Replica
+from paramsync.sources.source import Progress
 from tests.support.keys import Keys, keys, listed
 from tests.support.published import Publisher, ask, proven, saver_store
 
@@ -64,6 +65,23 @@ def test_what_serves_is_a_copy_that_no_writer_of_the_store_can_change(pair: Keys
         with data.open("r+b") as file:
             file.write(b"\1" * data.stat().st_size)
     assert proven(ask(follower)[0], 1)
+
+
+def test_a_restore_tells_how_much_is_hashed_and_is_given_up_where_something_else_is_wanted(
+    pair: Keys, signing: Publisher
+) -> None:
+    replica = Replica("m", signing.path, trust=[pair.public])
+    version = signing.publish(1, finite=True)
+    told: list[Progress] = []
+    replica.restore(version, told.append)
+    assert [one.bytes_done for one in told if one.phase == "verifying"][-1] == version.bytes
+
+    def give_up(progress: Progress) -> None:
+        if progress.bytes_done:
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        Replica("m", signing.path, trust=[pair.public]).restore(version, give_up)
 
 
 def test_nan_is_refused_in_signed_versions_too(pair: Keys, signing: Publisher) -> None:
