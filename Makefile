@@ -102,8 +102,8 @@ bench: $(READY)  ## every benchmark against all peers, which it installs; the fi
 	mkdir -p "$(TO)"
 	for one in publish restore delta call stall freshness swap memory start; do $(BIN)/python -m bench $$one --json "$(TO)/$$one.json" $(ARGS) || exit; done
 
-campaign: $(READY)  ## the campaigns at their whole length: kills, readers under recycling, a thousand versions, bad requests, workers
-	$(BIN)/pytest tests/hostile/test_campaigns.py tests/hostile/test_mutated_requests.py tests/hostile/test_serving_campaigns.py --campaign -s $(ARGS)
+campaign: $(READY) browser  ## the campaigns at their whole length: kills, readers under recycling, a thousand versions, bad requests, workers
+	$(BIN)/pytest tests/page tests/hostile/test_campaigns.py tests/hostile/test_mutated_requests.py tests/hostile/test_serving_campaigns.py --campaign -s $(ARGS)
 
 fuzz: $(READY)  ## coverage-guided, of the reader of indexes, for a minute; ARGS="-max_total_time=600" are libFuzzer's
 	@test -d $(FUZZ) || $(BIN)/uv pip install --quiet --python $(BIN)/python --target $(FUZZ) --group fuzz || \

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support.browser import Browser
-from tests.support.paged import DIGITS, HOSTILE, Store, started
+from tests.support.paged import DIGITS, HOSTILE, TOKEN, Store, started
 from tests.support.programs import ROOT, eventually
 
 pytestmark = pytest.mark.slow
@@ -77,6 +77,21 @@ def test_it_shows_every_model_and_complains_of_nothing(shown: Shown) -> None:
     entries = shown.browser.run("return performance.getEntriesByType('resource').map((one) => one.name)")
     assert [one for one in entries if not one.startswith(f"http://{shown.process.http_address}/")] == []
     assert shown.browser.logged() == []
+
+
+def test_actions_are_there_for_whoever_has_a_token(shown: Shown) -> None:
+    browser, actions = shown.browser, f"document.querySelector('{shown.section} .actions')"
+    for token, allowed in ((TOKEN[:-1], False), (TOKEN, True)):
+        assert browser.run(f"return {actions}.hidden")
+        browser.click("#sign-in")
+        browser.type("#ask-input", token)
+        shown.confirm()
+        browser.wait("document.querySelector('#connection').textContent === 'live'")
+        browser.wait(f"{actions}.hidden === {str(not allowed).lower()}")
+    assert browser.run("return sessionStorage.length") == 1
+    assert browser.run("return localStorage.length + document.cookie.length") == 0
+    assert TOKEN not in browser.run("return document.documentElement.outerHTML")
+    assert not [line for line in shown.process.lines if TOKEN in line]
 
 
 def test_a_version_is_on_the_screen_within_a_second(shown: Shown) -> None:

@@ -17,6 +17,7 @@ from tests.support.inferencers import Process
 
 HOSTILE = "<img src=x onerror=window.attacked=1>"
 DIGITS = "digits"
+TOKEN = "0123456789abcdef0123"
 
 
 class Answers(tf.Module):
@@ -66,8 +67,21 @@ class Store:
 
 
 def started(folder: Path, *stores: tuple[str, Path], workers: int = 2, rest_port: int = 0) -> Process:
-    """An inferencer of these stores."""
+    """An inferencer of these stores, which takes actions from whoever shows TOKEN."""
+    tokens = folder / "tokens"
+    tokens.write_text(f"ops:{TOKEN}\n")
+    tokens.chmod(0o600)
     models = [word for name, path in stores for word in ("--model", f"{name}={path}")]
-    process = Process(*models, "--rest-port", str(rest_port), "--workers", str(workers), "--state", folder / "state")
+    process = Process(
+        *models,
+        "--rest-port",
+        str(rest_port),
+        "--workers",
+        str(workers),
+        "--state",
+        folder / "state",
+        "--token-file",
+        tokens,
+    )
     process.connect()
     return process

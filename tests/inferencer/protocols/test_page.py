@@ -16,6 +16,7 @@ import pytest
 
 from inferencer.protocols.page.live import MOST
 from inferencer.protocols.page.page import files
+from paramsync.rpc.tokens import Tokens
 from paramsync.v1 import sync_pb2 as pb
 from tests.support.http import Got, call
 from tests.support.programs import eventually
@@ -308,6 +309,29 @@ def test_only_what_is_offered_is_asked(server: Server) -> None:
         ("HEAD", "/api/events", 404),
     ]:
         assert call(server.port, method, path).status == status, path
+
+
+def test_with_tokens_all_may_look_and_whoever_shows_one_may_act(tmp_path: Path) -> None:
+    secret = "0123456789abcdef0123"
+    publisher = Publisher(tmp_path / MODEL)
+    publisher.publish(1)
+    running = Running(tmp_path / MODEL, tokens=Tokens("--token-file", None, f"ops:{secret}"))
+    origin = {"Origin": f"http://127.0.0.1:{running.rest_port}", "Content-Type": "application/json"}
+
+    def shown(**headers: str) -> Any:
+        return call(running.rest_port, "GET", "/api/state", None, **headers).json["actions"]
+
+    def unpinned(**headers: str) -> int:
+        return call(running.rest_port, "POST", f"/api/models/{MODEL}/unpin", {}, **origin, **headers).status
+
+    assert call(running.rest_port, "GET", "/").status == 200
+    assert (shown()["allowed"], shown()["token"], bool(shown()["why"])) == (False, True, True)
+    assert shown(Authorization=f"Bearer {secret}") == {"allowed": True, "token": True, "why": ""}
+    assert [unpinned(), unpinned(Authorization=f"Bearer {secret[:-1]}")] == [401, 401]
+    assert unpinned(Authorization=f"Bearer {secret}") == 200
+    running.drain()
+    running.close()
+    publisher.close()
 
 
 def test_streams_end_when_the_server_is_drained(tmp_path: Path) -> None:

@@ -112,6 +112,7 @@ async function connect() {
   try {
     clock.heard = seconds();
     const answer = await fetch("/api/events", { headers: headers(), signal: abort.signal, cache: "no-store" });
+    if (answer.status === 401) $("sign-in").hidden = false;
     if (!answer.ok) throw new Error((await answer.json().catch(() => ({}))).error ?? `HTTP status ${answer.status}`);
     why = "The server ended the connection.";
     const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
