@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -22,9 +23,12 @@ NOTHING = "–"  # noqa: RUF001, stands where there is no value
 
 def console(*, stderr: bool = False) -> Console:
     """Where people read. Takes every text as it is: names and errors may hold what rich would read as markup."""
-    from rich.console import Console
+    from rich.console import Console, ConsoleDimensions
 
-    return Console(stderr=stderr, markup=False, highlight=False, emoji=False)
+    made = Console(stderr=stderr, markup=False, highlight=False, emoji=False)
+    if made.is_dumb_terminal:  # rich takes it to have 80 columns
+        made.size = ConsoleDimensions(*shutil.get_terminal_size())
+    return made
 
 
 def table(*columns: str, right: Collection[str] = (), whole: Collection[str] = (), show_header: bool = True) -> Table:

@@ -120,16 +120,17 @@ def _phase(progress: pb.SyncProgress) -> str:
 class _Lines:
     """What takes long is told once a second; what is done at once is not told."""
 
-    def __init__(self, names: dict[int, str]) -> None:
+    def __init__(self, names: dict[int, str], *, every: float = _LINE_SECONDS) -> None:
         self._names = names
+        self._every = every
         self._lock = threading.Lock()
-        self._next = dict.fromkeys(names, time.monotonic() + _LINE_SECONDS)
+        self._next = dict.fromkeys(names, time.monotonic() + every)
 
     def show(self, change: Change, progress: pb.SyncProgress) -> None:
         with self._lock:
             if progress.phase not in _PHASES or time.monotonic() < self._next[id(change)]:
                 return
-            self._next[id(change)] = time.monotonic() + _LINE_SECONDS
+            self._next[id(change)] = time.monotonic() + self._every
         done = f", {size(progress.bytes_done)} of {size(progress.bytes_total)}" if progress.bytes_total else ""
         with contextlib.suppress(OSError):
             sys.stderr.write(f"{self._names[id(change)]}{_phase(progress)}{done}\n")
