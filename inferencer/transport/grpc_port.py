@@ -12,7 +12,7 @@ from google.protobuf.descriptor import ServiceDescriptor
 from grpc_health.v1 import health_pb2
 
 from paramsync.errors import SettingsError
-from paramsync.host.tcp_connections import Address, peer_address
+from paramsync.host.tcp_connections import peer_address
 from paramsync.rpc.access import Access
 from paramsync.rpc.addresses import address, refused
 from paramsync.rpc.connection_limit import ConnectionLimit
@@ -22,6 +22,7 @@ from . import accepting
 from .dispatch import Dispatch
 from .drain import Drain
 from .health import Health
+from .leaving import Goodbye
 from .memory_budget import MemoryBudget
 from .read_timeout import ReadTimeouts
 from .reflection import add_reflection
@@ -63,6 +64,8 @@ class GrpcPort:
 
         self.places: list[int | str] = []
         """Where it listens: ports, and the path of a UNIX socket."""
+        self._plain: list[int | str] = []
+        """Such as speak no TLS."""
         self._socket: Path | None = None
 
     def bind(self, host: str, port: int, option: str, tls: ServerTls | None) -> int:
@@ -71,6 +74,7 @@ class GrpcPort:
         try:
             if tls is None:
                 bound = self.server.add_insecure_port(where)
+                self._plain.append(bound)
             else:
                 bound = self.server.add_secure_port(where, tls.grpc_credentials())
         except RuntimeError as error:
@@ -81,9 +85,7 @@ class GrpcPort:
 
     def bind_socket(self, path: Path) -> None:
         """Another process that listens there keeps its connections, and gets no new ones. Raises SettingsError."""
-        beside = Path(
-            f"{path}~"
-        )  # which is what gRPC takes away when it ends: the path may be another process's by then
+        beside = Path(f"{path}~")  # gRPC takes it away when it ends: the path may be another process's by then
         try:
             if path.exists() and not path.is_socket():
                 raise FileExistsError(path)
@@ -93,6 +95,7 @@ class GrpcPort:
         except (RuntimeError, OSError) as error:
             raise SettingsError(f"--grpc_socket_path {path}: cannot listen there; choose another path") from error
         self.places.append(str(beside))
+        self._plain.append(str(beside))
         self._socket = path
 
     def _look_after(self, port: int) -> None:
@@ -107,6 +110,5 @@ class GrpcPort:
             if self._socket is not None and self._socket.stat().st_ino == self._socket_id:
                 self._socket.unlink()
 
-    def busy(self) -> set[Address]:
-        """The other ends of connections that are being answered now."""
-        return {peer_address(peer) for peer in self.drain.peers}
+    def goodbye(self) -> Goodbye:
+        return Goodbye(self.places, self._plain, lambda: {peer_address(peer) for peer in self.drain.peers})

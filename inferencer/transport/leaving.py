@@ -9,7 +9,8 @@ until their callers know of it. So a process that another one replaces leaves in
    with the highest number that a call may have. What has begun, or is on its way, is answered.
 4. Callers close their connections after that, and make new ones.
 
-gRPC has no public name for the third step: whole frames are written beside its own, between two answers.
+gRPC has no public name for the third step: whole frames are written beside its own, between two answers. That cannot be
+done by TLS, where connections end by their age (`AGES`) while the worker waits for that.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ from paramsync.host.tcp_connections import Address
 Place: TypeAlias = "int | str"
 """A port, or the path of a UNIX socket."""
 
+AGES = (("grpc.max_connection_age_ms", 15_000),)
+"""Options of a port with TLS: its connections end without a loss, each within the time that a worker has to leave."""
 _GOAWAY = bytes.fromhex("000008 07 00 00000000 7fffffff 00000000")  # length, type, flags, stream; last stream, no error
 _ATTACH_FILTER = 26  # SO_ATTACH_FILTER
 _DROP_NEW = (  # sock_filter: of the byte of flags SYN and ACK; SYN alone is dropped, all else is kept whole
@@ -68,9 +71,15 @@ def stop_listening(places: Collection[Place]) -> None:
 class Goodbye:
     """The connections of one port that are to be left. Lives on the event loop that answers."""
 
-    def __init__(self, places: Collection[Place], busy: Callable[[], Collection[Address]]) -> None:
-        """`busy` are the other ends of connections that are being answered now."""
+    def __init__(
+        self, places: Collection[Place], plain: Collection[Place], busy: Callable[[], Collection[Address]]
+    ) -> None:
+        """`plain` are those of the places where no TLS is spoken: nobody else is told, for it would be no TLS.
+
+        `busy` are the other ends of connections that are being answered now.
+        """
         self._places = places
+        self._plain = plain
         self._busy = busy
         self._told: set[int] = set()
 
@@ -82,7 +91,9 @@ class Goodbye:
             with suppress(OSError):  # it has ended, or was a listener
                 peer, inode = _peer(connection), tcp_connections.inode_of(connection)
                 count += 1
-                if inode in self._told or (not to_all and peer in busy) or _unsent(connection):
+                if _place(connection) not in self._plain or inode in self._told:
+                    continue
+                if (not to_all and peer in busy) or _unsent(connection):
                     continue
                 connection.send(_GOAWAY, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
                 self._told.add(inode)
@@ -92,10 +103,13 @@ class Goodbye:
 def _sockets(places: Collection[Place], *, listening: bool) -> Iterator[socket.socket]:
     for each in tcp_connections.own_sockets():
         with suppress(OSError):
-            name = each.getsockname()
-            place = name[1] if each.family in (socket.AF_INET, socket.AF_INET6) else name
-            if place in places and bool(each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)) is listening:
+            if _place(each) in places and bool(each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)) is listening:
                 yield each
+
+
+def _place(each: socket.socket) -> Place:
+    name = each.getsockname()
+    return name[1] if each.family in (socket.AF_INET, socket.AF_INET6) else name  # type: ignore[no-any-return]
 
 
 def _attach(listener: socket.socket) -> None:

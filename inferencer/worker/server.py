@@ -26,7 +26,7 @@ from ..serving.served import Models
 from ..settings.settings import Settings, TfServing
 from ..transport.grpc_port import GrpcPort
 from ..transport.health import Health
-from ..transport.leaving import Goodbye, refuse_new, stop_listening
+from ..transport.leaving import AGES, refuse_new, stop_listening
 from ..transport.memory_budget import SHARES, MemoryBudget
 from ..transport.predictions import Predictions
 
@@ -93,7 +93,7 @@ class PredictionServer:
             self.draining,
             self._access,
             answering=self.answering,
-            channel_options=(*common, (_SHARED, 1), *tf_serving.channel_arguments),
+            channel_options=(*common, (_SHARED, 1), *(AGES if settings.tls else ()), *tf_serving.channel_arguments),
         )
         self._counted: list[GrpcPort] = []
         self.count(self.grpc)
@@ -144,7 +144,7 @@ class PredictionServer:
         stop_listening(self.grpc.places)
         self._rest.stop_listening()
         await asyncio.sleep(_NEW_SECONDS)
-        goodbye = Goodbye(self.grpc.places, self.grpc.busy)
+        goodbye = self.grpc.goodbye()
         began = now = loop.time()
         while (goodbye.say(to_all=now - began > _BUSY_SECONDS) or len(self._rest)) and (now - began < _LINGER_SECONDS):
             now = await _paused(now)

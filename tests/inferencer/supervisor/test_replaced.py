@@ -20,10 +20,13 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tensorflow_serving.apis import prediction_service_pb2_grpc
 
+from inferencer.settings.settings import TfServing
 from paramsync.cli.__main__ import main
 from paramsync.errors import SyncError
 from paramsync.rpc.client import Inferencer
+from paramsync.rpc.tls import TlsFiles
 from paramsync.v1 import sync_pb2 as pb
+from tests.support.certificates import Authority
 from tests.support.programs import eventually
 from tests.support.published import Gated, Publisher, proven
 from tests.support.running import LONG, SERVING, Running, request, seen, synced
@@ -256,6 +259,32 @@ def test_a_call_that_takes_long_is_answered_by_the_worker_that_leaves(
         assert len(list(operator.replace_workers())) == WORKERS
     assert version_of(slow.result(LONG)) == 2
     opening.join()
+
+
+def test_callers_by_tls_lose_no_call_either(publisher: Publisher, tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    files = authority.sign("server")
+    young = TfServing(
+        channel_arguments=(("grpc.max_connection_age_ms", 1000),)
+    )  # which the test need not wait for long
+    tls = TlsFiles(files.certificate, files.key, None)
+    running = Running(tmp_path / "m", workers=WORKERS, tls=tls, tf_serving=young)
+    running.server.models.follower("m").sync(timeout=LONG)
+
+    def ask() -> Iterator[int]:
+        credentials = grpc.ssl_channel_credentials(authority.file.read_bytes())
+        with grpc.secure_channel(f"127.0.0.1:{running.port}", credentials, ALONE) as channel:
+            predict = prediction_service_pb2_grpc.PredictionServiceStub(channel).Predict
+            while True:
+                yield version_of(predict(request(), timeout=LONG))
+
+    callers = [Caller(ask) for _ in range(3)]
+    for number in range(WORKERS):
+        running.server._fleet.replace(number)
+    for caller in callers:
+        caller.end()
+    assert [caller.wrong for caller in callers] == [[]] * len(callers)
+    running.close()
 
 
 def test_a_server_that_is_drained_while_workers_are_replaced_ends(publisher: Publisher, tmp_path: Path) -> None:
