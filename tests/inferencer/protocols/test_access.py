@@ -221,7 +221,14 @@ def test_each_path_of_kserve_that_changes_something_is_tried() -> None:
 
 
 @pytest.mark.parametrize(
-    "where", [*HTTP_CHANGES.values(), ("POST", "/made/up"), ("DELETE", "/v3"), ("PUT", "/healthz")]
+    "where",
+    [
+        *HTTP_CHANGES.values(),
+        ("POST", "/made/up"),
+        ("POST", "/api/models/m/pin"),
+        ("DELETE", "/v3"),
+        ("PUT", "/healthz"),
+    ],
 )
 def test_a_request_that_changes_something_is_refused_without_the_right_token(
     where: tuple[str, str], running: LocalRunning
