@@ -94,9 +94,19 @@ class Browser:
         return str(found[_ELEMENT])
 
     def click(self, selector: str) -> None:
-        """As a user does: what is covered or not shown cannot be clicked."""
-        self.run("document.querySelector(arguments[0]).scrollIntoView({block: 'center'})", selector)
-        self._ask("POST", f"{self._session}/element/{self.find(selector)}/click")
+        """As a user does: what is covered or not shown cannot be clicked. Again where it moved just then."""
+
+        def clicked() -> bool | None:
+            self.run("document.querySelector(arguments[0]).scrollIntoView({block: 'center'})", selector)
+            try:
+                self._ask("POST", f"{self._session}/element/{self.find(selector)}/click")
+            except AssertionError as error:
+                if any(why in str(error) for why in ("click intercepted", "stale element")):
+                    return None
+                raise
+            return True
+
+        eventually(clicked, lambda: f"a click on {selector}")
 
     def type(self, selector: str, text: str) -> None:
         self._ask("POST", f"{self._session}/element/{self.find(selector)}/value", {"text": text})
