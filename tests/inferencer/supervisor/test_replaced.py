@@ -22,7 +22,7 @@ from tensorflow_serving.apis import prediction_service_pb2_grpc
 
 from inferencer.settings.settings import TfServing
 from paramsync.cli.__main__ import main
-from paramsync.errors import SyncError
+from paramsync.errors import ParamsyncError, SyncError
 from paramsync.rpc.client import Inferencer
 from paramsync.rpc.tls import TlsFiles
 from paramsync.v1 import sync_pb2 as pb
@@ -291,14 +291,11 @@ def test_a_server_that_is_drained_while_workers_are_replaced_ends(publisher: Pub
     for seconds in (0.05, 1.2):
         running = Running(tmp_path / "m", workers=WORKERS)
         synced(running)
-        told: list[str] = []
 
-        def replace(running: Running = running, told: list[str] = told) -> None:
-            with Inferencer(f"127.0.0.1:{running.control_port}") as operator:
-                try:
-                    list(operator.replace_workers())
-                except Exception as error:  # noqa: BLE001, what it is does not matter: the server is gone
-                    told.append(str(error))
+        def replace(running: Running = running) -> None:
+            address = f"127.0.0.1:{running.control_port}"
+            with Inferencer(address) as operator, contextlib.suppress(ParamsyncError):  # the server goes away
+                list(operator.replace_workers())
 
         replacing = threading.Thread(target=replace)
         replacing.start()
@@ -306,4 +303,3 @@ def test_a_server_that_is_drained_while_workers_are_replaced_ends(publisher: Pub
         running.close()
         replacing.join(LONG)
         assert not replacing.is_alive()
-        assert len(told) == 1
