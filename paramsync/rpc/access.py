@@ -155,6 +155,10 @@ class Access:
             " PARAMSYNC_TOKEN, other clients as authorization: Bearer TOKEN"
         )
 
+    @property
+    def takes_tokens(self) -> bool:
+        return self._tokens is not None
+
     @contextmanager
     def refusals(self, what: str, caller: Caller) -> Iterator[None]:
         """Log the NotAllowedError that is raised within."""

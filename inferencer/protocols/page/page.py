@@ -12,7 +12,7 @@ from typing import Any
 
 from aiohttp import web
 
-from paramsync.errors import InputError, ParamsyncError, RequestError
+from paramsync.errors import InputError, NotAllowedError, ParamsyncError, RequestError
 from paramsync.following.operator_requests import Action
 from paramsync.following.pins_file import check_label
 from paramsync.rpc.access import Access
@@ -121,11 +121,12 @@ class Page:
 
     def _shown(self, request: web.BaseRequest, state: bytes) -> bytes:
         """All there is, and whether whoever asks may change it."""
-        access = self._access
-        allowed = access.is_open or access.who(caller_of(request)) is not None
-        needs_token = not access.is_open and not access.advice
-        why = "" if allowed else access.advice or "a token is needed that this server knows"
-        actions = {"allowed": allowed, "token": needs_token, "why": why}
+        why = ""
+        try:
+            self._access.check_read("an action of the page", caller_of(request))
+        except NotAllowedError as error:
+            why = str(error)
+        actions = {"allowed": not why, "token": self._access.takes_tokens, "why": why}
         return b'{"actions":' + messages.text(actions) + b"," + state[1:]
 
     # What changes, as it does -----------------------------------------------------------------------------------------

@@ -270,7 +270,7 @@ function drawModel(model) {
   node.querySelector("[data-do=unpin]").hidden = status.pinned === null;
   const why = node.querySelector(".why");
   why.hidden = server.actions.allowed || joined || !server.actions.why;
-  put(why, server.actions.why ? `To change what serves: ${server.actions.why}` : "");
+  put(why, server.actions.why);
   $("sign-in").hidden = !(server.actions.token || token());
   drawVersions(model, may);
   drawHappened(model);
