@@ -93,7 +93,7 @@ class PredictionServer:
             self.draining,
             self._access,
             answering=self.answering,
-            channel_options=(*common, (_SHARED, 1), *(AGES if settings.tls else ()), *tf_serving.channel_arguments),
+            channel_options=(*common, (_SHARED, 1), *tf_serving.channel_arguments, *(AGES if settings.tls else ())),
         )
         self._counted: list[GrpcPort] = []
         self.count(self.grpc)
