@@ -57,7 +57,8 @@ async def _serve(settings: Settings, template: Template, stop: Stop, manager: Se
     names = ", ".join(model.name for model in settings.models)
     _log.info("inferencer starts: %s; TensorFlow is imported first, for workers: %d", names, settings.workers)
     stop.arm(lambda: loop.is_closed() or loop.call_soon_threadsafe(stopping.set))
-    await serve(server, settings, stopping, manager)
+    with closing(template):  # here too: threads that wait for its import would hold up the end of the event loop
+        await serve(server, settings, stopping, manager)
 
 
 async def serve(server: Server, settings: Settings, stop: asyncio.Event, manager: ServiceManager) -> None:

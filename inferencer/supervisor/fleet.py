@@ -51,6 +51,8 @@ class Worker(ChildProcess):
     """Set once another one is started to take its place."""
     counted: Any = None
     """What it counted, as it last said."""
+    computed: frozenset[int] = frozenset()
+    """The versions that it was computing when it ended, by their keys."""
     state = WorkerState.STARTING
     """Until it answers its start has a deadline of its own."""
     since = 0.0
@@ -143,7 +145,8 @@ class Fleet:
                     listening.set_result(None)
                 while worker is not None:
                     lived, how, explained = self._lived(number, worker)
-                    worker = None if worker.successor is None else worker.successor.result()
+                    successor = worker.successor  # read once: where that one does not start it is taken away
+                    worker = None if successor is None else successor.result()
             if self._ended.is_set():
                 return
             self._restarts[number] += 1
@@ -231,7 +234,7 @@ class Fleet:
         """Returns the versions that it was computing, by their keys. What its requests took is free again."""
         with self._lock:
             if worker not in self._workers and worker not in self._starting:
-                return frozenset()
+                return worker.computed  # it left, which another thread has seen
             self._starting.discard(worker)
             if worker in self._workers:
                 self._workers.remove(worker)
@@ -241,7 +244,8 @@ class Fleet:
             self._without_since[worker.number] = time.time()
             self._words.taken[worker.slot] = 0
             self._slots.append(worker.slot)
-            return self._words.calls(worker.slot).take()
+            worker.computed = self._words.calls(worker.slot).take()
+            return worker.computed
 
     def replace(self, number: int) -> Replaced:
         """Start another worker in the place of this one, which leaves once that one answers: no caller notices.

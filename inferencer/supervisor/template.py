@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import logging
 import os
@@ -29,6 +30,7 @@ class Template:
         self._log_format = log_format
         self._lock = threading.Lock()
         self._ready = False
+        self._is_closed = False
         self._numbers = itertools.count(1)
         self._exits: dict[int, int] = {}
         self._spawn()
@@ -42,15 +44,14 @@ class Template:
         try:
             os.write(request, pickle.dumps((role, arguments)))
             with self._lock:
+                if self._is_closed:
+                    raise ChildProcessError(errno.ECHILD, "the server ends: no process is started any more")
                 if self.has_ended:
                     _log.error("the process that workers are forked from is gone; another one is started")
                     self._socket.close()
                     self._spawn()
                 if not self._ready:
-                    self._socket.settimeout(_IMPORT_SECONDS)
-                    if self._socket.recv(16) != b"ready":
-                        raise OSError("the process that imports TensorFlow ended; its output says why")
-                    self._ready = True
+                    self._await_import()
                 self._take_exits()  # so that the template can always send the next
                 number = next(self._numbers)
                 self._socket.settimeout(_FORK_SECONDS)
@@ -72,6 +73,8 @@ class Template:
             return self._exits.pop(number, None)
 
     def close(self) -> None:
+        """Whoever waits for it to have imported is answered at once. May be called again."""
+        self._is_closed = True
         if not self._ready:  # it is importing, and nothing was forked from it
             self._process.kill()
         with suppress(OSError):
@@ -80,6 +83,18 @@ class Template:
             self._process.wait(2)
         self._process.kill()
         self._socket.close()
+
+    def _await_import(self) -> None:
+        """Raises ChildProcessError, with a number: no version is at fault."""
+        self._socket.settimeout(_IMPORT_SECONDS)
+        try:
+            is_ready = self._socket.recv(16) == b"ready"
+        except TimeoutError as error:
+            why = f"TensorFlow was not imported within {_IMPORT_SECONDS:g} s"
+            raise ChildProcessError(errno.ECHILD, why) from error
+        if not is_ready:
+            raise ChildProcessError(errno.ECHILD, "the process that imports TensorFlow ended; its output says why")
+        self._ready = True
 
     def _take_exits(self, *, seconds: float = 0.0) -> None:
         """Every end that was told meanwhile; waits for the first of them."""

@@ -43,3 +43,20 @@ def test_a_service_says_when_it_is_ready_and_when_it_stops_and_logs_one_event_a_
     [refused] = [event for event in logged if "quarantined" in event["message"]]
     assert (refused["model"], refused["version"], refused["level"]) == ("m", 4, "WARNING")
     assert logged[-1]["message"] == "inferencer stopped"
+
+
+def test_a_service_that_is_stopped_before_it_is_ready_has_nothing_go_wrong(
+    publisher: Publisher, tmp_path: Path
+) -> None:
+    publisher.publish(1)
+    program = Process("--model", f"m={tmp_path / 'm'}", "--workers", "1")
+    try:
+        eventually(lambda: [one for one in program.lines if "inferencer starts" in one], lambda: "it to begin")
+        program.process.send_signal(signal.SIGTERM)
+        assert program.ended() == 0
+    finally:
+        program.close()
+    logged = "".join(program.lines)
+    assert "inferencer ready" not in logged
+    assert "does not start" not in logged  # as a worker does that is forked once TensorFlow was imported all the same
+    assert "quarantined" not in logged

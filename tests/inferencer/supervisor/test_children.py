@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,8 @@ import pytest
 from inferencer.processes import shared_words
 from inferencer.supervisor.child import ChildProcess
 from inferencer.supervisor.template import Template
-from tests.support.programs import eventually
+from paramsync.following.faults import Fault, fault_of
+from tests.support.programs import PATIENCE, eventually
 
 pytestmark = pytest.mark.slow
 
@@ -40,3 +43,26 @@ def test_one_whose_channel_is_closed_is_killed_and_a_template_that_ended_leaves_
     assert Path(f"/proc/{other.pid}").exists()
     other.kill()
     os.close(words)
+
+
+def test_one_that_is_closed_while_it_imports_answers_at_once_and_starts_nothing_more() -> None:
+    template = Template()
+    waiting = Future[int]()
+
+    def start() -> None:
+        try:
+            waiting.set_result(template.start("trial", descriptors=[]))
+        except BaseException as error:  # noqa: BLE001, it is looked at where it is waited for
+            waiting.set_exception(error)
+
+    threading.Thread(target=start, daemon=True).start()
+    eventually(template._lock.locked, lambda: "it to be waited for")
+    process = template._process
+    template.close()
+    refused = waiting.exception(PATIENCE)
+    assert isinstance(refused, ChildProcessError)
+    assert fault_of(refused) is Fault.THE_MACHINES  # no version is put into quarantine for it
+    with pytest.raises(ChildProcessError, match="the server ends"):
+        template.start("trial", descriptors=[])
+    assert template._process is process
+    template.close()
