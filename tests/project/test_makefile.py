@@ -28,7 +28,7 @@ def test_a_command_installs_what_it_runs_and_shows_how_that_goes(tmp_path: Path,
 
 @pytest.mark.parametrize("lock", ["requirements.lock", "requirements-gpu.lock"])
 def test_the_bill_of_materials_is_of_what_an_image_installs(lock: str) -> None:
-    command = ["make", "--dry-run", "--assume-old=.venv/.runs", "sbom", f"LOCK={lock}"]
+    command = ["make", "--no-print-directory", "--dry-run", "--assume-old=.venv/.runs", "sbom", f"LOCK={lock}"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60)
     *_, made = done.stdout.splitlines()
     assert "cyclonedx_py requirements" in made
