@@ -35,7 +35,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 def parser() -> argparse.ArgumentParser:
     top: argparse.ArgumentParser = _Parser(
         prog="paramsync",
-        description="Keeps an inference copy of a TensorFlow model up to date while the model is being trained.",
+        description="Keeps an inference copy of a TensorFlow model up to date while the model is\nbeing trained.",
         epilog=f"{ALL}\n{EXIT_CODES}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -174,8 +174,9 @@ def _add_servers(command: argparse.ArgumentParser) -> None:
 
 def _add_predict(commands: _Commands[argparse.ArgumentParser]) -> None:
     values = (
-        "VALUE is JSON, @FILE.npy or @FILE.npz:KEY. JSON numbers become float32, or int64 where all are whole and\n"
-        "the model does not ask for float32; arrays from files keep their dtype.\n\n"
+        "VALUE is JSON, @FILE.npy or @FILE.npz:KEY. JSON numbers become float32, or int64\n"
+        "where all are whole and the model does not ask for float32; arrays from files\n"
+        "keep their dtype.\n\n"
     )
     predict = _command(commands, "predict", "predict", "ask a model, and say which version answered", epilog=values)
     add = predict.add_argument
@@ -221,8 +222,9 @@ def _add_looking(commands: _Commands[argparse.ArgumentParser]) -> None:
         command.add_argument("source", metavar="SOURCE", help=source)
     tensorboard.add_argument("logdir", metavar="LOGDIR", help="the directory that TensorBoard is started with")
     build = (
-        "BUILD is a function of MODULE without arguments that returns a Keras model, a tf.Module, or a Capture; or\n"
-        "such a model itself. MODULE is imported with TensorFlow as the backend of Keras, from the current directory.\n"
+        "BUILD is a function of MODULE without arguments that returns a Keras model, a\n"
+        "tf.Module, or a Capture; or such a model itself. MODULE is imported with\n"
+        "TensorFlow as the backend of Keras, from the current directory.\n"
         "\n"
     )
     summary = "put a model's graph into a store, for other frameworks"

@@ -5,21 +5,21 @@ from __future__ import annotations
 ALL = """\
 examples:
   paramsync up                          see it work, on this machine
-  paramsync status                      what is trained, published and served, and how far apart
+  paramsync status                      what is trained, published and served
   paramsync status --watch              the same, whenever it changes
   paramsync open                        its page, in a browser
-  paramsync top                         rates, latencies, versions, workers, live
+  paramsync top                         rates, latencies, versions and workers
   paramsync sync digits                 serve the newest version now
   paramsync sync digits --fresh         have the trainer publish first
   paramsync rollback digits             serve the version before, and stay there
   paramsync predict digits --input image=@held_out.npz:x --rows 3
   paramsync versions /dev/shm/digits    what is in a store, and who uses it
-  paramsync diff /dev/shm/digits        what the newest version changed, and by how much
+  paramsync diff /dev/shm/digits        what the newest version changed
   paramsync verify /dev/shm/digits      whether it is what was published
-  paramsync graph show /dev/shm/digits  what its graph takes and gives, and is made of
+  paramsync graph show /dev/shm/digits  what its graph takes and gives
   paramsync train --store /dev/shm/digits --job MODULE:FUNCTION
   paramsync serve --model digits=/dev/shm/digits
-  paramsync serve --tf-serving --port=8500 --rest_api_port=8501 --model_base_path=/models/digits
+  paramsync serve --tf-serving --port=8500 --model_base_path=/models/digits
 """
 
 EXIT_CODES = "exit codes: 0 done, 1 it did not happen, 2 wrong arguments, 130 Ctrl-C"
@@ -47,7 +47,7 @@ examples:
     "sync": """\
 examples:
   paramsync sync digits                   the newest version, now
-  paramsync sync digits --fresh           what is trained now: the trainer publishes first
+  paramsync sync digits --fresh           the trainer publishes first
   paramsync sync digits --version 420
   paramsync sync --all --timeout 60       every model of every server
 """,
@@ -104,15 +104,16 @@ examples:
 """,
     "keys": """\
 examples:
-  paramsync keys new digits               digits.key for the trainer, digits.pub for inferencers
+  paramsync keys new digits      digits.key to sign with, digits.pub to trust
 """,
     "new": """\
 examples:
-  paramsync keys new digits               digits.key for the trainer, digits.pub for inferencers
+  paramsync keys new digits      digits.key to sign with, digits.pub to trust
 """,
     "completion": """\
 examples:
-  source <(paramsync completion bash)     in ~/.bashrc, or with zsh in ~/.zshrc after compinit
+  source <(paramsync completion bash)     in ~/.bashrc
+  source <(paramsync completion zsh)      in ~/.zshrc, after compinit
   paramsync completion fish > ~/.config/fish/completions/paramsync.fish
 """,
     "graph": """\

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Iterator
 
 import pytest
 
 from paramsync.cli.__main__ import main
+from paramsync.cli.arguments import parser
 from paramsync.cli.formatting import duration, plain, to_json
 from paramsync.v1 import sync_pb2 as pb
 from tests.support.commands import only_line
@@ -41,6 +43,19 @@ def test_help_names_every_command_and_gives_an_example(capsys: pytest.CaptureFix
     assert ended.value.code == 0
     assert all(f"\n    {command} " in text for command in (*WORDS, "up", "predict", "graph"))
     assert "paramsync sync digits" in text
+
+
+def test_help_of_every_command_fits_in_80_columns() -> None:
+    below = [parser()]
+    for each in below:
+        wide = [line for line in each.format_help().splitlines() if len(line) > 80]
+        assert wide == [], each.prog
+        below += [sub for action in each._actions for sub in _subparsers(action)]
+    assert len(below) > len(WORDS)
+
+
+def _subparsers(action: argparse.Action) -> list[argparse.ArgumentParser]:
+    return list(action.choices.values()) if isinstance(action, argparse._SubParsersAction) else []
 
 
 @pytest.mark.parametrize(
