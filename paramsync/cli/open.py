@@ -8,13 +8,17 @@ import webbrowser
 from argparse import Namespace
 
 from paramsync.errors import NotReachableError
+from paramsync.rpc.addresses import check_address
 
 _SECONDS = 5.0
 
 
 def run(arguments: Namespace) -> bool:
-    """True where a browser was there to show it. Its address is printed either way. Raises NotReachableError."""
-    _check(arguments.http)
+    """True where a browser was there to show it. Its address is printed either way.
+
+    Raises SettingsError for what is no HOST:PORT, and NotReachableError.
+    """
+    _check(check_address(arguments.http))
     address = f"http://{arguments.http}/"
     sys.stdout.write(f"{address}\n")
     sys.stdout.flush()
@@ -29,7 +33,7 @@ def _check(address: str) -> None:
     try:
         connection.request("HEAD", "/")
         status = connection.getresponse().status
-    except (OSError, http.client.HTTPException) as error:
+    except (OSError, UnicodeError, http.client.HTTPException) as error:  # of a host that can be no name, too
         raise NotReachableError("inferencer's port for HTTP", address, str(error) or type(error).__name__) from error
     finally:
         connection.close()

@@ -67,3 +67,12 @@ def test_nobody_there_is_said_at_once(capsys: pytest.CaptureFixture[str]) -> Non
     said = capsys.readouterr()
     assert (said.out, said.err.count("\n")) == ("", 1)
     assert address in said.err
+
+
+@pytest.mark.parametrize(
+    ("address", "code"), [("", 2), ("host:name", 2), ("a b:80", 2), ("[::1", 2), ("host", 2), (f"{'é' * 70}:80", 1)]
+)
+def test_what_is_no_address_is_said_on_one_line(address: str, code: int, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["open", "--http", address]) == code
+    said = capsys.readouterr()
+    assert (said.out, said.err.count("\n")) == ("", 1)
