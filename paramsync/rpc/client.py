@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 SECONDS = 5.0  # for a call that only reads
 CHANGING_SECONDS = 30.0  # for a call that brings a version in, or out
+REPLACING_SECONDS = 300.0  # for each worker that is replaced: more than the server gives it, however many versions
 
 _OPTIONS = (
     ("grpc.enable_http_proxy", 0),  # a proxy meant for web pages must not stand between the parts of one system
@@ -240,10 +241,13 @@ class Inferencer(_Client):
         """Forget the name; its version stays in memory no longer than others."""
         return self._change("Unlabel", pb.UnlabelRequest(model=model, label=label), seconds)
 
-    def replace_workers(self) -> Iterator[pb.ReplacedWorker]:
+    def replace_workers(self, *, seconds: float = REPLACING_SECONDS) -> Iterator[pb.ReplacedWorker]:
         """Have another process take the place of each worker, one after the other; each once it has. Raises SyncError
-        where one does not come up."""
-        stream = self._open("/paramsync.v1.Sync/ReplaceWorkers", pb.ReplaceWorkersRequest(), pb.ReplacedWorker)
+        where one does not come up, and where all take longer than so many seconds for each."""
+        most = seconds * max(1, len(self.report().workers))  # which also says whether the server answers at all
+        stream = self._open(
+            "/paramsync.v1.Sync/ReplaceWorkers", pb.ReplaceWorkersRequest(), pb.ReplacedWorker, seconds=most
+        )
         try:
             yield from stream
         except errors.NotReachableError:

@@ -86,6 +86,13 @@ def test_pin_and_unpin_return_the_status(inferencer: Inferencer) -> None:
     assert not inferencer.unpin("digits").HasField("pinned")
 
 
+def test_replacing_workers_gives_up_when_the_time_is_over(inferencer: Inferencer) -> None:
+    replaced = inferencer.replace_workers(seconds=0.1)
+    assert next(replaced).after == 43
+    with pytest.raises(errors.SyncError, match=r"did not answer within 0\.2 s"):  # for the two workers of the status
+        next(replaced)
+
+
 def test_closing_a_watch_from_another_thread_ends_it_quietly(inferencer: Inferencer) -> None:
     stream = inferencer.watch()
     seen = []
