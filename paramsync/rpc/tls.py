@@ -91,6 +91,8 @@ class ServerTls(ReadAgain[_Loaded]):
         client_ca = read_file("--tls-client-ca", files.client_ca)
         _load_ca(context, "--tls-client-ca", files.client_ca, client_ca)
         context.verify_mode = ssl.CERT_OPTIONAL
+        context.options |= ssl.OP_NO_TICKET  # who resumes a session shows no certificate: a CA that went would count
+        context.num_tickets = 0
         return _Loaded(certificate, key, client_ca, context)
 
 

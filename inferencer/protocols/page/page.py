@@ -217,7 +217,7 @@ def _version(request: web.BaseRequest, name: str) -> int:
 
 async def _body(request: web.BaseRequest) -> dict[str, Any]:
     content = await asyncio.wait_for(_content(request), _READ_SECONDS)
-    with suppress(ValueError):
+    with suppress(ValueError, RecursionError):  # the second for lists in lists
         found = json.loads(content or b"{}")
         if isinstance(found, dict):
             return found
@@ -238,8 +238,10 @@ def _arguments(action: Action, body: dict[str, Any]) -> tuple[int | None, str]:
     number, label = body.get("version"), body.get("label", "")
     if number is None and action in _NUMBERED:
         raise InputError("version", expected="the number of a version", found="none")
-    if isinstance(number, str) and number.isdecimal() and number.isascii():  # as /api tells one that JavaScript rounds
-        number = int(number[:20])
+    if (
+        isinstance(number, str) and len(number) <= 20 and number.isdecimal() and number.isascii()
+    ):  # as /api tells one that JavaScript rounds
+        number = int(number)
     if number is not None and (type(number) is not int or not 0 <= number < 1 << 63):
         raise InputError("version", expected="the number of a version", found=repr(number)[:100])
     if action in _LABELLED:

@@ -235,6 +235,8 @@ REFUSED: list[tuple[str, Any, dict[str, str], int, str]] = [
     ("pin", b"[1]", {}, 400, "a JSON object"),
     ("pin", b"{" * 5000, {}, 400, "at most 4096 bytes"),
     ("pin", b'{"version":', {}, 400, "a JSON object"),
+    ("pin", b"[" * 4000, {}, 400, "a JSON object"),
+    ("pin", {"version": "0" * 20 + "1"}, {}, 400, "the number of a version"),
     ("pin", {}, {}, 400, "the number of a version"),
     ("pin", {"version": 1.5}, {}, 400, "the number of a version"),
     ("pin", {"version": True}, {}, 400, "the number of a version"),

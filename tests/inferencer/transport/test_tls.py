@@ -225,6 +225,22 @@ def test_a_certificate_that_somebody_else_signed_or_that_has_expired_is_not_take
             mutual.https(*LOAD, wrong)
 
 
+@pytest.mark.parametrize("newest", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def test_no_session_is_resumed_without_the_certificate_of_its_caller(mutual: Secured, newest: ssl.TLSVersion) -> None:
+    context = ssl.create_default_context(cafile=str(mutual.authority.file))
+    context.maximum_version = newest
+    alice = mutual.authority.sign("alice")
+    context.load_cert_chain(alice.certificate, alice.key)
+    session = None
+    for _ in range(2):
+        plain = socket.create_connection(("127.0.0.1", mutual.running.rest_port), timeout=LONG)
+        with context.wrap_socket(plain, server_hostname="127.0.0.1", session=session) as connection:
+            connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert connection.recv(1) == b"H"
+            assert not connection.session_reused
+            session = connection.session
+
+
 @pytest.mark.parametrize(
     ("wrong", "expected"),
     [
