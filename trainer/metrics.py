@@ -15,7 +15,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST as CONTENT_TYPE
 from prometheus_client.metrics_core import Metric
 
 from paramsync.errors import NotAllowedError
-from paramsync.program.prometheus import Page
+from paramsync.program.prometheus import MetricsPage
 from paramsync.rpc import addresses
 from paramsync.rpc.access import Access, Caller, Effect, bearer, name_in
 from paramsync.rpc.tls import ServerTls
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from paramsync.publishing.control_port import Training
 
 
-class TrainerMetrics(Page):
+class TrainerMetrics(MetricsPage):
     """The page of metrics, read anew at each call, on any thread."""
 
     def __init__(self, training: Callable[[], Training | None], *, clock: Callable[[], float] = time.time) -> None:

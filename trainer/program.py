@@ -28,7 +28,7 @@ from paramsync.store.commit import StoreWriter
 
 from . import job_source
 from .metrics import MetricsPort, TrainerMetrics
-from .screen import Screen
+from .screen import TrainingScreen
 from .settings import Settings
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def run(settings: Settings, *, stop: Stop) -> None:
     """
     raise_descriptor_limit()
     manager = service_manager()
-    screen = Screen(settings.log_format)
+    screen = TrainingScreen(settings.log_format)
     screen.take_logs()
     for directory in (settings.store, settings.state, settings.tensorboard):
         if directory is not None:
@@ -132,7 +132,7 @@ class _Loop:
     publisher: Publisher
     state: TrainingState
     meter: Meter
-    screen: Screen
+    screen: TrainingScreen
     scalars: Scalars
 
     def run(self, stop: Stop) -> None:

@@ -15,7 +15,7 @@ from paramsync.version import Version
 _log = logging.getLogger("paramsync.trainer")
 
 
-class Screen:
+class TrainingScreen:
     """Belongs to the thread that trains. `every` says how many seconds apart it wants to be shown something."""
 
     def __init__(self, log_format: str = "text") -> None:

@@ -28,7 +28,7 @@ _Results = tuple[list[Answer | Exception], float]
 
 
 @dataclass(eq=False, slots=True)
-class Signature:
+class BatchedSignature:
     """One signature of a graph, as one model's requests use it: may they share a call, and which calls are short."""
 
     batched: bool
@@ -61,7 +61,7 @@ class _Queue:
     """Requests that may share a call: of one version, signature and set of outputs, with rows of one shape."""
 
     key: Hashable
-    signature: Signature
+    signature: BatchedSignature
     batched: bool
     large: bool
     """Whether each has more rows than a batch may have."""
@@ -106,7 +106,7 @@ class Batcher:
         self._running = 0
         self._large = 0
         self._queues: dict[Hashable, _Queue] = {}  # those with something that waits or runs; whose turn it is first
-        self._signatures: WeakKeyDictionary[Graph, dict[Hashable, Signature]] = WeakKeyDictionary()
+        self._signatures: WeakKeyDictionary[Graph, dict[Hashable, BatchedSignature]] = WeakKeyDictionary()
 
     def check(self) -> None:
         """Raise BusyError where no request more is taken now."""
@@ -146,7 +146,7 @@ class Batcher:
 
     # Queues -----------------------------------------------------------------------------------------------------------
 
-    def _signature(self, question: Question) -> Signature:
+    def _signature(self, question: Question) -> BatchedSignature:
         graph = question.resident.graph
         known = self._signatures.get(graph)
         if known is None:
@@ -156,7 +156,7 @@ class Batcher:
         if signature is None:
             traits = batchable.of(graph, question.signature) if question.fits else batchable.UNKNOWN
             batched = traits.together and self._rows > 1 and self._batched(question.model)
-            signature = known[key] = Signature(batched, traits.prompt)
+            signature = known[key] = BatchedSignature(batched, traits.prompt)
         return signature
 
     def _enqueued(self, question: Question, loop: asyncio.AbstractEventLoop) -> _Request:

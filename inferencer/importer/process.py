@@ -21,7 +21,7 @@ from paramsync.sources.source import Progress
 from paramsync.version import Version
 
 from ..processes.channel import Channel, close_all
-from ..processes.messages import Imported, Place
+from ..processes.messages import Imported, ParameterPlace
 from ..settings.settings import ModelSettings
 
 _MOST_OF_MEMORY = 0.75
@@ -77,10 +77,10 @@ class _Importer:
         self.channel.tell("progress", progress)
 
 
-def _written(resident: Resident, descriptor: int) -> tuple[int, list[Place | Any]]:
+def _written(resident: Resident, descriptor: int) -> tuple[int, list[ParameterPlace | Any]]:
     """The parameters one behind the other; strings stay with the message."""
     arrays = [tensor.numpy() for tensor in resident.parameters]
-    places: list[Place | Any] = []
+    places: list[ParameterPlace | Any] = []
     size = 0
     for tensor, array in zip(resident.parameters, arrays, strict=True):
         number = dtypes.from_numpy(array.dtype)
@@ -88,13 +88,13 @@ def _written(resident: Resident, descriptor: int) -> tuple[int, list[Place | Any
             places.append(np.asarray(array))
             continue
         size = -(-size // ALIGNMENT) * ALIGNMENT
-        places.append(Place(0, size, number, tuple(array.shape)))
+        places.append(ParameterPlace(0, size, number, tuple(array.shape)))
         size += array.nbytes
     os.ftruncate(descriptor, size)
     if size:
         with mmap.mmap(descriptor, size) as memory:
             for place, array in zip(places, arrays, strict=True):
-                if isinstance(place, Place) and array.nbytes:
+                if isinstance(place, ParameterPlace) and array.nbytes:
                     content = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
                     np.copyto(np.frombuffer(memory, np.uint8, array.nbytes, place.offset), content)
     return size, places

@@ -22,7 +22,7 @@ class GraphMessage:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ParameterPlace:
     """Where a parameter lies: in which file, from which byte on."""
 
     file: int
@@ -40,7 +40,7 @@ class VersionMessage:
     graph: GraphMessage
     sizes: tuple[int, ...]
     """Bytes of each file."""
-    parameters: Sequence[Place | Any]
+    parameters: Sequence[ParameterPlace | Any]
     """In the order of the graph's parameters: where each lies, or its values."""
     ranges: Sequence[tuple[int, int, int]] = ()
     """What is brought into the page table before it serves: the number of a file, from where, to where."""
@@ -55,7 +55,7 @@ class Imported:
     embeddings: frozenset[str]
     size: int
     """Bytes of the values."""
-    parameters: Sequence[Place | Any]
+    parameters: Sequence[ParameterPlace | Any]
 
 
 @dataclass(frozen=True, slots=True)

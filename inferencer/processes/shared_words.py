@@ -24,9 +24,9 @@ class SharedWords:
         self.taken = words[1 : 1 + _SLOTS]
         self._calls = words[1 + _SLOTS :]
 
-    def calls(self, slot: int) -> Calls:
+    def calls(self, slot: int) -> CallsUnderWay:
         """Those of the worker in one slot."""
-        return Calls(self._calls[slot * _CALLS : (slot + 1) * _CALLS])
+        return CallsUnderWay(self._calls[slot * _CALLS : (slot + 1) * _CALLS])
 
 
 def create() -> int:
@@ -36,16 +36,16 @@ def create() -> int:
     return descriptor
 
 
-class Calls:
+class CallsUnderWay:
     """Which versions a worker computes, by their keys: the supervisor reads that once the worker has crashed."""
 
     def __init__(self, words: memoryview) -> None:
         self._words = words
         self._free = list(range(len(words)))
 
-    def call(self, key: int) -> Call:
+    def call(self, key: int) -> CallUnderWay:
         """To be entered around a call of a version, on any thread."""
-        return Call(self._words, self._free, key)
+        return CallUnderWay(self._words, self._free, key)
 
     def take(self) -> frozenset[int]:
         """What the worker that has ended was computing."""
@@ -55,7 +55,7 @@ class Calls:
         return keys
 
 
-class Call:
+class CallUnderWay:
     """Where all places are taken it is not seen."""
 
     __slots__ = ("_free", "_key", "_place", "_words")

@@ -14,7 +14,7 @@ from prometheus_client.metrics_core import Metric
 from paramsync.following.status import State, Status
 from paramsync.host.processes import memory_of
 from paramsync.program.process import release
-from paramsync.program.prometheus import Page
+from paramsync.program.prometheus import MetricsPage
 
 from .counts import Histogram
 from .worker_status import WorkerState
@@ -28,7 +28,7 @@ _ENTRIES = {"rest": "REST"}  # by protocol what TensorFlow Serving calls it
 _VERSION = ("model", "signature", "version")
 
 
-class Exposition(Page):
+class Exposition(MetricsPage):
     """Reads what there is to say whenever it is asked."""
 
     def __init__(self, metrics: Metrics, *, as_tf_serving: bool = False) -> None:

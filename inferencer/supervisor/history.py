@@ -19,7 +19,7 @@ _SHOWN = 16  # labels that one look may find changed
 
 
 @dataclass(slots=True)
-class Seen:
+class VersionHistory:
     """One version, the `nth` that was heard of. Times are in seconds since the epoch, None for what did not happen."""
 
     nth: int
@@ -62,7 +62,7 @@ class History:
     _before: Status | None = None
     _heard: int = 0
     _stride: int = 1
-    _versions: dict[int, Seen] = field(default_factory=dict)  # who changed last is last
+    _versions: dict[int, VersionHistory] = field(default_factory=dict)  # who changed last is last
     _happened: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=MOST_HAPPENED))
     _samples: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=MOST_SAMPLES))
 
@@ -74,7 +74,7 @@ class History:
         seen = self._versions.pop(version.number, None)
         if seen is None or seen.committed_at != version.committed_at:  # its files were written anew
             self._heard += 1
-            seen = Seen(
+            seen = VersionHistory(
                 self._heard - 1,
                 version.number,
                 version.step,

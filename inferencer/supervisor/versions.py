@@ -16,7 +16,7 @@ from paramsync.store.signing import TrustedKeys, of_saved_model
 from paramsync.store.store import Store
 from paramsync.version import Version
 
-from ..processes.messages import Place, VersionMessage
+from ..processes.messages import ParameterPlace, VersionMessage
 from ..settings.settings import ModelSettings
 from .fleet import Fleet
 from .imports import Importer
@@ -86,7 +86,7 @@ class SharedRestores:
                 version=version,
                 graph=graph.message,
                 sizes=loan.sizes,
-                parameters=[Place(*place) if isinstance(place, tuple) else place for place in loan.places],
+                parameters=[ParameterPlace(*place) if isinstance(place, tuple) else place for place in loan.places],
                 ranges=loan.ranges,
             )
             return SharedVersion(graph, message, loan.descriptors, bundle)

@@ -23,7 +23,7 @@ from .read_timeout import ReadTimeouts
 from .streams import Slots, each
 
 if TYPE_CHECKING:
-    from .predictions import Answering, Prediction, Predictions
+    from .predictions import Answering, PredictionMethod, Predictions
 
 _MOST = 1 << 18  # bytes of a request that does not predict: it is read on the event loop
 _MOST_WAITING = 256  # of each method that does not predict: some of them wait for a version to serve
@@ -167,7 +167,7 @@ def _admitted(begin: Begin, admission: Admission) -> Begin:
     return admitted
 
 
-def _is_prediction(method: Any) -> TypeGuard[Prediction]:
+def _is_prediction(method: Any) -> TypeGuard[PredictionMethod]:
     return hasattr(method, "read") and hasattr(method, "write")
 
 

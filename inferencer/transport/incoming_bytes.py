@@ -12,7 +12,7 @@ import time
 from collections.abc import Collection
 
 from paramsync.host import tcp_connections
-from paramsync.host.tcp_connections import Address, Connection, peer_address
+from paramsync.host.tcp_connections import Address, TcpConnection, peer_address
 
 from .memory_budget import LARGE, MemoryBudget
 
@@ -126,7 +126,7 @@ class _Peer:
 
     def __init__(self, address: Address) -> None:
         self.address = address
-        self.connection = Connection(0, 0)
+        self.connection = TcpConnection(0, 0)
         self.missing = False
         """Whether the last dump did not have it."""
         self.handed = 0
@@ -143,7 +143,7 @@ class _Peer:
     def held(self) -> int:
         return max(0, self.received - self.handed - self.before)
 
-    def counted(self, connection: Connection, handed: int) -> None:
+    def counted(self, connection: TcpConnection, handed: int) -> None:
         if self.connection.inode not in (0, connection.inode):  # another connection from the same port
             self.before, self.idle = -handed, None
         self.connection = connection

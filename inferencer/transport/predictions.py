@@ -36,7 +36,7 @@ Answering = Callable[[bytes, MemoryShare], Awaitable[tuple[bytes, Trailers]]]
 _T = TypeVar("_T")
 
 
-class Prediction(Protocol):
+class PredictionMethod(Protocol):
     """A method that predicts, as two plain functions, which any thread may call."""
 
     protocol: str
@@ -65,11 +65,11 @@ class Predictions:
         """For one request, until its answer was read."""
         return self._budget.share()
 
-    def answering(self, method: Prediction, kind: type[Message]) -> Answering:
+    def answering(self, method: PredictionMethod, kind: type[Message]) -> Answering:
         return partial(self._answered, method, kind)
 
     async def _answered(
-        self, method: Prediction, kind: type[Message], content: bytes, share: MemoryShare
+        self, method: PredictionMethod, kind: type[Message], content: bytes, share: MemoryShare
     ) -> tuple[bytes, Trailers]:
         began = perf_counter()
         size = len(content)
@@ -136,7 +136,7 @@ class Predictions:
         )
 
 
-def _named(method: Prediction, kind: type[Message], found: list[Question] | bytes) -> tuple[str, str, str]:
+def _named(method: PredictionMethod, kind: type[Message], found: list[Question] | bytes) -> tuple[str, str, str]:
     """Model, signature and version, of questions or of a message that became none."""
     if isinstance(found, bytes):
         try:
@@ -146,12 +146,12 @@ def _named(method: Prediction, kind: type[Message], found: list[Question] | byte
     return found[0].model, found[0].signature, str(found[0].resident.version.number)
 
 
-def _read(method: Prediction, kind: type[Message], content: bytes) -> tuple[Any, list[Question]]:
+def _read(method: PredictionMethod, kind: type[Message], content: bytes) -> tuple[Any, list[Question]]:
     request = read(kind, content)
     return request, method.read(request)
 
 
-def _written(method: Prediction, request: Any, questions: list[Question], answers: Sequence[Answer]) -> bytes:
+def _written(method: PredictionMethod, request: Any, questions: list[Question], answers: Sequence[Answer]) -> bytes:
     return method.write(request, questions, answers).SerializeToString()
 
 

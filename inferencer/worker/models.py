@@ -66,7 +66,7 @@ class Model:
 class RemoteFollower:
     """A follower, which is in the supervisor."""
 
-    def __init__(self, model: str, models: Models) -> None:
+    def __init__(self, model: str, models: EpochModels) -> None:
         self.model = model
         self._models = models
 
@@ -79,16 +79,16 @@ class RemoteFollower:
     def late(self, number: int | None, seconds: float | None) -> str:
         return str(self._models.supervisor.ask("late", self.model, number, seconds).result(_LATE_SECONDS))
 
-    def subscribe(self, wake: Callable[[], None], kinds: Collection[EventKind] = EVERY_KIND) -> Subscription:
-        return Subscription(wake, self._models)
+    def subscribe(self, wake: Callable[[], None], kinds: Collection[EventKind] = EVERY_KIND) -> ModelsSubscription:
+        return ModelsSubscription(wake, self._models)
 
 
-class Subscription:
+class ModelsSubscription:
     """Wakes whenever anything of any model changes. It carries no events: its owner looks again."""
 
     fell_behind = False
 
-    def __init__(self, wake: Callable[[], None], models: Models) -> None:
+    def __init__(self, wake: Callable[[], None], models: EpochModels) -> None:
         self._wake = wake
         self._models = models
         models.wakes.append(wake)
@@ -101,7 +101,7 @@ class Subscription:
             self._models.wakes.remove(self._wake)
 
 
-class Models:
+class EpochModels:
     """See Registry. Lives on one event loop, but for `find`, `some` and iteration."""
 
     def __init__(self, now: Callable[[], Mapping[str, Model]], supervisor: Channel) -> None:

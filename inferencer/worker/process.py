@@ -22,14 +22,14 @@ from paramsync.host.processes import limit_memory
 from paramsync.v1 import sync_pb2
 
 from ..processes.channel import Channel, Handler
-from ..processes.shared_words import Calls as CallsSeen
+from ..processes.shared_words import CallsUnderWay as CallsSeen
 from ..processes.shared_words import SharedWords
 from ..serving.access import ReloadRoots
 from ..serving.counts import Calls, Histogram
 from ..serving.metrics import Metrics
 from ..settings.settings import Settings
 from ..transport.rare_errors import RareErrors
-from .models import Models
+from .models import EpochModels
 from .server import PredictionServer
 from .versions import Versions
 
@@ -91,7 +91,7 @@ class _Worker:
             },
             name=f"worker {number}",
         )
-        self._models = Models(self._versions.now, self._channel)
+        self._models = EpochModels(self._versions.now, self._channel)
         self._metrics = _RemoteMetrics(self._models, self._channel, as_tf_serving=False)
         self._server: PredictionServer | None = None
         self._leaving: asyncio.Future[None] | None = None

@@ -23,8 +23,8 @@ from paramsync.inference.joined import Joiner, Pair
 from paramsync.inference.resident import Resident, warm
 
 from ..processes.channel import close_all
-from ..processes.messages import GraphMessage, Joining, ModelMessage, Place, VersionMessage
-from ..processes.shared_words import Call, Calls
+from ..processes.messages import GraphMessage, Joining, ModelMessage, ParameterPlace, VersionMessage
+from ..processes.shared_words import CallsUnderWay, CallUnderWay
 from ..settings.settings import ConnectionSettings
 from .mapped_files import Bytes, MappedFiles
 from .models import Model
@@ -38,9 +38,9 @@ _UNMAP_SECONDS = 1.0  # between two looks for mappings that nothing needs any mo
 class _SeenResident(Resident):
     """The supervisor sees when it is computed."""
 
-    call: Callable[[], Call] = field(kw_only=True)
+    call: Callable[[], CallUnderWay] = field(kw_only=True)
 
-    def computing(self) -> Call:
+    def computing(self) -> CallUnderWay:
         return self.call()
 
 
@@ -51,7 +51,7 @@ class Versions:
     once every worker knows the next one.
     """
 
-    def __init__(self, word: memoryview, calls: Calls) -> None:
+    def __init__(self, word: memoryview, calls: CallsUnderWay) -> None:
         self._word = word
         self._calls = calls
         self._epochs: dict[int, Mapping[str, Model]] = {0: {}}
@@ -214,8 +214,8 @@ def _absent(part: Model) -> str:
     return f"part {part.name!r} has no version yet (store {part.last.store}{obstacle})"
 
 
-def _array(parameter: Place | Any, files: Sequence[Bytes]) -> np.ndarray[Any, Any]:
-    if not isinstance(parameter, Place):
+def _array(parameter: ParameterPlace | Any, files: Sequence[Bytes]) -> np.ndarray[Any, Any]:
+    if not isinstance(parameter, ParameterPlace):
         return parameter  # type: ignore[no-any-return]
     dtype = dtypes.to_numpy(parameter.dtype)
     assert dtype is not None  # the supervisor has looked

@@ -89,7 +89,7 @@ class Shard:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class WritePlan:
     """The fate of each tensor. `linked` are shards that stay as they are, with the names that stay in each.
 
     `moved` tensors did not change but cannot stay: they get a shard of their own, which the next checkpoint links.
@@ -167,7 +167,7 @@ class CheckpointWriter:
         self,
         prefix: Path,
         sources: Mapping[str, _Source],
-        plan: Plan,
+        plan: WritePlan,
         *,
         finite: bool,
         copied: Callable[[str], object],
@@ -346,7 +346,9 @@ def _array(tensor: Any, name: str) -> Array:
         raise ParameterError(files.shown(name), expected="an array", found=found) from error
 
 
-def decide(sizes: Mapping[str, int], unchanged: Collection[str], shards: Sequence[tuple[int, Sequence[str]]]) -> Plan:
+def decide(
+    sizes: Mapping[str, int], unchanged: Collection[str], shards: Sequence[tuple[int, Sequence[str]]]
+) -> WritePlan:
     """Plan a checkpoint of tensors of these sizes; the `unchanged` ones are in `shards` of the one before.
 
     Each of these is given as the bytes of its tensors when it was written, and the names still in it.
@@ -368,7 +370,7 @@ def decide(sizes: Mapping[str, int], unchanged: Collection[str], shards: Sequenc
     if not _is_worth_a_file(sum(sizes[name] for name in moved), total):
         moved = ()
     stay.update(moved)
-    return Plan({at: staying[at] for at in linked}, moved, tuple([name for name in sizes if name not in stay]))
+    return WritePlan({at: staying[at] for at in linked}, moved, tuple([name for name in sizes if name not in stay]))
 
 
 @lru_cache(maxsize=8)

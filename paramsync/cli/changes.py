@@ -17,7 +17,7 @@ from paramsync.v1 import sync_pb2 as pb
 
 
 @dataclass(slots=True)
-class Change:
+class ServerChange:
     """What one server is asked to do about one model, and what became of it."""
 
     inferencer: Inferencer
@@ -35,7 +35,9 @@ class Change:
         self.seconds = time.monotonic() - started
 
 
-def tell(arguments: Namespace, changes: Sequence[Change], sentence: Callable[[Change, pb.ModelStatus], str]) -> bool:
+def tell(
+    arguments: Namespace, changes: Sequence[ServerChange], sentence: Callable[[ServerChange, pb.ModelStatus], str]
+) -> bool:
     """One line for each, in the order of the changes. True where all are done."""
     several = len({change.inferencer.address for change in changes}) > 1
     for change in changes:
@@ -51,7 +53,7 @@ def tell(arguments: Namespace, changes: Sequence[Change], sentence: Callable[[Ch
     return all(change.error is None for change in changes)
 
 
-def _reason(change: Change, *, several: bool) -> str:
+def _reason(change: ServerChange, *, several: bool) -> str:
     """Names the server, unless the error does or there is only one."""
     reason = f"{change.error}{_next_step(change.error)}"
     address = change.inferencer.address
@@ -68,7 +70,7 @@ def _next_step(error: ParamsyncError | None) -> str:
     return "; what served goes on serving, see `paramsync status`" if isinstance(error, SyncError) else ""
 
 
-def _report(change: Change) -> dict[str, object]:
+def _report(change: ServerChange) -> dict[str, object]:
     status = change.status
     return {
         "server": change.inferencer.address,

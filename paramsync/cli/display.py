@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from paramsync.cli.formatting import NOTHING, WIDE, duration, redraws, share
-from paramsync.cli.observer import Example, Ledger, Seen
+from paramsync.cli.observer import Example, Ledger, ObservedVersion
 from paramsync.cli.overview import lag
 from paramsync.v1 import sync_pb2 as pb
 
@@ -30,7 +30,7 @@ _CHART_LINES = 3
 _ROWS = 8
 
 
-class Screen:
+class UpScreen:
     """Used by one thread, as a context manager."""
 
     def __init__(self, console: Console, *, store: str) -> None:
@@ -67,7 +67,7 @@ class Screen:
         shades = self._console.color_system is not None and not self._console.no_color
         return frame(ledger, elapsed=self._elapsed, store=self._store, width=width, shades=shades)
 
-    def __enter__(self) -> Screen:
+    def __enter__(self) -> UpScreen:
         if self._live is not None:
             self._live.start()
         return self
@@ -143,7 +143,7 @@ def _versions(ledger: Ledger) -> RenderableType:
     return _panel(table, "versions", behind)
 
 
-def _cells(seen: Seen) -> tuple[str, ...]:
+def _cells(seen: ObservedVersion) -> tuple[str, ...]:
     version = seen.version
     return (
         str(seen.number),

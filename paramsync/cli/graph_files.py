@@ -27,7 +27,7 @@ _OWN = "__saved_model_"  # begins the names of signatures that TensorFlow keeps 
 
 
 @dataclass(frozen=True, slots=True)
-class Parameter(Spec):
+class ParameterOutline(Spec):
     """`variable` is what the framework calls it; `bytes` are None where dtype or shape leave it open."""
 
     variable: str | None = None
@@ -35,7 +35,7 @@ class Parameter(Spec):
 
 
 @dataclass(frozen=True, slots=True)
-class Signature:
+class SignatureOutline:
     """What can be asked of a graph."""
 
     inputs: Sequence[Spec]
@@ -63,8 +63,8 @@ class StoredGraph:
     path: Path
     kind: str
     graph_def: bytes
-    parameters: Sequence[Parameter] = ()
-    signatures: Mapping[str, Signature] = field(default_factory=dict)
+    parameters: Sequence[ParameterOutline] = ()
+    signatures: Mapping[str, SignatureOutline] = field(default_factory=dict)
     tables: Sequence[Table] = ()
     digest: str | None = None
 
@@ -96,13 +96,13 @@ def variables_of(store: Store, version: Version) -> dict[str, str | None]:
         return {}
 
 
-def parameter(spec: Spec, variable: str | None = None) -> Parameter:
+def parameter(spec: Spec, variable: str | None = None) -> ParameterOutline:
     """With its size, as far as that is known."""
     dtype = None if spec.dtype is None else dtypes.named(spec.dtype)
     known = [size for size in spec.shape or () if size is not None]
     is_known = spec.shape is not None and len(known) == len(spec.shape)
     size = math.prod(known) * dtype.itemsize if is_known and dtype is not None and dtype.kind != "O" else None
-    return Parameter(spec.name, spec.dtype, spec.shape, spec.tensor, variable, size)
+    return ParameterOutline(spec.name, spec.dtype, spec.shape, spec.tensor, variable, size)
 
 
 def find(path: Path) -> StoredGraph:
@@ -175,7 +175,7 @@ def _saved_model(path: Path, content: bytes) -> StoredGraph:
     return replace(stored, parameters=_saved(path.parent / "variables" / "variables"))
 
 
-def _saved(prefix: Path) -> list[Parameter]:
+def _saved(prefix: Path) -> list[ParameterOutline]:
     """The parameters as the checkpoint in a SavedModel names them; none where it has none, or a broken one."""
     try:
         entries = index.read(index.index_file(prefix)).entries
@@ -191,7 +191,7 @@ def _saved(prefix: Path) -> list[Parameter]:
 def _meta_graph(path: Path, content: bytes, kind: str) -> StoredGraph:
     meta = parse(pb.MetaGraphDef, content, str(path))
     signatures = {
-        name: Signature(_infos(signature.inputs), _infos(signature.outputs))
+        name: SignatureOutline(_infos(signature.inputs), _infos(signature.outputs))
         for name, signature in sorted(meta.signature_def.items())
         if not name.startswith(_OWN)
     }
@@ -220,16 +220,16 @@ def _info(name: str, info: pb.TensorInfo) -> list[Spec]:
     return [Spec(name, dtype, shape, info.name)]
 
 
-def _signature(content: bytes, what: str) -> Signature:
+def _signature(content: bytes, what: str) -> SignatureOutline:
     signature = parse(graph_pb2.Signature, content, what)
-    return Signature(list(map(_endpoint, signature.inputs)), list(map(_endpoint, signature.outputs)))
+    return SignatureOutline(list(map(_endpoint, signature.inputs)), list(map(_endpoint, signature.outputs)))
 
 
 def _endpoint(endpoint: graph_pb2.Endpoint) -> Spec:
     return Spec(endpoint.name, dtypes.name(endpoint.dtype), sizes(endpoint.shape), endpoint.tensor)
 
 
-def _parameters(file: pb.GraphFile, what: str) -> list[Parameter]:
+def _parameters(file: pb.GraphFile, what: str) -> list[ParameterOutline]:
     parameters = [parse(graph_pb2.Parameter, content, what) for content in _limited(file.parameters, what)]
     return [
         parameter(Spec(each.name, dtypes.name(each.dtype), sizes(each.shape), f"{each.node}:0"), each.variable or None)

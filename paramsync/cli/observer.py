@@ -38,7 +38,7 @@ class Example:
 
 
 @dataclass(slots=True)
-class Seen:
+class ObservedVersion:
     """One version, as far as it came."""
 
     number: int
@@ -66,7 +66,7 @@ class Ledger:
         self.failed = 0
         self.last_failure = ""
         self.example: Example | None = None
-        self._seen: dict[int, Seen] = {}
+        self._seen: dict[int, ObservedVersion] = {}
         self._answers: deque[float] = deque(maxlen=1000)
 
     def published(self, version: pb.Version) -> None:
@@ -102,7 +102,7 @@ class Ledger:
         self.failed += 1
         self.last_failure = why
 
-    def newest(self, count: int) -> list[Seen]:
+    def newest(self, count: int) -> list[ObservedVersion]:
         """The newest versions, newest first."""
         return [self._seen[number] for number in sorted(self._seen, reverse=True)[:count]]
 
@@ -146,8 +146,8 @@ class Ledger:
             "freshness_ms_p50": None if freshness is None else round(freshness * 1000, 2),
         }
 
-    def _of(self, number: int) -> Seen:
-        return self._seen.setdefault(number, Seen(number))
+    def _of(self, number: int) -> ObservedVersion:
+        return self._seen.setdefault(number, ObservedVersion(number))
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import time
 from argparse import Namespace
 from collections.abc import Sequence
 
-from paramsync.cli.changes import Change, tell
+from paramsync.cli.changes import ServerChange, tell
 from paramsync.cli.formatting import duration, plain, to_json
 from paramsync.cli.process import check_reader
 from paramsync.cli.servers import ask_all, connected
@@ -38,7 +38,7 @@ def run(arguments: Namespace) -> bool:
 
 def _change(inferencers: Sequence[Inferencer], arguments: Namespace) -> bool:
     sentence = _labels if arguments.command in ("label", "unlabel") else _pinned
-    changes = [Change(inferencer, arguments.model) for inferencer in inferencers]
+    changes = [ServerChange(inferencer, arguments.model) for inferencer in inferencers]
     ask_all(changes, lambda change: change.run(lambda: _ask(change.inferencer, arguments)))
     return tell(arguments, changes, lambda change, status: sentence(status))
 

@@ -25,7 +25,7 @@ _DISPENSABLE = ("in memory", "age", "published")
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class StatusRow:
     """A model of a server; or a server, and why it tells nothing of its models."""
 
     server: str = ""
@@ -38,10 +38,10 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Overview:
+class StatusTable:
     """A line or two of the trainer, and a table that is as narrow as the terminal. `now` is the time of day."""
 
-    rows: Sequence[Row]
+    rows: Sequence[StatusRow]
     now: float
     trainer: pb.PublisherStatus | None = None
     several: bool = False
@@ -65,7 +65,7 @@ class Overview:
         yield from notes
 
 
-def _cells(row: Row, *, several: bool) -> dict[str, Text]:
+def _cells(row: StatusRow, *, several: bool) -> dict[str, Text]:
     server = {"server": Text(row.server)} if several else {}
     model = row.model
     if model is None:
@@ -87,7 +87,7 @@ def _cells(row: Row, *, several: bool) -> dict[str, Text]:
     }
 
 
-def _in_place(row: Row) -> Text:
+def _in_place(row: StatusRow) -> Text:
     return Text(line(row.missing), BAD if row.lost else "")
 
 
@@ -115,7 +115,7 @@ def lag(model: pb.ModelStatus, seconds: float = 0.0) -> str:
     return ", ".join(parts) or NOTHING
 
 
-def _notes(row: Row, now: float, *, several: bool) -> list[Text]:
+def _notes(row: StatusRow, now: float, *, several: bool) -> list[Text]:
     """What there is to say of a model beside its numbers; red is what is wrong."""
     model = row.model
     if model is None:

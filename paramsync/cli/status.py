@@ -17,7 +17,7 @@ from paramsync.rpc.client import Inferencer, Trainer
 from paramsync.v1 import sync_pb2 as pb
 
 if TYPE_CHECKING:
-    from paramsync.cli.overview import Row
+    from paramsync.cli.overview import StatusRow
 
 Answer = pb.GetStatusResponse | ParamsyncError
 
@@ -56,7 +56,7 @@ def _call(ask: Callable[[], Any]) -> Any:
 def _show(publisher: Any, servers: Sequence[str], told: Sequence[Any]) -> None:
     with importing():  # after the calls: who asks for JSON does without
         from paramsync.cli.formatting import console
-        from paramsync.cli.overview import Overview, workers
+        from paramsync.cli.overview import StatusTable, workers
     several = len(servers) > 1
     shown = [row for server, answer in zip(servers, told, strict=True) for row in rows(server, answer)]
     if not several:  # why the only one does not answer is told below
@@ -64,17 +64,19 @@ def _show(publisher: Any, servers: Sequence[str], told: Sequence[Any]) -> None:
     training = None if isinstance(publisher, ParamsyncError) else publisher
     screen = console()
     notes = workers(dict(zip(servers, told, strict=True)))
-    screen.print(Overview(shown, time.time(), trainer=training, several=several, notes=notes))
+    screen.print(StatusTable(shown, time.time(), trainer=training, several=several, notes=notes))
     screen.file.flush()
 
 
-def rows(server: str, answer: Answer, *, seconds: float = 0.0) -> list[Row]:
+def rows(server: str, answer: Answer, *, seconds: float = 0.0) -> list[StatusRow]:
     """Of one server, whose answer is so old."""
-    from paramsync.cli.overview import Row
+    from paramsync.cli.overview import StatusRow
 
     if isinstance(answer, ParamsyncError):
-        return [Row(server, missing=short(answer, server), lost=True)]
-    return [Row(server, model, seconds) for model in answer.models] or [Row(server, missing="no model is served")]
+        return [StatusRow(server, missing=short(answer, server), lost=True)]
+    return [StatusRow(server, model, seconds) for model in answer.models] or [
+        StatusRow(server, missing="no model is served")
+    ]
 
 
 def report(

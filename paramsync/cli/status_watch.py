@@ -17,7 +17,7 @@ from rich.text import Text
 
 from paramsync.cli.credentials import credentials
 from paramsync.cli.formatting import console, duration, redraws, to_json
-from paramsync.cli.overview import BAD, Overview, Row, behind, workers
+from paramsync.cli.overview import BAD, StatusRow, StatusTable, behind, workers
 from paramsync.cli.process import check_reader
 from paramsync.cli.servers import addresses, connected, short, trainer
 from paramsync.cli.status import report, rows
@@ -85,10 +85,10 @@ def _overview(
     lasts: Sequence[Last[pb.GetStatusResponse]],
     *,
     expected: bool,
-) -> Overview:
+) -> StatusTable:
     """A server that is lost keeps the rows it had; below is since when, and why."""
     now = time.monotonic()
-    shown: list[Row] = []
+    shown: list[StatusRow] = []
     notes = workers({address: last.answer for address, last in zip(servers, lasts, strict=True) if last.answer})
     for address, last in zip(servers, lasts, strict=True):
         if last.answer is not None:
@@ -101,7 +101,7 @@ def _overview(
     if training.error is not None and (expected or training.answer is not None):
         notes.append(Text(line(str(training.error)), BAD))
     published = training.answer if training.error is None else None
-    return Overview(shown, time.time(), trainer=published, several=len(servers) > 1, notes=notes)
+    return StatusTable(shown, time.time(), trainer=published, several=len(servers) > 1, notes=notes)
 
 
 class _Lines:

@@ -9,7 +9,7 @@ import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 
-from paramsync.cli.changes import Change, tell
+from paramsync.cli.changes import ServerChange, tell
 from paramsync.cli.formatting import console, duration, redraws, size
 from paramsync.cli.process import complain
 from paramsync.cli.servers import ask_all, connected
@@ -27,7 +27,7 @@ _PHASES = {
 }
 _LINE_SECONDS = 1.0
 
-Show = Callable[[Change, pb.SyncProgress], None]
+Show = Callable[[ServerChange, pb.SyncProgress], None]
 
 
 def run(arguments: Namespace) -> bool:
@@ -35,7 +35,9 @@ def run(arguments: Namespace) -> bool:
     if arguments.all and (arguments.model or arguments.version is not None):
         raise SettingsError("expected MODEL and --version without --all, which is the newest version of every model")
     with connected(arguments) as inferencers:
-        changes = _of_all(inferencers) if arguments.all else [Change(each, arguments.model) for each in inferencers]
+        changes = (
+            _of_all(inferencers) if arguments.all else [ServerChange(each, arguments.model) for each in inferencers]
+        )
         waiting = [change for change in changes if change.error is None]
         with _shown(waiting) as show:
             ask_all(waiting, lambda change: change.run(lambda: _ask(change, arguments, show)))
@@ -45,18 +47,18 @@ def run(arguments: Namespace) -> bool:
     return tell(arguments, changes, _sentence)
 
 
-def _of_all(inferencers: Sequence[Inferencer]) -> list[Change]:
+def _of_all(inferencers: Sequence[Inferencer]) -> list[ServerChange]:
     """One for each model that has a store; one with an error for each server that does not say which it serves."""
     changes = []
     for inferencer, models in zip(inferencers, ask_all(inferencers, Inferencer.status), strict=True):
         if isinstance(models, ParamsyncError):
-            changes.append(Change(inferencer, "", error=models))
+            changes.append(ServerChange(inferencer, "", error=models))
         else:  # a connection is synced by its parts, which are models too
-            changes += [Change(inferencer, status.model) for status in models if not status.parts]
+            changes += [ServerChange(inferencer, status.model) for status in models if not status.parts]
     return changes
 
 
-def _ask(change: Change, arguments: Namespace, show: Show) -> pb.ModelStatus:
+def _ask(change: ServerChange, arguments: Namespace, show: Show) -> pb.ModelStatus:
     return change.inferencer.sync(
         change.model,
         version=arguments.version,
@@ -66,13 +68,13 @@ def _ask(change: Change, arguments: Namespace, show: Show) -> pb.ModelStatus:
     )
 
 
-def _sentence(change: Change, status: pb.ModelStatus) -> str:
+def _sentence(change: ServerChange, status: pb.ModelStatus) -> str:
     serving = f"version {status.serving.number} (step {status.serving.step}) serves"
     return f"{status.model}: {serving}, {duration(change.seconds)}"
 
 
 @contextlib.contextmanager
-def _shown(changes: Sequence[Change]) -> Iterator[Show]:
+def _shown(changes: Sequence[ServerChange]) -> Iterator[Show]:
     """Shows the phase of each, and how much of it is done: as bars on a terminal, elsewhere as a line a second."""
     names = _names(changes)
     screen = console(stderr=True) if sys.stderr.isatty() else None  # rich takes longer to import than most syncs take
@@ -87,7 +89,7 @@ def _shown(changes: Sequence[Change]) -> Iterator[Show]:
     with Progress(*columns, console=screen, transient=True, expand=True) as bar:
         tasks = {id(change): bar.add_task(f"{names[id(change)]}asking", total=None) for change in changes}
 
-        def show(change: Change, progress: pb.SyncProgress) -> None:
+        def show(change: ServerChange, progress: pb.SyncProgress) -> None:
             task = tasks[id(change)]
             if progress.phase == pb.SyncProgress.DONE:
                 bar.update(task, description=f"{names[id(change)]}serves", total=1, completed=1)
@@ -102,7 +104,7 @@ def _shown(changes: Sequence[Change]) -> Iterator[Show]:
         yield show
 
 
-def _names(changes: Sequence[Change]) -> dict[int, str]:
+def _names(changes: Sequence[ServerChange]) -> dict[int, str]:
     several = len({change.inferencer.address for change in changes}) > 1
     names = {}
     for change in changes:
@@ -126,7 +128,7 @@ class _Lines:
         self._lock = threading.Lock()
         self._next = dict.fromkeys(names, time.monotonic() + every)
 
-    def show(self, change: Change, progress: pb.SyncProgress) -> None:
+    def show(self, change: ServerChange, progress: pb.SyncProgress) -> None:
         with self._lock:
             if progress.phase not in _PHASES or time.monotonic() < self._next[id(change)]:
                 return

@@ -79,7 +79,7 @@ def sparkline(values: Sequence[float | None]) -> str:
 
 
 @dataclass(slots=True)
-class Model:
+class ModelSamples:
     """One model of one server, as of the last samples."""
 
     status: pb.ModelStatus
@@ -94,14 +94,14 @@ class Model:
         self.status, self.load, self.at = status, load, at
 
 
-class Server:
+class ServerSamples:
     """What one server told, sample by sample."""
 
     def __init__(self, inferencer: Inferencer, model: str, news: threading.Event) -> None:
         self.address = inferencer.address
         ask = partial(inferencer.report, model, load=True)
         self.watched = Watched(ask, partial(inferencer.watch, model), news, poll_seconds=_SECONDS)
-        self.models: dict[str, Model] = {}
+        self.models: dict[str, ModelSamples] = {}
         self._taken = 0.0
 
     @property
@@ -120,7 +120,7 @@ class Server:
             load = loads.get(status.model, pb.ModelLoad(model=status.model))
             model = self.models.get(status.model)
             if model is None:
-                model = Model(status, load, last.at)
+                model = ModelSamples(status, load, last.at)
             else:
                 model.take(status, load, last.at)
             models[status.model] = model
@@ -132,7 +132,7 @@ def run(arguments: Namespace) -> bool:
     news = threading.Event()
     until = None if arguments.seconds is None else time.monotonic() + arguments.seconds
     with connected(arguments) as inferencers, contextlib.ExitStack() as stack:
-        servers = [Server(inferencer, arguments.model, news) for inferencer in inferencers]
+        servers = [ServerSamples(inferencer, arguments.model, news) for inferencer in inferencers]
         for server in servers:
             stack.callback(server.watched.close)
             server.watched.start()
@@ -151,7 +151,7 @@ def run(arguments: Namespace) -> bool:
 
 
 @contextlib.contextmanager
-def _shown(arguments: Namespace) -> Iterator[Callable[[Sequence[Server]], Any]]:
+def _shown(arguments: Namespace) -> Iterator[Callable[[Sequence[ServerSamples]], Any]]:
     screen = console()
     if arguments.json:
         yield _every_second(_print_json)
@@ -162,11 +162,11 @@ def _shown(arguments: Namespace) -> Iterator[Callable[[Sequence[Server]], Any]]:
         yield _every_second(lambda servers: _print_lines(screen, servers))
 
 
-def _every_second(show: Callable[[Sequence[Server]], None]) -> Callable[[Sequence[Server]], None]:
+def _every_second(show: Callable[[Sequence[ServerSamples]], None]) -> Callable[[Sequence[ServerSamples]], None]:
     """Where nothing is drawn over, one sample is enough for a second."""
     shown: dict[str, float] = {}
 
-    def show_once(servers: Sequence[Server]) -> None:
+    def show_once(servers: Sequence[ServerSamples]) -> None:
         now = time.monotonic()
         if now - shown.get("at", 0.0) >= _SECONDS * 0.9:
             shown["at"] = now
@@ -177,7 +177,7 @@ def _every_second(show: Callable[[Sequence[Server]], None]) -> Callable[[Sequenc
 
 @dataclass(frozen=True)
 class Picture:
-    servers: Sequence[Server]
+    servers: Sequence[ServerSamples]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         several = len(self.servers) > 1
@@ -197,7 +197,7 @@ class Picture:
                 yield Text(line(f"{server.address}: {short(server.last.error, server.address)}"), BAD)
 
 
-def _models(server: Server, *, several: bool) -> Iterator[Cells]:
+def _models(server: ServerSamples, *, several: bool) -> Iterator[Cells]:
     name = {"server": Text(server.address)} if several else {}
     if server.last.error is not None:
         if several:
@@ -228,7 +228,7 @@ def _latency(seconds: float | None) -> Text:
     return Text(f"{seconds * 1000:.1f} ms" if seconds < 0.01 else duration(seconds))
 
 
-def _workers(server: Server, *, several: bool) -> Iterator[Cells]:
+def _workers(server: ServerSamples, *, several: bool) -> Iterator[Cells]:
     name = {"server": Text(server.address)} if several else {}
     for worker in server.last.answer.workers if server.last.answer is not None and server.last.error is None else ():
         state = pb.WorkerStatus.State.Name(worker.state).lower()
@@ -244,7 +244,7 @@ def _workers(server: Server, *, several: bool) -> Iterator[Cells]:
         }
 
 
-def _print_lines(screen: Console, servers: Sequence[Server]) -> None:
+def _print_lines(screen: Console, servers: Sequence[ServerSamples]) -> None:
     at = time.strftime("%H:%M:%S")
     for server in servers:
         who = f"{server.address} " if len(servers) > 1 else ""
@@ -257,7 +257,7 @@ def _print_lines(screen: Console, servers: Sequence[Server]) -> None:
     screen.file.flush()
 
 
-def _print_json(servers: Sequence[Server]) -> None:
+def _print_json(servers: Sequence[ServerSamples]) -> None:
     for server in servers:
         answer = server.last.answer if server.last.error is None else None
         sys.stdout.write(
@@ -274,7 +274,7 @@ def _print_json(servers: Sequence[Server]) -> None:
     sys.stdout.flush()
 
 
-def _model_json(model: Model) -> dict[str, object]:
+def _model_json(model: ModelSamples) -> dict[str, object]:
     now = model.rate
     return {
         "model": model.status.model,

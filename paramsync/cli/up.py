@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from paramsync.cli.credentials import credentials
-from paramsync.cli.display import Screen
+from paramsync.cli.display import UpScreen
 from paramsync.cli.folders import fast_place, places, remove_left_behind, run_folder
 from paramsync.cli.formatting import console, duration, share, to_json
 from paramsync.cli.observer import HeldOut, Ledger, Observer, Prober
@@ -51,7 +51,7 @@ def run(arguments: Namespace) -> bool:
         remove_left_behind(place)
     with _set_by_signals() as stop, run_folder(fast_place()) as folder:
         try:
-            with Screen(people, store=f"{folder}/store") as screen:
+            with UpScreen(people, store=f"{folder}/store") as screen:
                 _watch(arguments, children, folder, ledger, screen, stop)
         except _EndedError:
             pass  # what was wrong with a child is told below
@@ -84,7 +84,7 @@ def _trainer(arguments: Namespace, folder: Path) -> Child:
 
 
 def _watch(
-    arguments: Namespace, children: list[Child], folder: Path, ledger: Ledger, screen: Screen, stop: threading.Event
+    arguments: Namespace, children: list[Child], folder: Path, ledger: Ledger, screen: UpScreen, stop: threading.Event
 ) -> None:
     """From their start until somebody wants the end, the time is over or one of them ends by itself."""
     seconds: float | None = arguments.seconds
@@ -113,7 +113,7 @@ def _wait_until_ready(
     arguments: Namespace,
     children: list[Child],
     folder: Path,
-    screen: Screen,
+    screen: UpScreen,
     stop: threading.Event,
     stack: contextlib.ExitStack,
 ) -> tuple[Trainer, Inferencer, Predictor]:

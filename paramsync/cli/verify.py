@@ -36,7 +36,7 @@ from paramsync.version import Version
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class TensorFinding:
     """One tensor. `problem` is None where its bytes are what its checksum says, `variable` where nobody says."""
 
     name: str
@@ -55,14 +55,14 @@ class Verdict:
     number: int
     step: int
     problems: list[str]
-    tensors: list[Finding]
+    tensors: list[TensorFinding]
 
     @property
     def ok(self) -> bool:
         return not self.problems and not self.wrong
 
     @property
-    def wrong(self) -> list[Finding]:
+    def wrong(self) -> list[TensorFinding]:
         return [tensor for tensor in self.tensors if tensor.problem]
 
 
@@ -114,7 +114,7 @@ def _broken(store: Store, name: str) -> Verdict:
 def _verify(store: Store, version: Version, trust: TrustedKeys | None) -> Verdict:
     """Raises UnknownVersionError where it was pruned, StoreError where it cannot be read."""
     problems = []
-    findings: list[Finding] = []
+    findings: list[TensorFinding] = []
     if trust is not None and (distrusted := _distrust(store, version, trust)):
         problems.append(distrusted)
     if version.graph and (broken := _graph_problem(store.graph_file(version.graph), version.graph)):
@@ -173,8 +173,8 @@ def _graph_problem(path: Path, digest: str) -> str | None:
     return None
 
 
-def _finding(name: str, entry: Entry, problem: Exception | None, variable: str | None) -> Finding:
-    return Finding(
+def _finding(name: str, entry: Entry, problem: Exception | None, variable: str | None) -> TensorFinding:
+    return TensorFinding(
         name=name,
         variable=variable,
         dtype=dtypes.name(entry.dtype),
@@ -197,7 +197,7 @@ def _show(screen: Console, verdict: Verdict) -> None:
         screen.print(problem, style="red", soft_wrap=True)
 
 
-def _table(findings: Sequence[Finding]) -> Table:
+def _table(findings: Sequence[TensorFinding]) -> Table:
     columns = ("tensor", "dtype", "shape", "shard", "size", "")
     table = formatting.table(*columns, right=("shard", "size"), whole=("dtype", "size", ""))
     names = graph_files.shown_names((finding.name, finding.variable) for finding in findings)

@@ -26,7 +26,7 @@ _NAMED = 3  # files that stand in an error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class VersionRow:
     """One version. Bytes are its tensors', by its record; None where TensorFlow wrote it and there is none. So is
     `finite`, whether the publisher looked at all values.
 
@@ -104,11 +104,11 @@ def _is_whole(path: Path, version: Version) -> bool:
     return True
 
 
-def _row(path: Path, version: Version, *, latest: bool) -> Row:
+def _row(path: Path, version: Version, *, latest: bool) -> VersionRow:
     data = list(_data_files(path, version.prefix))
     recorded = record_file(path, version.prefix).exists()
     locks = shared_locks()
-    return Row(
+    return VersionRow(
         number=version.number,
         step=version.step,
         latest=latest,
@@ -143,7 +143,7 @@ def _on_disk(path: Path) -> int:
     return sum(taken.values())
 
 
-def _table(rows: Sequence[Row], now: float) -> Table:
+def _table(rows: Sequence[VersionRow], now: float) -> Table:
     numbers = ("version", "step", "age", "size", "written", "shared")
     table = formatting.table(*numbers, "held by", "", right=numbers)
     for row in reversed(rows):

@@ -14,11 +14,11 @@ from paramsync.graphs.digest import name_by_content
 from paramsync.graphs.graph import Graph
 from paramsync.graphs.lifting.cut import cut
 from paramsync.graphs.lifting.lift import lift
-from paramsync.graphs.lifting.partitions import Parameter, Part, join_parts
+from paramsync.graphs.lifting.partitions import Parameter, PartRange, join_parts
 from paramsync.graphs.lifting.purity import purify
 from paramsync.v1 import bundle_pb2, graph_pb2
 
-__all__ = ["Draft", "Parameter", "Part", "finish"]
+__all__ = ["Draft", "Parameter", "PartRange", "finish"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ _RECEIVED_AT, _SILENT_AT = 128, 52  # where tcp_info has tcpi_bytes_received, 8 
 _BUFFER = 1 << 16  # bytes; the kernel gives at most 32 KiB at once
 
 
-class Connection(NamedTuple):
+class TcpConnection(NamedTuple):
     """What the kernel says of one: its inode, the bytes that came since it began, and how long ago the last came."""
 
     inode: int
@@ -35,12 +35,12 @@ class Connection(NamedTuple):
     silent_ms: int = 0
 
 
-def dump(port: int) -> Mapping[Address, Connection] | None:
+def dump(port: int) -> Mapping[Address, TcpConnection] | None:
     """The connections to this port by the address of the other end; None where this kernel does not list them.
 
     Connections of other processes to the same port are among them.
     """
-    connections: dict[Address, Connection] = {}
+    connections: dict[Address, TcpConnection] = {}
     try:
         with socket.socket(_NETLINK, socket.SOCK_DGRAM, _SOCK_DIAG) as kernel:
             for family in (socket.AF_INET, socket.AF_INET6):
@@ -53,7 +53,7 @@ def dump(port: int) -> Mapping[Address, Connection] | None:
     return connections
 
 
-def of_this_process(connections: Mapping[Address, Connection]) -> dict[Address, Connection]:
+def of_this_process(connections: Mapping[Address, TcpConnection]) -> dict[Address, TcpConnection]:
     """Those that no other process has which listens at the same port."""
     inodes = set()
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208, there may be thousands
@@ -62,7 +62,7 @@ def of_this_process(connections: Mapping[Address, Connection]) -> dict[Address, 
     return {address: connection for address, connection in connections.items() if connection.inode in inodes}
 
 
-def shut(connection: Connection) -> None:
+def shut(connection: TcpConnection) -> None:
     """Shut one of this process's connections: who reads it finds its end."""
     for copy in own_sockets():
         if inode_of(copy) == connection.inode:
@@ -104,7 +104,7 @@ def _normal(host: str) -> str:
     return str((isinstance(address, IPv6Address) and address.ipv4_mapped) or address)
 
 
-def _parse(content: bytes, family: int, connections: dict[Address, Connection]) -> bool:
+def _parse(content: bytes, family: int, connections: dict[Address, TcpConnection]) -> bool:
     """Add what a part of the dump lists; whether there are more parts. Raises OSError."""
     at = 0
     while at + _HEADER.size <= len(content):
@@ -118,7 +118,7 @@ def _parse(content: bytes, family: int, connections: dict[Address, Connection]) 
         if inode:  # else the process has closed it, and the kernel has not seen its end yet
             host = _normal(socket.inet_ntop(family, address[: 4 if family == socket.AF_INET else 16]))
             received, silent = _facts(content[body + _MESSAGE.size : at + size])
-            connections[host, int.from_bytes(port, "big")] = Connection(inode, received, silent)
+            connections[host, int.from_bytes(port, "big")] = TcpConnection(inode, received, silent)
         at += -(-size // 4) * 4
     return True
 

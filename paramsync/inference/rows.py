@@ -18,7 +18,7 @@ from paramsync.graphs.graph import Graph
 from paramsync.graphs.inlining import inlined
 
 
-class Origin(enum.Enum):
+class InputPart(enum.Enum):
     """The part of the inputs that a tensor is made of."""
 
     NOTHING = "no input: the same in every call"
@@ -32,12 +32,12 @@ _ROWS = "rows"  # the dimension that is as many as there are rows
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    of: Origin
+    of: InputPart
     dims: tuple[Any, ...] = ()
     """Origin COUNT: _ROWS, a size, or None for one that is not known."""
 
 
-NOTHING, ROW, ALL = Made(Origin.NOTHING), Made(Origin.ROW), Made(Origin.ALL)
+NOTHING, ROW, ALL = Made(InputPart.NOTHING), Made(InputPart.ROW), Made(InputPart.ALL)
 
 
 # What rules ask of an op ----------------------------------------------------------------------------------------------
@@ -57,12 +57,12 @@ def _static(tensor: Any) -> list[Any]:
 
 def _is_row(given: Sequence[Made], *places: int) -> bool:
     """Whether exactly these are of rows, and all others of nothing."""
-    return all(one.of is (Origin.ROW if at in places else Origin.NOTHING) for at, one in enumerate(given))
+    return all(one.of is (InputPart.ROW if at in places else InputPart.NOTHING) for at, one in enumerate(given))
 
 
 def _counts(made: Made) -> bool:
     """Whether it is the shape of what has a row for each row, all of the same size."""
-    return made.of is Origin.COUNT and made.dims[:1] == (_ROWS,) and _ROWS not in made.dims[1:]
+    return made.of is InputPart.COUNT and made.dims[:1] == (_ROWS,) and _ROWS not in made.dims[1:]
 
 
 def _of(condition: bool) -> Made:
@@ -71,7 +71,7 @@ def _of(condition: bool) -> Made:
 
 def _each(operation: Any, given: Sequence[Made]) -> Made:
     """Element by element; where shapes differ, what has fewer dimensions is the same for all rows."""
-    if any(one.of is Origin.COUNT for one in given):
+    if any(one.of is InputPart.COUNT for one in given):
         return ALL
     rank = max(_rank(one) for one in operation.inputs)
     for tensor, one in zip(operation.inputs, given, strict=True):
@@ -134,7 +134,7 @@ def _einsum(operation: Any, given: Sequence[Made]) -> Made:
     taken, result = equation.split("->")
     label = result[0]
     for term, one in zip(taken.split(","), given, strict=True):
-        if one.of is Origin.COUNT or (one == ROW) != term.startswith(label) or label in term[1:]:
+        if one.of is InputPart.COUNT or (one == ROW) != term.startswith(label) or label in term[1:]:
             return ALL
     return _of("." not in equation and label.isalpha() and label not in result[1:])
 
@@ -143,7 +143,7 @@ def _reshaped(operation: Any, given: Sequence[Made]) -> Made:
     """A row stays one where the first dimension stays the first."""
     if given[0] != ROW:
         return ALL
-    if given[1].of is Origin.COUNT:
+    if given[1].of is InputPart.COUNT:
         return _of(_counts(given[1]))
     first, *rest = _static(operation.inputs[1])
     row = operation.inputs[0].shape[1:]
@@ -166,17 +166,17 @@ def _squeezed(operation: Any, given: Sequence[Made]) -> Made:
 
 def _joined(operation: Any, given: Sequence[Made]) -> Made:
     *parts, axis = operation.inputs
-    if any(one.of is Origin.COUNT for one in given):
-        return Made(Origin.COUNT, sum((_dims(tensor, one) for tensor, one in zip(parts, given, strict=False)), ()))
+    if any(one.of is InputPart.COUNT for one in given):
+        return Made(InputPart.COUNT, sum((_dims(tensor, one) for tensor, one in zip(parts, given, strict=False)), ()))
     [number] = _static(axis)
     return _of(_is_row(given, *range(len(parts))) and number % _rank(parts[0]) != 0)
 
 
 def _packed(operation: Any, given: Sequence[Made]) -> Made:
     axis = operation.get_attr("axis")
-    if any(one.of is Origin.COUNT for one in given):
+    if any(one.of is InputPart.COUNT for one in given):
         dims = [_dims(tensor, one) for tensor, one in zip(operation.inputs, given, strict=True)]
-        return Made(Origin.COUNT, sum(dims, ())) if axis == 0 and all(len(one) == 1 for one in dims) else ALL
+        return Made(InputPart.COUNT, sum(dims, ())) if axis == 0 and all(len(one) == 1 for one in dims) else ALL
     return _of(_is_row(given, *range(len(given))) and axis % (_rank(operation.inputs[0]) + 1) != 0)
 
 
@@ -191,13 +191,13 @@ def _split(operation: Any, given: Sequence[Made]) -> Made:
 
 
 def _shape(operation: Any, given: Sequence[Made]) -> Made:
-    return Made(Origin.COUNT, (_ROWS, *operation.inputs[0].shape.as_list()[1:])) if given[0] == ROW else ALL
+    return Made(InputPart.COUNT, (_ROWS, *operation.inputs[0].shape.as_list()[1:])) if given[0] == ROW else ALL
 
 
 def _dims(tensor: Any, made: Made) -> tuple[Any, ...]:
-    if made.of is Origin.ROW or _rank(tensor) > 1:
+    if made.of is InputPart.ROW or _rank(tensor) > 1:
         raise ValueError
-    return made.dims if made.of is Origin.COUNT else tuple(_static(tensor))
+    return made.dims if made.of is InputPart.COUNT else tuple(_static(tensor))
 
 
 def _sliced(operation: Any, given: Sequence[Made]) -> Made:
@@ -205,13 +205,13 @@ def _sliced(operation: Any, given: Sequence[Made]) -> Made:
         name: operation.get_attr(f"{name}_mask") for name in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")
     }
     begin, end, strides = (_static(one) for one in operation.inputs[1:])
-    if given[0].of is Origin.COUNT and _is_row([ROW, *given[1:]], 0):
+    if given[0].of is InputPart.COUNT and _is_row([ROW, *given[1:]], 0):
         if len(begin) != 1 or masks["ellipsis"] or masks["new_axis"] or _rank(operation.inputs[0]) != 1:
             return ALL
         if masks["shrink_axis"]:
-            return Made(Origin.COUNT, (given[0].dims[begin[0]],))
+            return Made(InputPart.COUNT, (given[0].dims[begin[0]],))
         bounds = None if masks["begin"] else begin[0], None if masks["end"] else end[0]
-        return Made(Origin.COUNT, given[0].dims[slice(*bounds, strides[0])])
+        return Made(InputPart.COUNT, given[0].dims[slice(*bounds, strides[0])])
     if masks["ellipsis"] & 1:
         return _of(_is_row(given, 0) and not masks["new_axis"] and _rank(operation.inputs[0]) >= len(begin))
     whole = masks["begin"] & 1 and masks["end"] & 1 and strides[0] == 1
@@ -326,11 +326,11 @@ def _results(operation: Any, given: Sequence[Made]) -> list[Made]:
     outputs = operation.outputs
     if operation.type in ("Merge", "NextIteration", "Enter"):  # what they read may come after them
         return [ALL] * len(outputs)
-    if all(one.of is Origin.NOTHING for one in given):
+    if all(one.of is InputPart.NOTHING for one in given):
         return [NOTHING] * len(outputs)
     if operation.type == "IdentityN":  # of gradients that are not TensorFlow's own
         return list(given)
-    if any(one.of is Origin.ALL for one in given):
+    if any(one.of is InputPart.ALL for one in given):
         return [ALL] * len(outputs)
     rule = RULES.get(operation.type)
     try:

@@ -11,7 +11,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
 
-class Page(Collector):
+class MetricsPage(Collector):
     """Collects the metrics whenever it is asked, on any thread."""
 
     def __init__(self) -> None:

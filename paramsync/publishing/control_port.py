@@ -20,7 +20,7 @@ from paramsync.errors import BusyError, SettingsError
 from paramsync.publishing import read_timeout
 from paramsync.publishing.admissions import Admissions
 from paramsync.publishing.metrics import Meter
-from paramsync.publishing.read_timeout import ReadTimeouts
+from paramsync.publishing.read_timeout import ReadTimeoutInterceptor
 from paramsync.rpc import addresses, settings
 from paramsync.rpc.access import Access
 from paramsync.rpc.connection_limit import ConnectionLimit
@@ -155,7 +155,7 @@ class ControlPort:
         self._health = health.HealthServicer()
         self._set_healthy(False)
         self._connections = ConnectionLimit()
-        self._arrivals = ReadTimeouts(self._connections)
+        self._arrivals = ReadTimeoutInterceptor(self._connections)
         self._server = grpc.server(
             ThreadPoolExecutor(_THREADS, thread_name_prefix="control"),
             interceptors=[self._arrivals, Admissions(access)],

@@ -57,7 +57,7 @@ def check_options(options: PublishOptions) -> None:
 
 
 @runtime_checkable
-class Source(Protocol):
+class ValueSource(Protocol):
     """Where the values of a publication come from, and the graph that they are for."""
 
     digest: str
@@ -121,7 +121,7 @@ class Publisher:
     def __init__(
         self,
         store: str | Path | StoreWriter,
-        source: keras.Model | tf.Module | Capture | Source,
+        source: keras.Model | tf.Module | Capture | ValueSource,
         *,
         schedule: PublishSchedule,
         keep: int = 5,
@@ -137,8 +137,8 @@ class Publisher:
         if on_error not in ("log", "raise"):
             raise SettingsError(f'on_error: expected "log" or "raise", found {on_error!r}')
         self._gate = None if publish_if is None else Gate(publish_if)
-        self._is_live = not isinstance(source, Source)
-        self._source = source if isinstance(source, Source) else _live(source, averages)
+        self._is_live = not isinstance(source, ValueSource)
+        self._source = source if isinstance(source, ValueSource) else _live(source, averages)
         self._schedule = schedule
         self._raise = on_error == "raise"
         self._since: Moment | None = None  # the last snapshot, or where the counting began

@@ -18,7 +18,7 @@ PATIENCE = 10.0
 _AT_LEAST = 1.0  # seconds that a message may take to come however many calls are silent
 
 
-class ReadTimeouts(grpc.ServerInterceptor):  # type: ignore[type-arg]  # it takes none when it runs
+class ReadTimeoutInterceptor(grpc.ServerInterceptor):  # type: ignore[type-arg]  # it takes none when it runs
     """Waits for messages in place of gRPC, which would wait for ever and hold a thread meanwhile. Any thread.
 
     Where too many calls are silent, the one that has been silent longest is given up.

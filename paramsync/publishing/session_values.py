@@ -16,7 +16,7 @@ import tensorflow as tf
 from paramsync.dtypes import Array
 from paramsync.errors import GraphError, PublishError, SettingsError
 from paramsync.graphdef.reading import full
-from paramsync.graphs.draft import Parameter, Part, finish
+from paramsync.graphs.draft import Parameter, PartRange, finish
 from paramsync.graphs.sources.saver_names import saved_by
 from paramsync.graphs.sources.v1_graphs import draft_of_tensors
 from paramsync.publishing.write_behind import PIECE, divide
@@ -202,7 +202,7 @@ class _Value:
 class _Whole:
     """A partitioned variable, whose parts a checkpoint has as one."""
 
-    parts: Sequence[tuple[Part, Any]]
+    parts: Sequence[tuple[PartRange, Any]]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         arrays = [(part.offsets, np.asarray(value)) for part, value in self.parts]

@@ -169,9 +169,9 @@ class Access:
             raise
 
     @contextmanager
-    def audited(self, what: str, caller: Caller, request: str = "") -> Iterator[Change]:
+    def audited(self, what: str, caller: Caller, request: str = "") -> Iterator[AuditedChange]:
         """Make a change, whose outcome the log gets, with what was asked for."""
-        change = Change()
+        change = AuditedChange()
         try:
             yield change
         except (CancelledError, GeneratorExit):
@@ -190,7 +190,7 @@ class Access:
         _audit.log(logging.INFO if outcome == "done" else logging.WARNING, "%s", line)
 
 
-class Change:
+class AuditedChange:
     """A change that is under way; `why` says why it failed, where its error does not."""
 
     def __init__(self) -> None:

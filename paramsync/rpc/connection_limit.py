@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 
 from paramsync.host import tcp_connections
-from paramsync.host.tcp_connections import Address, Connection, peer_address
+from paramsync.host.tcp_connections import Address, TcpConnection, peer_address
 from paramsync.program.process import connection_limit
 
 MOST = 4096  # for each port, where descriptors allow
@@ -83,15 +83,15 @@ class ConnectionLimit:
 
 
 def to_shut(
-    connections: Mapping[Address, Connection], busy: Collection[Address], settled: Collection[int], count: int
-) -> list[Connection]:
+    connections: Mapping[Address, TcpConnection], busy: Collection[Address], settled: Collection[int], count: int
+) -> list[TcpConnection]:
     """At most so many connections without a call, of the addresses that have most, those silent for longest first."""
     of_host = Counter(host for host, _ in connections)
-    quiet: dict[str, list[Connection]] = {}
+    quiet: dict[str, list[TcpConnection]] = {}
     for address, connection in sorted(connections.items(), key=lambda item: item[1].silent_ms):
         if address not in busy and connection.inode in settled:
             quiet.setdefault(address[0], []).append(connection)
-    shut: list[Connection] = []
+    shut: list[TcpConnection] = []
     while quiet and len(shut) < count:
         host = max(quiet, key=of_host.__getitem__)
         shut.append(quiet[host].pop())

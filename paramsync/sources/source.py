@@ -10,7 +10,7 @@ from typing import Generic, Literal, Protocol, TypeAlias
 from paramsync.errors import CorruptCheckpointError, ParamsyncError, StoreError, UnfinishedError
 from paramsync.sources import diagnosis, identity, saved_models
 from paramsync.sources.identity import VersionRecords
-from paramsync.sources.watch import Place, Watch, graph_places, numbered_places, store_places
+from paramsync.sources.watch import Watch, WatchedPlace, graph_places, numbered_places, store_places
 from paramsync.store.store import Store, state_file
 from paramsync.version import Candidate, R, R_co, Version
 
@@ -192,7 +192,7 @@ class Source(Generic[R]):
         except OSError:
             return self._is_numbered
 
-    def _places(self) -> list[Place]:
+    def _places(self) -> list[WatchedPlace]:
         if self._shows_numbers():
             return numbered_places(self.path, saved_models.highest(self.path))
         return [*store_places(self.path), *([] if self._graph is None else graph_places(self._graph))]

@@ -55,7 +55,7 @@ _Target = tuple[Path, int, int]  # a folder, and by device and inode which one o
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class WatchedPlace:
     """A folder, and the names in it that ring. Folders below it are places of their own."""
 
     folder: Path
@@ -69,10 +69,10 @@ class Watch:
     others at each call, such as the folder behind a link that was not there before.
     """
 
-    def __init__(self, places: Callable[[], Sequence[Place]], ring: Callable[[], None]) -> None:
+    def __init__(self, places: Callable[[], Sequence[WatchedPlace]], ring: Callable[[], None]) -> None:
         self._places = places
         self._ring = ring
-        self._watches: dict[Place, _PlaceWatch] = {}
+        self._watches: dict[WatchedPlace, _PlaceWatch] = {}
 
     def arm(self) -> None:
         """Watch every place, or the nearest folder above it as long as it is missing."""
@@ -93,7 +93,7 @@ class Watch:
 class _PlaceWatch:
     """The watch on one place."""
 
-    def __init__(self, place: Place, ring: Callable[[], None]) -> None:
+    def __init__(self, place: WatchedPlace, ring: Callable[[], None]) -> None:
         self._place = place
         self._ring = ring
         self._names = place.names
@@ -221,19 +221,19 @@ def _target(path: Path) -> _Target | None:
     return path, facts.st_dev, facts.st_ino
 
 
-def store_places(path: Path) -> list[Place]:
+def store_places(path: Path) -> list[WatchedPlace]:
     """Where a directory of checkpoints, or one that shows nothing yet, shows news."""
-    return [Place(path, _STORE)]
+    return [WatchedPlace(path, _STORE)]
 
 
-def numbered_places(path: Path, highest: list[Path]) -> list[Place]:
+def numbered_places(path: Path, highest: list[Path]) -> list[WatchedPlace]:
     """Where a directory of numbered SavedModels does, of which those at `highest` may still be written."""
-    return [Place(path, _NUMBERED), *(place for directory in highest for place in _of_saved_model(directory))]
+    return [WatchedPlace(path, _NUMBERED), *(place for directory in highest for place in _of_saved_model(directory))]
 
 
-def graph_places(path: Path) -> list[Place]:
+def graph_places(path: Path) -> list[WatchedPlace]:
     """Where a graph file or SavedModel does, which may not exist yet."""
-    places = [Place(path.absolute().parent, re.compile(re.escape(path.name)))]
+    places = [WatchedPlace(path.absolute().parent, re.compile(re.escape(path.name)))]
     try:
         is_folder = path.is_dir()
     except OSError:  # nobody can tell now: what it becomes is found by polling
@@ -241,5 +241,5 @@ def graph_places(path: Path) -> list[Place]:
     return [*places, *_of_saved_model(path)] if is_folder else places
 
 
-def _of_saved_model(path: Path) -> list[Place]:
-    return [Place(path, _SAVED_MODEL), Place(path / "variables", _VARIABLES)]
+def _of_saved_model(path: Path) -> list[WatchedPlace]:
+    return [WatchedPlace(path, _SAVED_MODEL), WatchedPlace(path / "variables", _VARIABLES)]

@@ -317,7 +317,7 @@ class StateFile:
         self._directory = directory
         self._durable = durable
         self._faults = faults
-        self._state: store.State | None = None  # what `checkpoint` said last
+        self._state: store.CheckpointState | None = None  # what `checkpoint` said last
         self._names: tuple[str, ...] | None = None  # what it lists, and our unlisted ones; None before the first look
         self._graphs: dict[str, str | None] = {}  # by version; None where there is no record
 
@@ -398,7 +398,7 @@ class StateFile:
 
     def _write(self, names: tuple[str, ...]) -> None:
         """Replace `checkpoint` by one that lists these names, with the last as the latest. Raises OSError."""
-        state = store.State(names[-1], names)
+        state = store.CheckpointState(names[-1], names)
         store.write_text(store.state_file(self._directory), store.state_text(state), durable=self._durable)
         self._state, self._names = state, names
 

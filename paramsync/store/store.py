@@ -55,7 +55,7 @@ _SEAL = len(_TAG) + hashlib.sha256().digest_size
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class CheckpointState:
     """The content of `checkpoint`: names of checkpoints in its directory, oldest first; the latest is among them."""
 
     latest: str
@@ -95,7 +95,9 @@ class Store:
         """
         return self.listed(read_state(self.path))
 
-    def listed(self, state: State | None, known: Mapping[str, Version] = MappingProxyType({})) -> list[Version]:
+    def listed(
+        self, state: CheckpointState | None, known: Mapping[str, Version] = MappingProxyType({})
+    ) -> list[Version]:
         """The versions that this state lists, as `versions` has them; files of those that are `known` are not read."""
         versions = {}
         for name in state.names if state else ():
@@ -224,7 +226,7 @@ def is_ours(name: str) -> bool:
     return re.fullmatch("ckpt-[0-9]{1,18}", name) is not None
 
 
-def read_state(directory: Path, name: str = _STATE) -> State | None:
+def read_state(directory: Path, name: str = _STATE) -> CheckpointState | None:
     """Read `checkpoint`, whether or not the files are there. None where nothing was published.
 
     TensorFlow can be told to give that file another `name`. Raises StoreError where it cannot be read (UnreadableError:
@@ -240,10 +242,10 @@ def read_state(directory: Path, name: str = _STATE) -> State | None:
     if not message.model_checkpoint_path:
         return None
     names = [_name(path, listed) for listed in (*message.all_model_checkpoint_paths, message.model_checkpoint_path)]
-    return State(names[-1], tuple(dict.fromkeys(names)))
+    return CheckpointState(names[-1], tuple(dict.fromkeys(names)))
 
 
-def state_text(state: State) -> str:
+def state_text(state: CheckpointState) -> str:
     """The text from which TensorFlow and `read_state` read that state."""
     message = bundle_pb2.CheckpointState(model_checkpoint_path=state.latest, all_model_checkpoint_paths=state.names)
     return text_format.MessageToString(message)

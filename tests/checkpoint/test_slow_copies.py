@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from paramsync.following.follower import Follower
 from paramsync.following.replica import Replica
-from paramsync.store.store import State, read_state, state_file, state_text
+from paramsync.store.store import CheckpointState, read_state, state_file, state_text
 from tests.support.followers import serving
 from tests.support.published import Publisher, saver_store
 from tests.support.stores import Scaled, saved_by_v2
@@ -94,6 +94,6 @@ def take_away_the_second(base: Path) -> None:
     if state is None:
         shutil.rmtree(base / "2")
         return
-    state_file(base).write_text(state_text(State(state.names[0], state.names[:1])))
+    state_file(base).write_text(state_text(CheckpointState(state.names[0], state.names[:1])))
     for one in base.glob(f"{state.latest}.*"):
         one.unlink()

@@ -9,7 +9,7 @@ import pytest
 
 from paramsync.checkpoint.data_file import ALIGNMENT
 from paramsync.checkpoint.tensor_bytes import PORTION
-from paramsync.checkpoint.writer import LINKED, Plan, arrange, decide
+from paramsync.checkpoint.writer import LINKED, WritePlan, arrange, decide
 
 MB = 1 << 20
 
@@ -21,39 +21,57 @@ def shard(size: int, *names: str) -> tuple[int, tuple[str, ...]]:
 @pytest.mark.parametrize(
     ("sizes", "unchanged", "shards", "expected"),
     [
-        pytest.param({"a": 8, "b": 8}, "", [], Plan({}, (), ("a", "b")), id="the first"),
-        pytest.param({"a": 8, "b": 8}, "", [shard(16, "a", "b")], Plan({}, (), ("a", "b")), id="all changed"),
-        pytest.param({"a": 8, "b": 8}, "ab", [shard(16, "a", "b")], Plan({0: ("a", "b")}, (), ()), id="none changed"),
-        pytest.param({"a": 8, "b": 2}, "a", [shard(10, "a", "b")], Plan({0: ("a",)}, (), ("b",)), id="mostly frozen"),
-        pytest.param({"a": 4, "b": 6}, "a", [shard(10, "a", "b")], Plan({}, ("a",), ("b",)), id="mostly trained"),
+        pytest.param({"a": 8, "b": 8}, "", [], WritePlan({}, (), ("a", "b")), id="the first"),
+        pytest.param({"a": 8, "b": 8}, "", [shard(16, "a", "b")], WritePlan({}, (), ("a", "b")), id="all changed"),
+        pytest.param(
+            {"a": 8, "b": 8}, "ab", [shard(16, "a", "b")], WritePlan({0: ("a", "b")}, (), ()), id="none changed"
+        ),
+        pytest.param(
+            {"a": 8, "b": 2}, "a", [shard(10, "a", "b")], WritePlan({0: ("a",)}, (), ("b",)), id="mostly frozen"
+        ),
+        pytest.param({"a": 4, "b": 6}, "a", [shard(10, "a", "b")], WritePlan({}, ("a",), ("b",)), id="mostly trained"),
         pytest.param(
             {"a": 4, "b": 6},
             "a",
             [shard(4, "a"), shard(6, "b")],
-            Plan({0: ("a",)}, (), ("b",)),
+            WritePlan({0: ("a",)}, (), ("b",)),
             id="parted, as the plan before made them",
         ),
-        pytest.param({"a": 5}, "a", [shard(10, "a")], Plan({0: ("a",)}, (), ()), id="half stale"),
-        pytest.param({"a": 5}, "a", [shard(11, "a")], Plan({}, ("a",), ()), id="more than half stale"),
-        pytest.param({"a": 8, "c": 8}, "a", [shard(16, "a", "b")], Plan({0: ("a",)}, (), ("c",)), id="a new one"),
-        pytest.param({"a": 8}, "a", [shard(8, "a"), shard(8, "b")], Plan({0: ("a",)}, (), ()), id="one that is gone"),
+        pytest.param({"a": 5}, "a", [shard(10, "a")], WritePlan({0: ("a",)}, (), ()), id="half stale"),
+        pytest.param({"a": 5}, "a", [shard(11, "a")], WritePlan({}, ("a",), ()), id="more than half stale"),
+        pytest.param({"a": 8, "c": 8}, "a", [shard(16, "a", "b")], WritePlan({0: ("a",)}, (), ("c",)), id="a new one"),
         pytest.param(
-            {"a": 100, "b": 6300}, "a", [shard(100, "a"), shard(6300, "b")], Plan({0: ("a",)}, (), ("b",)), id="1/64"
+            {"a": 8}, "a", [shard(8, "a"), shard(8, "b")], WritePlan({0: ("a",)}, (), ()), id="one that is gone"
         ),
         pytest.param(
-            {"a": 99, "b": 6300}, "a", [shard(99, "a"), shard(6300, "b")], Plan({}, (), ("a", "b")), id="below 1/64"
+            {"a": 100, "b": 6300},
+            "a",
+            [shard(100, "a"), shard(6300, "b")],
+            WritePlan({0: ("a",)}, (), ("b",)),
+            id="1/64",
         ),
         pytest.param(
-            {"a": MB, "b": 1000 * MB}, "a", [shard(1001 * MB, "a", "b")], Plan({}, ("a",), ("b",)), id="a megabyte"
+            {"a": 99, "b": 6300},
+            "a",
+            [shard(99, "a"), shard(6300, "b")],
+            WritePlan({}, (), ("a", "b")),
+            id="below 1/64",
         ),
-        pytest.param({"a": 0, "b": 0}, "ab", [shard(0, "a", "b")], Plan({}, (), ("a", "b")), id="nothing to share"),
-        pytest.param({"a": 0, "b": 8}, "ab", [shard(8, "a", "b")], Plan({0: ("a", "b")}, (), ()), id="an empty one"),
-        pytest.param({"a": 8}, "a", [shard(8)], Plan({}, ("a",), ()), id="a file that a stranger removed"),
-        pytest.param({}, "", [], Plan({}, (), ()), id="nothing at all"),
+        pytest.param(
+            {"a": MB, "b": 1000 * MB}, "a", [shard(1001 * MB, "a", "b")], WritePlan({}, ("a",), ("b",)), id="a megabyte"
+        ),
+        pytest.param(
+            {"a": 0, "b": 0}, "ab", [shard(0, "a", "b")], WritePlan({}, (), ("a", "b")), id="nothing to share"
+        ),
+        pytest.param(
+            {"a": 0, "b": 8}, "ab", [shard(8, "a", "b")], WritePlan({0: ("a", "b")}, (), ()), id="an empty one"
+        ),
+        pytest.param({"a": 8}, "a", [shard(8)], WritePlan({}, ("a",), ()), id="a file that a stranger removed"),
+        pytest.param({}, "", [], WritePlan({}, (), ()), id="nothing at all"),
     ],
 )
 def test_what_changed_is_written_and_the_rest_stays_where_that_pays(
-    sizes: Mapping[str, int], unchanged: str, shards: Sequence[tuple[int, tuple[str, ...]]], expected: Plan
+    sizes: Mapping[str, int], unchanged: str, shards: Sequence[tuple[int, tuple[str, ...]]], expected: WritePlan
 ) -> None:
     assert decide(sizes, set(unchanged), shards) == expected
 

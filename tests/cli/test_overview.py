@@ -8,7 +8,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from paramsync.cli.overview import Overview, Row, behind, lag
+from paramsync.cli.overview import StatusRow, StatusTable, behind, lag
 from paramsync.v1 import sync_pb2 as pb
 from tests.support.servers import SERVING, TRAINING
 
@@ -18,15 +18,15 @@ CHINESE = pb.ModelStatus(
     model="手写数字识别模型", state=pb.ModelStatus.WAITING, waiting_for="/store: no such directory"
 )
 FLEET = [
-    Row("10.0.0.1:8502", SERVING),
-    Row("10.0.0.2:8502", pb.ModelStatus(model=LONG, state=pb.ModelStatus.SERVING, lag_seconds=0, pinned=7)),
-    Row("inference-3.eu-central-1.example.org:8502", CHINESE),
-    Row("10.0.0.4:8502", missing="not reachable (Connection refused)", lost=True),
-    Row("[2001:db8::5]:8502", missing="no model is served"),
+    StatusRow("10.0.0.1:8502", SERVING),
+    StatusRow("10.0.0.2:8502", pb.ModelStatus(model=LONG, state=pb.ModelStatus.SERVING, lag_seconds=0, pinned=7)),
+    StatusRow("inference-3.eu-central-1.example.org:8502", CHINESE),
+    StatusRow("10.0.0.4:8502", missing="not reachable (Connection refused)", lost=True),
+    StatusRow("[2001:db8::5]:8502", missing="no model is served"),
 ]
 
 
-def shown(overview: Overview, *, width: int = 80, colours: bool = False) -> str:
+def shown(overview: StatusTable, *, width: int = 80, colours: bool = False) -> str:
     out = io.StringIO()
     console = Console(file=out, width=width, force_terminal=colours, markup=False, highlight=False, _environ=COLOURS)
     console.print(overview)
@@ -38,14 +38,14 @@ def shown(overview: Overview, *, width: int = 80, colours: bool = False) -> str:
     "rows", [FLEET, FLEET[:1], FLEET[1:2], FLEET[2:3], []], ids=["fleet", "one", "long", "chinese", "none"]
 )
 @pytest.mark.parametrize("several", [True, False])
-def test_a_status_is_never_wider_than_the_terminal(rows: list[Row], width: int, several: bool) -> None:
-    text = shown(Overview(rows, 1000.0, trainer=TRAINING, several=several), width=width)
+def test_a_status_is_never_wider_than_the_terminal(rows: list[StatusRow], width: int, several: bool) -> None:
+    text = shown(StatusTable(rows, 1000.0, trainer=TRAINING, several=several), width=width)
     assert max(map(cell_len, text.splitlines())) <= width
 
 
 @pytest.mark.parametrize("width", [40, 80, 120])
 def test_no_name_is_cut(width: int) -> None:
-    lines = shown(Overview(FLEET, 1000.0, several=True), width=width).splitlines()
+    lines = shown(StatusTable(FLEET, 1000.0, several=True), width=width).splitlines()
     text = "".join(line.replace("model", "").replace("server", "").strip() for line in lines)
     for row in FLEET:
         assert row.server in text
@@ -53,8 +53,8 @@ def test_no_name_is_cut(width: int) -> None:
 
 
 def test_a_fleet_in_80_columns_is_one_table_with_a_row_for_who_does_not_answer() -> None:
-    rows = [FLEET[0], Row("10.0.0.2:8502", pb.ModelStatus(model="cats", state=pb.ModelStatus.SERVING)), FLEET[3]]
-    heading, *lines = shown(Overview(rows, 1000.0, several=True)).splitlines()
+    rows = [FLEET[0], StatusRow("10.0.0.2:8502", pb.ModelStatus(model="cats", state=pb.ModelStatus.SERVING)), FLEET[3]]
+    heading, *lines = shown(StatusTable(rows, 1000.0, several=True)).splitlines()
     assert heading.split() == ["server", "model", "state", "serving", "published", "lag", "age"]
     column = heading.index("state")
     assert [line[column:].split()[0] for line in lines[:2]] == ["serving", "serving"]
@@ -74,20 +74,20 @@ def test_a_fleet_in_80_columns_is_one_table_with_a_row_for_who_does_not_answer()
 
 
 def test_a_wide_terminal_has_what_is_in_memory_too() -> None:
-    text = shown(Overview([Row("", SERVING)], 1000.0), width=120)
+    text = shown(StatusTable([StatusRow("", SERVING)], 1000.0), width=120)
     assert "in memory" in text
     assert "420, 419" in text
 
 
 def test_what_is_wrong_is_red_and_what_waits_is_yellow() -> None:
     red, yellow = "\x1b[31m", "\x1b[33m"
-    text = shown(Overview(FLEET, 1000.0, several=True), colours=True)
+    text = shown(StatusTable(FLEET, 1000.0, several=True), colours=True)
     assert f"{red}not reachable" in text
     assert f"{red}10.0.0.1:8502 digits: version 421 was refused" in text
     assert f"{yellow}waiting" in text
     assert f"{yellow}12 s behind" in text
     fine = pb.ModelStatus(model="m", state=pb.ModelStatus.SERVING, lag_seconds=0.2, lag_steps=3)
-    text = shown(Overview([Row("", fine)], 1000.0), colours=True)
+    text = shown(StatusTable([StatusRow("", fine)], 1000.0), colours=True)
     assert red not in text
     assert yellow not in text
 
@@ -95,7 +95,7 @@ def test_what_is_wrong_is_red_and_what_waits_is_yellow() -> None:
 @pytest.mark.parametrize("environment", [{"NO_COLOR": "1"}, {"TERM": "dumb"}], ids=str)
 def test_nothing_is_coloured_where_that_is_not_wanted(environment: dict[str, str]) -> None:
     console = Console(file=io.StringIO(), force_terminal=True, markup=False, _environ={"TERM": "xterm", **environment})
-    console.print(Overview(FLEET, 1000.0, several=True))
+    console.print(StatusTable(FLEET, 1000.0, several=True))
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert "\x1b[3" not in text
     assert ("\x1b" in text) == ("NO_COLOR" in environment)  # bold is no colour

@@ -14,7 +14,7 @@ import termios
 
 import pytest
 
-from paramsync.cli.changes import Change
+from paramsync.cli.changes import ServerChange
 from paramsync.cli.sync import _Lines
 from paramsync.rpc.client import Inferencer
 from paramsync.v1 import sync_pb2 as pb
@@ -62,7 +62,7 @@ def test_a_dumb_terminal_gets_no_commands_and_keeps_its_width(inferencer: str, n
 
 def test_what_takes_long_is_a_line_where_nobody_draws(nobody: str, capsys: pytest.CaptureFixture[str]) -> None:
     with Inferencer(nobody) as inferencer:
-        change = Change(inferencer, "m")
+        change = ServerChange(inferencer, "m")
         names = {id(change): "m: "}
         _Lines(names).show(change, VERIFYING)
         assert capsys.readouterr().err == ""

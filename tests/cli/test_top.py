@@ -16,7 +16,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from paramsync.cli.__main__ import main
-from paramsync.cli.top import Picture, Server, quantile, rate, sparkline
+from paramsync.cli.top import Picture, ServerSamples, quantile, rate, sparkline
 from paramsync.rpc.client import Inferencer
 from paramsync.v1 import sync_pb2 as pb
 from tests.support.commands import only_line
@@ -68,7 +68,7 @@ def test_a_sparkline_has_its_greatest_value_at_the_top_and_gaps_where_there_is_n
 def test_a_picture_fits_its_terminal(width: int, nobody: str) -> None:
     long = pb.ModelStatus(model="recommender-candidate-generation-tower-european-union")
     with serving(add_models(SERVING, long)) as address, Inferencer(address) as here, Inferencer(nobody) as away:
-        servers = [Server(inferencer, "", threading.Event()) for inferencer in (here, away)]
+        servers = [ServerSamples(inferencer, "", threading.Event()) for inferencer in (here, away)]
         for server in servers:
             server.watched.run_once()
             server.run_once()

@@ -18,7 +18,7 @@ from rich.console import Console
 
 from paramsync.cli import display
 from paramsync.cli.__main__ import main
-from paramsync.cli.display import Screen, chart, picture
+from paramsync.cli.display import UpScreen, chart, picture
 from paramsync.cli.folders import fast_place, remove_left_behind, run_folder
 from paramsync.cli.observer import Example, HeldOut, Ledger, Observer, Prober
 from paramsync.cli.programs import Child, end_all
@@ -91,7 +91,7 @@ def test_a_narrow_terminal_gets_the_line_broken_between_its_parts(width: int) ->
     out = io.StringIO()
     terminal = Console(file=out, width=width, height=24, force_terminal=True, color_system=None, markup=False)
     ledger = seen_run()
-    with Screen(terminal, store="/s") as screen:
+    with UpScreen(terminal, store="/s") as screen:
         screen.show(ledger)
     text = out.getvalue()
     for part in ("step 7", "412 steps/s", "published 6", "serving 420", "lag 12 s, 1 step", "accuracy 100.0%"):
@@ -103,7 +103,7 @@ def test_a_narrow_terminal_gets_the_line_broken_between_its_parts(width: int) ->
 def test_the_echo_of_ctrl_c_does_not_break_the_last_line(width: int) -> None:
     out = io.StringIO()
     terminal = Console(file=out, width=width, height=24, force_terminal=True, color_system=None, markup=False)
-    with Screen(terminal, store="/s") as screen:
+    with UpScreen(terminal, store="/s") as screen:
         screen.show(seen_run())
     lines = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", out.getvalue()).splitlines()
     assert max(map(len, lines)) <= width - len("^C")
@@ -112,7 +112,7 @@ def test_the_echo_of_ctrl_c_does_not_break_the_last_line(width: int) -> None:
 def test_a_terminal_that_cannot_redraw_gets_lines_while_it_waits() -> None:
     out = io.StringIO()
     dumb = Console(file=out, width=80, force_terminal=True, _environ={"TERM": "dumb"}, markup=False)
-    with Screen(dumb, store="/s") as screen:
+    with UpScreen(dumb, store="/s") as screen:
         screen.wait("waiting for the trainer to start")
         assert out.getvalue() == "waiting for the trainer to start\n"
         screen.show(seen_run())
@@ -127,7 +127,7 @@ def test_without_colours_a_digit_is_an_outline() -> None:
         terminal = Console(
             file=out, width=80, height=24, force_terminal=True, color_system="256", _environ=environment, markup=False
         )
-        with Screen(terminal, store="/s") as screen:
+        with UpScreen(terminal, store="/s") as screen:
             screen.show(ledger)
         first = out.getvalue().splitlines()[6]  # the upper lines of the image are black
         assert first.count("▀") == blocks

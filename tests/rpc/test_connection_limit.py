@@ -6,15 +6,15 @@ import socket
 
 import pytest
 
-from paramsync.host.tcp_connections import Connection
+from paramsync.host.tcp_connections import TcpConnection
 from paramsync.rpc.connection_limit import ConnectionLimit, to_shut
 
 ALL = range(100)
 
 
-def connections(*silent: tuple[str, int]) -> dict[tuple[str, int], Connection]:
+def connections(*silent: tuple[str, int]) -> dict[tuple[str, int], TcpConnection]:
     """By host, and how long each said nothing; ports and inodes count from 0."""
-    return {(host, port): Connection(port, 0, silent_ms) for port, (host, silent_ms) in enumerate(silent)}
+    return {(host, port): TcpConnection(port, 0, silent_ms) for port, (host, silent_ms) in enumerate(silent)}
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def connections(*silent: tuple[str, int]) -> dict[tuple[str, int], Connection]:
     ids=["longest silent", "not those with calls", "not new ones", "of who has most", "of who has most now", "enough"],
 )
 def test_quiet_connections_of_who_has_most_are_shut(
-    found: dict[tuple[str, int], Connection],
+    found: dict[tuple[str, int], TcpConnection],
     busy: list[tuple[str, int]],
     settled: range,
     count: int,

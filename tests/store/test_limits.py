@@ -11,7 +11,7 @@ import pytest
 
 from paramsync.errors import ParameterError, StoreError
 from paramsync.store.commit import StoreWriter
-from paramsync.store.store import State, Store, state_text
+from paramsync.store.store import CheckpointState, Store, state_text
 from paramsync.tensorbundle import sstable
 from paramsync.version import Version
 from tests.support.written import tensors, version
@@ -103,7 +103,7 @@ def test_a_metric_without_a_name_is_refused(tmp_path: Path) -> None:
 
 def test_a_list_of_versions_longer_than_a_reader_takes_is_refused(tmp_path: Path) -> None:
     names = ["a", *(f"{at:0190d}" for at in range(4743))]
-    text = state_text(State("a", tuple(names)))
+    text = state_text(CheckpointState("a", tuple(names)))
     assert 0 <= (1 << 20) - len(text) < 320
     (tmp_path / "checkpoint").write_text(text)
     for name in names:  # of what is gone, nothing would be listed any more

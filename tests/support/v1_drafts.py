@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from paramsync.graphs.draft import Draft, Parameter, Part, finish
+from paramsync.graphs.draft import Draft, Parameter, PartRange, finish
 from paramsync.graphs.graph import Graph
 from paramsync.graphs.specs import DEFAULT_SIGNATURE
 from paramsync.v1 import bundle_pb2, graph_pb2
@@ -41,7 +41,7 @@ def parameters_of(graph_def: Any, parts: Sequence[Any] = ()) -> list[Parameter]:
             name = node.name
             if node.name in infos:
                 info = infos[node.name]
-                name, part = info.full_name, Part(tuple(info.full_shape), tuple(info.var_offset))
+                name, part = info.full_name, PartRange(tuple(info.full_shape), tuple(info.var_offset))
             found.append(Parameter(name, node.name, spec, part))
     return found
 

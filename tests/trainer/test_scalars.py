@@ -11,7 +11,7 @@ import tensorflow as tf
 from paramsync.publishing.metrics import Meter
 from tests.publishing.test_write_behind import version
 from trainer.scalars import Scalars
-from trainer.screen import Screen
+from trainer.screen import TrainingScreen
 
 
 def meter(*, loss: float | None, stall: float | None) -> Meter:
@@ -60,7 +60,7 @@ def test_a_folder_that_cannot_be_written_is_told_of_once_and_training_goes_on(
 
 
 def test_without_a_terminal_a_line_names_everything_there_is(caplog: pytest.LogCaptureFixture) -> None:
-    screen = Screen()
+    screen = TrainingScreen()
     with caplog.at_level(logging.INFO):
         screen.show(meter(loss=None, stall=None), None, out_of=None)
         screen.show(meter(loss=0.5, stall=0.00025), version(40), out_of=100)

@@ -74,7 +74,7 @@ OnThread = Callable[[Callable[[], bytes]], Awaitable[bytes]]
 """Runs a function on another thread."""
 
 
-class TooLargeError(errors.TooLargeError):
+class BodyTooLargeError(errors.TooLargeError):
     """A body beyond the limit."""
 
     http_status = 413
@@ -83,7 +83,7 @@ class TooLargeError(errors.TooLargeError):
         ParamsyncError.__init__(self, f"body: expected at most {most}, found {found}")
 
 
-class SlowError(ParamsyncError, TimeoutError):
+class SlowBodyError(ParamsyncError, TimeoutError):
     """A body that did not come in time."""
 
     http_status = 408
@@ -134,7 +134,7 @@ class Intake:
         encoding = known(request.headers.get("Content-Encoding", ""))
         length = request.content_length
         if length is not None and length > self._limit:
-            raise TooLargeError(f"{self._limit} bytes", str(length))
+            raise BodyTooLargeError(f"{self._limit} bytes", str(length))
         if request.headers.get("Expect", "").lower() == "100-continue":
             await request.writer.write(_CONTINUE)
             request.writer.output_size = 0
@@ -177,7 +177,7 @@ class Intake:
             waiting.share.leave()
             waiting.parts.clear()  # asyncio keeps what is raised here, and what leads to it, until garbage is collected
             if isinstance(error, asyncio.TimeoutError):
-                raise SlowError(self._patience, came) from error
+                raise SlowBodyError(self._patience, came) from error
             if isinstance(error, web.RequestPayloadError):
                 raise RequestError("body: expected what its headers say, found something else") from error
             if isinstance(error, ConnectionError):  # nobody reads this
@@ -213,11 +213,11 @@ class Intake:
     def _hold(self, part: bytes, size: int, parts: list[bytes], share: MemoryShare) -> None:
         parts.append(part)
         if size > self._limit:
-            raise TooLargeError(f"{self._limit} bytes", f"{size} or more")
+            raise BodyTooLargeError(f"{self._limit} bytes", f"{size} or more")
         self.need(share, share.size + len(part))
 
 
 def _check_times(size: int, packed: int) -> None:
     if size > max(FREE, MOST_TIMES * packed):
         most = f"{FREE} bytes, or {MOST_TIMES} times the {packed} that came"
-        raise TooLargeError(most, f"{size} or more when it was unpacked")
+        raise BodyTooLargeError(most, f"{size} or more when it was unpacked")

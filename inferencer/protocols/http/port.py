@@ -31,7 +31,7 @@ from ..json_reader import parsed_bytes
 from ..kserve.http import JSON_LENGTH, SERVICE, Infer, add_body, body_of, request_of
 from ..kserve.service import KServe
 from ..page.page import Page
-from ..tfs.rest import Prediction, metadata_body, route, status_body
+from ..tfs.rest import RestPrediction, metadata_body, route, status_body
 from .connections import FULL, Connections
 from .intake import KNOWN, EncodingError, Intake
 from .replies import STATUS, failed, reply
@@ -199,7 +199,7 @@ class HttpPort:
         asked = route(method, path)
         if asked.call not in ("status", "metadata"):
             named = request.query.get(_NAMED, "false").lower() not in ("false", "0")
-            return await self._predicted(Prediction(self._models, asked, named=named), request, share)
+            return await self._predicted(RestPrediction(self._models, asked, named=named), request, share)
         if self._refusing:
             return failed(503, _STOPPING)
         body = status_body if asked.call == "status" else metadata_body
@@ -227,7 +227,9 @@ class HttpPort:
             return failed(503, f"not serving yet: {', '.join(names)}")
         return reply(200, b'{"status": "serving"}\n')
 
-    async def _predicted(self, call: Prediction | Infer, request: web.BaseRequest, share: MemoryShare) -> web.Response:
+    async def _predicted(
+        self, call: RestPrediction | Infer, request: web.BaseRequest, share: MemoryShare
+    ) -> web.Response:
         began = asyncio.get_running_loop().time()
         code, resident, signature = grpc.StatusCode.CANCELLED, None, ""
         try:
@@ -274,7 +276,9 @@ class HttpPort:
         if self._refusing:
             raise NotServingError(model, _STOPPING)
 
-    async def _read(self, call: Prediction | Infer, resident: Resident, content: bytes, share: MemoryShare) -> Question:
+    async def _read(
+        self, call: RestPrediction | Infer, resident: Resident, content: bytes, share: MemoryShare
+    ) -> Question:
         self._intake.need(share, len(content) + call.bytes_to_read(content))
         if len(content) <= _SMALL:
             return call.read(resident, content)
@@ -283,7 +287,7 @@ class HttpPort:
         return question
 
     async def _written(
-        self, call: Prediction | Infer, question: Question, share: MemoryShare, *, deadline: float, small: bool
+        self, call: RestPrediction | Infer, question: Question, share: MemoryShare, *, deadline: float, small: bool
     ) -> tuple[bytes, Mapping[str, str]]:
         share.need(max(share.size, _BESIDE * weight(question.inputs)))
         answer = await self._batcher.answer(question, deadline=deadline)

@@ -19,7 +19,7 @@ _PAUSE = 0.2  # seconds between two changes: what happens meanwhile is one
 _BEAT = 5.0  # seconds after which a page is told that nothing happened
 
 
-class SlowError(Exception):
+class SlowReaderError(Exception):
     """Whoever reads does not read as fast as things change."""
 
 
@@ -120,7 +120,7 @@ class Reader:
                 self._sequence = sequence
                 return "change", change
             if self._fell_behind:
-                raise SlowError
+                raise SlowReaderError
             self.wake.clear()
             self._live._follow(self._sequence)
             try:

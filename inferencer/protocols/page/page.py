@@ -22,7 +22,7 @@ from ...serving.served import Models
 from ..http.replies import JSON, failed, reply
 from ..sync.service import wait
 from . import messages
-from .live import MOST, Asks, Live, Reader, SlowError
+from .live import MOST, Asks, Live, Reader, SlowReaderError
 
 _FILES = Path(__file__).with_name("files")
 _KINDS = {
@@ -142,7 +142,7 @@ class Page:
                 await response.prepare(request)
                 await self._send(request, reader, response)
                 await response.write_eof()
-            except (ConnectionError, SlowError, asyncio.TimeoutError, ParamsyncError):
+            except (ConnectionError, SlowReaderError, asyncio.TimeoutError, ParamsyncError):
                 if request.transport is not None:
                     request.transport.abort()
         return response

@@ -32,7 +32,7 @@ _MOST_REMEMBERED = 1024  # models whose choices are remembered, whether they are
 
 
 @dataclass(frozen=True, slots=True)
-class Choices:
+class ConfiguredChoices:
     """The pin and labels that a configuration chose for a model. The next one takes back what it does not repeat."""
 
     pin: bool = False
@@ -40,12 +40,12 @@ class Choices:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ReloadPlan:
     """The settings and changes that a configuration asks for."""
 
     models: tuple[AnySettings, ...]
     changes: Mapping[str, Change]
-    choices: Mapping[str, Choices]
+    choices: Mapping[str, ConfiguredChoices]
 
 
 Apply: TypeAlias = "Callable[[Sequence[AnySettings], Mapping[str, Change]], Awaitable[None]]"
@@ -72,7 +72,7 @@ class Configuring:
         self._apply_models = apply
         self._lock = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._choices: Mapping[str, Choices] = {}
+        self._choices: Mapping[str, ConfiguredChoices] = {}
         self._trust = _trusted([model.settings for model in models])  # from the start on, whatever is served later
 
     async def apply(
@@ -115,7 +115,7 @@ class Configuring:
                 raise
             self._remember(plan)
 
-    def _remember(self, plan: Plan) -> None:
+    def _remember(self, plan: ReloadPlan) -> None:
         choices = {**self._choices, **plan.choices}
         self._choices = dict([*choices.items()][-_MOST_REMEMBERED:])
 
@@ -123,11 +123,11 @@ class Configuring:
 def read(
     config: model_server_config_pb2.ModelServerConfig,
     there: Collection[AnySettings],
-    choices: Mapping[str, Choices],
+    choices: Mapping[str, ConfiguredChoices],
     roots: ReloadRoots | None,
     *,
     trust: tuple[Path, ...] = (),
-) -> Plan:
+) -> ReloadPlan:
     """Translates a configuration, where `there` is served now and `choices` were made by the configurations before it.
 
     Other stores are served under the keys to `trust`, too: nobody's configuration is a way around them.
@@ -143,9 +143,9 @@ def read(
             raise InputError(f"config of model {name!r}", expected="one", found=count)
     known = {model.name: model for model in there}
     settings = tuple(_settings(model, known.get(model.name), roots, trust) for model in listed)
-    changes = {model.name: _change(model, choices.get(model.name, Choices())) for model in listed}
-    now = {name: Choices(change.pinned is not None, change.labels.keys()) for name, change in changes.items()}
-    return Plan(settings, changes, now)
+    changes = {model.name: _change(model, choices.get(model.name, ConfiguredChoices())) for model in listed}
+    now = {name: ConfiguredChoices(change.pinned is not None, change.labels.keys()) for name, change in changes.items()}
+    return ReloadPlan(settings, changes, now)
 
 
 def _trusted(models: Iterable[AnySettings]) -> tuple[Path, ...]:
@@ -194,7 +194,7 @@ def _check_path(where: str, path: str, roots: ReloadRoots | None) -> None:
         raise InputError(f"{where}, base_path", expected="a directory that is there", found=repr(path))
 
 
-def _change(config: Any, before: Choices) -> Change:
+def _change(config: Any, before: ConfiguredChoices) -> Change:
     """The pin and labels that it names, without those that only the one before it named."""
     where = f"config of model {config.name!r}, model_version_policy"
     labels = dict(config.version_labels)

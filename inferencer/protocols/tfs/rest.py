@@ -105,7 +105,7 @@ _EXAMPLES, _CONTEXT = "examples", "context"
 _ROWS, _COLUMNS = "instances", "inputs"
 
 
-class Prediction:
+class RestPrediction:
     """One request: read, asked and written by these three, which any thread may call."""
 
     protocol = "rest"

@@ -15,7 +15,7 @@ from paramsync.graphs.nodes import become, become_constant, become_placeholder
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PartRange:
     """Where a part lies in the whole of a partitioned variable."""
 
     whole: tuple[int, ...]
@@ -32,7 +32,7 @@ class Parameter:
     name: str
     node: str
     spec: tf.TensorSpec
-    part: Part | None = None
+    part: PartRange | None = None
 
 
 def join_parts(graph_def: Any, parameters: Iterable[Parameter]) -> tuple[dict[str, str], dict[str, tf.TensorSpec]]:
@@ -43,7 +43,7 @@ def join_parts(graph_def: Any, parameters: Iterable[Parameter]) -> tuple[dict[st
     """
     nodes: dict[str, str] = {}
     specs: dict[str, tf.TensorSpec] = {}
-    wholes: dict[str, list[tuple[str, Part, list[int]]]] = {}  # by name, the node, place and shape of each part
+    wholes: dict[str, list[tuple[str, PartRange, list[int]]]] = {}  # by name, the node, place and shape of each part
     for parameter in parameters:
         name, node, part = parameter.name, parameter.node, parameter.part
         spec = parameter.spec if part is None else tf.TensorSpec(part.whole, parameter.spec.dtype)
@@ -57,7 +57,7 @@ def join_parts(graph_def: Any, parameters: Iterable[Parameter]) -> tuple[dict[st
     return nodes, specs
 
 
-def _shape_within(parameter: Parameter, part: Part) -> list[int]:
+def _shape_within(parameter: Parameter, part: PartRange) -> list[int]:
     """The shape of a part. Raises GraphError where it is not known, or where the part lies outside of the whole."""
     if not parameter.spec.shape.is_fully_defined():
         raise GraphError(f"variable {parameter.node!r} is a part of {parameter.name!r}, and its shape is not known")
@@ -77,7 +77,7 @@ def _slice(
     graph_def: Any,
     placeholders: dict[str, str],
     specs: Mapping[str, tf.TensorSpec],
-    wholes: Mapping[str, Sequence[tuple[str, Part, list[int]]]],
+    wholes: Mapping[str, Sequence[tuple[str, PartRange, list[int]]]],
 ) -> None:
     nodes = {node.name: node for node in graph_def.node}
     owners: dict[str, str] = {}  # by the node of a part, the name of the whole

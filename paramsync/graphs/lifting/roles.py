@@ -55,7 +55,7 @@ def results_of_pass(op: str) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class CallingOp:
     """An op that calls functions: the attributes that name them, and those that list the types of what it passes.
 
     The arguments begin at input `first`. In a loop the results of the function are its next arguments.
@@ -75,13 +75,13 @@ class Call:
 CALLS = {
     op: call
     for call in (
-        Call(("f",), 0, "Tin", "Tout", "PartitionedCall"),
-        Call(("cond", "body"), 0, "T", "T", "StatelessWhile"),
-        Call(("then_branch", "else_branch"), 1, "Tin", "Tout", "StatelessIf"),
-        Call(("branches",), 1, "Tin", "Tout", "StatelessCase"),
+        CallingOp(("f",), 0, "Tin", "Tout", "PartitionedCall"),
+        CallingOp(("cond", "body"), 0, "T", "T", "StatelessWhile"),
+        CallingOp(("then_branch", "else_branch"), 1, "Tin", "Tout", "StatelessIf"),
+        CallingOp(("branches",), 1, "Tin", "Tout", "StatelessCase"),
     )
     for op in (call.stateless, call.stateless.removeprefix("Stateless"))
-} | {"StatefulPartitionedCall": Call(("f",), 0, "Tin", "Tout", "PartitionedCall")}
+} | {"StatefulPartitionedCall": CallingOp(("f",), 0, "Tin", "Tout", "PartitionedCall")}
 
 _CHANGES = re.compile(r"Assign|Scatter|Apply|CountUpTo|Destroy|Restore|BoostedTrees")
 _DRAWS = re.compile(r"^Stateful|^Rng|NonDeterministicInts")

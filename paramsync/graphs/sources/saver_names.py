@@ -9,12 +9,12 @@ import tensorflow as tf
 
 from paramsync.errors import GraphError
 from paramsync.graphdef.reading import node_of, origin, reach
-from paramsync.graphs.draft import Parameter, Part
+from paramsync.graphs.draft import Parameter, PartRange
 
 VARIABLES = frozenset({"Variable", "VariableV2", "VarHandleOp"})
 
 _PASSES = frozenset({"Identity", "ReadVariableOp", "RefIdentity"})  # between a variable and what saves it
-_Saved = tuple[str, Part | None]
+_Saved = tuple[str, PartRange | None]
 
 
 def parameters(
@@ -63,7 +63,7 @@ def _defined(variable: Any) -> _Saved:
     if not variable.HasField("save_slice_info_def"):
         return variable.variable_name.removesuffix(":0"), None
     info = variable.save_slice_info_def
-    return info.full_name, Part(whole=tuple(info.full_shape), offsets=tuple(info.var_offset))
+    return info.full_name, PartRange(whole=tuple(info.full_shape), offsets=tuple(info.var_offset))
 
 
 def _saved(nodes: Mapping[str, Any], saver: str) -> dict[str, _Saved]:
@@ -99,12 +99,12 @@ def _words(nodes: Mapping[str, Any], tensor: str, count: int) -> Sequence[str]:
     return [word.decode(errors="backslashreplace") for word in words + words[-1:] * (count - len(words))]
 
 
-def _part(place: str) -> Part:
+def _part(place: str) -> PartRange:
     """From the words of SaveV2: the sizes of the whole, then where the part begins and its size, "6 2 0,3:0,2"."""
     *sizes, extents = place.split(" ")
     try:
         starts = [0 if extent == "-" else int(extent.split(",")[0]) for extent in extents.split(":")]
-        part = Part(whole=tuple(map(int, sizes)), offsets=tuple(starts))
+        part = PartRange(whole=tuple(map(int, sizes)), offsets=tuple(starts))
     except ValueError as error:
         raise GraphError(f"a Saver says of a part of a variable that it lies at {place!r}") from error
     if len(part.whole) != len(part.offsets):

@@ -14,7 +14,7 @@ from paramsync.graphs.lifting.lift import lift
 from paramsync.graphs.surgery.contexts import inside
 from paramsync.graphs.surgery.custom_gradients import rename
 from paramsync.graphs.surgery.functions import library_of, make_own
-from paramsync.graphs.surgery.replacing import Made, Replacements, as_kept
+from paramsync.graphs.surgery.replacing import MadeReplacements, Replacements, as_kept
 from paramsync.graphs.surgery.selection import Selection
 
 # Attributes that name what a node stands for at run time: two nodes with one name would be one.
@@ -72,7 +72,7 @@ class Aside:
         return self.add(target, made, self.selection.kept)
 
     def add(
-        self, graph: tf.Graph, made: Made, kept: Mapping[str, tf.Operation]
+        self, graph: tf.Graph, made: MadeReplacements, kept: Mapping[str, tf.Operation]
     ) -> tuple[Names, dict[str, tf.Variable]]:
         """Add the copy to the default graph, in which it reads what was made and is kept.
 

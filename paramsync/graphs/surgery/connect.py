@@ -23,7 +23,7 @@ from paramsync.graphs.surgery.arguments import placeholders as placeholders_of
 from paramsync.graphs.surgery.duplicate import Copy, duplicate
 from paramsync.graphs.surgery.replacing import stand_in
 from paramsync.graphs.surgery.selection import required
-from paramsync.graphs.surgery.sources import Source, source_of
+from paramsync.graphs.surgery.sources import ImportedGraph, source_of
 from paramsync.graphs.surgery.variables import for_saver, saved
 from paramsync.host.files import shown
 
@@ -177,7 +177,7 @@ def _connected(
 class _Names:
     """Which tensor of which source a name means. Raises GraphError where that is none, or not just one."""
 
-    def __init__(self, sources: Sequence[Source], scopes: Sequence[str]) -> None:
+    def __init__(self, sources: Sequence[ImportedGraph], scopes: Sequence[str]) -> None:
         self.sources = sources
         self._scopes = scopes
 

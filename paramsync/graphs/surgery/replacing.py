@@ -21,7 +21,7 @@ _INPUT = object()
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class MadeReplacements:
     """What takes the place of tensors of the source in one graph: by the names of the tensors, and, again, those that
     are values for variables by the names of the variables' operations."""
 
@@ -67,13 +67,13 @@ class Replacements:
                 any_meant = True
         return any_meant
 
-    def make(self, scope: str, taken: Iterable[str], *, stand_ins: bool = False) -> Made:
+    def make(self, scope: str, taken: Iterable[str], *, stand_ins: bool = False) -> MadeReplacements:
         """Make the placeholders and constants under `scope` in the default graph.
 
         That is the target, or, with `stand_ins` for the target's tensors, a graph that is nobody's.
         """
         taken = {name.lower() for name in taken}
-        made = Made({}, {})
+        made = MadeReplacements({}, {})
         # what has others under it first
         for name, (tensor, value) in sorted(self._replaced.items(), key=lambda item: item[0]):
             if isinstance(value, (tf.Tensor, tf.Variable)):
@@ -91,7 +91,7 @@ class Replacements:
                 made.values[tensor.op.name] = made.tensors[name]
         return made
 
-    def misfits(self, made: Made) -> str:
+    def misfits(self, made: MadeReplacements) -> str:
         """The message for a copy that cannot be built: which replacements have another shape."""
         return "; ".join(
             _misfit(self._replaced[name][0], tensor)
@@ -100,7 +100,7 @@ class Replacements:
             and not tensor.shape.is_compatible_with(_value_of(self._replaced[name][0])[1])
         )
 
-    def refine(self, made: Made) -> bool:
+    def refine(self, made: MadeReplacements) -> bool:
         """Whether all that was known of the replaced tensors' shapes holds for the replacements."""
         return all(
             _refines(tensor.shape, _value_of(self._replaced[name][0])[1])

@@ -28,7 +28,7 @@ _NOT_TRAINED = re.compile(r"(^|/)moving_")  # what layers call the statistics th
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ImportedGraph:
     """A graph to import: what its inputs and outputs are called, and its variables, by operation, in its checkpoint."""
 
     graph: tf.Graph
@@ -74,14 +74,14 @@ class Source:
         ]
 
 
-def source_of(source: Any) -> Source:
+def source_of(source: Any) -> ImportedGraph:
     """Import a source. Raises GraphError where it cannot be connected, UnfinishedMetaError for half a file."""
-    if isinstance(source, Source):
+    if isinstance(source, ImportedGraph):
         return source
     if isinstance(source, Graph):
         return _of_graph(source)
     if isinstance(source, tf.Graph):
-        return Source(source)
+        return ImportedGraph(source)
     if isinstance(source, tf.compat.v1.MetaGraphDef):
         return _of_meta(source, "the meta graph")
     if isinstance(source, (str, Path)) and source:
@@ -91,7 +91,7 @@ def source_of(source: Any) -> Source:
     )
 
 
-def _of_meta(meta: Any, where: str) -> Source:
+def _of_meta(meta: Any, where: str) -> ImportedGraph:
     graph = tf.Graph()
     own = tf.compat.v1.MetaGraphDef.FromString(meta.SerializeToString())
     _own(own.graph_def)
@@ -104,7 +104,7 @@ def _of_meta(meta: Any, where: str) -> Source:
     variables = [node for node in nodes.values() if node.op in VARIABLES]
     saver = meta.saver_def.save_tensor_name if meta.HasField("saver_def") else None
     signatures = list(meta.signature_def.values())
-    return Source(
+    return ImportedGraph(
         graph,
         inputs={name: info.name for signature in signatures for name, info in signature.inputs.items()},
         outputs={name: info.name for signature in signatures for name, info in signature.outputs.items()},
@@ -118,7 +118,7 @@ def _own(graph_def: Any) -> Any:
     return graph_def
 
 
-def _of_graph(graph: Graph) -> Source:
+def _of_graph(graph: Graph) -> ImportedGraph:
     """A Graph with variables for its parameters, so that it can be trained."""
     message = graph.message()
     made = tf.Graph()
@@ -145,7 +145,7 @@ def _of_graph(graph: Graph) -> Source:
             inputs.setdefault(end.name, spelled[end.tensor])
         for end in signature.outputs:
             outputs.setdefault(end.name, spelled[end.tensor])
-    return Source(made, inputs, outputs, keys)
+    return ImportedGraph(made, inputs, outputs, keys)
 
 
 def _variable(name: str, dtype: tf.DType, shape: Shape) -> tf.Variable:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from inferencer.batching.batcher import SHORT_SECONDS, Signature
+from inferencer.batching.batcher import SHORT_SECONDS, BatchedSignature
 from paramsync.inference.resident import Resident
 from tests.support.batching import Setting, on_a_loop, totals
 from tests.support.questions import question, resident, turns
@@ -14,7 +14,7 @@ FAST, BRISK, SLOW = SHORT_SECONDS / 10, SHORT_SECONDS * 0.9, SHORT_SECONDS * 2
 
 def seen(*calls: tuple[int, float], bounded: bool = True) -> int:
     """Bytes up to which calls are expected to be short."""
-    signature = Signature(batched=True, bounded=bounded)
+    signature = BatchedSignature(batched=True, bounded=bounded)
     for size, seconds in calls:
         signature.took(size, seconds)
     return signature.short_bytes

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from inferencer.protocols.page.live import Live, Reader, SlowError
+from inferencer.protocols.page.live import Live, Reader, SlowReaderError
 
 
 class Supervisor:
@@ -108,7 +108,7 @@ def test_a_page_that_leaves_too_much_unread_is_dropped() -> None:
         for sequence in range(1, 10_000):
             reader.put(sequence, sequence + 1, b"x")
         assert len(reader._unread) < 100
-        with pytest.raises(SlowError):
+        with pytest.raises(SlowReaderError):
             await _taken(reader)
 
     run(test)
