@@ -75,6 +75,7 @@ def _watch(inferencers: Sequence[Inferencer], arguments: Namespace) -> None:
 
     def listen(inferencer: Inferencer) -> None:
         try:
+            inferencer.status(arguments.model)  # a server that is stopped opens the stream too, and says nothing
             for event in inferencer.watch(arguments.model):
                 told.put((inferencer.address, event))
         except ParamsyncError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import stat
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -35,10 +36,12 @@ class ReadAgain(ABC, Generic[T]):
         if stamps != self._stamps:
             self._stamps = stamps  # first: another thread need not read them too
             try:
-                self._value = self._read()
+                value = self._read()
             except SettingsError as error:
                 _log.error("%s; what was there before is still used", error)
             else:
+                if self._stamps == stamps:  # else another thread reads what is newer, or has done so
+                    self._value = value
                 _log.info("read again: %s", ", ".join(map(str, self._paths)))
         return self._value
 
@@ -51,8 +54,7 @@ def read_secret(option: str, path: Path) -> bytes:
 
     Of a file of somebody else's the group may be allowed to: so secrets are mounted for a process without privileges.
     """
-    content = read_file(option, path)
-    status = path.stat()
+    content, status = _read(option, path)
     if too_open := status.st_mode & (0o077 if status.st_uid == os.geteuid() else 0o007):
         who = "everybody on this machine" if too_open & 0o007 else "its group"
         raise SettingsError(
@@ -64,14 +66,26 @@ def read_secret(option: str, path: Path) -> bytes:
 
 def read_file(option: str, path: Path) -> bytes:
     """All of a file that an option names. Raises SettingsError."""
+    return _read(option, path)[0]
+
+
+def _read(option: str, path: Path) -> tuple[bytes, os.stat_result]:
+    """Never waits, as for somebody who writes into a FIFO: requests are answered meanwhile."""
     try:
-        with path.open("rb") as file:
-            content = file.read(_LIMIT + 1)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                found = stat.filemode(status.st_mode)
+                raise SettingsError(f"{option} {path}: expected a regular file, found one of mode {found}")
+            content = os.read(descriptor, _LIMIT + 1)
+        finally:
+            os.close(descriptor)
     except OSError as error:
         raise SettingsError(f"{option} {path}: cannot be read: {error.strerror}") from error
     if len(content) > _LIMIT:
         raise SettingsError(f"{option} {path}: expected a file of at most {_LIMIT} bytes, found a larger one")
-    return content
+    return content, status
 
 
 def _stamp(path: Path) -> tuple[int, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import socket
 from collections.abc import Iterator
 
 import pytest
@@ -281,3 +282,10 @@ def test_arguments_that_are_no_text_are_wrong(command: str, capsys: pytest.Captu
 
 def test_the_status_shown_is_the_status_sent() -> None:
     assert pb.ModelStatus.State.Value(plain(SERVING)["state"].upper()) == SERVING.state
+
+
+@pytest.mark.slow
+def test_a_watch_of_a_server_that_is_stopped_is_given_up(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as stopped:  # the kernel takes the connection, and nobody answers
+        assert main(["watch", "--server", f"127.0.0.1:{stopped.getsockname()[1]}"]) == 1
+    assert "within 5 s" in only_line(capsys.readouterr().err)
