@@ -137,7 +137,7 @@ from pathlib import Path
 from paramsync.sources import watch as module
 
 store, rung = Path(sys.argv[1]), threading.Event()
-watch = module.Watch(lambda: [module.Place(store, re.compile("checkpoint"))], rung.set)
+watch = module.Watch(lambda: [module.WatchedPlace(store, re.compile("checkpoint"))], rung.set)
 soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
 watch.arm()
