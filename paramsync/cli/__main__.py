@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from paramsync.cli.process import INTERRUPTED, complain, give_up_output, importing, open_closed_streams
+from paramsync.cli.process import INTERRUPTED, complain, give_up_output, importing, leave, open_closed_streams
 
 with importing():
     import importlib
     import sys
     from argparse import Namespace
     from collections.abc import Sequence
+    from typing import NoReturn
 
     from paramsync.cli.arguments import parse
     from paramsync.cli.settings import silence_grpc
@@ -59,5 +60,10 @@ def _run(arguments: Namespace) -> int:
     return DONE if done else NOT_DONE
 
 
+def command() -> NoReturn:
+    """The process that `paramsync` is."""
+    leave(main())
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    command()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 from collections.abc import Callable, Collection, Iterator
@@ -95,6 +94,8 @@ def plain(message: Message) -> dict[str, Any]:
 
 def to_json(value: object) -> str:
     """One line. What JSON has no number for stands as a string."""
+    import json  # here: most people read
+
     return json.dumps(_numbers(value), allow_nan=False) + "\n"
 
 

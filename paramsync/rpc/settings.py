@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paramsync.errors import SettingsError
-from paramsync.rpc.tokens import Tokens
 
 if TYPE_CHECKING:
     from paramsync.rpc.tls import ClientTls
+    from paramsync.rpc.tokens import Tokens
 
 TOKEN, TOKEN_FILE = "PARAMSYNC_TOKEN", "PARAMSYNC_TOKEN_FILE"
 TLS_CA, TLS_CERT, TLS_KEY = "PARAMSYNC_TLS_CA", "PARAMSYNC_TLS_CERT", "PARAMSYNC_TLS_KEY"
@@ -18,12 +18,14 @@ TLS_CA, TLS_CERT, TLS_KEY = "PARAMSYNC_TLS_CA", "PARAMSYNC_TLS_CERT", "PARAMSYNC
 
 def tokens(file: Path | None = None) -> Tokens | None:
     """Of the file that --token-file names, else of the environment; None where there are none. Raises SettingsError."""
+    named, text = os.environ.get(TOKEN_FILE), os.environ.get(TOKEN)
+    if file is None and not named and not text:
+        return None
+    from paramsync.rpc.tokens import Tokens  # here: a command that shows none need not import it
+
     if file is not None:
         return Tokens("--token-file", file)
-    if named := os.environ.get(TOKEN_FILE):
-        return Tokens(TOKEN_FILE, Path(named))
-    text = os.environ.get(TOKEN, "")
-    return Tokens(TOKEN, None, text) if text else None
+    return Tokens(TOKEN_FILE, Path(named)) if named else Tokens(TOKEN, None, text or "")
 
 
 def client_tls(ca: Path | None, certificate: Path | None, key: Path | None) -> ClientTls | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -12,6 +13,7 @@ from typing import IO
 import grpc
 import pytest
 
+from paramsync.cli.process import importing
 from paramsync.v1 import sync_pb2 as pb
 from paramsync.v1 import sync_pb2_grpc
 from tests.support.servers import NEVER, Sync, add_models, serving
@@ -51,7 +53,7 @@ finally:
     [
         ("status --trainer NOBODY", {"numpy", "rich.live", "rich.progress"}),
         ("status --trainer NOBODY --json", {"numpy", "rich"}),
-        ("sync digits", {"numpy", "rich"}),
+        ("sync digits", {"numpy", "rich", "json", "paramsync.rpc.tokens"}),
         ("pin digits 420", {"numpy", "rich"}),
     ],
     ids=["status", "status as JSON", "sync", "pin"],
@@ -66,6 +68,30 @@ assert not imported, imported
 """
     arguments = [*command.replace("NOBODY", nobody).split(), "--server", inferencer]
     subprocess.run([sys.executable, "-c", code, ",".join(slow), *arguments], check=True, capture_output=True)
+
+
+def test_imports_wait_for_no_garbage_collection() -> None:
+    with importing():
+        assert not gc.isenabled()
+    assert gc.isenabled()
+
+
+def test_a_command_writes_all_it_says_and_ends_without_being_taken_apart(nobody: str) -> None:
+    code = """
+import atexit, sys
+from paramsync.cli.__main__ import command
+atexit.register(print, "taken apart")
+command()
+"""
+    answered = subprocess.run(
+        [sys.executable, "-c", code, "completion", "bash"], check=False, capture_output=True, text=True
+    )
+    assert (answered.returncode, answered.stderr) == (0, "")
+    assert answered.stdout.rstrip().splitlines()[-1].startswith("complete ")
+    words = [sys.executable, "-c", code, "sync", "--server", nobody]
+    failed = subprocess.run(words, check=False, capture_output=True, text=True)
+    assert (failed.returncode, failed.stdout) == (1, "")
+    assert failed.stderr.startswith("paramsync sync: inferencer not reachable")
 
 
 def test_letters_that_the_locale_lacks_are_no_reason_to_fail(nobody: str) -> None:
