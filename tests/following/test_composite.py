@@ -218,16 +218,20 @@ def test_answers_are_from_one_pair_while_both_parts_swap_all_the_time(parts: Par
     ready = [[parts.restored(number) for number in range(2, rounds)] for _ in (0, 1)]
     wrong: list[object] = []
     seen: set[tuple[int, int]] = set()
-    done = threading.Event()
+    changed, done = threading.Event(), threading.Event()
 
     def swap(part: int) -> None:
         for one in ready[part]:
             parts.replicas[part].swap(one)
+            if one is ready[part][rounds // 2]:  # all swaps may take less than one answer
+                assert changed.wait(60)
 
     def look() -> None:
         while not done.is_set():
             answer, (first, last) = parts.ask()
             seen.add((first, last))
+            if len(seen) > 1:
+                changed.set()
             if answer != float(first * last):
                 wrong.append((answer, first, last))
 
