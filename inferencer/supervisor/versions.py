@@ -32,7 +32,7 @@ class SharedResidents(Residents[SharedVersion]):
         """Versions on which workers crash, by their keys, and how. Any thread adds to it."""
         self._restores = restores = SharedRestores(settings, fleet)
         options = graph_options(settings.graph, settings.inputs)
-        source = Source(settings.store, restores, graph=settings.graph, options=options, starts_over=not settings.trust)
+        source = Source(settings.store, restores, graph=settings.graph, options=options, signed=bool(settings.trust))
         super().__init__(settings.name, source, resident=settings.resident, changed=fleet.change)
 
     @property

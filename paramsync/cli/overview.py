@@ -138,6 +138,7 @@ def _told(model: pb.ModelStatus, seconds: float) -> list[str]:
     told = [f"pinned to version {model.pinned}"] if model.HasField("pinned") else []
     told += [f"{label} is version {number}" for label, number in sorted(model.labels.items())]
     told += [f"{part.model} is version {part.version.number}" for part in model.parts]
+    told += [f"signed by key {model.signed_by}"] if model.signed_by else []
     if model.HasField("since_publication_seconds"):
         told.append(f"published {duration(model.since_publication_seconds + seconds)} ago")
     if model.HasField("serving_age_seconds"):

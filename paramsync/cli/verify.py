@@ -50,10 +50,14 @@ class TensorFinding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """One version. `problems` are of its files as a whole: where there are any, no tensor may have been looked at."""
+    """One version. `problems` are of its files as a whole: where there are any, no tensor may have been looked at.
+
+    `signed_by` is the trusted key that signed it; None where none did, or where no key is named to be trusted.
+    """
 
     number: int
     step: int
+    signed_by: str | None
     problems: list[str]
     tensors: list[TensorFinding]
 
@@ -108,15 +112,18 @@ def _broken(store: Store, name: str) -> Verdict:
     except (CorruptCheckpointError, UnreadableError) as error:
         problem = str(error)
     number = number_of(name)
-    return Verdict(number=number, step=number, problems=[problem], tensors=[])
+    return Verdict(number=number, step=number, signed_by=None, problems=[problem], tensors=[])
 
 
 def _verify(store: Store, version: Version, trust: TrustedKeys | None) -> Verdict:
     """Raises UnknownVersionError where it was pruned, StoreError where it cannot be read."""
     problems = []
     findings: list[TensorFinding] = []
-    if trust is not None and (distrusted := _distrust(store, version, trust)):
-        problems.append(distrusted)
+    signed_by = None
+    if trust is not None:
+        distrusted = _distrust(store, version, trust)
+        problems += [distrusted] if distrusted else []
+        signed_by = None if distrusted else version.signed_by
     if version.graph and (broken := _graph_problem(store.graph_file(version.graph), version.graph)):
         problems.append(broken)
     try:
@@ -132,7 +139,7 @@ def _verify(store: Store, version: Version, trust: TrustedKeys | None) -> Verdic
             _finding(name, bundle.entries[name], wrong.get(name), variables.get(name))
             for name in sorted(bundle.entries)
         ]
-    return Verdict(number=version.number, step=version.step, problems=problems, tensors=findings)
+    return Verdict(number=version.number, step=version.step, signed_by=signed_by, problems=problems, tensors=findings)
 
 
 def _distrust(store: Store, version: Version, trust: TrustedKeys) -> str | None:
@@ -189,6 +196,7 @@ def _show(screen: Console, verdict: Verdict) -> None:
     total = sum(tensor.size for tensor in verdict.tensors)
     tensors = f"{len(verdict.tensors)} tensors, {size(total)}"
     result = f"{len(verdict.wrong)} of {tensors} wrong" if verdict.wrong else tensors
+    result += f", signed by key {verdict.signed_by}" if verdict.signed_by else ""
     headline = Text(f"version {verdict.number}, step {verdict.step}: {result}: ", "bold", end="")
     screen.print(headline + (Text("ok", "bold green") if verdict.ok else Text("not ok", "bold red")))
     if verdict.tensors:

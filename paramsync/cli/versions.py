@@ -31,7 +31,8 @@ class VersionRow:
     `finite`, whether the publisher looked at all values.
 
     `file_bytes` is the size of its data files, `shared_bytes` of those that other versions have too. `held_by` are
-    process ids; None where the kernel does not say.
+    process ids; None where the kernel does not say. `signed_by` is the key that the record names, unchecked: `verify`
+    checks it.
     """
 
     number: int
@@ -44,6 +45,7 @@ class VersionRow:
     file_bytes: int
     shared_bytes: int
     held_by: list[int] | None
+    signed_by: str | None
 
 
 def run(arguments: Namespace) -> bool:
@@ -62,6 +64,8 @@ def run(arguments: Namespace) -> bool:
     screen.print(f"{path}: {count}, {size(on_disk)} on disk", style="bold", soft_wrap=True)
     if rows:
         screen.print(_table(rows, time.time()))
+        for line in _signed(rows):
+            screen.print(line)
     for name in broken:
         screen.print(f"{files.shown(name)} is listed, but its files are broken or gone", style="red", soft_wrap=True)
     return not broken
@@ -119,6 +123,7 @@ def _row(path: Path, version: Version, *, latest: bool) -> VersionRow:
         file_bytes=sum(file.st_size for file in data),
         shared_bytes=sum(file.st_size for file in data if file.st_nlink > 1),
         held_by=None if locks is None else holders_of(data, locks),
+        signed_by=version.signed_by or None,
     )
 
 
@@ -158,6 +163,17 @@ def _table(rows: Sequence[VersionRow], now: float) -> Table:
             Text("latest", "bold green") if row.latest else "",
         )
     return table
+
+
+def _signed(rows: Sequence[VersionRow]) -> Iterator[str]:
+    """A line for each key that records name."""
+    signed: defaultdict[str, list[int]] = defaultdict(list)
+    for row in reversed(rows):
+        if row.signed_by is not None:
+            signed[row.signed_by].append(row.number)
+    for key, numbers in signed.items():
+        which = "all" if len(numbers) == len(rows) else ", ".join(map(str, numbers))
+        yield f"signed by key {key if key.isalnum() else files.shown(key)}: {which}"
 
 
 _File = tuple[int, int, int]  # major and minor number of the device, inode

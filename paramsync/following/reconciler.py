@@ -172,7 +172,7 @@ class Reconciler:
                 serving=serving,
                 quarantined=passed_over,
                 pinned=pinned,
-                starts_over=self._replica.source.starts_over,
+                starts_over=not self._replica.source.signed,
             )
             if candidate is None:
                 return None
@@ -228,7 +228,11 @@ class Reconciler:
         self._before = served_before(self._before, left=left, now=candidate.number, back=self._requests.going_back)
         self._serving = candidate
         self._report.memory(self._replica)
-        self._report.swapped(candidate.version, seconds, not_served=resident.graph.refused)
+        self._swapped(resident, seconds)
+
+    def _swapped(self, resident: InMemory, seconds: float) -> None:
+        signed_by = resident.version.signed_by if self._replica.source.signed else ""
+        self._report.swapped(resident.version, seconds, not_served=resident.graph.refused, signed_by=signed_by)
 
     def _drop(self, resident: InMemory, reason: str) -> None:
         """Quarantine a version that was restored well; what served before it answers until another one is chosen."""
@@ -245,7 +249,7 @@ class Reconciler:
         recent = self._replica.view.recent
         if recent:
             self._serving = Candidate(recent[0].version, self._files.get(recent[0]))
-            self._report.swapped(recent[0].version, 0.0, not_served=recent[0].graph.refused)
+            self._swapped(recent[0], 0.0)
         else:
             self._serving = None
             self._report.nothing_serves()

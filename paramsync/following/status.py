@@ -63,6 +63,7 @@ class Status:
     published: Version | None = None
     in_store: tuple[int, ...] = ()  # every published version
     serving: Version | None = None
+    signed_by: str = ""  # the trusted key that signed it; empty where unsigned versions serve, too
     not_served: Mapping[str, str] = field(default_factory=dict)  # signatures left out of its graph, and why
     restoring: int | None = None
     restoring_progress: Progress | None = None
@@ -336,18 +337,19 @@ class Report:
         """The restore was given up, or failed."""
         self._set(restoring=None)
 
-    def swapped(self, version: Version, seconds: float, *, not_served: Mapping[str, str]) -> None:
-        """It serves, without the signatures that are not served."""
+    def swapped(self, version: Version, seconds: float, *, not_served: Mapping[str, str], signed_by: str) -> None:
+        """It serves, without the signatures that are not served; `signed_by` a trusted key, or ""."""
         self._served_at = time.monotonic()
         swaps = self._status.swaps + 1
-        self._set(state=State.SERVING, serving=version, not_served=not_served, swaps=swaps, restore_seconds=seconds)
+        serves = {"serving": version, "signed_by": signed_by, "not_served": not_served}
+        self._set(state=State.SERVING, **serves, swaps=swaps, restore_seconds=seconds)
         self._swaps.add(version.number, seconds)
         self._log_swaps()
         self._tell(EventKind.SWAPPED, version, restore_seconds=seconds)
 
     def nothing_serves(self) -> None:
         """What served does not any more, and nothing else does."""
-        self._set(state=State.WAITING, serving=None)
+        self._set(state=State.WAITING, serving=None, signed_by="")
 
     def _log_swaps(self) -> None:
         """What is on trial serves nobody yet."""

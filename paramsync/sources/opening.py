@@ -69,7 +69,7 @@ def open_source(
     keys = TrustedKeys([Path(one) for one in trust]) if trust else None
     file = None if graph is None else Path(graph)
     restores = _Restores(Store(Path(path)), inputs, outputs, file, verification, frozenset(allowed), warmed, keys)
-    return Source(Path(path), restores, graph=file, options=graph_options(file, inputs), starts_over=keys is None)
+    return Source(Path(path), restores, graph=file, options=graph_options(file, inputs), signed=keys is not None)
 
 
 class _Restores:

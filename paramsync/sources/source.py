@@ -93,14 +93,14 @@ class Source(Generic[R]):
         *,
         graph: Path | None = None,
         options: str = "",
-        starts_over: bool = True,
+        signed: bool = False,
     ) -> None:
         """`graph` is the file of a graph, or the directory of a SavedModel, for checkpoints that name none themselves.
 
-        `options` names the options that were given about the graph of checkpoints. A store that `starts_over` with
-        lower numbers is followed.
+        `options` names the options that were given about the graph of checkpoints. `signed` says that only versions
+        are restored that a trusted key signed; then a store that starts over with lower numbers is not followed.
         """
-        self.starts_over = starts_over
+        self.signed = signed
         self.path = path
         self.restores = restores
         self._graph = graph

@@ -62,13 +62,24 @@ def test_verify_with_a_trusted_key_tells_which_versions_it_signed(
     store: Path, pair: Keys, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["verify", str(store), "1", "--trust", str(pair.public)]) == 0
-    capsys.readouterr()
+    assert f", signed by key {pair.id}: ok" in capsys.readouterr().out.splitlines()[0]
     found = json_of(["verify", str(store), "--all", "--trust", str(pair.public)], capsys, code=1)
     good, bad = found["versions"]
-    assert (good["number"], good["problems"]) == (1, [])
+    assert (good["number"], good["problems"], good["signed_by"], bad["signed_by"]) == (1, [], pair.id, None)
     expected = "expected a signature, by the publisher's signing_key= or --signing-key FILE"
     assert (bad["number"], bad["problems"]) == (2, [f"version 2 is not trusted: {expected}, found none"])
-    assert main(["verify", str(store)]) == 0
+    assert json_of(["verify", str(store), "1"], capsys)["versions"][0]["signed_by"] is None  # nobody was asked to check
+
+
+def test_versions_names_the_key_of_each_record(store: Path, pair: Keys, capsys: pytest.CaptureFixture[str]) -> None:
+    assert [row["signed_by"] for row in json_of(["versions", str(store)], capsys)["versions"]] == [pair.id, None]
+    assert main(["versions", str(store)]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == f"signed by key {pair.id}: 1"
+    rewritten(store, Store(store).find(1), signed_by="\x1b[31mforged")
+    assert main(["versions", str(store)]) == 0
+    said = capsys.readouterr().out
+    assert "forged" in said
+    assert "\x1b" not in said
 
 
 def test_verify_tells_of_a_record_that_was_changed_and_of_other_bytes(

@@ -43,6 +43,12 @@ def test_a_status_is_never_wider_than_the_terminal(rows: list[StatusRow], width:
     assert max(map(cell_len, text.splitlines())) <= width
 
 
+def test_a_status_names_the_trusted_key_that_signed_what_serves() -> None:
+    signed = pb.ModelStatus(model="digits", state=pb.ModelStatus.SERVING, signed_by="1f" * 8)
+    assert f"digits: signed by key {'1f' * 8}" in shown(StatusTable([StatusRow(model=signed)], 1000.0))
+    assert "signed" not in shown(StatusTable([StatusRow(model=SERVING)], 1000.0))
+
+
 @pytest.mark.parametrize("width", [40, 80, 120])
 def test_no_name_is_cut(width: int) -> None:
     lines = shown(StatusTable(FLEET, 1000.0, several=True), width=width).splitlines()

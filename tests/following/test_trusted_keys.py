@@ -43,6 +43,7 @@ def test_signed_versions_serve_and_an_unsigned_one_is_passed_over(
     signing.publish(1)
     follower.run_once()
     assert proven(ask(follower)[0], 1)
+    assert follower.status().signed_by == pair.id
     signing.close()
     unsigned = Publisher(signing.path)
     unsigned.publish(2)
@@ -55,6 +56,14 @@ def test_signed_versions_serve_and_an_unsigned_one_is_passed_over(
     again.close()
     follower.run_once()
     assert proven(ask(follower)[0], 3)
+
+
+def test_where_no_key_is_trusted_a_record_that_names_one_proves_nothing(signing: Publisher) -> None:
+    follower = Follower(Replica("m", signing.path), poll_seconds=60.0)
+    signing.publish(1)
+    follower.run_once()
+    assert follower.status().serving is not None
+    assert follower.status().signed_by == ""
 
 
 def test_what_serves_is_a_copy_that_no_writer_of_the_store_can_change(pair: Keys, signing: Publisher) -> None:

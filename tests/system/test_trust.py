@@ -61,6 +61,8 @@ def test_forged_versions_are_quarantined_with_the_reason_and_the_next_good_one_s
     publish(1, pair.private)
     list(program.sync.Sync(pb.SyncRequest(), timeout=LONG))
     assert seen(program) == ({1.0}, 1)
+    [status] = program.sync.GetStatus(pb.GetStatusRequest(), timeout=LONG).models
+    assert status.signed_by == pair.id
     publish(2, None)
     is_refused(2, "expected a signature")
     publish(3, other.private)

@@ -64,6 +64,7 @@ def of_status(status: Status) -> dict[str, Any]:
         "state": status.state.value,
         "published": of_version(status.published),
         "serving": of_version(status.serving),
+        "signed_by": status.signed_by,
         "parts": {model: of_version(version) for model, version in status.parts},
         "pinned": maybe_number(status.pinned),
         "resident": [number(one) for one in status.resident],

@@ -58,6 +58,7 @@ def of_status(status: Status) -> pb.ModelStatus:
         restores=status.restores,
         quarantines=status.quarantines,
         not_served=status.not_served,
+        signed_by=status.signed_by,
         waiting_for=status.waiting_for or "",
         serving_age_seconds=status.serving_age_seconds,
         since_publication_seconds=status.since_publication_seconds,

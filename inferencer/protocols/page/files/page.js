@@ -259,7 +259,7 @@ function drawModel(model) {
   const restoring = status.restoring === null ? "" : ` · restoring ${figure(status.restoring)}${status.restored_share ? ` (${Math.round(100 * status.restored_share)} %)` : ""}`;
   const parts = Object.entries(status.parts ?? {}).map(([name, version]) => `${name} ${figure(version?.number)}`).join(" + ");
   const choice = node.querySelector(".choice");
-  const words = `${status.pinned === null ? "" : `pinned to ${figure(status.pinned)}`}|${parts ? `joined from ${parts}` : status.pinned === null ? `follows the newest in ${status.store}` : ` · follows ${status.store} once unpinned`}${restoring}`;
+  const words = `${status.pinned === null ? "" : `pinned to ${figure(status.pinned)}`}|${parts ? `joined from ${parts}` : status.pinned === null ? `follows the newest in ${status.store}` : ` · follows ${status.store} once unpinned`}${status.signed_by ? ` · signed by key ${status.signed_by}` : ""}${restoring}`;
   list(choice, words, () => [make("b", { text: words.slice(0, words.indexOf("|")) }), words.slice(words.indexOf("|") + 1)]);
   const wrong = wrongs(model);
   node.querySelector(".wrong").hidden = !wrong.length;
