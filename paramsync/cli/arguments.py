@@ -164,6 +164,8 @@ def _add_operating(commands: _Commands[argparse.ArgumentParser]) -> None:
     status.add_argument("--trainer", metavar="HOST:PORT", help=text)
     page = _command(commands, "open", "open", "open the page of a server in a browser, and print its address")
     _add_address(page, "--http", HTTP, "the inferencer's port for HTTP")
+    _add_tls(page)
+    page.set_defaults(token_file=None)  # who may act is asked in the page
 
 
 def _add_servers(command: argparse.ArgumentParser) -> None:
@@ -268,6 +270,10 @@ def _add_address(command: argparse.ArgumentParser, option: str, default: str, wh
 def _add_credentials(command: argparse.ArgumentParser) -> None:
     text = "the token to show, by default that of PARAMSYNC_TOKEN_FILE or PARAMSYNC_TOKEN"
     command.add_argument("--token-file", type=Path, metavar="FILE", help=text)
+    _add_tls(command)
+
+
+def _add_tls(command: argparse.ArgumentParser) -> None:
     for option, text in (
         ("--tls-ca", "call by TLS; who signs the certificates of servers (default: PARAMSYNC_TLS_CA, else in plain)"),
         ("--tls-cert", "the certificate to show (default: PARAMSYNC_TLS_CERT)"),

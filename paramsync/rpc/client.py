@@ -148,13 +148,7 @@ class _Client:
             return None
         from paramsync.rpc import tls  # only here: most calls are answered
 
-        if self._tls is not None:
-            return self._tls.trouble(self.address)
-        return (
-            "it speaks TLS: name who signed its certificate with --tls-ca FILE"
-            if tls.speaks_tls(self.address)
-            else None
-        )
+        return tls.untold(self.address) if self._tls is None else self._tls.trouble(self.address)
 
 
 class Trainer(_Client):

@@ -115,13 +115,14 @@ class ClientTls:
         if (certificate is None) != (key is None):
             raise SettingsError("expected --tls-cert FILE and --tls-key FILE together, found one of them")
         roots = read_file(option, ca)
-        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        _load_ca(self._context, option, ca, roots)
-        self._context.set_alpn_protocols(["h2"])
+        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        """For what is no channel of gRPC's."""
+        _load_ca(self.context, option, ca, roots)
+        self.context.set_alpn_protocols(["h2", "http/1.1"])
         shown = None
         if certificate is not None and key is not None:
             shown = read_secret("--tls-key", key), read_file("--tls-cert", certificate)
-            _load_chain(self._context, certificate, key)
+            _load_chain(self.context, certificate, key)
         self._shows = shown is not None
         self._credentials = roots, *(shown or ())
 
@@ -137,7 +138,7 @@ class ClientTls:
         host, _, port = address.rpartition(":")
         host = host.strip("[]")
         try:
-            if _shake(self._context, host, int(port)):
+            if _shake(self.context, host, int(port)):
                 return None
             reason = "it hangs up"
         except ssl.SSLCertVerificationError as error:
@@ -158,7 +159,12 @@ class ClientTls:
         return "it wants a certificate of its callers: show one with --tls-cert FILE and --tls-key FILE"
 
 
-def speaks_tls(address: str) -> bool:
+def untold(address: str) -> str | None:
+    """What to do where a server at this address speaks TLS and was called in plain; None where it speaks none."""
+    return "it speaks TLS: name who signed its certificate with --tls-ca FILE" if _speaks_tls(address) else None
+
+
+def _speaks_tls(address: str) -> bool:
     """Whether a server at this address begins a handshake."""
     host, _, port = address.rpartition(":")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
