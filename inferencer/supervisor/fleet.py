@@ -295,7 +295,9 @@ class Fleet:
         there = [worker for worker in self._workers if worker.state is not WorkerState.LEAVING]  # which says so itself
         for worker, answer in _asked(there, "counts", seconds=seconds):
             with suppress(LateError, ClosedError):  # what it said before is not forgotten
-                worker.counted = answer()
+                counted = answer()
+                if worker.state is not WorkerState.LEAVING:  # it may have begun to leave meanwhile, and say more
+                    worker.counted = counted
         with self._lock:
             counted = [worker.counted for worker in self._workers if worker.counted is not None]
             return [(dict(self._left.requests), dict(self._left.calls), 0), *counted]

@@ -79,11 +79,11 @@ class Dispatch(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # it takes no
         return self._answered(method, described, admission)
 
     def _unary(self, answer: Answering, admission: Admission) -> Any:
-        message, taken_up, going_on = self._timeouts.message, self._drain.taken_up, self._connections.call
+        message, drain, going_on = self._timeouts.message, self._drain, self._connections.call
 
         async def call(_: Any, context: Any) -> bytes:
             peer = context.peer()
-            taken_up(peer)
+            drain.taken_up()
             with going_on(context, peer):
                 if admission.looks:
                     await admission.admit(context, peer)
@@ -95,6 +95,7 @@ class Dispatch(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # it takes no
                 except Exception as error:  # noqa: BLE001, the edge
                     await abort(error, context)
                 context.set_trailing_metadata(trailers)
+                await drain.answering(peer)
                 return response
 
         return grpc.stream_unary_rpc_method_handler(call)  # for gRPC, so that the message is ours to wait for
@@ -102,37 +103,42 @@ class Dispatch(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # it takes no
     def _answered(
         self, method: Callable[..., Awaitable[Message]], described: MethodDescriptor, admission: Admission
     ) -> Any:
-        message, taken_up, going_on = self._timeouts.message, self._drain.taken_up, self._connections.call
+        message, drain, going_on = self._timeouts.message, self._drain, self._connections.call
         parsed = _parser(described, most=_MOST)
         waiting = Slots(_MOST_WAITING, f"calls of {described.name}")
 
         async def call(_: Any, context: Any) -> bytes:
             peer = context.peer()
-            taken_up(peer)
+            drain.taken_up()
             with going_on(context, peer):
                 caller = await admission.admit(context, peer) if admission.looks else None
                 content = await message(context, peer)
                 try:
                     request = parsed(content)
                     with admission.audited(caller, request), waiting.one(peer):
-                        return (await method(request, context)).SerializeToString()
+                        response = (await method(request, context)).SerializeToString()
                 except Exception as error:  # noqa: BLE001, the edge
                     await abort(error, context)
+                await drain.answering(peer)
+                return response
 
         return grpc.stream_unary_rpc_method_handler(call)
 
     def _stream(self, begin: Begin) -> Any:
         """A call with any number of responses. It takes one of the streams once it has begun."""
+        drain = self._drain
 
         async def call(_: Any, context: Any) -> AsyncIterator[bytes]:
             peer = context.peer()
             with self._connections.call(context, peer):
                 async with aclosing(await begin(context, peer)) as responses:
-                    self._drain.taken_up(peer)
+                    drain.taken_up()
                     try:
                         with self._streams.one(peer):
                             async for response in responses:
+                                await drain.answering(peer)
                                 yield response
+                                drain.answered()
                     except BusyError as error:
                         await abort(error, context)
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Collection
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Collection
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import grpc
@@ -14,6 +14,7 @@ _MOST_ANSWERING = 3.0  # seconds from the first step of closing to the next, whe
 _MOST_HOLDING = 2.0  # and until a call that came after that is refused
 _LAST = 1.0  # of the grace, which the stop is left with where calls are open for long
 _STEPS = 10
+_PAUSE_SECONDS, _MOST_PAUSE = 0.02, 0.2  # the same while answers are held back
 _STOPPING = "the server is stopping; call another one, or try again later"
 
 
@@ -22,28 +23,56 @@ class Drain(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # it takes none 
 
     def __init__(self) -> None:
         self._came = 0
-        self._open: dict[asyncio.Task[Any], str] = {}
+        self._open: dict[asyncio.Task[Any], str | None] = {}  # and by which peer, while it is being answered
         self._holding = False
+        self._resumed: asyncio.Event | None = None
         self._stopped = asyncio.Event()
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
         self._came += 1
         return grpc.stream_stream_rpc_method_handler(self._refuse) if self._holding else None
 
-    def taken_up(self, peer: str) -> None:
+    def taken_up(self) -> None:
         """The call of this task is open from now on, until all that it is answered was handed to the kernel."""
         task = asyncio.current_task()
         assert task is not None
-        self._open[task] = peer
+        self._open[task] = None
         task.add_done_callback(self._over)  # a callback of the call's own context would leave a cycle
+
+    async def answering(self, peer: str) -> None:
+        """What this task's call is answered is given to gRPC next, for this peer, unless answers are held back."""
+        while self._resumed is not None:
+            await self._resumed.wait()
+        self._open[asyncio.current_task()] = peer  # type: ignore[index]
+
+    def answered(self) -> None:
+        """It was written; another answer of the same call may follow."""
+        self._open[asyncio.current_task()] = None  # type: ignore[index]
+
+    @asynccontextmanager
+    async def pause(self) -> AsyncIterator[None]:
+        """Hold back answers until callers that wait for these say no more, and what was begun is written.
+
+        Not for long, where others go on calling, or do not read.
+        """
+        self._resumed = asyncio.Event()
+        try:
+            await self._quiet(_PAUSE_SECONDS, most=_MOST_PAUSE, over=lambda: not self.peers)
+            yield
+        finally:
+            self._resumed.set()
+            self._resumed = None
+
+    def _all_answered(self) -> bool:
+        return not self._open
 
     def _over(self, task: asyncio.Task[Any]) -> None:
         self._open.pop(task, None)
 
     @property
     def peers(self) -> Collection[str]:
-        """Whose calls are open, as gRPC names them."""
-        return set(self._open.values())
+        """To whom an answer is being written, as gRPC names them."""
+        return {peer for peer in self._open.values() if peer is not None}
 
     async def close(self, server: grpc.aio.Server, *, grace: float, quiet_seconds: float) -> None:
         """Stop the server within the grace, without a loss.
@@ -59,25 +88,25 @@ class Drain(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # it takes none 
         """
         loop = asyncio.get_running_loop()
         end = loop.time() + grace
-        if not await self._quiet(quiet_seconds, most=_MOST_ANSWERING):
+        if not await self._quiet(quiet_seconds, most=_MOST_ANSWERING, over=self._all_answered):
             self._holding = True
-            await self._quiet(quiet_seconds, most=_MOST_HOLDING)
+            await self._quiet(quiet_seconds, most=_MOST_HOLDING, over=self._all_answered)
             while self._open and loop.time() < end - _LAST:
                 await asyncio.sleep(quiet_seconds / _STEPS)
         loop.call_later(quiet_seconds / _STEPS, self._stopped.set)
         await server.stop(end - loop.time())
 
-    async def _quiet(self, seconds: float, *, most: float) -> bool:
-        """Whether, before too many seconds were over, none was open and none had come for some."""
+    async def _quiet(self, seconds: float, *, most: float, over: Callable[[], bool]) -> bool:
+        """Whether, before too many seconds were over, none had come for some, and what there was is over."""
         # in steps: while the loop is busy it does not take up what comes, and that time must not count
         loop = asyncio.get_running_loop()
         end = loop.time() + most
         still = 0
-        while (still < _STEPS or self._open) and loop.time() < end:
+        while (still < _STEPS or not over()) and loop.time() < end:
             before = self._came
             await asyncio.sleep(seconds / _STEPS)
             still = still + 1 if self._came == before else 0
-        return still >= _STEPS and not self._open
+        return still >= _STEPS and over()
 
     async def _refuse(self, requests: AsyncIterator[bytes], context: Any) -> None:
         with suppress(asyncio.TimeoutError):

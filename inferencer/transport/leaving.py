@@ -5,12 +5,15 @@ until their callers know of it. So a process that another one replaces leaves in
 
 1. The kernel drops each request for a new connection; callers repeat it within a second (`refuse_new`).
 2. Once the connections that were being made are accepted, the listener is closed: what is repeated comes to others.
-3. Each connection of gRPC is told to begin no more calls (`say_goodbye`), as HTTP/2 has it (RFC 9113, 6.8): a GOAWAY
-   with the highest number that a call may have. What has begun, or is on its way, is answered.
+3. Each connection of gRPC is told to begin no more calls (`Goodbye`), as HTTP/2 has it (RFC 9113, 6.8): a GOAWAY with
+   the highest number that a call may have. What has begun, or is on its way, is answered. Callers are told while they
+   wait for answers (`Drain.pause`): a call that one begins in the very moment when it is told, gRPC's clients repeat by
+   another connection only where its message has at most 256 KiB.
 4. Callers close their connections after that, and make new ones.
 
-gRPC has no public name for the third step: whole frames are written beside its own, between two answers. That cannot be
-done by TLS, where connections end by their age (`AGES`) while the worker waits for that.
+gRPC has no public name for the third step: whole frames are written beside its own, after its first and while it writes
+no answer, of which it may have written a part. That cannot be done by TLS, where connections end by their age (`AGES`)
+while the worker waits for that.
 """
 
 from __future__ import annotations
@@ -43,9 +46,10 @@ _DROP_NEW = (  # sock_filter: of the byte of flags SYN and ACK; SYN alone is dro
     (0x06, 0, 0, 0),
     (0x06, 0, 0, 0xFFFFFFFF),
 )
-_BACKLOG_AT = 24  # in tcp_info of a listener: tcpi_unacked, the connections that wait to be accepted
+_BACKLOG_AT = 24  # in tcp_info of a listener: tcpi_unacked, 4 bytes: the connections that wait to be accepted
+_READ_AT = 120  # in tcp_info of a connection: tcpi_bytes_acked, 8 bytes: what its other end has been sent and has
 _HANDSHAKE_SECONDS = 0.3  # in which a connection that was being made is made, or given up
-_ACCEPT_SECONDS = 2.0
+_ACCEPT_SECONDS = 10.0
 _STEP_SECONDS = 0.01
 
 
@@ -76,16 +80,16 @@ class Goodbye:
     ) -> None:
         """`plain` are those of the places where no TLS is spoken: nobody else is told, for it would be no TLS.
 
-        `busy` are the other ends of connections that are being answered now.
+        `busy` are the other ends of connections by which an answer is being written now.
         """
         self._places = places
         self._plain = plain
         self._busy = busy
         self._told: set[int] = set()
 
-    def say(self, *, to_all: bool) -> int:
-        """Tell connections that were not told yet; those that are being answered only where `to_all` says so, and none
-        to which the kernel has still something to send, for a frame may be half written. How many there are."""
+    def say(self) -> int:
+        """Tell connections that were not told yet, but none by which gRPC has written nothing, or a part of a frame.
+        How many there are."""
         busy, count = self._busy(), 0
         for connection in _sockets(self._places, listening=False):
             with suppress(OSError):  # it has ended, or was a listener
@@ -93,7 +97,7 @@ class Goodbye:
                 count += 1
                 if _place(connection) not in self._plain or inode in self._told:
                     continue
-                if (not to_all and peer in busy) or _unsent(connection):
+                if peer in busy or not _has_spoken(connection):
                     continue
                 connection.send(_GOAWAY, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
                 self._told.add(inode)
@@ -118,16 +122,19 @@ def _attach(listener: socket.socket) -> None:
 
 
 def _backlog(listener: socket.socket) -> int:
-    if listener.family == socket.AF_UNIX:
-        return 0
-    info = listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BACKLOG_AT + 4)
-    return int.from_bytes(info[_BACKLOG_AT:], "little")
+    return 0 if listener.family == socket.AF_UNIX else _tcp_info(listener, _BACKLOG_AT, 4)
 
 
-def _unsent(connection: socket.socket) -> int:
-    size = array.array("i", [0])
-    fcntl.ioctl(connection, termios.TIOCOUTQ, size)
-    return size[0]
+def _has_spoken(connection: socket.socket) -> bool:
+    """Whether something was written, all of which the other end has."""
+    unsent = array.array("i", [0])
+    fcntl.ioctl(connection, termios.TIOCOUTQ, unsent)
+    return not unsent[0] and (connection.family == socket.AF_UNIX or _tcp_info(connection, _READ_AT, 8) > 0)
+
+
+def _tcp_info(each: socket.socket, at: int, size: int) -> int:
+    info = each.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, at + size)
+    return int.from_bytes(info[at:], "little")
 
 
 def _peer(connection: socket.socket) -> Address:

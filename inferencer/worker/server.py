@@ -26,14 +26,13 @@ from ..serving.served import Models
 from ..settings.settings import Settings, TfServing
 from ..transport.grpc_port import GrpcPort
 from ..transport.health import Health
-from ..transport.leaving import AGES, refuse_new, stop_listening
+from ..transport.leaving import AGES, Goodbye, refuse_new, stop_listening
 from ..transport.memory_budget import SHARES, MemoryBudget
 from ..transport.predictions import Predictions
 
 _log = logging.getLogger("paramsync.inferencer")
 _SHARED = "grpc.so_reuseport"  # all workers listen on one port
 _NEW_SECONDS = 0.3  # in which gRPC has begun to speak on a connection that it accepted last
-_BUSY_SECONDS = 1.0  # in which a connection is hoped to be without a call for a moment
 _LINGER_SECONDS = 3.0  # for callers that ask seldom, and for streams
 _STEP_SECONDS, _SPARING = 0.01, 5  # from one look at connections to the next, and times what it takes
 GRACE_SECONDS = 20.0  # docs/guarantees.md names it; less than the composition gives
@@ -146,12 +145,17 @@ class PredictionServer:
         await asyncio.sleep(_NEW_SECONDS)
         goodbye = self.grpc.goodbye()
         began = now = loop.time()
-        while (goodbye.say(to_all=now - began > _BUSY_SECONDS) or len(self._rest)) and (now - began < _LINGER_SECONDS):
+        while (await self._told(goodbye) or len(self._rest)) and now - began < _LINGER_SECONDS:
             now = await _paused(now)
         await self._rest.close(grace=GRACE_SECONDS, quiet_seconds=0.0)  # connections that ask nothing
         self.say_so()  # which ends streams
-        while goodbye.say(to_all=True) and now - began < GRACE_SECONDS:
+        while await self._told(goodbye) and now - began < GRACE_SECONDS:
             now = await _paused(now)
+
+    async def _told(self, goodbye: Goodbye) -> int:
+        """How many connections there are."""
+        async with self.grpc.drain.pause():
+            return goodbye.say()
 
     def say_so(self) -> None:
         """Health says NOT_SERVING from now on, every stream is ended, and every answer by HTTP is its connection's
