@@ -13,7 +13,8 @@ from paramsync.checkpoint.data_file import SPARES
 from tests.support.programs import ROOT
 
 INTERRUPTED = """
-import json, os, random, signal, sys, time
+import json, os, random, signal, statistics, sys, time
+from collections import deque
 from pathlib import Path
 import numpy as np
 from paramsync.store.store import Store
@@ -38,23 +39,26 @@ def opened():
     return [one for one in found if one.startswith(str(path))]
 
 signal.signal(signal.SIGALRM, interrupt)
-hits, left = 0, set()
+def commit(number):
+    begin = time.perf_counter()
+    writer.commit(version(number), some(number))
+    took.append(time.perf_counter() - begin)
+
+hits, left, took = 0, set(), deque(maxlen=15)
 with StoreWriter(path, keep=2) as writer:
     for number in range(1, 8):
-        begin = time.perf_counter()
-        writer.commit(version(number), some(number))
-        took = time.perf_counter() - begin
+        commit(number)
     before = len(opened())
     for number in range(8, 8 + 2 * int(sys.argv[2]), 2):
         try:
             try:
-                signal.setitimer(signal.ITIMER_REAL, took * chance.uniform(0.01, 1.1))
+                signal.setitimer(signal.ITIMER_REAL, statistics.median(took) * chance.uniform(0.01, 1.1))
                 writer.commit(version(number), some(number))
             finally:
                 signal.setitimer(signal.ITIMER_REAL, 0)
         except KeyboardInterrupt:
             hits += 1
-        writer.commit(version(number + 1), some(number + 1))
+        commit(number + 1)
         left.update(one.name for one in path.iterdir() if one.name.startswith((".tmp-", ".unlisted-")))
         store = Store(path)
         assert store.latest().number == number + 1
