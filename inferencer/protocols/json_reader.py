@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import weakref
 from codecs import BOM_UTF8, utf_8_decode
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -33,13 +34,14 @@ class Body:
 
     def __init__(self, content: bytes) -> None:
         """Raises RequestError. What is in lists of more than a window is read, and may be refused, later."""
-        self._reader = _Reader(content.removeprefix(BOM_UTF8))
+        self._lists = _Lists()
+        self._reader = _Reader(content.removeprefix(BOM_UTF8), self._lists)
         self.fields: dict[str, Any] = self._reader.body()
 
     @property
     def infinities(self) -> bool:
         """Whether one was written so far; otherwise an infinite number is one that was written too large."""
-        return self._reader.infinities
+        return self._reader.constants.infinities
 
     def text(self, key: str) -> str:
         """A string, or an empty one where there is none. Raises InputError."""
@@ -56,7 +58,7 @@ class Body:
 
     def check_unread(self) -> None:
         """Parse the lists that nobody has read. Raises RequestError."""
-        for large in self._reader.lists:
+        for large in self._lists:
             if not large.is_read:
                 for _ in large.parts(keep=False):
                     pass
@@ -79,6 +81,10 @@ class LargeList:
         are, not as numbers of arrays. Raises RequestError."""
         self.is_read = True
         return self._reader.parts(self._begin, self._end, self._depth, keep=keep)
+
+
+class _Lists(list[LargeList]):
+    """All of one body."""
 
 
 def parts(values: list[Any] | LargeList, *, keep: bool = True) -> Iterable[list[Any]]:
@@ -191,17 +197,27 @@ class Depths:
         return len(self._depths)
 
 
+class _Constants:
+    """Numbers that are written as words."""
+
+    infinities = False
+
+    def value(self, name: str) -> float:
+        self.infinities |= name != "NaN"
+        return _CONSTANTS[name]
+
+
 class _Reader:
     """Cuts what is larger than a window at commas, so that no single step takes long; all else is parsed whole."""
 
-    def __init__(self, content: bytes) -> None:
-        """Raises RequestError."""
+    def __init__(self, content: bytes, lists: _Lists) -> None:
+        """`lists` gets those that are read later. Raises RequestError."""
         self._content = content
         self._depths = Depths(content if len(content) > WINDOW else b"")
-        self._scan = json.JSONDecoder(object_pairs_hook=_once, parse_constant=self._constant).raw_decode
+        self.constants = _Constants()
+        self._scan = json.JSONDecoder(object_pairs_hook=_once, parse_constant=self.constants.value).raw_decode
         self._left = MOST_UNPACKED
-        self.infinities = False
-        self.lists: list[LargeList] = []
+        self._lists = weakref.ref(lists)  # they have this reader, which would stay until garbage is collected
 
     def body(self) -> dict[str, Any]:
         at, end = self._trimmed(0, len(self._content))
@@ -210,10 +226,6 @@ class _Reader:
             raise InputError("body", expected="a JSON object", found=repr(start) if self._content else "nothing")
         fields: dict[str, Any] = self._value(at, end, 0)
         return fields
-
-    def _constant(self, name: str) -> float:
-        self.infinities |= name != "NaN"
-        return _CONSTANTS[name]
 
     def _value(self, at: int, end: int, depth: int) -> Any:
         """The value between two places, without spaces around it, in so many lists and objects."""
@@ -232,8 +244,10 @@ class _Reader:
         begin, stop = self._trimmed(at + 1, end - 1)
         if stop - begin <= WINDOW:
             return self._whole(begin, stop, "[]")
-        self.lists.append(LargeList(self, begin, stop, depth + 1))
-        return self.lists[-1]
+        large = LargeList(self, begin, stop, depth + 1)
+        if (lists := self._lists()) is not None:
+            lists.append(large)
+        return large
 
     def _whole(self, at: int, end: int, brackets: str = "") -> Any:
         """Parse the text between two places, in brackets if need be."""

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from inferencer.protocols.json_arrays import read
-from inferencer.protocols.json_reader import Body, parsed_bytes
+from inferencer.protocols.json_reader import Body, elements, parsed_bytes
 from paramsync.errors import InputError, RequestError
 from paramsync.graphs.specs import TensorSpec
 from tests.support.hostile_bodies import KINDS, hostile, plain
@@ -186,3 +186,15 @@ def test_time_is_linear_in_the_size(kind: str) -> None:
 
     few, many = seconds(MB // 8), seconds(MB // 2)
     assert many < 12 * few + 0.05
+
+
+@pytest.mark.parametrize("end", ["]}", "}"])
+def test_a_large_body_is_gone_once_nobody_has_it_without_a_collection_of_garbage(end: str) -> None:
+    content = ('{"inputs": [' + ", ".join(["1.5", "NaN"] * 20_000) + end).encode()
+    gc.disable()
+    try:
+        with suppress(RequestError):
+            assert len([*elements(Body(content).listed("inputs"))]) == 40_000
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
