@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import sys
 import threading
@@ -11,14 +12,15 @@ from collections.abc import Sequence
 
 from paramsync.cli.changes import ServerChange, tell
 from paramsync.cli.formatting import duration, plain, to_json
-from paramsync.cli.process import check_reader
-from paramsync.cli.servers import ask_all, connected
-from paramsync.errors import ParamsyncError
+from paramsync.cli.process import check_reader, complain
+from paramsync.cli.servers import ask_all, connected, short
+from paramsync.errors import CallError, ParamsyncError
 from paramsync.host.files import line
 from paramsync.rpc.client import Inferencer
 from paramsync.v1 import sync_pb2 as pb
 
 _LOOK_SECONDS = 0.5  # whether anybody reads
+_AGAIN_SECONDS = 1.0  # until a server that is lost is asked again
 
 _EVENTS = {
     pb.Event.FOUND: "found",
@@ -70,34 +72,57 @@ def _pinned(status: pb.ModelStatus) -> str:
 
 
 def _watch(inferencers: Sequence[Inferencer], arguments: Namespace) -> None:
-    """Until Ctrl-C. Raises the error of the first server that is lost."""
-    told: queue.SimpleQueue[tuple[str, pb.Event | ParamsyncError]] = queue.SimpleQueue()
+    """Until Ctrl-C. Raises the error of a server that is lost where it is the only one; of several it is told, and that
+    one is back."""
+    told: queue.SimpleQueue[tuple[str, pb.Event | ParamsyncError | Sequence[pb.ModelStatus]]] = queue.SimpleQueue()
+    ended = threading.Event()
 
     def listen(inferencer: Inferencer) -> None:
-        try:
-            inferencer.status(arguments.model)  # a server that is stopped opens the stream too, and says nothing
-            for event in inferencer.watch(arguments.model):
-                told.put((inferencer.address, event))
-        except ParamsyncError as error:
-            told.put((inferencer.address, error))
-        else:
-            told.put((inferencer.address, ParamsyncError(f"inferencer at {inferencer.address} ended the watch")))
+        address, lost = inferencer.address, False
+        while not ended.is_set():
+            try:
+                models = inferencer.status(
+                    arguments.model
+                )  # a server that is stopped opens the stream, and says nothing
+                if lost:
+                    told.put((address, models))
+                lost = False
+                for event in inferencer.watch(arguments.model):
+                    told.put((address, event))
+                error: ParamsyncError = CallError(f"inferencer at {address} ended the watch", "UNAVAILABLE")
+            except ParamsyncError as failed:
+                error = failed
+            if not lost:
+                told.put((address, error))
+            lost = True
+            ended.wait(_AGAIN_SECONDS)
 
     for inferencer in inferencers:
         threading.Thread(target=listen, args=(inferencer,), daemon=True).start()
-    while True:
-        check_reader()
-        try:
-            address, event = told.get(timeout=_LOOK_SECONDS)
-        except queue.Empty:
-            continue
-        if isinstance(event, ParamsyncError):
-            raise event
-        if arguments.json:
-            sys.stdout.write(to_json({"server": address, **plain(event)}))
-        else:
-            several = f"{address} " if len(inferencers) > 1 else ""
-            sys.stdout.write(f"{line(_event(event, several))}\n")
+    try:
+        while True:
+            check_reader()
+            with contextlib.suppress(queue.Empty):
+                _tell(*told.get(timeout=_LOOK_SECONDS), arguments, several=len(inferencers) > 1)
+    finally:
+        ended.set()
+
+
+def _tell(
+    address: str, what: pb.Event | ParamsyncError | Sequence[pb.ModelStatus], arguments: Namespace, *, several: bool
+) -> None:
+    if isinstance(what, ParamsyncError):
+        if not several or not isinstance(what, CallError):
+            raise what
+        complain(f"paramsync watch: {address} lost: {short(what, address)}; the others are watched on")
+    elif not isinstance(what, pb.Event):
+        serving = [f"{model.model} version {model.serving.number}" for model in what if model.HasField("serving")]
+        complain(f"paramsync watch: {address} answers again; it serves {', '.join(serving) or 'no version'}")
+    else:
+        server = f"{address} " if several else ""
+        sys.stdout.write(
+            to_json({"server": address, **plain(what)}) if arguments.json else f"{line(_event(what, server))}\n"
+        )
         sys.stdout.flush()  # whoever reads waits for each
 
 

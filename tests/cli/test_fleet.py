@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
+from functools import partial
 
 import pytest
 
@@ -12,8 +17,9 @@ from paramsync.cli.__main__ import main
 from paramsync.cli.servers import ask_all
 from paramsync.errors import CallError, ParamsyncError
 from paramsync.v1 import sync_pb2 as pb
+from paramsync.v1 import sync_pb2_grpc
 from tests.support.commands import only_line
-from tests.support.servers import CORRUPT, SERVING, add_models, serving
+from tests.support.servers import CORRUPT, SERVING, Sync, add_models, serving
 
 pytestmark = pytest.mark.usefixtures("eighty_columns")
 
@@ -138,3 +144,32 @@ def test_a_sync_that_fails_at_one_server_names_it(
 def test_sync_all_takes_no_model_and_no_version(more: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sync", "--all", *more]) == 2
     assert "without --all" in only_line(capsys.readouterr().err)
+
+
+@pytest.mark.slow
+def test_a_watch_of_several_servers_tells_which_is_lost_goes_on_and_tells_that_it_is_back() -> None:
+    servicers, addresses = (Sync(), Sync()), []
+    with ExitStack() as stack, ExitStack() as lost:
+        for servicer, entered in zip(servicers, (stack, lost), strict=True):
+            add = partial(sync_pb2_grpc.add_SyncServicer_to_server, servicer)
+            addresses.append(entered.enter_context(serving(add)))
+        stays, goes = addresses
+        command = [sys.executable, "-m", "paramsync.cli", "watch", "--server", f"{stays},{goes}"]
+        process = stack.enter_context(
+            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        )
+        stack.callback(process.kill)
+        assert process.stdout is not None
+        assert process.stderr is not None
+        first = {process.stdout.readline().split()[1] for _ in range(2)}
+        assert first == {stays, goes}
+        lost.close()
+        assert process.stderr.readline().startswith(f"paramsync watch: {goes} lost: ")
+        servicers[0].changed.set()
+        assert process.stdout.readline().split()[1] == stays
+        with serving(add_models(SERVING), at=goes):
+            back = process.stderr.readline()
+            assert back == f"paramsync watch: {goes} answers again; it serves digits version 420\n"
+            assert process.stdout.readline().split()[1] == goes
+            process.send_signal(signal.SIGINT)
+            assert process.wait(30) == 130
