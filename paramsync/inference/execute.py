@@ -9,10 +9,14 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
+from paramsync.checkpoint.data_file import ALIGNMENT
 from paramsync.errors import RequestError
+from paramsync.graphs.parameters import alias
 from paramsync.inference import misfits
 from paramsync.inference.questions import Answer, Question
 from paramsync.inference.resident import Resident
+
+_LARGE = 1 << 20  # bytes
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 
@@ -25,7 +29,7 @@ def called(
     Raises TensorFlow's errors, and RequestError where a kernel complains of strings that are no text.
     """
     # the op makes tensors of arrays at a fraction of the cost of making them one by one
-    given: Any = {name: value if value.dtype.kind in "fiubc" else tf.constant(value) for name, value in inputs.items()}
+    given: Any = {name: _given(value) for name, value in inputs.items()}
     try:
         with resident.computing():
             tensors = resident.graph(
@@ -93,6 +97,22 @@ def _tried(question: Question) -> Answer | Exception:
         return bare
     except Exception as error:  # noqa: BLE001, the edge of a thread: it is raised where the answer is awaited
         return error
+
+
+def _given(array: npt.NDArray[Any]) -> Any:
+    """What the op makes a tensor of. It copies what is not aligned into memory that TensorFlow keeps for ever; what is
+    large is copied here, without the GIL, into memory that goes back to the system."""
+    if array.dtype.kind not in "fiubc":
+        return tf.constant(array)
+    return array if array.nbytes < _LARGE else alias(_aligned(array))
+
+
+def _aligned(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    memory = np.empty(array.nbytes + ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % ALIGNMENT
+    aligned = memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    np.copyto(aligned, array)
+    return aligned
 
 
 def _array(tensor: Any) -> npt.NDArray[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, nullcontext
@@ -68,6 +69,7 @@ def _deflated(content: bytes) -> int:
 
 
 _SMALL = 1 << 18  # bytes that are copied on the event loop
+_MOST_WAITING, _STEP_SECONDS = 1.0, 0.02  # seconds for room, and from one look to the next
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 OnThread = Callable[[Callable[[], bytes]], Awaitable[bytes]]
@@ -163,9 +165,26 @@ class Intake:
             newer = waiting[[body.share for body in waiting].index(share) + 1 :] if share in self._waiting else waiting
             large = [body for body in newer if body.share.size >= LARGE]
             if sum(body.share.size for body in large) >= lacking:
-                while share.lacks(size):
+                while large and share.lacks(size):  # other processes may take what these leave
                     large.pop().refuse()
         share.need(size)
+
+    async def room(self, share: MemoryShare, size: int) -> None:
+        """`need`, for a body that is read: what other processes have may be left in a moment.
+
+        Each waits for another time, so that of bodies that wait for each other's memory one is read.
+        """
+        loop = asyncio.get_running_loop()
+        end = loop.time() + random.uniform(0, _MOST_WAITING)
+        while True:
+            try:
+                self.need(share, size)
+            except BusyError:
+                if share.size < LARGE or loop.time() >= end:
+                    raise
+            else:
+                return
+            await asyncio.sleep(_STEP_SECONDS)
 
     async def _come(self, request: web.BaseRequest, waiting: _Waiting) -> None:
         waiting.coming = asyncio.ensure_future(self._collect(request, waiting.parts, waiting.share))
@@ -204,7 +223,7 @@ class Intake:
         size = sum(map(len, parts))
         if size <= _SMALL:
             return b"".join(parts)
-        self.need(share, share.size + size)
+        await self.room(share, share.size + size)
         content = await self._on_thread(lambda: b"".join(parts))
         parts.clear()
         share.keep(share.size - size)

@@ -264,7 +264,7 @@ class HttpPort:
             return failed(503, _STOPPING)
         if request.method == "POST":
             async with self._intake.body(request, share) as content:
-                self._intake.need(share, len(content) + parsed_bytes(content))
+                await self._intake.room(share, len(content) + parsed_bytes(content))
                 await self._on_thread(lambda: add_body(message, content))
         if effect_of(f"{SERVICE}/{call}") is not Effect.CHANGES:
             answer = await getattr(self._kserve, call)(message, _Caller())
@@ -279,7 +279,7 @@ class HttpPort:
     async def _read(
         self, call: RestPrediction | Infer, resident: Resident, content: bytes, share: MemoryShare
     ) -> Question:
-        self._intake.need(share, len(content) + call.bytes_to_read(content))
+        await self._intake.room(share, len(content) + call.bytes_to_read(content))
         if len(content) <= _SMALL:
             return call.read(resident, content)
         question = await self._on_thread(lambda: call.read(resident, content))
