@@ -39,6 +39,10 @@ class BatchedSignature:
     running: int = 0
     """Calls on threads now."""
 
+    def is_short(self, size: int) -> bool:
+        """Whether a call with so many bytes of inputs may run on the event loop."""
+        return self.bounded and size <= self.short_bytes
+
     def took(self, size: int, seconds: float) -> None:
         """Learn from a call with so many bytes of inputs."""
         if self.bounded and seconds < SHORT_SECONDS:
@@ -73,7 +77,8 @@ class _Queue:
 class Batcher:
     """Lives on one event loop.
 
-    1. A request whose call is short runs on the event loop, with all neighbours that came in the same turn of it.
+    1. A request whose call is short runs on the event loop, with all neighbours that came in the same turn of it, and
+       at once where whoever asks knows that there are none.
     2. Any other runs on a thread, at once when none of its queue does; otherwise it waits for the end of that call, and
        then goes with all that wait.
     3. A call has `rows` rows at most. A request with more rows, or with inputs of shapes that its signature does not
@@ -112,6 +117,25 @@ class Batcher:
         """Raise BusyError where no request more is taken now."""
         if self.held >= self._most:
             raise BusyError(f"{self._most} requests are waiting or being answered already; try again in a moment")
+
+    def at_once(self, question: Question) -> Answer | None:
+        """The answer where the call is short and no other request waits or runs. Raises what the call raises.
+
+        For a caller who knows of no request that is about to come: this one shares its call with none.
+        """
+        signature = self._signature(question)
+        size = _bytes(question)
+        if self.held or not signature.is_short(size):
+            return None
+        [answer], seconds = _computed([question])
+        signature.took(size, seconds)
+        self._count(question, 1, execute.rows_of(question) or 1, seconds)
+        if not isinstance(answer, Exception):
+            return answer
+        try:
+            raise answer
+        finally:
+            del answer, question  # as below
 
     async def answer(self, question: Question, *, deadline: float | None = None) -> Answer:
         """`deadline` is in the loop's time.
@@ -171,8 +195,7 @@ class Batcher:
         queue = self._queues.get(key)
         if queue is None:
             queue = self._queues[key] = _Queue(key, signature, batched, large)
-        size = sum([array.nbytes for array in question.inputs.values()])  # of strings only what points at them
-        request = _Request(question, queue, rows or 1, size, loop.create_future())
+        request = _Request(question, queue, rows or 1, _bytes(question), loop.create_future())
         queue.waiting[request] = None
         self.held += 1
         return request
@@ -218,7 +241,7 @@ class Batcher:
     def _start(self, queue: _Queue) -> None:
         """Start what may start of a queue: a short call in the next turn, so that neighbours can join it."""
         while queue.waiting and queue.flush is None:
-            if next(iter(queue.waiting)).size <= queue.signature.short_bytes and not queue.running:
+            if queue.signature.is_short(next(iter(queue.waiting)).size) and not queue.running:
                 queue.flush = asyncio.get_running_loop().call_soon(self._flush, queue)
             elif self._may_start(queue) and (batch := self._next(queue)):
                 self._submit(queue, batch)
@@ -229,7 +252,7 @@ class Batcher:
         """Run one call: here if it is still short with all that joined it."""
         queue.flush = None
         if batch := self._next(queue):
-            if _size(batch) <= queue.signature.short_bytes:
+            if queue.signature.is_short(_size(batch)):
                 self._give(queue, batch, _computed(self._take(queue, batch)))
             elif self._may_start(queue):
                 self._submit(queue, batch)
@@ -300,6 +323,11 @@ class Batcher:
             rows=rows,
             seconds=seconds,
         )
+
+
+def _bytes(question: Question) -> int:
+    """Of its inputs; of strings only what points at them."""
+    return sum([array.nbytes for array in question.inputs.values()])
 
 
 def _size(batch: Sequence[_Request]) -> int:

@@ -60,6 +60,8 @@ class Predictions:
         self._threads = ThreadPoolExecutor(2, "messages")
         self._budget = budget
         self._most = message_bytes
+        self.awaited: Callable[[], int] = lambda: 1
+        """How many requests may come at any moment: whoever waits for them says so here."""
 
     def share(self) -> MemoryShare:
         """For one request, until its answer was read."""
@@ -89,7 +91,8 @@ class Predictions:
             if (values := weight(questions[0].inputs)) > BRIEF:  # what one value stands for is seen only now
                 share.need(max(share.size, size + _BESIDE * values))
             if len(questions) == 1:
-                found: Sequence[Answer] = (await self._batcher.answer(questions[0]),)
+                answer = None if self.awaited() else self._batcher.at_once(questions[0])
+                found: Sequence[Answer] = (await self._batcher.answer(questions[0]) if answer is None else answer,)
             else:
                 found = await asyncio.gather(*map(self._batcher.answer, questions))
             if (answered := sum(map(weight, found))) > BRIEF:
@@ -108,10 +111,17 @@ class Predictions:
         except Exception as error:
             code = status_of(error)[0]
             raise
-        finally:  # counted once the response is on its way
+        finally:
             seconds = perf_counter() - began
-            named = partial(_named, method, kind, questions or content)
-            asyncio.get_running_loop().call_soon(self._count, method.protocol, named, code, seconds)
+            model, signature, version = _named(method, kind, questions or content)
+            self._batcher.metrics.answered(
+                model=model,
+                signature=signature,
+                version=version,
+                protocol=method.protocol,
+                code=code.name,
+                seconds=seconds,
+            )
         return response, trailers(questions[0].resident, time.time())
 
     def close(self) -> None:
@@ -126,14 +136,6 @@ class Predictions:
         """Raise TooLargeError for an answer that gRPC would not send, or that takes more than may be before that."""
         if found > (self._most if most is None else most):
             raise TooLargeError("answer", limit=self._most, found=found)
-
-    def _count(
-        self, protocol: str, named: Callable[[], tuple[str, str, str]], code: grpc.StatusCode, seconds: float
-    ) -> None:
-        model, signature, version = named()
-        self._batcher.metrics.answered(
-            model=model, signature=signature, version=version, protocol=protocol, code=code.name, seconds=seconds
-        )
 
 
 def _named(method: PredictionMethod, kind: type[Message], found: list[Question] | bytes) -> tuple[str, str, str]:

@@ -82,6 +82,10 @@ class ReadTimeouts:
         finally:
             del self._open[context], self._peers[context]
 
+    def awaited(self) -> int:
+        """How many calls may bring a message at any moment."""
+        return len(self._peers)
+
     def busy(self) -> BusyError:
         """What callers are told whose messages find no room."""
         return BusyError(

@@ -94,6 +94,7 @@ class PredictionServer:
             answering=self.answering,
             channel_options=(*common, (_SHARED, 1), *tf_serving.channel_arguments, *(AGES if settings.tls else ())),
         )
+        self.answering.awaited = self.grpc.read_timeouts.awaited
         self._counted: list[GrpcPort] = []
         self.count(self.grpc)
 

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
+
+import pytest
+import tensorflow as tf
 
 from inferencer.batching.batcher import SHORT_SECONDS, BatchedSignature
 from paramsync.inference.resident import Resident
 from tests.support.batching import Setting, on_a_loop, totals
-from tests.support.questions import question, resident, turns
+from tests.support.questions import lookup, question, resident, turns, until
 
 FAST, BRISK, SLOW = SHORT_SECONDS / 10, SHORT_SECONDS * 0.9, SHORT_SECONDS * 2
 
@@ -36,6 +41,10 @@ def test_after_a_slow_call_only_half_as_much_is_until_more_was_short_again() -> 
     assert seen((100, FAST), (200, SLOW)) == 100
     assert seen((100, FAST), (60, SLOW)) == 30
     assert seen((100, FAST), (60, SLOW), (60, FAST)) == 120
+
+
+def test_what_may_take_any_time_is_never_short_though_its_inputs_have_no_bytes() -> None:
+    assert not BatchedSignature(batched=True, bounded=False).is_short(0)
 
 
 async def short(setting: Setting, number: int = 2) -> Resident:
@@ -90,3 +99,45 @@ async def test_a_short_request_whose_caller_left_does_not_run() -> None:
         one.cancel()
     await turns()
     assert (setting.batcher.held, await setting.over()) == (0, [])
+
+
+@on_a_loop
+async def test_a_lone_short_request_is_answered_at_once_and_counted() -> None:
+    setting = Setting()
+    of = await short(setting)
+    answer = setting.batcher.at_once(question(of, 3.0))
+    assert answer is not None
+    assert (answer["total"].tolist(), setting.metrics.told) == ([6.0], [("2", 1, 1)])
+    assert await setting.over() == [("2", 1, 1)]
+
+
+@on_a_loop
+async def test_a_request_is_not_answered_at_once_where_another_waits_or_its_call_is_long() -> None:
+    setting = Setting()
+    of = await short(setting)
+    assert setting.batcher.at_once(question(of, *[1.0] * 300)) is None
+    [waiting] = setting.ask(question(of, 1.0))
+    await asyncio.sleep(0)
+    assert setting.batcher.at_once(question(of, 2.0)) is None
+    await waiting
+    assert await setting.over() == [("2", 1, 1)]
+
+
+@on_a_loop
+async def test_what_fails_at_once_keeps_no_version_alive() -> None:
+    setting, of = Setting(), resident(1)
+    while setting.batcher.at_once(lookup(of, 1)) is None:
+        [asked] = setting.ask(lookup(of, 1))
+        await until(asked.done, setting.threads)
+        del asked
+    alive = weakref.ref(of)
+    gc.collect()
+    gc.disable()
+    try:
+        with pytest.raises(tf.errors.InvalidArgumentError):
+            setting.batcher.at_once(lookup(of, 99))
+        setting.threads.gates.clear()
+        del of
+        await until(lambda: alive() is None, setting.threads)
+    finally:
+        gc.enable()
