@@ -254,8 +254,8 @@ def test_a_thousand_parameters_take_no_more_time_for_each_than_a_hundred() -> No
         draft = large(layers)
         times = []
         for _ in range(3):
-            started = time.perf_counter()
+            started = time.thread_time()
             assert len(finish(draft).parameters) == 2 * layers
-            times.append(time.perf_counter() - started)
+            times.append(time.thread_time() - started)
         seconds[layers] = min(times)
     assert seconds[500] < 40 * seconds[50]  # ten times the work; were it done for each pair it would be a hundred times

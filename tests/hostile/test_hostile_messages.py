@@ -23,7 +23,7 @@ from paramsync.kserve import open_inference_pb2 as kserve_pb2
 from paramsync.rpc.tensor_proto import collected, from_array, packed
 
 MB = 1 << 20
-MOST_SECONDS = 0.75  # that others wait; in one step all of these took one to five times as much and more
+MOST_SECONDS = 0.75  # of computing while others wait; in one step all of these took one to five times as much and more
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -37,14 +37,17 @@ def as_in_a_worker() -> Iterator[None]:
 
 @contextmanager
 def others_have_their_turn() -> Iterator[None]:
-    """Fails where another thread had to wait for too long at once."""
+    """Fails where this process computed for too long at once while another thread had to wait.
+
+    Time of the processor: on a busy machine a thread waits for other processes too.
+    """
     longest, over = 0.0, threading.Event()
 
     def look() -> None:
         nonlocal longest
-        last = time.perf_counter()
+        last = time.process_time()
         while not over.wait(0.001):
-            now = time.perf_counter()
+            now = time.process_time()
             longest, last = max(longest, now - last), now
 
     thread = threading.Thread(target=look)
