@@ -51,7 +51,7 @@ async def turns(make: Make) -> int:
     server = make(echo)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    connected, busy = threading.Event(), threading.Event()
+    connected, busy, asked = threading.Event(), threading.Event(), threading.Event()
     answers: list[bytes] = []
 
     def call() -> None:
@@ -61,6 +61,7 @@ async def turns(make: Make) -> int:
             connected.set()
             assert busy.wait(30)
             waiting = [ask.future(str(one).encode(), timeout=60) for one in range(_MANY)]
+            asked.set()
             answers.extend(one.result() for one in waiting)
 
     caller = threading.Thread(target=call)
@@ -68,7 +69,8 @@ async def turns(make: Make) -> int:
     while not connected.is_set():
         await asyncio.sleep(0.001)
     busy.set()
-    time.sleep(0.7)  # that is when they come
+    assert asked.wait(60)  # the loop stands still meanwhile
+    time.sleep(0.5)  # that is when they come
     count, before = 0, echo.begun
     while echo.begun < before + _SOME:
         count += 1
