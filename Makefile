@@ -127,9 +127,9 @@ format: $(READY)  ## format, and mend what the linter can
 	$(BIN)/ruff check --fix .
 
 lock: $(READY)  ## resolve the locked requirements again
-	$(RESOLVE) --upgrade pyproject.toml --extra tensorflow --extra signing --group dev -o requirements-dev.lock
-	$(RESOLVE) -c requirements-dev.lock pyproject.toml --extra tensorflow --extra signing -o requirements.lock
-	$(RESOLVE) -c requirements-dev.lock pyproject.toml --extra gpu --extra signing -o requirements-gpu.lock
+	$(RESOLVE) --upgrade pyproject.toml --extra tensorflow --extra signing --extra traces --group dev -o requirements-dev.lock
+	$(RESOLVE) -c requirements-dev.lock pyproject.toml --extra tensorflow --extra signing --extra traces -o requirements.lock
+	$(RESOLVE) -c requirements-dev.lock pyproject.toml --extra gpu --extra signing --extra traces -o requirements-gpu.lock
 	$(RESOLVE) -c requirements-dev.lock --group bench -o requirements-bench.lock
 
 $(RUNS): requirements.lock pyproject.toml  # what runs

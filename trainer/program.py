@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paramsync.errors import SettingsError
-from paramsync.program import stderr_filter
+from paramsync.program import stderr_filter, traces
 from paramsync.program.process import Stop, raise_descriptor_limit
 from paramsync.program.settings import service_manager
 from paramsync.publishing.control_port import ControlPort, Training
@@ -58,6 +58,7 @@ def run(settings: Settings, *, stop: Stop) -> None:
         function = job_source.find(settings.job)
     with ExitStack() as stack:
         enter = stack.enter_context
+        enter(traces.exported("paramsync-trainer"))
         key = settings.signing_key
         store = enter(StoreWriter(settings.store, keep=settings.keep, durable=settings.durable, signing_key=key))
         states = enter(StoreWriter(settings.state, keep=STATES, durable=settings.durable))

@@ -9,6 +9,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 from paramsync.errors import SettingsError
+from paramsync.program import traces
 from paramsync.program.process import Stop, raise_descriptor_limit, start_logging
 from paramsync.program.service_manager import ServiceManager
 from paramsync.program.settings import service_manager
@@ -31,10 +32,9 @@ def run(settings: Settings, *, stop: Stop) -> None:
     raise_descriptor_limit()
     _check_descriptors(len(settings.models), settings.workers)
     start_logging(settings.log_format)
-    with closing(
-        Template(log_format=settings.log_format)
-    ) as template:  # before the server is imported: TensorFlow takes longer
-        asyncio.run(_serve(settings, template, stop, service_manager()))
+    template = Template(log_format=settings.log_format)  # before the server is imported: TensorFlow takes longer
+    with closing(template), traces.exported("paramsync-inferencer") as tracing:
+        asyncio.run(_serve(settings, template, stop, service_manager(), tracing=tracing))
 
 
 def _check_descriptors(models: int, workers: int) -> None:
@@ -48,12 +48,12 @@ def _check_descriptors(models: int, workers: int) -> None:
         )
 
 
-async def _serve(settings: Settings, template: Template, stop: Stop, manager: ServiceManager) -> None:
+async def _serve(settings: Settings, template: Template, stop: Stop, manager: ServiceManager, *, tracing: bool) -> None:
     from ..supervisor.server import Server
 
     loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
-    server = Server(settings, template=template)
+    server = Server(settings, template=template, tracing=tracing)
     names = ", ".join(model.name for model in settings.models)
     _log.info("inferencer starts: %s; TensorFlow is imported first, for workers: %d", names, settings.workers)
     stop.arm(lambda: loop.is_closed() or loop.call_soon_threadsafe(stopping.set))

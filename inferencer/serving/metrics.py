@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from paramsync.following.follower import Follower
 
     from .served import Models
+    from .spans import RequestSpans
     from .worker_status import WorkerStatus
 
 OK = "OK"
@@ -74,6 +75,8 @@ class Metrics:
         """Of a server of several processes."""
         self.trouble: Callable[[], str] = str
         """Which of them end again and again."""
+        self.spans: RequestSpans | None = None
+        """What makes a span of each request, where traces are on."""
         self.requests: dict[_Answered, Histogram] = {}
         self.calls: dict[_Called, Calls] = {}
         self._followed: dict[Follower, Followed] = {}

@@ -56,10 +56,10 @@ _NEWS_SECONDS = 0.05  # between two times that workers are told how the follower
 class Server:
     """One inferencer. Made, started and drained on one event loop."""
 
-    def __init__(self, settings: Settings, *, template: Template | None = None) -> None:
+    def __init__(self, settings: Settings, *, template: Template | None = None, tracing: bool = False) -> None:
         """Workers are forked from a `template` that is given, which whoever gives it closes.
 
-        Raises ParamsyncError where a model cannot be made.
+        With `tracing`, versions that come to serve have spans. Raises ParamsyncError where a model cannot be made.
         """
         self._loop = asyncio.get_running_loop()
         self._tf_serving = tf_serving = settings.tf_serving or TfServing()
@@ -113,10 +113,13 @@ class Server:
         self._news = threading.Event()
         self._ended = threading.Event()
         self._subscriptions: dict[Follower[Any], Any] = {}
+        self._tracing = tracing
+        self._spans: dict[Follower[Any], Any] = {}
 
     async def start(self) -> Ports:
         """Listen, and follow the stores. Raises SettingsError where a port is taken."""
         self._overview.follow(self.models.followers())
+        self._trace()
         self.models.start()  # first of all: versions are checked while the workers are started
         host = self._settings.control_host or self._settings.host
         tls = None if self._settings.tls is None else ServerTls(self._settings.tls)
@@ -292,6 +295,7 @@ class Server:
 
     def _hear(self) -> None:
         followers = self.models.followers()
+        self._trace()
         self._overview.follow(followers)  # it has heard of an event before the others look
         for gone in self._subscriptions.keys() - set(followers):
             self._subscriptions.pop(gone).close()
@@ -299,6 +303,19 @@ class Server:
             if follower not in self._subscriptions:
                 self._subscriptions[follower] = follower.subscribe(self._news.set)
             self._subscriptions[follower].take()
+
+    def _trace(self) -> None:
+        """Have spans of every follower's versions, where traces are on."""
+        if not self._tracing:
+            return
+        from ..serving.spans import VersionSpans
+
+        followers = self.models.followers()
+        for gone in self._spans.keys() - set(followers):
+            self._spans.pop(gone).close()
+        for follower in followers:
+            if follower not in self._spans:
+                self._spans[follower] = VersionSpans(follower)
 
 
 def _reserve(settings: Settings) -> tuple[list[socket.socket], Settings]:

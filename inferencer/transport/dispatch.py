@@ -67,11 +67,12 @@ class Dispatch(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # it takes no
         return self._handlers.get(handler_call_details.method)
 
     def _handler(self, method: Any, described: MethodDescriptor, admission: Admission) -> Any:
+        path = f"{described.containing_service.full_name}/{described.name}"
         # without a deserializer gRPC hands over the bytes; its own answer to what cannot be parsed is an INTERNAL error
         if _is_prediction(method):
-            return self._unary(self._predictions.answering(method, _kind(described)), admission)
+            return self._unary(self._predictions.answering(method, _kind(described), path), admission)
         if described.client_streaming:
-            answer = self._predictions.answering(method.prediction, _kind(described))
+            answer = self._predictions.answering(method.prediction, _kind(described), path)
             begin = each(method, answer, self._predictions.share, self._timeouts)
             return self._stream(_admitted(begin, admission) if admission.looks else begin)
         if described.server_streaming:
@@ -88,7 +89,7 @@ class Dispatch(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # it takes no
                 if admission.looks:
                     await admission.admit(context, peer)
                 share = self._predictions.share()
-                answering = answer(await message(context, peer), share)  # and the message is not kept here
+                answering = answer(await message(context, peer), share, context)  # and the message is not kept here
                 context.add_done_callback(lambda _: share.leave())
                 try:
                     response, trailers = await answering

@@ -30,8 +30,10 @@ _WRITTEN = 3  # an answer as a message, as bytes, and as gRPC has them
 _UNREAD = 2  # the last two
 
 
-Answering = Callable[[bytes, MemoryShare], Awaitable[tuple[bytes, Trailers]]]
-"""Gives the response to a request, and what its trailing metadata say. Raises what the request is refused with."""
+Answering = Callable[[bytes, MemoryShare, Any], Awaitable[tuple[bytes, Trailers]]]
+"""Gives the response to a request of the call with this context, and what its trailing metadata say.
+
+Raises what the request is refused with."""
 
 _T = TypeVar("_T")
 
@@ -67,14 +69,22 @@ class Predictions:
         """For one request, until its answer was read."""
         return self._budget.share()
 
-    def answering(self, method: PredictionMethod, kind: type[Message]) -> Answering:
-        return partial(self._answered, method, kind)
+    def answering(self, method: PredictionMethod, kind: type[Message], path: str) -> Answering:
+        """`path` is the method's, as gRPC has it, without the first slash."""
+        return partial(self._answered, method, kind, path)
 
     async def _answered(
-        self, method: PredictionMethod, kind: type[Message], content: bytes, share: MemoryShare
+        self,
+        method: PredictionMethod,
+        kind: type[Message],
+        path: str,
+        content: bytes,
+        share: MemoryShare,
+        context: Any,
     ) -> tuple[bytes, Trailers]:
         began = perf_counter()
         size = len(content)
+        metadata = None if self._batcher.metrics.spans is None else context.invocation_metadata() or ()
         questions: list[Question] = []
         code = grpc.StatusCode.OK
         try:
@@ -122,6 +132,9 @@ class Predictions:
                 code=code.name,
                 seconds=seconds,
             )
+            if metadata is not None and (spans := self._batcher.metrics.spans) is not None:  # once the answer is sent
+                called = partial(spans.called, model=model, signature=signature, version=version)
+                asyncio.get_running_loop().call_soon(partial(called, path, metadata, code=code, seconds=seconds))
         return response, trailers(questions[0].resident, time.time())
 
     def close(self) -> None:

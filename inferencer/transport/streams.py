@@ -136,7 +136,8 @@ def each(
             taken = share()
             try:
                 try:
-                    response = method.answered((await answer(request, taken))[0])  # which names its version itself
+                    # without trailing metadata: it names its version itself
+                    response = method.answered((await answer(request, taken, context))[0])
                 except Exception as error:  # noqa: BLE001, the edge
                     response = method.refused(request, logged_status(error)[1])
                 del request

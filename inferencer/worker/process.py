@@ -19,6 +19,7 @@ from tensorflow_serving.config import model_server_config_pb2
 from paramsync.following.status import Status
 from paramsync.host import memory
 from paramsync.host.processes import limit_memory
+from paramsync.program import traces
 from paramsync.v1 import sync_pb2
 
 from ..processes.channel import Channel, Handler
@@ -93,6 +94,11 @@ class _Worker:
         )
         self._models = EpochModels(self._versions.now, self._channel)
         self._metrics = _RemoteMetrics(self._models, self._channel, as_tf_serving=False)
+        self._end_traces = traces.start("paramsync-inferencer")
+        if self._end_traces is not None:
+            from ..serving.spans import RequestSpans
+
+            self._metrics.spans = RequestSpans()
         self._server: PredictionServer | None = None
         self._leaving: asyncio.Future[None] | None = None
         self._turns = asyncio.Lock()  # who starts the server or ends it
@@ -152,6 +158,8 @@ class _Worker:
             server, self._server = self._server, None
             if server is not None:
                 await server.drain(quiet_seconds=quiet_seconds)
+            if self._end_traces is not None:
+                await asyncio.to_thread(self._end_traces)
 
     def _counts(self) -> tuple[dict[Any, Histogram], dict[Any, Calls], int]:
         return dict(self._metrics.requests), dict(self._metrics.calls), self._metrics.waiting()

@@ -4,9 +4,36 @@ from __future__ import annotations
 
 import os
 
+from paramsync.errors import SettingsError
+
 from .service_manager import ServiceManager
 
 
 def service_manager() -> ServiceManager:
     """The one that started this process. Processes that this one starts are not told of it."""
     return ServiceManager(os.environ.pop("NOTIFY_SOCKET", None))
+
+
+def traces_asked_for_by(service: str) -> str:
+    """The variable of OpenTelemetry's that asks for traces; "" where none does. `service` names this program in them.
+
+    Raises SettingsError for a way to export them that there is not.
+    """
+    given = os.environ.get
+    if given("OTEL_SDK_DISABLED", "").lower() == "true" or given("OTEL_TRACES_EXPORTER") == "none":
+        return ""
+    asking = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_TRACES_EXPORTER")
+    asked = next((name for name in asking if given(name)), "")
+    if not asked:
+        return ""
+    only = (
+        ("OTEL_TRACES_EXPORTER", "otlp"),
+        ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "grpc"),
+        ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc"),
+    )
+    for name, expected in only:
+        if given(name) not in (None, "", expected):
+            raise SettingsError(f"{name}: expected {expected}, found {given(name)!r}")
+    if "service.name=" not in given("OTEL_RESOURCE_ATTRIBUTES", ""):
+        os.environ.setdefault("OTEL_SERVICE_NAME", service)
+    return asked

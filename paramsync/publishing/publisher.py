@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import operator
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -337,6 +338,7 @@ class Publisher:
             metrics=dict(metrics or {}),
             graph=self._source.content,
             problem=problem,
+            context=_trace_context(),
         )
         self._behind.put(snapshot, *requests, *waiting)
         self.meter.step = step
@@ -426,6 +428,12 @@ def _listening(host: str, port: int, store: Path) -> ControlPort:
     from paramsync.publishing.control_port import ControlPort  # here, too
 
     return ControlPort(host, port, store=store, option="control_port")
+
+
+def _trace_context() -> Any:
+    """Which span is open on this thread; None where nobody has imported OpenTelemetry."""
+    current = getattr(sys.modules.get("opentelemetry.context"), "get_current", None)
+    return None if current is None else current()
 
 
 def _found(store: StoreWriter) -> tuple[bool, Metrics]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import sys
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -187,7 +188,8 @@ class Snapshot:
     `values` are tensors that share the variables' buffers: TensorFlow's variables are copy-on-write, so an update after
     the snapshot goes into a new buffer. That costs memory for as long as the snapshot lives. `metrics` may be tensors
     that are still being computed; they are read when the snapshot is written, not on the training thread. `graph` is
-    the file of the graph that they are for; `problem` says why there are no values.
+    the file of the graph that they are for; `problem` says why there are no values, `context` which span was
+    open where training published.
     """
 
     version: Version
@@ -195,6 +197,7 @@ class Snapshot:
     metrics: Mapping[str, SupportsFloat]
     graph: bytes = b""
     problem: str = ""
+    context: Any = None
 
     def tensors(self) -> dict[str, Array]:
         """The tensors of a checkpoint, by key: the pinned buffers on the CPU; those of a GPU are fetched.
@@ -251,6 +254,13 @@ class SnapshotWriter:
         """Returns the version as it was committed. Raises as `StoreWriter.commit` does, and StructureError."""
         if snapshot.problem:
             raise StructureError(snapshot.problem)
+        if "opentelemetry.trace" not in sys.modules:  # nobody here can have made a tracer provider
+            return self._written(snapshot)
+        from paramsync.publishing.spans import traced
+
+        return traced(snapshot, self._written)
+
+    def _written(self, snapshot: Snapshot) -> Version:
         self._store.add_graph(snapshot.version.graph, snapshot.graph)
         version = replace(snapshot.version, metrics=self._metrics.read(snapshot.metrics))
         tensors = snapshot.tensors()

@@ -249,14 +249,26 @@ class HttpPort:
         else:
             return response
         finally:
+            seconds = asyncio.get_running_loop().time() - began
+            version = "" if resident is None else str(resident.version.number)
             self._metrics.answered(
                 model=call.model,
                 signature=signature,
-                version="" if resident is None else str(resident.version.number),
+                version=version,
                 protocol=call.protocol,
                 code=code.name,
-                seconds=asyncio.get_running_loop().time() - began,
+                seconds=seconds,
             )
+            if self._metrics.spans is not None:
+                self._metrics.spans.requested(
+                    call.route,
+                    request.headers,
+                    model=call.model,
+                    signature=signature,
+                    version=version,
+                    status=STATUS[code],
+                    seconds=seconds,
+                )
 
     async def _called(self, call: str, message: Message, request: web.BaseRequest, share: MemoryShare) -> web.Response:
         """A call of KServe's gRPC service, answered as JSON."""

@@ -101,6 +101,7 @@ class Infer:
     """One request to `infer`: read, asked and written by these three, which any thread may call."""
 
     protocol = "kserve_http"
+    route = "/v2/models/{model}/infer"
 
     def __init__(self, models: Models, request: pb.ModelInferRequest, json_length: str | None) -> None:
         """`json_length` is what the header of this name says. Raises InputError."""

@@ -113,6 +113,7 @@ class RestPrediction:
     def __init__(self, models: Models, route: Route, *, named: bool) -> None:
         """`named` has the answer say what answered."""
         self.model = route.model
+        self.route = f"/v1/models/{{model}}:{route.call}"
         self._models = models
         self._route = route
         self._named = named

@@ -1,0 +1,66 @@
+"""Exports spans by OTLP, on a thread of its own: who makes them waits for nothing, and a dead collector is one line."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Sequence
+
+from opentelemetry import trace
+from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+
+_END_SECONDS = 3.0  # for the last spans; where the collector is slower or dead, they are lost
+_log = logging.getLogger("paramsync.traces")
+
+
+def start_exporting() -> Callable[[], None]:
+    """Make this process's tracer provider. Returns what ends it. Raises ValueError for the environment."""
+    words = _LastWords()
+    theirs = logging.getLogger("opentelemetry")
+    theirs.addHandler(words)
+    theirs.propagate = False  # it logs each failure, and each time that it tries again
+    provider = TracerProvider(resource=Resource.create({"process.pid": os.getpid()}), shutdown_on_exit=False)
+    provider.add_span_processor(BatchSpanProcessor(_Exporter(OTLPSpanExporter(), words)))
+    trace.set_tracer_provider(provider)
+
+    def end() -> None:
+        ending = threading.Thread(target=provider.shutdown, name="traces", daemon=True)  # it may take half a minute
+        ending.start()
+        ending.join(_END_SECONDS)
+
+    return end
+
+
+class _LastWords(logging.Handler):
+    """What OpenTelemetry logged last."""
+
+    text = ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.text = record.getMessage()
+
+
+class _Exporter(SpanExporter):
+    """Says once that spans are lost, and once that they are not any more. One thread's."""
+
+    def __init__(self, exporter: SpanExporter, words: _LastWords) -> None:
+        self._exporter = exporter
+        self._words = words
+        self._failing = False
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        result = self._exporter.export(spans)
+        failed = result is not SpanExportResult.SUCCESS
+        if failed and not self._failing:
+            _log.warning("traces are lost until the collector takes them: %.300s", self._words.text)
+        elif self._failing and not failed:
+            _log.info("the collector takes traces again")
+        self._failing = failed
+        return result
+
+    def shutdown(self) -> None:
+        self._exporter.shutdown()

@@ -1,0 +1,43 @@
+"""Turns traces on where OpenTelemetry's environment variables say so; imports nothing of it where they do not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from paramsync.errors import SettingsError
+
+from .settings import traces_asked_for_by
+
+
+def start(service: str) -> Callable[[], None] | None:
+    """Export spans of this process from now on, under this name unless the environment has another.
+
+    To be called after a fork: exporting has a thread. Returns what ends it, within a few seconds; None where nobody
+    asked for traces. Raises SettingsError for what cannot be used.
+    """
+    asked = traces_asked_for_by(service)
+    if not asked:
+        return None
+    try:
+        from .otlp import start_exporting
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith("opentelemetry"):
+            raise
+        text = f"{asked} asks for traces, and OpenTelemetry is not installed: pip install 'paramsync[traces]'"
+        raise SettingsError(f"{text}, or set OTEL_SDK_DISABLED=true") from error
+    try:
+        return start_exporting()
+    except ValueError as error:
+        raise SettingsError(f"an environment variable of OpenTelemetry's cannot be used: {error}") from error
+
+
+@contextmanager
+def exported(service: str) -> Iterator[bool]:
+    """The same for as long as it is held; whether anybody asked for traces."""
+    end = start(service)
+    try:
+        yield end is not None
+    finally:
+        if end is not None:
+            end()
