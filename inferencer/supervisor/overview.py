@@ -25,6 +25,7 @@ from .traffic import Traffic
 _log = logging.getLogger("paramsync.supervisor")
 WATCHED_SECONDS = 1.0  # between two samples while somebody watches
 _UNWATCHED_SECONDS = 5.0
+MOST_GONE = 1000  # names of models that are served no more; a page asks again long before it misses one
 _COUNTING = (WorkerState.ANSWERING, WorkerState.LEAVING)
 _STILL_WATCHED = 3.0  # since somebody was last told: he asks again at once
 
@@ -155,6 +156,8 @@ class Overview:
             del self._models[name]
             self._sequence += 1
             self._gone[name] = self._sequence
+        for name in list(self._gone)[: max(0, len(self._gone) - MOST_GONE)]:  # the first that went
+            del self._gone[name]
         self._put("server", {"release": self._release, "started_at": self._started_at, "trouble": trouble})
 
     def _model(self, name: str) -> History:

@@ -11,6 +11,7 @@ from typing import Any
 from inferencer.protocols.page import messages
 from inferencer.serving.counts import REQUEST_SECONDS, Histogram
 from inferencer.supervisor.history import MOST_HAPPENED, MOST_VERSIONS, History
+from inferencer.supervisor.overview import MOST_GONE, Overview
 from inferencer.supervisor.traffic import Traffic, quantile
 from paramsync.following.policy import Quarantined
 from paramsync.following.status import Event, EventKind, State, Status
@@ -148,3 +149,13 @@ def test_a_quantile_lies_in_its_bucket() -> None:
     assert quantile([0] * len(buckets), 0.5) == 0.0
     buckets[-1] = 1000  # beyond the last bound nothing more is known
     assert quantile(buckets, 0.99) == REQUEST_SECONDS[-1]
+
+
+def test_of_models_that_are_served_no_more_the_last_ones_are_told() -> None:
+    overview = Overview(list, list, lambda: ({}, ""))
+    for number in range(MOST_GONE + 10):
+        name = f"m{number}"
+        overview.look({name: Status(model=name, store=Path("/s"))}, "")
+    overview.look({}, "")
+    _, told = overview.ask().result(0)
+    assert json.loads(told)["gone"] == [f"m{number}" for number in range(10, MOST_GONE + 10)]
