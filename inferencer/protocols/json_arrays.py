@@ -86,18 +86,21 @@ def _of_leaves(what: str, leaves: Sequence[Any], spec: TensorSpec, body: Body) -
         wrong = next(leaf for leaf in leaves if type(leaf) not in kinds)
         found = f"{wrong!r}, a number with a fraction" if isinstance(wrong, float) else kind(wrong)
         raise InputError(what, expected=spec, found=found)
-    beyond = InputError(what, expected=f"numbers that {spec.dtype} has", found="one beyond them")
     try:
         if float not in kinds:
             return np.array(leaves, dtype)
         wide = np.array(leaves, np.float64)
     except OverflowError as error:
-        raise beyond from error
+        raise _beyond(what, spec) from error
     with np.errstate(over="ignore"):
         narrow = wide.astype(dtype)
     if np.isinf(narrow).any() and (not body.infinities or np.isinf(narrow).sum() > np.isinf(wide).sum()):
-        raise beyond
+        raise _beyond(what, spec)
     return narrow
+
+
+def _beyond(what: str, spec: TensorSpec) -> InputError:
+    return InputError(what, expected=f"numbers that {spec.dtype} has", found="one beyond them")
 
 
 def _dtype(what: str, spec: TensorSpec) -> np.dtype[Any]:
