@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import os
 import socket
 import threading
 from collections import Counter
@@ -29,7 +28,7 @@ from tests.support.programs import eventually
 MB = 1 << 20
 MOST = 64  # megabytes of --max-message-mb, as it is by itself
 WORKERS = 2
-BOUND = (26 + 6 * WORKERS) * MOST * MB + 128 * MB * (os.cpu_count() or 1)  # docs/guarantees.md
+BOUND = (26 + 6 * WORKERS) * MOST * MB + 128 * MB * WORKERS  # docs/guarantees.md
 KSERVE = "/inference.GRPCInferenceService"
 AT_ONCE = 16
 USED = 40  # connections that had calls
