@@ -103,7 +103,10 @@ def _brief(ledger: Ledger, elapsed: float) -> list[str]:
     parts = [f"{elapsed:.0f} s"]
     if ledger.training is not None:
         parts += [f"step {ledger.training.step}", f"loss {_loss(ledger.training)}"]
-        parts += [f"{ledger.training.steps_per_second:.0f} steps/s", f"published {_number(ledger.training.published)}"]
+        parts.append(f"{ledger.training.steps_per_second:.0f} steps/s")
+    told = ledger.model or ledger.training  # of one look: between two there may be a version more
+    if told is not None:
+        parts.append(f"published {_number(told.published)}")
     if ledger.model is not None:
         parts += [f"serving {_number(ledger.model.serving)}", f"lag {lag(ledger.model)}"]
     return [*parts, f"accuracy {share(ledger.accuracy)}", f"failed {ledger.failed}"]

@@ -47,6 +47,16 @@ def seen_run() -> Ledger:
     return ledger
 
 
+def test_a_line_tells_of_one_look_what_is_published_served_and_the_lag_between_them() -> None:
+    ledger, newest = Ledger(), pb.Version(number=421, committed_at=1001.0)
+    ledger.training = pb.PublisherStatus(published=newest)  # of which the inferencer had not heard when it was asked
+    served = pb.Version(number=420, committed_at=1000.0)
+    ledger.model = pb.ModelStatus(published=served, serving=served, lag_seconds=0, lag_steps=0)
+    assert "published 420  serving 420  lag 0 ms, 0 steps" in display.line(ledger, elapsed=5)
+    ledger.model = None
+    assert "published 421" in display.line(ledger, elapsed=5)
+
+
 def test_the_summary_tells_first_from_last() -> None:
     summary = seen_run().summary()
     assert summary.pop("freshness_ms_p50") == pytest.approx(20, abs=0.1)
@@ -94,7 +104,7 @@ def test_a_narrow_terminal_gets_the_line_broken_between_its_parts(width: int) ->
     with UpScreen(terminal, store="/s") as screen:
         screen.show(ledger)
     text = out.getvalue()
-    for part in ("step 7", "412 steps/s", "published 6", "serving 420", "lag 12 s, 1 step", "accuracy 100.0%"):
+    for part in ("step 7", "412 steps/s", "published 421", "serving 420", "lag 12 s, 1 step", "accuracy 100.0%"):
         assert part in text
     assert "│" not in text
 
