@@ -82,12 +82,12 @@ def seen(store: str, seconds: float) -> str:
 def main(kind: str, store: str, steps: str) -> None:
     every = max(int(steps) // 100, 2)
     with {"variables": variables, "session": session}[kind](store) as step:
-        began = time.monotonic()
+        began = time.process_time()
         for number in range(1, int(steps) + 1):
             step(number)
             if number % every == 0:
-                sys.stdout.write(f"{seen(store, (time.monotonic() - began) / every)}\n")
-                began = time.monotonic()
+                sys.stdout.write(f"{seen(store, (time.process_time() - began) / every)}\n")
+                began = time.process_time()
 
 
 if __name__ == "__main__":
