@@ -60,7 +60,7 @@ def test_a_thousand_swaps_under_a_hundred_thousand_requests_fail_nothing_and_mix
     asked = serving_pb2.PredictRequest(model_spec=serving_pb2.ModelSpec(name="m"), output_filter=["seen"])
     asked.inputs["x"].CopyFrom(tensor_proto.from_array(np.ones([1, 2], np.float32)))
     (tmp_path / "request").write_bytes(asked.SerializeToString())
-    answered, deadline = 0, time.monotonic() + 400
+    answered, versions, deadline = 0, 0, time.monotonic() + 400
     with _inferencer(tmp_path) as (predictions, control), Inferencer(control) as client, _publishing(publisher):
         while answered < 100_000 or client.status("m")[0].swaps < 1000:
             assert time.monotonic() < deadline
@@ -69,8 +69,8 @@ def test_a_thousand_swaps_under_a_hundred_thousand_requests_fail_nothing_and_mix
                 said, _ = one.communicate(timeout=120)
                 found = json.loads(said)
                 assert (found["failed"], found["mixed"]) == (0, 0), found
-                assert found["versions"] > 50
-                answered += found["answered"]
+                answered, versions = answered + found["answered"], versions + found["versions"]
+    assert versions > 500, versions  # how many each of them saw, together
 
 
 @contextmanager
@@ -87,12 +87,12 @@ def _inferencer(folder: Path) -> Iterator[tuple[str, str]]:
 
 @contextmanager
 def _publishing(publisher: Publisher) -> Iterator[None]:
-    """Some twenty versions a second until the block ends."""
+    """Dozens of versions a second, where the machine is not busy, until the block ends."""
     over = threading.Event()
 
     def publish() -> None:
         step = 2
-        while not over.wait(0.05):
+        while not over.wait(0.02):
             publisher.publish(step)
             step += 1
         publisher.close()
@@ -116,6 +116,6 @@ def _traffic(address: str, request: Path) -> subprocess.Popen[str]:
         "--callers",
         str(CALLERS),
         "--seconds",
-        "15",
+        "8",
     ]
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
