@@ -53,7 +53,11 @@ class _Exporter(SpanExporter):
         self._failing = False
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        result = self._exporter.export(spans)
+        try:
+            result = self._exporter.export(spans)
+        except Exception as error:  # noqa: BLE001, whatever it is, spans are lost and nothing else
+            self._words.text = repr(error)
+            result = SpanExportResult.FAILURE
         failed = result is not SpanExportResult.SUCCESS
         if failed and not self._failing:
             _log.warning("traces are lost until the collector takes them: %.300s", self._words.text)

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TypeVar
 
 import grpc
@@ -260,15 +261,9 @@ class HttpPort:
                 seconds=seconds,
             )
             if self._metrics.spans is not None:
-                self._metrics.spans.requested(
-                    call.route,
-                    request.headers,
-                    model=call.model,
-                    signature=signature,
-                    version=version,
-                    status=STATUS[code],
-                    seconds=seconds,
-                )
+                requested = partial(self._metrics.spans.requested, call.route, request.headers, status=STATUS[code])
+                requested = partial(requested, model=call.model, signature=signature, version=version, seconds=seconds)
+                asyncio.get_running_loop().call_soon(requested)  # once the answer is sent
 
     async def _called(self, call: str, message: Message, request: web.BaseRequest, share: MemoryShare) -> web.Response:
         """A call of KServe's gRPC service, answered as JSON."""
