@@ -14,7 +14,7 @@ from types import TracebackType
 from paramsync.errors import CallError, SettingsError
 
 PROGRAM = "h2load"
-_WARM_UP = 1  # seconds; it counts whole ones
+_WARM_UP = 1  # seconds, of which it counts whole ones; none where what is measured takes less
 _GRPC = {"content-type": "application/grpc", "te": "trailers"}
 _DATA = re.compile(r"\((\d+)\) data")
 _REQUESTS = re.compile(r"(\d+) succeeded")
@@ -75,7 +75,8 @@ def closed(target: Target, callers: int, seconds: float) -> Answers:
     """Callers with a connection each, who call again when they are answered. Raises CallError for errors of gRPC's."""
     whole = max(1, round(seconds))
     log = target.body.with_suffix(".log")
-    command = _command(target, callers, log, f"--duration={whole}", f"--warm-up-time={_WARM_UP}")
+    warm_up = _WARM_UP if seconds >= _WARM_UP else 0
+    command = _command(target, callers, log, f"--duration={whole}", f"--warm-up-time={warm_up}")
     said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     data, requests = _DATA.search(said), _REQUESTS.search(said)
     if target.answer and data and requests and int(data[1]) < _SHORTER * target.answer * int(requests[1]):

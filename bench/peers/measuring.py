@@ -29,7 +29,7 @@ _CONNECTIONS = 64  # of those who call while versions come
 _CALLERS = 64  # who find out how much can be asked
 _WINDOW = 2  # times the seconds of a rate: a version a second comes in each
 _SETTLING = 1.0  # seconds after a version is served, or a server has started
-_WARM_UP = 2.0
+_WARM_UP = 2.0  # seconds, at most those of a rate
 _AHEAD = 4.0  # seconds that calls go on for longer than windows: a version may be late
 
 
@@ -136,7 +136,7 @@ class _Bench:
             for batch, x in given.items():
                 server.ask_until(x, self._is_right(batch))
                 target = system.protocol.target(server.address, x, self._folder / f"{system.name}-{batch}")
-                h2load.closed(target, _CALLERS, _WARM_UP)
+                h2load.closed(target, _CALLERS, min(_WARM_UP, self._settings.seconds))
                 for callers in CONCURRENCIES:
                     answers = h2load.closed(target, callers, self._settings.seconds)
                     cases[f"c{callers}_b{batch}"] = {"rate": answers.rate, **_percentiles(answers)}

@@ -55,7 +55,7 @@ def test_memory_reports_what_a_server_takes(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_workers_reports_rates_memory_and_what_clients_see(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["workers", "--mb", "1", "--runs", "1", "--seconds", "1", "--json", "-"]) == 0
+    assert main(["workers", "--mb", "1", "--runs", "1", "--seconds", "0.9", "--json", "-"]) == 0
     captured = capsys.readouterr()
     found = json.loads(captured.out)
     for count in (1, 8, 64):
@@ -68,7 +68,7 @@ def test_workers_reports_rates_memory_and_what_clients_see(capsys: pytest.Captur
 
 
 def test_tls_reports_rates_beside_those_in_plain(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["tls", "--runs", "1", "--seconds", "1", "--json", "-"]) == 0
+    assert main(["tls", "--runs", "1", "--seconds", "0.9", "--json", "-"]) == 0
     captured = capsys.readouterr()
     found = json.loads(captured.out)
     for count in (1, 8, 64):
@@ -111,7 +111,7 @@ def test_peers_adds_to_what_was_measured_before(tmp_path: Path, capsys: pytest.C
     cases = {f"c{callers}_b{batch}": [sample] for callers in (1, 8, 64) for batch in (1, 32)}
     file = tmp_path / "peers.json"
     file.write_text(json.dumps({"rates": {"triton": cases}, "updates": {"triton": [versions]}}))
-    tiny = ["--mb", "1", "--runs", "1", "--seconds", "1"]
+    tiny = ["--mb", "1", "--runs", "1", "--seconds", "0.9"]
     assert main(["peers", *tiny, "--only", "tf_serving_emulated", "--merge", "--json", str(file)]) == 0
     found = json.loads(file.read_text())
     assert found["absent"] == dict.fromkeys(("mlserver", "ray_serve", "litserve"), "not asked for")
