@@ -33,7 +33,11 @@ from tests.support.published import Publisher, Witness, proven, publish_graph
 
 pytestmark = pytest.mark.slow
 WORKERS = 2
-LOCAL = (("grpc.use_local_subchannel_pool", 1),)
+LOCAL = (
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.min_reconnect_backoff_ms", 2000),  # so long is a connection tried: 20 s by default
+    ("grpc.max_reconnect_backoff_ms", 1000),  # and so long waited after one that failed: up to two minutes
+)
 
 
 class Bursting(Witness):
