@@ -13,16 +13,27 @@ import sys
 import time
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NoReturn
 
 from paramsync.cli.settings import environment_for_logs
 from paramsync.errors import SettingsError
-from paramsync.host.processes import end_with_parent
 
 _TF_SERVING = "--tf-serving"
+_WITH_PARENT = """
+import ctypes, os, signal, sys
+parent, *command = sys.argv[1:]
+try:
+    ctypes.CDLL(None).prctl(1, int(signal.SIGTERM), 0, 0, 0)  # PR_SET_PDEATHSIG: what it becomes has it too
+except AttributeError:  # another system than Linux
+    pass
+if os.getppid() != int(parent):  # it ended before
+    sys.exit(1)
+os.execv(command[0], command)
+"""
+"""Becomes a command that ends with the process which started it. To say so between fork and exec would run Python in a
+copy of a process with threads, which may abort there."""
 _ADDRESS = re.compile(r"(\w+) (\S+:\d+)")
 
 
@@ -54,14 +65,14 @@ class Child:
         self._log = log
         self._was_told = False  # to end
         with log.open("wb") as output:
+            command = [sys.executable, "-m", module(program), *arguments]
             self._process = subprocess.Popen(
-                [sys.executable, "-m", module(program), *arguments],
+                [sys.executable, "-IS", "-c", _WITH_PARENT, str(os.getpid()), *command],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env=environment_for_logs(),
                 start_new_session=True,
-                preexec_fn=partial(_end_with, os.getpid()),  # noqa: PLW1509, there are no threads yet
             )
 
     @property
@@ -109,10 +120,3 @@ def end_all(children: Sequence[Child], *, seconds: float) -> list[str]:
     deadline = time.monotonic() + seconds
     faults = [child.wait(max(0.0, deadline - time.monotonic())) for child in children]
     return [fault for fault in faults if fault]
-
-
-def _end_with(parent: int) -> None:
-    """Run in the child before it becomes the program."""
-    end_with_parent(signal.SIGTERM)
-    if os.getppid() != parent:  # it died before
-        os._exit(1)

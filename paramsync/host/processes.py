@@ -62,7 +62,7 @@ def processors() -> int:
     return max(1, count)
 
 
-def end_with_parent(by: signal.Signals = signal.SIGKILL) -> None:
-    """Have the kernel send this process a signal when its parent ends: by default one that ends even a loop."""
+def end_with_parent() -> None:
+    """Have the kernel kill this process when its parent ends."""
     with suppress(AttributeError):
-        ctypes.CDLL(None).prctl(_SET_PDEATHSIG, int(by), 0, 0, 0)
+        ctypes.CDLL(None).prctl(_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
