@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import threading
 import time
 from concurrent.futures import Future
@@ -154,7 +155,7 @@ def test_from_call_to_served_it_takes_less_than_ten_milliseconds(publisher: Publ
         assert serving(follower) == 1
         took.append(time.monotonic() - began)
         follower.pin(2, timeout=LONG)
-    assert min(took) < 0.01, took  # other tests run beside this one
+    assert statistics.median(took) < 0.01
     follower.close()
 
 

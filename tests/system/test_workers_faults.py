@@ -202,7 +202,7 @@ def test_a_worker_that_is_stopped_while_it_starts_keeps_the_others_from_nothing(
         publisher.publish(number)
         began = time.monotonic()
         assert synced(program) == number
-        assert time.monotonic() - began < LONG / 2  # it waits for 5 s at most where it was stopped when it had all
+        assert time.monotonic() - began < 8.0  # it waits for 5 s at most where it was stopped when it had all
     os.kill(stopped, signal.SIGCONT)
     eventually(lambda: workers_up(program) == WORKERS, lambda: "both to answer")
     assert answered(program) == 4

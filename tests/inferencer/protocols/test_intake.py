@@ -65,13 +65,17 @@ def test_what_another_process_takes_of_what_bodies_leave_is_no_fault() -> None:
     asyncio.run(ask())
 
 
+def lacking(server: Server) -> MemoryShare:
+    """That of a body which is read, and wants more than another process leaves."""
+    server.take_elsewhere(60 * MB)
+    return server.share(10 * MB)
+
+
 def test_a_body_that_is_read_waits_for_what_another_process_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MOST_WAITING", 10_000.0)
 
     async def ask() -> None:
-        server = Server()
-        share = server.share(10 * MB)
-        server.take_elsewhere(60 * MB)
+        share = lacking(server := Server())
         waiting = asyncio.ensure_future(server.intake.room(share, 50 * MB))
         await asyncio.sleep(0.1)
         assert not waiting.done()
@@ -86,9 +90,7 @@ def test_a_body_that_is_read_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(module, "_MOST_WAITING", 0.1)
 
     async def ask() -> None:
-        server = Server()
-        share = server.share(10 * MB)
-        server.take_elsewhere(60 * MB)
+        share = lacking(server := Server())
         with pytest.raises(BusyError):
             await server.intake.room(share, 50 * MB)
         assert share.size == 10 * MB
