@@ -47,7 +47,7 @@ class Running:
         self.seen = ""
         self.read_until("waiting for the trainer")
         listed = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
-        self.children = {_program(int(pid)): int(pid) for pid in listed.split()}
+        self.children = {_becomes_program(int(pid)): int(pid) for pid in listed.split()}
         self._ends = {os.pidfd_open(pid) for pid in self.children.values()}
         arguments = Path(f"/proc/{self.children['trainer']}/cmdline").read_text().split("\0")
         self.folder = Path(arguments[arguments.index("--store") + 1]).parent
@@ -94,8 +94,13 @@ def running(*arguments: str, **environment: str) -> Iterator[Running]:
             process.kill()
 
 
-def _program(pid: int) -> str:
-    return Path(f"/proc/{pid}/cmdline").read_text().split("\0")[2]
+def _becomes_program(pid: int) -> str:
+    """Wait until a child has become its program, by exec. Returns which."""
+    deadline = time.monotonic() + 60
+    while (words := Path(f"/proc/{pid}/cmdline").read_text().split("\0"))[1:2] != ["-m"]:
+        assert time.monotonic() < deadline, f"expected a program, found {words}"
+        time.sleep(0.01)
+    return words[2]
 
 
 def test_up_ends_by_itself_and_prints_one_object() -> None:
