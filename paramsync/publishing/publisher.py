@@ -31,9 +31,11 @@ if TYPE_CHECKING:
     from paramsync.graphs.capturing import Capture
     from paramsync.publishing.control_port import ControlPort
     from paramsync.publishing.live_variables import Averages, LiveVariables
+    from paramsync.rpc.tls import TlsFiles
 
 _log = logging.getLogger("paramsync.trainer")
 OnError = Literal["log", "raise"]
+_TLS = ("tls_cert", "tls_key", "tls_client_ca")
 
 
 class PublishOptions(TypedDict, total=False):
@@ -46,6 +48,9 @@ class PublishOptions(TypedDict, total=False):
     publish_if: PublishIf | None
     control_port: int | None
     host: str
+    tls_cert: str | Path | None
+    tls_key: str | Path | None
+    tls_client_ca: str | Path | None
     signing_key: str | Path | None
 
 
@@ -55,6 +60,7 @@ def check_options(options: PublishOptions) -> None:
         raise TypeError(f"unexpected keyword arguments: {', '.join(sorted(others))}")
     if (publish_if := options.get("publish_if")) is not None:
         Gate(publish_if)
+    _port_tls(options.get("control_port"), *(options.get(name) for name in _TLS))
 
 
 @runtime_checkable
@@ -104,7 +110,9 @@ class Publisher:
 
     With `control_port`, an operator is answered there while the publisher is open: `paramsync status`, and
     `paramsync sync --fresh`, whose request is met at the next call of `publish_if_due`. 0 is any free port, `control`
-    says which; `host` is the address to listen on. Without it gRPC is not imported.
+    says which; `host` is the address to listen on. With the files `tls_cert` and `tls_key` the port speaks TLS, with
+    `tls_client_ca` callers show a certificate that was signed so; the files are read again when they change. Without
+    `control_port` gRPC is not imported.
 
     With `durable`, a version is on the disk when it is published, and survives the machine's end too; that costs what
     the disk takes, in the background. With the file of a `signing_key`, as `paramsync keys new` makes it, versions are
@@ -133,10 +141,14 @@ class Publisher:
         publish_if: PublishIf | None = None,
         control_port: int | None = None,
         host: str = HOST,
+        tls_cert: str | Path | None = None,
+        tls_key: str | Path | None = None,
+        tls_client_ca: str | Path | None = None,
         signing_key: str | Path | None = None,
     ) -> None:
         if on_error not in ("log", "raise"):
             raise SettingsError(f'on_error: expected "log" or "raise", found {on_error!r}')
+        tls = _port_tls(control_port, tls_cert, tls_key, tls_client_ca)
         self._gate = None if publish_if is None else Gate(publish_if)
         self._is_live = not isinstance(source, ValueSource)
         self._source = source if isinstance(source, ValueSource) else _live(source, averages)
@@ -150,7 +162,7 @@ class Publisher:
         self._accepting = True
         self.meter = Meter()
         path = store.path if isinstance(store, StoreWriter) else Path(store)
-        self._control = None if control_port is None else _listening(host, control_port, path)
+        self._control = None if control_port is None else _listening(host, control_port, path, tls)
         try:
             key = None if signing_key is None else Path(signing_key)
             self._store = (
@@ -424,10 +436,29 @@ def _whole(step: Any) -> int:
         raise SettingsError(f"step: expected a whole number, found {type(step).__name__} {step!r:.80}") from error
 
 
-def _listening(host: str, port: int, store: Path) -> ControlPort:
-    from paramsync.publishing.control_port import ControlPort  # here, too
+def _port_tls(port: int | None, *given: Any) -> TlsFiles | None:
+    """What a control port shows, of the files that the options of `_TLS` name. Raises SettingsError."""
+    files = {name: Path(file) for name, file in zip(_TLS, given, strict=True) if file is not None}
+    if not files:
+        return None
+    if port is None:
+        raise SettingsError(f"{next(iter(files))}: expected control_port with it, found none")
+    from paramsync.rpc.settings import KEYWORDS  # here: who speaks no TLS need not import it
+    from paramsync.rpc.tls import tls_files
 
-    return ControlPort(host, port, store=store, option="control_port")
+    return tls_files(*(files.get(name) for name in _TLS), options=KEYWORDS)
+
+
+def _listening(host: str, port: int, store: Path, tls: TlsFiles | None) -> ControlPort:
+    from paramsync.publishing.control_port import ControlPort  # here, too
+    from paramsync.rpc.access import Access
+    from paramsync.rpc.settings import KEYWORDS, tokens
+    from paramsync.rpc.tls import ServerTls
+
+    certificates = tls is not None and tls.client_ca is not None
+    access = Access(host=host, tokens=tokens(), certificates=certificates, options=KEYWORDS)
+    shown = None if tls is None else ServerTls(tls)
+    return ControlPort(host, port, store=store, option="control_port", access=access, tls=shown)
 
 
 def _trace_context() -> Any:

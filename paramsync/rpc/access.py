@@ -13,6 +13,7 @@ from typing import Any
 from paramsync.errors import NotAllowedError, UnauthenticatedError
 from paramsync.host.files import shown
 from paramsync.rpc.addresses import is_loopback
+from paramsync.rpc.settings import FLAGS, OptionNames
 from paramsync.rpc.tokens import Tokens
 
 _audit = logging.getLogger("paramsync.audit")
@@ -94,13 +95,20 @@ class Access:
     """
 
     def __init__(
-        self, *, host: str, tokens: Tokens | None = None, certificates: bool = False, reads: bool = False
+        self,
+        *,
+        host: str,
+        tokens: Tokens | None = None,
+        certificates: bool = False,
+        reads: bool = False,
+        options: OptionNames = FLAGS,
     ) -> None:
-        """With `certificates` the port takes those of callers."""
+        """With `certificates` the port takes those of callers. `options` are what advice calls the credentials."""
         self.host = host
         self._tokens = tokens
         self._certificates = certificates
         self._reads = reads
+        self._options = options
         self.is_open = not self._is_configured and is_loopback(host)
         """Whether everybody who reaches the port may change something."""
 
@@ -108,7 +116,8 @@ class Access:
         """What to configure where tokens could be read on their way; else empty."""
         if tls or self._tokens is None or is_loopback(self.host):
             return ""
-        return f"tokens and answers are not encrypted on {self.host}: start with --tls-cert FILE and --tls-key FILE"
+        with_what = f"{self._options.certificate} FILE and {self._options.key} FILE"
+        return f"tokens and answers are not encrypted on {self.host}: start with {with_what}"
 
     @property
     def _is_configured(self) -> bool:
@@ -121,7 +130,7 @@ class Access:
             return ""
         return (
             f"calls that change something are refused on {self.host}, which other machines may reach: start with"
-            " --token-file FILE (or PARAMSYNC_TOKEN) or --tls-client-ca FILE, or listen on a loopback address"
+            f" {self._options.tokens} or {self._options.client_ca} FILE, or listen on a loopback address"
         )
 
     def looks_at(self, effect: Effect) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from paramsync.errors import SettingsError
 
@@ -14,6 +14,19 @@ if TYPE_CHECKING:
 
 TOKEN, TOKEN_FILE = "PARAMSYNC_TOKEN", "PARAMSYNC_TOKEN_FILE"
 TLS_CA, TLS_CERT, TLS_KEY = "PARAMSYNC_TLS_CA", "PARAMSYNC_TLS_CERT", "PARAMSYNC_TLS_KEY"
+
+
+class OptionNames(NamedTuple):
+    """What the credentials of a server are called where it is started, for errors and advice."""
+
+    tokens: str
+    certificate: str
+    key: str
+    client_ca: str
+
+
+FLAGS = OptionNames(f"--token-file FILE (or {TOKEN})", "--tls-cert", "--tls-key", "--tls-client-ca")
+KEYWORDS = OptionNames(f"{TOKEN_FILE} (or {TOKEN})", "tls_cert", "tls_key", "tls_client_ca")
 
 
 def tokens(file: Path | None = None) -> Tokens | None:

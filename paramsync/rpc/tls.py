@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from paramsync.errors import SettingsError
 from paramsync.rpc.read_again import ReadAgain, read_file, read_secret
+from paramsync.rpc.settings import FLAGS, OptionNames
 
 if TYPE_CHECKING:
     import grpc  # only where it is called: settings import this module, and gRPC reads the environment once
@@ -25,17 +26,21 @@ class TlsFiles:
     certificate: Path
     key: Path
     client_ca: Path | None = None
+    options: OptionNames = FLAGS
 
 
-def tls_files(certificate: Path | None, key: Path | None, client_ca: Path | None) -> TlsFiles | None:
-    """What the three options of a program say. Raises SettingsError for what cannot be used."""
+def tls_files(
+    certificate: Path | None, key: Path | None, client_ca: Path | None, *, options: OptionNames = FLAGS
+) -> TlsFiles | None:
+    """What the three options of a server say. Raises SettingsError for what cannot be used."""
+    both = f"{options.certificate} FILE and {options.key} FILE"
     if certificate is None and key is None:
         if client_ca is not None:
-            raise SettingsError("--tls-client-ca: expected --tls-cert FILE and --tls-key FILE with it, found neither")
+            raise SettingsError(f"{options.client_ca}: expected {both} with it, found neither")
         return None
     if certificate is None or key is None:
-        raise SettingsError("expected --tls-cert FILE and --tls-key FILE together, found one of them")
-    files = TlsFiles(certificate, key, client_ca)
+        raise SettingsError(f"expected {both} together, found one of them")
+    files = TlsFiles(certificate, key, client_ca, options)
     ServerTls(files)
     return files
 
@@ -81,15 +86,15 @@ class ServerTls(ReadAgain[_Loaded]):
         return first
 
     def _read(self) -> _Loaded:
-        files = self._files
-        certificate, key = read_file("--tls-cert", files.certificate), read_secret("--tls-key", files.key)
+        files, options = self._files, self._files.options
+        certificate, key = read_file(options.certificate, files.certificate), read_secret(options.key, files.key)
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         context.set_alpn_protocols(["http/1.1"])
-        _load_chain(context, files.certificate, files.key)
+        _load_chain(context, files.certificate, files.key, options)
         if files.client_ca is None:
             return _Loaded(certificate, key, None, context)
-        client_ca = read_file("--tls-client-ca", files.client_ca)
-        _load_ca(context, "--tls-client-ca", files.client_ca, client_ca)
+        client_ca = read_file(options.client_ca, files.client_ca)
+        _load_ca(context, options.client_ca, files.client_ca, client_ca)
         context.verify_mode = ssl.CERT_OPTIONAL
         context.options |= ssl.OP_NO_TICKET  # who resumes a session shows no certificate: a CA that went would count
         context.num_tickets = 0
@@ -194,14 +199,14 @@ def _shake(context: ssl.SSLContext, host: str, port: int) -> bool:
             return True
 
 
-def _load_chain(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
+def _load_chain(context: ssl.SSLContext, certificate: Path, key: Path, options: OptionNames = FLAGS) -> None:
     try:
         context.load_cert_chain(certificate, key, password=lambda: "")  # without it an encrypted key is asked for
     except (OSError, ValueError) as error:
         reason = (getattr(error, "reason", None) or str(error)).replace("_", " ").lower()
         raise SettingsError(
-            f"--tls-cert {certificate} and --tls-key {key}: expected a certificate and its key, in PEM and without a"
-            f" password, found that they cannot be used: {reason}"
+            f"{options.certificate} {certificate} and {options.key} {key}: expected a certificate and its key, in PEM"
+            f" and without a password, found that they cannot be used: {reason}"
         ) from error
 
 

@@ -13,15 +13,17 @@ import keras
 import pytest
 import tensorflow as tf
 
-from paramsync.errors import NotReachableError, SettingsError
+from paramsync.errors import CallError, NotReachableError, SettingsError
 from paramsync.keras import PublishCallback
 from paramsync.publishing.publisher import Publisher
 from paramsync.publishing.schedule import PublishSchedule
-from paramsync.rpc.client import Trainer
+from paramsync.rpc.client import Credentials, Trainer
+from paramsync.rpc.tls import ClientTls
 from paramsync.session import PublishHook
 from paramsync.store.store import Store
 from paramsync.v1 import sync_pb2 as pb
 from tests.publishing.test_keras import X, Y, network
+from tests.support.certificates import Authority
 from tests.support.programs import ROOT
 from tests.support.sessions import Net
 from tests.support.training import EVERY_STEP, ON_REQUEST, TIMEOUT, Counters, latest
@@ -87,6 +89,99 @@ def test_what_is_no_port_is_refused_and_leaves_the_store_free(tmp_path: Path, po
         Publisher(tmp_path, Counters(), schedule=EVERY_STEP, control_port=port)
     with Publisher(tmp_path, Counters(), schedule=EVERY_STEP):
         pass
+
+
+def test_a_port_speaks_tls_by_the_certificate_that_is_there_now(tmp_path: Path) -> None:
+    authority, another = Authority(tmp_path), Authority(tmp_path, "another")
+    files = authority.sign("trainer")
+    with Publisher(
+        tmp_path / "store",
+        Counters(),
+        schedule=EVERY_STEP,
+        control_port=0,
+        tls_cert=files.certificate,
+        tls_key=files.key,
+    ) as publisher:
+        assert publisher.control is not None
+        with Trainer(publisher.control, Credentials(tls=ClientTls(authority.file))) as trainer:
+            assert trainer.status().state == pb.PublisherStatus.TRAINING
+        with Trainer(publisher.control) as trainer, pytest.raises(CallError, match="it speaks TLS"):
+            trainer.status()
+        files.replace(another.sign("trainer"))
+        with Trainer(publisher.control, Credentials(tls=ClientTls(another.file))) as trainer:
+            assert trainer.status().state == pb.PublisherStatus.TRAINING
+        with (
+            Trainer(publisher.control, Credentials(tls=ClientTls(authority.file))) as trainer,
+            pytest.raises(CallError, match="its certificate is not taken"),
+        ):
+            trainer.status()
+
+
+def test_with_a_client_ca_callers_show_a_certificate_and_need_no_token(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    authority = Authority(tmp_path)
+    files, mine = authority.sign("trainer"), authority.sign("alice")
+    ca = authority.file
+    with Publisher(
+        tmp_path / "store",
+        Counters(),
+        schedule=ON_REQUEST,
+        control_port=0,
+        host="0.0.0.0",
+        tls_cert=str(files.certificate),
+        tls_key=str(files.key),
+        tls_client_ca=str(ca),
+    ) as publisher:
+        assert publisher.control is not None
+        address = publisher.control.replace("0.0.0.0", "127.0.0.1")
+        with (
+            Trainer(address, Credentials(tls=ClientTls(ca))) as trainer,
+            pytest.raises(CallError, match="it wants a certificate of its callers"),
+        ):
+            trainer.status()
+        with Trainer(address, Credentials(tls=ClientTls(ca, mine.certificate, mine.key))) as trainer:
+            answers: list[pb.Version] = []
+            with caplog.at_level("INFO", logger="paramsync.audit"):
+                asking = threading.Thread(target=lambda: answers.append(trainer.publish(seconds=TIMEOUT)))
+                asking.start()
+                step = 0
+                while asking.is_alive():
+                    publisher.publish_if_due(step := step + 1)
+            assert answers[0].number == latest(tmp_path / "store").number
+    assert "what='paramsync.v1.Publisher/Publish' who='alice'" in caplog.text
+    assert "--t" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"tls_cert": "c"}, "tls_cert: expected control_port with it, found none"),
+        ({"tls_cert": "c", "control_port": 0}, "expected tls_cert FILE and tls_key FILE together, found one of them"),
+        ({"tls_client_ca": "c", "control_port": 0}, "tls_client_ca: expected tls_cert FILE and tls_key FILE with it"),
+        ({"tls_cert": "c", "tls_key": "k", "control_port": 0}, "tls_cert c: cannot be read: No such file"),
+    ],
+)
+def test_tls_that_cannot_be_is_refused_by_all_that_publish(tmp_path: Path, given: Any, expected: str) -> None:
+    for make in (
+        lambda: Publisher(tmp_path, Counters(), schedule=EVERY_STEP, **given),
+        lambda: PublishCallback(tmp_path, **given),
+        lambda: PublishHook(tmp_path, inputs=None, outputs=None, **given),
+    ):
+        with pytest.raises(SettingsError, match=f"^{expected}"):
+            make()
+    with Publisher(tmp_path, Counters(), schedule=EVERY_STEP):
+        pass
+
+
+def test_advice_names_what_a_publisher_has(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Publisher(tmp_path, Counters(), schedule=EVERY_STEP, control_port=0, host="0.0.0.0"):
+        assert "start with PARAMSYNC_TOKEN_FILE (or PARAMSYNC_TOKEN) or tls_client_ca FILE" in caplog.text
+    monkeypatch.setenv("PARAMSYNC_TOKEN", "5ecret-of-the-operators")
+    with Publisher(tmp_path, Counters(), schedule=EVERY_STEP, control_port=0, host="0.0.0.0"):
+        assert "start with tls_cert FILE and tls_key FILE" in caplog.text
 
 
 def test_a_store_that_is_taken_leaves_the_port_free(tmp_path: Path) -> None:
