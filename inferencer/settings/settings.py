@@ -77,6 +77,8 @@ class TfServing:
     """A ModelServerConfig as text: it is applied at the start, and again with each change."""
     config_poll_seconds: float | None = None
     """How often to look for one; None: never."""
+    trust: tuple[Path, ...] = ()
+    """Public keys that models which are added later are served under too."""
     changing_nothing: tuple[str, ...] = ()
     """Flags that were given and are told at the start, with how it is here."""
 

@@ -80,7 +80,7 @@ class Server:
         self.models.trouble = lambda: self._fleet.trouble
         self._fleet.on_trouble = self._on_trouble
         self._fleet.on_crashing = self._on_crashing
-        self._configuring = Configuring(self.models, self.apply)
+        self._configuring = Configuring(self.models, self.apply, trust=tf_serving.trust)
         self._roots = ReloadRoots(settings.reload_roots, host=settings.host)
         self._following_file: asyncio.Future[None] | None = None
         self._metrics = Metrics(self.models, as_tf_serving=tf_serving.metrics_path is not None)

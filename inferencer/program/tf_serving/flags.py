@@ -6,6 +6,7 @@ import argparse
 import difflib
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from paramsync.program.process import release
 from paramsync.rpc import settings as credentials
 from paramsync.rpc.addresses import PREDICTIONS_PORT, check_different, read_port
 from paramsync.rpc.tls import tls_files
+from paramsync.store.signing import TrustedKeys
 from paramsync.v1 import tf_serving_pb2
 
 from ...protocols.tfs.config_file import read
@@ -29,6 +31,9 @@ _CONTROL_HOST = "127.0.0.1"
 _METRICS_PATH = "/monitoring/prometheus/metrics"
 _MESSAGES = ("grpc.max_receive_message_length", "grpc.max_send_message_length")
 _MOST_BYTES = 2047 << 20
+_CREDENTIALS = credentials.OptionNames(
+    f"--token_file FILE (or {credentials.TOKEN})", "--tls_cert", "--tls_key", "--tls_client_ca"
+)
 
 CHANGE_NOTHING: Mapping[str, str] = {
     "rest_api_num_threads": "the event loop answers",
@@ -93,9 +98,11 @@ def _settings(flags: Mapping[str, Any]) -> Settings:
     port, rest_port, socket = flags["port"], flags["rest_api_port"], flags.get("grpc_socket_path")
     if not port and socket is None:
         raise SettingsError("expected --port or --grpc_socket_path, found neither")
-    arguments = flags.get("grpc_channel_arguments", ())
+    arguments, trust = flags.get("grpc_channel_arguments", ()), tuple(flags["trust"])
+    if trust:
+        TrustedKeys(trust)  # of models that are added later too, so also where there is none yet
     settings = Settings(
-        models=_models(flags, config_file),
+        models=_models(flags, config_file, trust),
         host=flags["host"],
         port=port,
         rest_port=rest_port,
@@ -104,7 +111,7 @@ def _settings(flags: Mapping[str, Any]) -> Settings:
         reload_roots=tuple(flags["reload_root"]),
         tokens=credentials.tokens(flags.get("token_file")),
         auth_reads=flags.get("auth_reads", False),
-        tls=tls_files(flags.get("tls_cert"), flags.get("tls_key"), flags.get("tls_client_ca")),
+        tls=tls_files(flags.get("tls_cert"), flags.get("tls_key"), flags.get("tls_client_ca"), options=_CREDENTIALS),
         poll_seconds=flags.get("file_system_poll_wait_seconds", 1.0),
         tf_serving=TfServing(
             port=bool(port),
@@ -114,6 +121,7 @@ def _settings(flags: Mapping[str, Any]) -> Settings:
             metrics_path=_metrics_path(flags.get("monitoring_config_file")),
             config_file=config_file,
             config_poll_seconds=poll or None,
+            trust=trust,
             changing_nothing=tuple(f"--{name} ({CHANGE_NOTHING[name]})" for name in flags if name in CHANGE_NOTHING),
         ),
         **_batching(flags),
@@ -125,23 +133,23 @@ def _settings(flags: Mapping[str, Any]) -> Settings:
     return settings
 
 
-def _models(flags: Mapping[str, Any], config_file: Path | None) -> tuple[ModelSettings, ...]:
+def _models(flags: Mapping[str, Any], config_file: Path | None, trust: tuple[Path, ...]) -> tuple[ModelSettings, ...]:
     if config_file is None:
         if "model_base_path" not in flags:
             raise SettingsError("expected --model_base_path or --model_config_file, found neither")
-        return (ModelSettings(name=flags["model_name"], store=flags["model_base_path"]),)
+        return (ModelSettings(name=flags["model_name"], store=flags["model_base_path"], trust=trust),)
     config = read(config_file, model_server_config_pb2.ModelServerConfig, "--model_config_file")
     try:
-        return tuple(_model(model) for model in config.model_config_list.config)
+        return tuple(_model(model, trust) for model in config.model_config_list.config)
     except argparse.ArgumentTypeError as error:
         raise SettingsError(f"--model_config_file {config_file}: {error}") from error
 
 
-def _model(config: Any) -> ModelSettings:
+def _model(config: Any, trust: tuple[Path, ...]) -> ModelSettings:
     """Where it is; its versions and labels are chosen as soon as it is looked at, as by HandleReloadConfigRequest."""
-    model = ModelSettings(name=readers.name(config.name), store=_base_path(config.base_path))
+    model = ModelSettings(name=readers.name(config.name), store=_base_path(config.base_path), trust=trust)
     count = config.model_version_policy.latest.num_versions
-    return ModelSettings(name=model.name, store=model.store, resident=count) if 0 < count <= 1000 else model
+    return replace(model, resident=count) if 0 < count <= 1000 else model
 
 
 def _metrics_path(path: Path | None) -> str | None:
@@ -208,6 +216,8 @@ def _parser() -> argparse.ArgumentParser:
         f" {_CONTROL_HOST} (default: 0: any free one, which is logged)")  # fmt: skip
     roots = "callers may have models below it served by HandleReloadConfigRequest; may be repeated"
     own("--reload_root", action="append", type=readers.path, default=[], metavar="DIR", help=roots)
+    own("--trust", action="append", type=readers.path, default=[], metavar="KEYFILE", help="serve nothing but versions"
+        " that one of the public keys in this file signed; may be repeated")  # fmt: skip
     own("--token_file", type=_file, metavar="FILE", help=TOKEN_FILE_HELP)
     own("--tls_cert", type=_file, metavar="FILE", help="the certificate of this server, and those it is signed by")
     own("--tls_key", type=_file, metavar="FILE", help="its key; with both every port speaks TLS")

@@ -67,13 +67,14 @@ class Configures(Protocol):
 class Configuring:
     """One configuration at a time. Lives on one event loop."""
 
-    def __init__(self, models: Iterable[Served], apply: Apply) -> None:
+    def __init__(self, models: Iterable[Served], apply: Apply, *, trust: tuple[Path, ...] = ()) -> None:
+        """Models that are added are served under these keys to `trust`, and those of the models that are there now."""
         self._models = models
         self._apply_models = apply
         self._lock = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
         self._choices: Mapping[str, ConfiguredChoices] = {}
-        self._trust = _trusted([model.settings for model in models])  # from the start on, whatever is served later
+        self._trust = tuple(dict.fromkeys((*trust, *_trusted([model.settings for model in models]))))
 
     async def apply(
         self,
@@ -150,7 +151,7 @@ def read(
 
 def _trusted(models: Iterable[AnySettings]) -> tuple[Path, ...]:
     """The files of keys that any of these is served under."""
-    return tuple(dict.fromkeys(path for model in models if isinstance(model, ModelSettings) for path in model.trust))
+    return tuple(path for model in models if isinstance(model, ModelSettings) for path in model.trust)
 
 
 def _settings(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,8 @@ from typing import Any
 import grpc
 import pytest
 
-from inferencer.protocols.tfs.reload import read
-from inferencer.settings.settings import ModelSettings
+from inferencer.protocols.tfs.reload import Configuring, read
+from inferencer.settings.settings import AnySettings, ModelSettings
 from paramsync.kserve import open_inference_pb2 as kserve_pb2
 from paramsync.rpc.addresses import is_loopback
 from paramsync.rpc.tokens import Tokens
@@ -118,3 +119,14 @@ def test_models_that_callers_add_are_served_under_the_same_keys(tmp_path: Path) 
     (tmp_path / "other").mkdir()
     (moved,) = read(config(model(tmp_path / "other")).config, [known], {}, None, trust=(one, two)).models
     assert moved == ModelSettings(name="m", store=tmp_path / "other", trust=(one,))
+
+
+def test_models_that_a_server_begins_without_are_served_under_its_keys(tmp_path: Path) -> None:
+    (tmp_path / "m").mkdir()
+    served: list[AnySettings] = []
+
+    async def serve(models: Sequence[AnySettings], changes: Any) -> None:
+        served.extend(models)
+
+    asyncio.run(Configuring([], serve, trust=(Path("key.pub"),)).apply(config(model(tmp_path / "m")).config))
+    assert served == [ModelSettings(name="m", store=tmp_path / "m", trust=(Path("key.pub"),))]

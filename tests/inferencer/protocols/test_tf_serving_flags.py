@@ -9,6 +9,7 @@ import pytest
 from inferencer.program.tf_serving.flags import CHANGE_NOTHING, REFUSED, parse
 from inferencer.settings.settings import ModelSettings, Settings, TfServing
 from paramsync.errors import SettingsError
+from tests.support.keys import keys
 
 BASE = "--model_base_path=/models/m"
 
@@ -52,6 +53,25 @@ def test_where_callers_may_have_models_served_from() -> None:
     found = parse([BASE, "--reload_root=/models", "--reload_root", "/more"])
     assert found.reload_roots == (Path("/models"), Path("/more"))
     assert parse([BASE]).reload_roots == ()
+
+
+def test_errors_of_tls_name_the_flags_as_they_are_here() -> None:
+    with pytest.raises(SettingsError, match="expected --tls_cert FILE and --tls_key FILE together"):
+        parse([BASE, "--tls_cert=/c"])
+
+
+def test_keys_are_trusted_for_every_model_and_those_that_come_later(tmp_path: Path) -> None:
+    key = keys(tmp_path).public
+    found = parse([BASE, f"--trust={key}"])
+    assert found.models == (ModelSettings(name="default", store=Path("/models/m"), trust=(key,)),)
+    assert theirs(f"--trust={key}").trust == (key,)
+    config = written(tmp_path / "models.config", 'model_config_list { config { name: "a" base_path: "/a" } }')
+    [model] = parse([f"--model_config_file={config}", f"--trust={key}", "--trust", str(key)]).models
+    assert isinstance(model, ModelSettings)
+    assert model.trust == (key, key)
+    empty = written(tmp_path / "empty.config", "model_config_list { }")
+    with pytest.raises(SettingsError, match=f"{tmp_path}/none"):
+        parse([f"--model_config_file={empty}", f"--trust={tmp_path}/none"])
 
 
 def test_models_of_a_file(tmp_path: Path) -> None:
