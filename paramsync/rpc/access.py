@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import enum
 import logging
+import threading
 from asyncio import CancelledError
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,6 +21,9 @@ from paramsync.rpc.tokens import Tokens
 _audit = logging.getLogger("paramsync.audit")
 _HEADER = "authorization"
 _SCHEME = "bearer "
+_TOLD_EACH, _TOLD_ALL = 10, 60  # refusals in the log within as many seconds, of one host and of all
+_TOLD_SECONDS = 60.0
+_HOSTS = 64  # whose further refusals are counted by name
 
 
 class Effect(enum.Enum):
@@ -86,6 +91,32 @@ def name_in(certificate: Mapping[str, Any] | None) -> str | None:
     return next((str(name) for name in (*names, *(value for _, value in shown.get("subjectAltName", ())))), None)
 
 
+class RefusalLimit:
+    """Which refusals of one interval are told one by one, and how many more each host had: nobody fills a disk.
+
+    A host that had more is only counted until it had none for an interval. The caller takes the lock.
+    """
+
+    def __init__(self) -> None:
+        self._told: Counter[str] = Counter()
+        self._more: Counter[str] = Counter()
+        self._counted: frozenset[str] = frozenset()  # who had more in the interval before
+
+    def is_told(self, host: str) -> bool:
+        """Whether this refusal is; else it is counted."""
+        if host in self._counted or self._told[host] >= _TOLD_EACH or self._told.total() >= _TOLD_ALL:
+            self._more[host if host in self._more or len(self._more) < _HOSTS else "others"] += 1
+            return False
+        self._told[host] += 1
+        return True
+
+    def next(self) -> Counter[str]:
+        """The next interval begins. Returns how many more each host had."""
+        more, self._told, self._more = self._more, Counter(), Counter()
+        self._counted = frozenset(more)
+        return more
+
+
 class Access:
     """Who may call at one port. Any thread.
 
@@ -109,6 +140,9 @@ class Access:
         self._certificates = certificates
         self._reads = reads
         self._options = options
+        self._refusals = RefusalLimit()
+        self._lock = threading.Lock()  # guards it, and the next
+        self._interval: threading.Timer | None = None
         self.is_open = not self._is_configured and is_loopback(host)
         """Whether everybody who reaches the port may change something."""
 
@@ -170,12 +204,34 @@ class Access:
 
     @contextmanager
     def refusals(self, what: str, caller: Caller) -> Iterator[None]:
-        """Log the NotAllowedError that is raised within."""
+        """Log the NotAllowedError that is raised within, or count it where there are many."""
         try:
             yield
         except NotAllowedError as error:
-            self._log(what, caller, outcome="refused", why=str(error))
+            with self._lock:
+                is_told = self._refusals.is_told(caller.peer.rpartition(":")[0] or caller.peer)
+                if self._interval is None:
+                    self._begin_interval()
+            if is_told:
+                self._log(what, caller, outcome="refused", why=str(error))
             raise
+
+    def _begin_interval(self) -> None:
+        self._interval = threading.Timer(_TOLD_SECONDS, self.tell_refusals)
+        self._interval.daemon = True
+        self._interval.start()
+
+    def tell_refusals(self) -> None:
+        """Log how many changes were refused within the interval that were not told one by one. The next one begins."""
+        with self._lock:
+            more = self._refusals.next()
+            self._interval = None
+            if more:
+                self._begin_interval()
+        if more:
+            hosts = ", ".join(f"{shown(host)} ({count})" for host, count in more.most_common())
+            told = f"{_TOLD_SECONDS:g} s, not told one by one"
+            _audit.warning("outcome='refused' more=%d within=%r from=%s", more.total(), told, hosts)
 
     @contextmanager
     def audited(self, what: str, caller: Caller, request: str = "") -> Iterator[AuditedChange]:

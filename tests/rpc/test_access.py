@@ -14,7 +14,7 @@ import pytest
 
 from paramsync.errors import NotAllowedError, SettingsError, UnauthenticatedError
 from paramsync.rpc import settings
-from paramsync.rpc.access import Access, Caller, Effect, bearer, effect_of
+from paramsync.rpc.access import Access, Caller, Effect, RefusalLimit, bearer, effect_of
 from paramsync.rpc.tokens import LEAST, Tokens, read
 
 SECRET = "5ecret-of-the-operators"
@@ -197,6 +197,42 @@ def test_each_change_is_one_line_of_the_log_whatever_its_names_hold(caplog: pyte
     assert left.endswith("outcome='failed' why='its caller left'")
     assert "outcome='refused' why=" in refused
     assert "who=" not in refused.partition(" from=")[0].rpartition("\\r'")[2]
+
+
+def test_of_many_refusals_the_first_are_told_and_then_their_count_and_every_change(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "paramsync.audit")
+    access = Access(host="127.0.0.1", tokens=tokens())
+    for port in range(1000):
+        with pytest.raises(UnauthenticatedError):
+            access.check(PIN, Caller(f"ipv4:10.0.0.7:{port}", None))
+    with pytest.raises(UnauthenticatedError):
+        access.check(PIN, Caller("ipv4:10.0.0.8:1", None))
+    for _ in range(20):
+        with access.audited(PIN, caller(SECRET)):
+            pass
+    outcomes = [re.findall(r"outcome='(\w+)'", record.getMessage()) for record in caplog.records]
+    assert outcomes == [["refused"]] * 11 + [["done"]] * 20
+    access.tell_refusals()
+    [count] = [record.getMessage() for record in caplog.records[31:]]
+    assert count == "outcome='refused' more=990 within='60 s, not told one by one' from='ipv4:10.0.0.7' (990)"
+    with pytest.raises(UnauthenticatedError):
+        access.check(PIN, caller(None))
+    access.tell_refusals()
+    assert [record.getMessage()[:24] for record in caplog.records[32:]] == ["outcome='refused' more=1"]
+    access.tell_refusals()
+    with pytest.raises(UnauthenticatedError):
+        access.check(PIN, caller(None))
+    assert [record.getMessage()[:10] for record in caplog.records[33:]] == ["what='para"]
+
+
+def test_many_hosts_have_a_bound_together() -> None:
+    limit = RefusalLimit()
+    assert sum(limit.is_told(f"10.0.{host // 256}.{host % 256}") for host in range(1000) for _ in range(20)) == 60
+    more = limit.next()
+    assert (len(more), more.total()) == (65, 20_000 - 60)
+    assert more["others"] == max(more.values())
 
 
 def test_where_everybody_may_the_log_says_so(caplog: pytest.LogCaptureFixture) -> None:

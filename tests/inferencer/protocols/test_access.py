@@ -253,16 +253,23 @@ def test_reading_by_http_needs_none(running: LocalRunning) -> None:
         assert asked(running, *where, None).status not in (401, 403), where
 
 
-def test_changes_and_refusals_are_in_the_log(running: LocalRunning, caplog: pytest.LogCaptureFixture) -> None:
+def test_changes_and_refusals_are_in_the_log(publisher: Publisher, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "paramsync.audit")
-    pin: Any = running.control.unary_unary("/paramsync.v1.Sync/Pin", sync_pb2.PinRequest.SerializeToString, bytes)
-    request = sync_pb2.PinRequest(model="m\nwho='root'", version=7)
-    with pytest.raises(grpc.RpcError):
-        pin(request, timeout=LONG)
-    with pytest.raises(grpc.RpcError):
-        pin(request, timeout=LONG, metadata=[("authorization", RIGHT)])
-    asked(running, *HTTP_CHANGES["RepositoryModelLoad"], RIGHT)
-    refused, failed, done = [record.getMessage() for record in caplog.records]
+    publisher.publish(7)
+    running = LocalRunning(publisher.path, tokens=TOKENS)  # where nobody was refused yet: of many only some are told
+    try:
+        running.server.models.follower("m").sync(timeout=LONG)
+        pin: Any = running.control.unary_unary("/paramsync.v1.Sync/Pin", sync_pb2.PinRequest.SerializeToString, bytes)
+        request = sync_pb2.PinRequest(model="m\nwho='root'", version=7)
+        with pytest.raises(grpc.RpcError):
+            pin(request, timeout=LONG)
+        with pytest.raises(grpc.RpcError):
+            pin(request, timeout=LONG, metadata=[("authorization", RIGHT)])
+        asked(running, *HTTP_CHANGES["RepositoryModelLoad"], RIGHT)
+        running.drain()
+    finally:
+        running.close()
+    refused, failed, done = [record.getMessage() for record in caplog.records if record.name == "paramsync.audit"]
     assert refused.startswith("what='paramsync.v1.Sync/Pin' from='ipv4:127.0.0.1:")
     assert "outcome='refused' why='paramsync.v1.Sync/Pin: expected a token that is known here, found none" in refused
     assert "request='model: \"m\\\\nwho=\\\\\\'root\\\\\\'\" version: 7' who='ops' from='ipv4:127.0.0.1:" in failed
