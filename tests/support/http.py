@@ -15,6 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from inferencer.protocols.http.port import HttpPort
+from inferencer.protocols.page.page import Page
 from inferencer.serving.metrics import Metrics
 from inferencer.transport.memory_budget import SHARES, MemoryBudget
 from paramsync.rpc.access import Access
@@ -100,6 +101,13 @@ class Web:
         eventually(lambda: self.rest._budget.taken == 0, lambda: f"{self.rest._budget.taken} bytes to be left")
 
 
+async def _nothing_new(what: str, since: int | None) -> tuple[int, bytes]:
+    """A supervisor that has a state of 60 KB, which never changes."""
+    if since is not None:
+        await asyncio.Event().wait()
+    return 1, b'{"' + b"x" * 60_000 + b'":1}'
+
+
 @contextmanager
 def small_limits(folder: Path, *, patience: float = 1.0, tls: ServerTls | None = None) -> Iterator[Web]:
     """Models `plain` in version 4, `named` in 5 and `empty`; bodies up to 4 MB, and clients that may take 1 second."""
@@ -111,15 +119,16 @@ def small_limits(folder: Path, *, patience: float = 1.0, tls: ServerTls | None =
 
     async def start() -> Web:
         server = running.server
-        budget = MemoryBudget(SHARES * 4 * MB)
+        budget, access = MemoryBudget(SHARES * 4 * MB), Access(host="127.0.0.1")
         rest = HttpPort(
             server.models,
             server.predicting.batcher,
             Metrics(server.models),
             budget,
             server.predicting.kserve,
-            Access(host="127.0.0.1"),
+            access,
             message_bytes=4 * MB,
+            page=Page(server.models, _nothing_new, access, patience=patience),
             patience=patience,
         )
         ports = {"port": running.port, "control_port": running.control_port}

@@ -19,6 +19,7 @@ from paramsync.rpc.access import Access
 
 from ...serving.access import caller_of, check_host
 from ...serving.served import Models
+from ..http.intake import SlowBodyError
 from ..http.replies import JSON, failed, reply
 from ..sync.service import wait
 from . import messages
@@ -47,7 +48,7 @@ _LIVE_HEADERS = {
     "Server": "paramsync",
     "X-Accel-Buffering": "no",  # or a proxy would keep changes until it has many
 }
-_READ_SECONDS = 10.0  # in which a page has to read what it is sent
+_PATIENCE = 10.0
 _BODY = 4096  # bytes of an action
 _SECONDS = 60.0  # for an action
 _API, _STATE, _EVENTS, _DIFF, _MODELS = "/api/", "/api/state", "/api/events", "/api/diff", "/api/models/"
@@ -79,7 +80,9 @@ def files() -> dict[str, File]:
 class Page:
     """Lives on one event loop."""
 
-    def __init__(self, models: Models, supervisor: Asks, access: Access) -> None:
+    def __init__(self, models: Models, supervisor: Asks, access: Access, *, patience: float = _PATIENCE) -> None:
+        """`patience` is how many seconds somebody may take to read what is sent, or to send an action."""
+        self._patience = patience
         self._models = models
         self._supervisor = supervisor
         self._access = access
@@ -141,7 +144,7 @@ class Page:
             try:
                 await response.prepare(request)
                 await self._send(request, reader, response)
-                await response.write_eof()
+                await asyncio.wait_for(response.write_eof(), self._patience)
             except (ConnectionError, SlowReaderError, asyncio.TimeoutError, ParamsyncError):
                 if request.transport is not None:
                     request.transport.abort()
@@ -151,8 +154,8 @@ class Page:
         while (news := await reader.next()) is not None:
             kind, data = news
             data = self._shown(request, data) if kind == "state" else data
-            await asyncio.wait_for(response.write(b"event: %s\ndata: %s\n\n" % (kind.encode(), data)), _READ_SECONDS)
-        await asyncio.wait_for(response.write(b"event: end\ndata: {}\n\n"), _READ_SECONDS)
+            await asyncio.wait_for(response.write(b"event: %s\ndata: %s\n\n" % (kind.encode(), data)), self._patience)
+        await asyncio.wait_for(response.write(b"event: end\ndata: {}\n\n"), self._patience)
 
     # What is asked for ------------------------------------------------------------------------------------------------
 
@@ -167,7 +170,7 @@ class Page:
         if what not in _ACTIONS:
             return failed(404, f"expected one of {', '.join(_ACTIONS)}, found {what[:100]!r}")
         action = _ACTIONS[what]
-        number, label = _arguments(action, await _body(request))
+        number, label = _arguments(action, await self._body(request))
         asked = {"model": name, "version": number, "label": label}
         told = " ".join(f"{key}={value!r}" for key, value in asked.items() if value not in (None, ""))
         with self._access.audited(f"page/{what}", caller_of(request), told):
@@ -177,6 +180,21 @@ class Page:
                 raise RequestError(f"model {name!r}: expected one with a store, found one joined from {parts}")
             status = await wait(followers[0], action, _Waiting(), number, label)
         return reply(200, messages.text(messages.of_status(status)) + b"\n", _HEADERS)
+
+    async def _body(self, request: web.BaseRequest) -> dict[str, Any]:
+        """Raises SlowBodyError, RequestError."""
+        content = bytearray()
+        try:
+            await asyncio.wait_for(_come(request, content), self._patience)
+        except asyncio.TimeoutError as error:
+            raise SlowBodyError(self._patience, len(content)) from error
+        except web.RequestPayloadError as error:
+            raise RequestError("body: expected what its headers say, found something else") from error
+        with suppress(ValueError, RecursionError):  # the second for lists in lists
+            found = json.loads(content or b"{}")
+            if isinstance(found, dict):
+                return found
+        raise InputError("body", expected='a JSON object, such as {"version": 420}', found=repr(bytes(content[:100])))
 
 
 class _Waiting:
@@ -215,22 +233,11 @@ def _version(request: web.BaseRequest, name: str) -> int:
     return int(text)
 
 
-async def _body(request: web.BaseRequest) -> dict[str, Any]:
-    content = await asyncio.wait_for(_content(request), _READ_SECONDS)
-    with suppress(ValueError, RecursionError):  # the second for lists in lists
-        found = json.loads(content or b"{}")
-        if isinstance(found, dict):
-            return found
-    raise InputError("body", expected='a JSON object, such as {"version": 420}', found=repr(content[:100]))
-
-
-async def _content(request: web.BaseRequest) -> bytes:
-    content = b""
+async def _come(request: web.BaseRequest, content: bytearray) -> None:
     async for part in request.content.iter_any():
         content += part
         if len(content) > _BODY:
             raise InputError("body", expected=f"at most {_BODY} bytes", found="more")
-    return content
 
 
 def _arguments(action: Action, body: dict[str, Any]) -> tuple[int | None, str]:

@@ -11,6 +11,7 @@ import threading
 import tracemalloc
 import zlib
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -170,6 +171,60 @@ def test_long_strings_where_numbers_belong_cost_no_more_than_themselves(web: Web
 def test_a_body_that_does_not_come_is_given_up(web: Web) -> None:
     got = exchange(web, HEAD + b'Content-Length: 100\r\n\r\n{"inst')
     assert (got.status, got.error) == (408, "body: expected all of it within 1 s, found 6 bytes")
+
+
+ACTION = (
+    b"POST /api/models/plain/sync HTTP/1.1\r\nHost: 127.0.0.1\r\nOrigin: http://127.0.0.1\r\n"
+    b"Content-Type: application/json\r\n"
+)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"Content-Length: 100\r\n\r\n{",
+        b"Transfer-Encoding: chunked\r\n\r\n1\r\n{\r\n",
+    ],
+    ids=["a part", "a chunk"],
+)
+def test_an_action_whose_body_does_not_come_is_given_up(web: Web, body: bytes) -> None:
+    got = exchange(web, ACTION + body)
+    assert (got.status, got.error) == (408, "body: expected all of it within 1 s, found 1 bytes")
+
+
+@pytest.mark.parametrize(("late", "status"), [(False, 400), (True, 408)])
+def test_a_bad_chunk_of_an_action_is_an_error_of_its_caller(web: Web, late: bool, status: int) -> None:
+    came = web.rest._came
+    with socket.create_connection(("127.0.0.1", web.rest_port), LONG) as one:
+        one.settimeout(LONG)
+        one.sendall(ACTION + b"Transfer-Encoding: chunked\r\n\r\n1\r\n{\r\n" + (b"" if late else b"none\r\n"))
+        if late:
+            eventually(lambda: web.rest._came > came, lambda: "it to come")
+            one.sendall(b"none\r\n")
+        assert int(one.recv(1 << 16).split()[1]) == status
+
+
+def test_a_page_that_does_not_read_its_end_is_left(web: Web) -> None:
+    connections, page = web.rest._connections, web.rest._page
+    assert connections._listening is not None
+    assert page is not None
+    [listening] = connections._listening.sockets
+    usual = listening.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    with socket.socket() as one:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        one.connect(("127.0.0.1", web.rest_port))
+        one.sendall(b"GET /api/events HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+
+        def unread() -> Any:
+            found = [each.transport for each in connections._open if each.transport is not None]
+            return next((each for each in found if each.get_write_buffer_size() > 1000), None)
+
+        transport = eventually(unread, lambda: "a state that is not read")
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, usual)
+        web.loop.call_soon_threadsafe(transport.set_write_buffer_limits, 0)
+        web.loop.call_soon_threadsafe(page.end)
+        eventually(lambda: not len(connections), lambda: f"{len(connections)} to be given up")
 
 
 def test_a_client_that_says_nothing_is_left(web: Web) -> None:
