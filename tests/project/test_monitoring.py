@@ -7,19 +7,18 @@ import subprocess
 import sys
 
 from tests.support.programs import ROOT
-from tests.support.prometheus import promtool
+from tests.support.prometheus import DEPLOYED, promtool
 
-FOLDER = ROOT / "deploy" / "monitoring"
-ALERTS = re.findall(r"- alert: (\w+)", (FOLDER / "alerts.yml").read_text())
+ALERTS = re.findall(r"- alert: (\w+)", (DEPLOYED / "alerts.yml").read_text())
 
 
 def test_alerts_fire_and_are_quiet_as_their_cases_say() -> None:
-    assert "SUCCESS" in promtool("check", "rules", FOLDER / "alerts.yml")
-    assert "SUCCESS" in promtool("test", "rules", FOLDER / "alerts_test.yml")
+    assert "SUCCESS" in promtool("check", "rules", DEPLOYED / "alerts.yml")
+    assert "SUCCESS" in promtool("test", "rules", DEPLOYED / "alerts_test.yml")
 
 
 def test_each_alert_has_a_case_that_fires_and_one_that_is_quiet() -> None:
-    cases = set(re.findall(r'name: "(\w+) (fires|is quiet): ', (FOLDER / "alerts_test.yml").read_text()))
+    cases = set(re.findall(r'name: "(\w+) (fires|is quiet): ', (DEPLOYED / "alerts_test.yml").read_text()))
     assert cases == {(alert, outcome) for alert in ALERTS for outcome in ("fires", "is quiet")}
 
 
@@ -29,9 +28,9 @@ def test_the_page_says_what_to_do_about_each_alert() -> None:
 
 
 def test_prometheus_takes_its_configuration() -> None:
-    assert "SUCCESS" in promtool("check", "config", FOLDER / "prometheus.yml")
+    assert "SUCCESS" in promtool("check", "config", DEPLOYED / "prometheus.yml")
 
 
 def test_the_dashboard_is_what_its_script_makes() -> None:
-    made = subprocess.run([sys.executable, FOLDER / "dashboard.py"], capture_output=True, check=True, timeout=60)
-    assert (FOLDER / "dashboard.json").read_bytes() == made.stdout
+    made = subprocess.run([sys.executable, DEPLOYED / "dashboard.py"], capture_output=True, check=True, timeout=60)
+    assert (DEPLOYED / "dashboard.json").read_bytes() == made.stdout

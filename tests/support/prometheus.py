@@ -1,20 +1,28 @@
-"""Prometheus' own programs: this machine's, or those of Debian's package, unpacked beside what the tests run with."""
+"""Prometheus' own programs, of this machine or of Debian's package, and what the dashboard asks it."""
 
 from __future__ import annotations
 
 import fcntl
+import json
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
+from tests.support.programs import ROOT
+
+DEPLOYED = ROOT / "deploy" / "monitoring"
 _HOME = Path(sys.prefix) / "prometheus"
 _SECONDS = 300  # to fetch 20 MB from a slow mirror
 
 
 def program(name: str) -> str:
-    """The path of `promtool` or `prometheus`. Fails where neither the machine nor Debian has it."""
+    """The path of `promtool` or `prometheus`. Fails where neither the machine nor Debian has it.
+
+    What Debian has is unpacked beside what the tests run with.
+    """
     if found := shutil.which(name):
         return found
     unpacked = _HOME / "usr" / "bin" / name
@@ -33,6 +41,18 @@ def promtool(*arguments: str | Path, given: bytes = b"") -> str:
     said = (done.stdout + done.stderr).decode()
     assert done.returncode == 0, said
     return said
+
+
+def queries(*, rate_interval: str) -> list[str]:
+    """Those of the dashboard, of all inferencers, models and trainers, and that both of what it scrapes are up."""
+    panels = json.loads((DEPLOYED / "dashboard.json").read_text())["panels"]
+    asked = [target["expr"] for panel in panels for target in panel.get("targets", ())]
+    assert len(asked) > 30
+    asked += ['up{job="paramsync-inferencer"} == 1', 'up{job="paramsync-trainer"} == 1']
+    return [
+        re.sub(r"\$(inferencer|model|trainer)\b", ".*", query).replace("$__rate_interval", rate_interval)
+        for query in dict.fromkeys(asked)
+    ]
 
 
 def _fetch() -> None:

@@ -7,8 +7,10 @@ import os
 import re
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,19 +18,27 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+import yaml
 
 from tests.support.programs import ROOT
+from tests.support.prometheus import DEPLOYED
 from tests.system.compose import base_image
 from tests.system.compose.commands import CommandError, run, wait_for
 from tests.system.compose.engine import NoEngineError, engine
 from tests.system.compose.log import Log
+from tests.system.compose.monitoring import alerts, wait_for_the_dashboard
 from tests.system.compose.scratch import scratch
-from tests.system.compose.stack import IMAGE, TOKEN, Stack, compose_command
+from tests.system.compose.stack import IMAGE, PROGRAMS, TOKEN, Stack, compose_command
 
 pytestmark = pytest.mark.docker
 
+MONITORING = {
+    name: service["image"]
+    for name, service in yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"].items()
+    if service.get("profiles") == ["monitoring"]
+}
+WAYS = ("inspect", "pull")  # to an image: it is there, or can be had
 NO_COMPOSE = "neither docker compose nor docker-compose is installed"
-SERVICES = ("trainer", "inferencer")
 Predict = Callable[[], "tuple[int, float]"]
 
 
@@ -50,7 +60,11 @@ def planned(log: Log, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stac
             if command is None:
                 pytest.skip(NO_COMPOSE)
             base, folder = _base_image(environment, log), tmp_path_factory.mktemp("stack")
-            stack = Stack.plan(command, environment, base_image=base, folder=folder)
+            images = {service: _has(environment, image) for service, image in MONITORING.items()}
+            for service in (service for service, there in images.items() if not there):
+                instead = {"prometheus": "Debian's takes its place", "grafana": "its service is left out"}[service]
+                log.line(f"{MONITORING[service]} cannot be pulled; {instead}")
+            stack = Stack.plan(command, environment, base_image=base, images=images, folder=folder)
             log.line(f"compose {run(*command, 'version', '--short', env=environment)}, project {stack.project}")
             with log.timed("image built"):
                 stack.compose("build", timeout=1200)
@@ -68,12 +82,12 @@ def stack(planned: Stack, log: Log, request: pytest.FixtureRequest) -> Iterator[
     with planned.up():
         log.line("stack is up")
         try:
-            with log.timed("both are healthy"):
-                wait_for("both are healthy", lambda: _all_healthy(planned), timeout=180)
+            with log.timed(f"{', '.join(planned.services)} are healthy"):
+                wait_for("all are healthy", lambda: _all_healthy(planned), timeout=180)
             yield planned
         finally:
             if request.session.testsfailed or sys.exc_info()[0]:
-                sys.stderr.write("".join(f"{planned.tail(service)}\n" for service in SERVICES))
+                sys.stderr.write("".join(f"{planned.tail(service)}\n" for service in planned.services))
             log.line("taking it down")
     assert planned.left_over() == ""
     log.line("no container, volume or network is left")
@@ -146,14 +160,21 @@ def test_http_answers_with_the_version(stack: Stack, log: Log) -> None:
     assert re.search(r'paramsync_build_info\{[^}]*version="\d', metrics)
 
 
+def test_prometheus_scrapes_both_and_each_query_of_the_dashboard_has_data(
+    stack: Stack, predict: Predict, log: Log
+) -> None:
+    predict()
+    with pytest.raises(urllib.error.HTTPError, match="404"):  # a failure to show
+        urllib.request.urlopen(
+            f"http://{stack.address('PARAMSYNC_REST_PORT')}/v1/models/other:predict", b"{}", timeout=10
+        )
+    with log.timed("in a container, at the URL that Grafana is given, every query of the dashboard has data"):
+        asked = wait_for_the_dashboard(stack)
+    log.line(f"{asked} queries, and {len(alerts(stack))} alerts in Prometheus")
+    assert alerts(stack) == set(re.findall(r"- alert: (\w+)", (DEPLOYED / "alerts.yml").read_text()))
+
+
 def test_a_fresh_sync_has_the_trainer_publish_first(stack: Stack, predict: Predict, log: Log) -> None:
-    probe = "import socket; socket.create_connection(('trainer', 8503), 5)"
-    try:
-        stack.compose("exec", "-T", "inferencer", "python3", "-c", probe)
-    except CommandError as error:
-        if "TimeoutError" not in str(error):
-            raise
-        pytest.skip("this machine's packet filter drops what containers of an engine of our own send each other")
     before, _ = predict()
     address = stack.address("PARAMSYNC_CONTROL_PORT")
     synced = _paramsync("sync", "digits", "--fresh", "--inferencer", address, "--json")
@@ -181,15 +202,14 @@ def test_the_operator_command_is_in_the_image(stack: Stack) -> None:
 
 
 def test_nothing_runs_as_root_and_ports_are_on_loopback_only(stack: Stack, log: Log) -> None:
-    for service in SERVICES:
-        uid = stack.compose("exec", "-T", service, "id", "--user")
-        privileges = stack.compose("exec", "-T", service, "grep", "-E", "CapEff|NoNewPrivs", "/proc/1/status").split()
+    for service, user in {**dict.fromkeys(PROGRAMS, "10001"), "prometheus": "65534"}.items():
+        look = "id -u; grep -E 'CapEff|NoNewPrivs' /proc/1/status"
+        uid, *privileges = stack.compose("exec", "-T", service, "sh", "-c", look).split()
         log.line(f"{service} runs as uid {uid}, {' '.join(privileges)}")
-        assert uid == "10001"
+        assert uid == user
         assert privileges == ["CapEff:", "0000000000000000", "NoNewPrivs:", "1"]
         exposed = stack.inspect(service)["NetworkSettings"]["Ports"].values()
-        published = [one for ports in exposed for one in ports or ()]
-        assert {one["HostIp"] for one in published} == {"127.0.0.1"}
+        assert {binding["HostIp"] for ports in exposed for binding in ports or ()} == {"127.0.0.1"}
 
 
 def test_the_inferencer_cannot_write_to_the_store(stack: Stack) -> None:
@@ -197,7 +217,7 @@ def test_the_inferencer_cannot_write_to_the_store(stack: Stack) -> None:
         stack.compose("exec", "-T", "inferencer", "touch", "/store/checkpoint")
 
 
-@pytest.mark.parametrize("service", SERVICES)
+@pytest.mark.parametrize("service", PROGRAMS)
 def test_a_killed_program_comes_back(stack: Stack, predict: Predict, log: Log, service: str) -> None:
     before = stack.inspect(service)
     version, _ = predict()
@@ -210,18 +230,18 @@ def test_a_killed_program_comes_back(stack: Stack, predict: Predict, log: Log, s
         later, accuracy = wait_for("a later version", lambda: _newer(answer(), version), timeout=120)
     log.line(f"predicted with version {later}, accuracy {accuracy:.3f}; version {version} before the kill")
     assert stack.inspect(service)["Id"] == before["Id"]
-    with log.timed("both are healthy again"):
-        wait_for("both are healthy again", lambda: _all_healthy(stack), timeout=120)
+    with log.timed("all are healthy again"):
+        wait_for("all are healthy again", lambda: _all_healthy(stack), timeout=120)
 
 
 def test_stopping_ends_both_with_exit_code_0_and_starting_resumes(stack: Stack, predict: Predict, log: Log) -> None:
     version, _ = predict()
     with log.timed("stopped"):
-        stack.compose("stop")
-    codes = {service: stack.inspect(service)["State"]["ExitCode"] for service in SERVICES}
+        stack.compose("stop", *PROGRAMS)
+    codes = {service: stack.inspect(service)["State"]["ExitCode"] for service in PROGRAMS}
     log.line(f"exit codes: {codes}")
-    assert codes == dict.fromkeys(SERVICES, 0)
-    stack.compose("start")
+    assert codes == dict.fromkeys(PROGRAMS, 0)
+    stack.compose("start", *PROGRAMS)
     with log.timed("started again and serving a later version"):
         later, _ = wait_for("a later version", lambda: _newer(_unless_away(predict), version), timeout=120)
     log.line(f"predicted with version {later}; version {version} before the stop")
@@ -242,21 +262,26 @@ def test_the_gpu_file_gives_a_device_to_the_trainer_alone() -> None:
 def _base_image(environment: Mapping[str, str], log: Log) -> str:
     """The image the Dockerfile names where it can be had, else one made here."""
     (public,) = re.findall(r"^ARG BASE_IMAGE=(\S+)", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
-    for get, tag in (("inspect", public), ("pull", public), ("inspect", base_image.TAG)):
-        try:
-            run("docker", "image", get, tag, env=environment, timeout=300)
-        except (CommandError, subprocess.TimeoutExpired):
-            continue
-        log.line(f"base image {tag}")
-        return tag
+    for tag, ways in ((public, WAYS), (base_image.TAG, WAYS[:1])):
+        if _has(environment, tag, ways):
+            log.line(f"base image {tag}")
+            return tag
     made = f"{public} cannot be pulled; {base_image.TAG} made from this machine's Debian mirror"
     with log.timed(made), scratch("base") as folder:
         base_image.make(base_image.TAG, engine=environment, scratch=folder)
     return base_image.TAG
 
 
+def _has(environment: Mapping[str, str], tag: str, ways: tuple[str, ...] = WAYS) -> bool:
+    for way in ways:
+        with suppress(CommandError, subprocess.TimeoutExpired):
+            run("docker", "image", way, tag, env=environment, timeout=300)
+            return True
+    return False
+
+
 def _all_healthy(stack: Stack) -> bool:
-    return all(stack.inspect(service)["State"]["Health"]["Status"] == "healthy" for service in SERVICES)
+    return all(stack.inspect(service)["State"]["Health"]["Status"] == "healthy" for service in stack.services)
 
 
 def _restarted(stack: Stack, service: str, count: int) -> bool:

@@ -15,6 +15,7 @@ from tests.system.compose.log import Log
 from tests.system.compose.scratch import scratch
 
 DEFAULT_BRIDGE = Path("/sys/class/net/docker0")
+BRIDGE = "psync-"  # how the names of bridges begin that containers of the tests are on
 
 
 class NoEngineError(Exception):
@@ -35,9 +36,26 @@ def engine(log: Log) -> Iterator[Mapping[str, str]]:
         raise NoEngineError("no Docker engine answers, and only root can start one")
     if shutil.which("dockerd") is None:
         raise NoEngineError("no Docker engine answers, and dockerd is not installed")
-    with scratch("engine") as home, _own(home, log) as environment:
+    with scratch("engine") as home, _let_through(), _own(home, log) as environment:
         yield environment
     log.line("engine ended and removed")
+
+
+@contextmanager
+def _let_through() -> Iterator[None]:
+    """Containers on one bridge of the tests reach each other, also where the machine forwards nothing.
+
+    An engine that may touch the packet filter leaves such a policy behind, and lets through what is on its own bridges.
+    """
+    rule = ("FORWARD", "-i", f"{BRIDGE}+", "-o", f"{BRIDGE}+", "-j", "ACCEPT")
+    if shutil.which("iptables") is None:
+        yield
+        return
+    run("iptables", "--wait", "-I", *rule)
+    try:
+        yield
+    finally:
+        run("iptables", "--wait", "-D", *rule)
 
 
 @contextmanager
@@ -48,8 +66,8 @@ def _own(home: Path, log: Log) -> Iterator[dict[str, str]]:
         "data-root": f"{home}/data",
         "exec-root": f"{home}/run",
         "pidfile": f"{home}/pid",
-        # Nothing of the machine's network is touched: no packet filter, no forwarding, no default bridge. Published
-        # ports go through the engine's own proxy, and builds use the machine's network.
+        # Nothing of the machine's network is touched but for the rule above: no forwarding, no default bridge. Ports
+        # are published by the engine's own proxy, and builds use the machine's network.
         "iptables": False,
         "ip-forward": False,
         "ip-masq": False,

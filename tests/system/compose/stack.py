@@ -16,13 +16,17 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.programs import ROOT
+from tests.support.prometheus import program
 from tests.system.compose.commands import CommandError, run
+from tests.system.compose.engine import BRIDGE
 
 IMAGE = "paramsync-test"
 TOKEN = "the-token-of-this-test"
 UID = 10001  # of the image's user
+PROGRAMS = ("trainer", "inferencer")
 PORTS = tuple(
-    f"PARAMSYNC_{one}" for one in ("PORT", "REST_PORT", "CONTROL_PORT", "TRAINER_PORT", "TRAINER_METRICS_PORT")
+    f"PARAMSYNC_{name}"
+    for name in ("PORT", "REST_PORT", "CONTROL_PORT", "TRAINER_PORT", "TRAINER_METRICS_PORT", "PROMETHEUS_PORT")
 )
 
 
@@ -57,12 +61,30 @@ class Stack:
     environment: Mapping[str, str] = field(repr=False)
     project: str
     files: tuple[str, ...]
+    services: tuple[str, ...]
 
     @classmethod
-    def plan(cls, command: tuple[str, ...], engine: Mapping[str, str], *, base_image: str, folder: Path) -> Stack:
-        """A stack that exists nowhere yet. Where we may give a file to the user of its containers, its token is one."""
-        ports = dict(zip(PORTS, map(str, free_ports(len(PORTS))), strict=True))
-        environment = {**engine, **ports, "PARAMSYNC_BASE_IMAGE": base_image}
+    def plan(
+        cls,
+        command: tuple[str, ...],
+        engine: Mapping[str, str],
+        *,
+        base_image: str,
+        images: Mapping[str, bool],
+        folder: Path,
+    ) -> Stack:
+        """A stack that exists nowhere yet. Where we may give a file to the user of its containers, its token is one.
+
+        `images` is which services of the profile `monitoring` have their image here: Debian's program takes the place
+        of Prometheus', and Grafana is left out without its own.
+        """
+        ports, number = dict(zip(PORTS, map(str, free_ports(len(PORTS))), strict=True)), uuid.uuid4().hex[:8]
+        environment = {
+            **engine,
+            **ports,
+            "PARAMSYNC_BASE_IMAGE": base_image,
+            "PARAMSYNC_TEST_BRIDGE": f"{BRIDGE}{number}",
+        }
         files = ["docker-compose.yml", "tests/system/compose/override.yml"]
         if os.geteuid() == 0:
             tokens = folder / "tokens"
@@ -73,14 +95,19 @@ class Stack:
             environment["PARAMSYNC_TOKEN_FILE"] = str(tokens)
         else:
             environment["PARAMSYNC_TOKEN"] = TOKEN
-        return cls(command, environment, f"paramsync-{uuid.uuid4().hex[:8]}", tuple(files))
+        if not images["prometheus"]:
+            files.append("tests/system/compose/prometheus.yml")
+            environment["PARAMSYNC_TEST_PROMETHEUS"] = program("prometheus")
+        services = (*PROGRAMS, "prometheus", *(["grafana"] if images["grafana"] else []))
+        return cls(command, environment, f"paramsync-{number}", tuple(files), services)
 
     def address(self, port: str) -> str:
         return f"127.0.0.1:{self.environment[port]}"
 
     def compose(self, *arguments: str, timeout: float = 120) -> str:
         files = (f"--file={ROOT / file}" for file in self.files)
-        return run(*self.command, "-p", self.project, *files, *arguments, env=self.environment, timeout=timeout)
+        command = (*self.command, "-p", self.project, "--profile", "monitoring", *files)
+        return run(*command, *arguments, env=self.environment, timeout=timeout)
 
     def docker(self, *arguments: str, timeout: float = 60) -> str:
         return run("docker", *arguments, env=self.environment, timeout=timeout)
@@ -89,7 +116,7 @@ class Stack:
     def up(self) -> Iterator[None]:
         """The running stack; afterwards nothing of it is left, volumes included."""
         try:
-            self.compose("up", "-d", timeout=300)
+            self.compose("up", "-d", *self.services, timeout=300)
             yield
         finally:
             self.compose("down", "--volumes", "--remove-orphans", timeout=180)
