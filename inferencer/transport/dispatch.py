@@ -80,38 +80,44 @@ class Dispatch(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # it takes no
         return self._answered(method, described, admission)
 
     def _unary(self, answer: Answering, admission: Admission) -> Any:
-        message, drain, going_on = self._timeouts.message, self._drain, self._connections.call
+        message, drain, connections = self._timeouts.message, self._drain, self._connections
 
         async def call(_: Any, context: Any) -> bytes:
             peer = context.peer()
-            drain.taken_up()
-            with going_on(context, peer):
+            task = drain.taken_up()
+            connections.begin(context, peer)
+            share = self._predictions.share()
+            try:
                 if admission.looks:
                     await admission.admit(context, peer)
-                share = self._predictions.share()
                 answering = answer(await message(context, peer), share, context)  # and the message is not kept here
-                context.add_done_callback(lambda _: share.leave())
                 try:
                     response, trailers = await answering
                 except Exception as error:  # noqa: BLE001, the edge
                     await abort(error, context)
                 context.set_trailing_metadata(trailers)
-                await drain.answering(peer)
+                if drain.paused:
+                    await drain.resumed()
+                drain.answering(task, peer)
                 return response
+            finally:
+                connections.end(context)
+                if share.size:
+                    task.add_done_callback(lambda _: share.leave())  # once gRPC has written the answer
 
         return grpc.stream_unary_rpc_method_handler(call)  # for gRPC, so that the message is ours to wait for
 
     def _answered(
         self, method: Callable[..., Awaitable[Message]], described: MethodDescriptor, admission: Admission
     ) -> Any:
-        message, drain, going_on = self._timeouts.message, self._drain, self._connections.call
+        message, drain, connections = self._timeouts.message, self._drain, self._connections
         parsed = _parser(described, most=_MOST)
         waiting = Slots(_MOST_WAITING, f"calls of {described.name}")
 
         async def call(_: Any, context: Any) -> bytes:
             peer = context.peer()
-            drain.taken_up()
-            with going_on(context, peer):
+            task = drain.taken_up()
+            with connections.call(context, peer):
                 caller = await admission.admit(context, peer) if admission.looks else None
                 content = await message(context, peer)
                 try:
@@ -120,7 +126,9 @@ class Dispatch(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # it takes no
                         response = (await method(request, context)).SerializeToString()
                 except Exception as error:  # noqa: BLE001, the edge
                     await abort(error, context)
-                await drain.answering(peer)
+                if drain.paused:
+                    await drain.resumed()
+                drain.answering(task, peer)
                 return response
 
         return grpc.stream_unary_rpc_method_handler(call)
@@ -133,13 +141,15 @@ class Dispatch(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # it takes no
             peer = context.peer()
             with self._connections.call(context, peer):
                 async with aclosing(await begin(context, peer)) as responses:
-                    drain.taken_up()
+                    task = drain.taken_up()
                     try:
                         with self._streams.one(peer):
                             async for response in responses:
-                                await drain.answering(peer)
+                                if drain.paused:
+                                    await drain.resumed()
+                                drain.answering(task, peer)
                                 yield response
-                                drain.answered()
+                                drain.answered(task)
                     except BusyError as error:
                         await abort(error, context)
 

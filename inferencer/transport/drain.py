@@ -32,22 +32,30 @@ class Drain(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # it takes none 
         self._came += 1
         return grpc.stream_stream_rpc_method_handler(self._refuse) if self._holding else None
 
-    def taken_up(self) -> None:
+    def taken_up(self) -> asyncio.Task[Any]:
         """The call of this task is open from now on, until all that it is answered was handed to the kernel."""
         task = asyncio.current_task()
         assert task is not None
         self._open[task] = None
         task.add_done_callback(self._over)  # a callback of the call's own context would leave a cycle
+        return task
 
-    async def answering(self, peer: str) -> None:
-        """What this task's call is answered is given to gRPC next, for this peer, unless answers are held back."""
+    @property
+    def paused(self) -> bool:
+        """Whether answers are held back: `resumed` is waited for before one is given to gRPC."""
+        return self._resumed is not None
+
+    async def resumed(self) -> None:
         while self._resumed is not None:
             await self._resumed.wait()
-        self._open[asyncio.current_task()] = peer  # type: ignore[index]
 
-    def answered(self) -> None:
+    def answering(self, task: asyncio.Task[Any], peer: str) -> None:
+        """What the call of this task is answered is given to gRPC next, for this peer."""
+        self._open[task] = peer
+
+    def answered(self, task: asyncio.Task[Any]) -> None:
         """It was written; another answer of the same call may follow."""
-        self._open[asyncio.current_task()] = None  # type: ignore[index]
+        self._open[task] = None
 
     @asynccontextmanager
     async def pause(self) -> AsyncIterator[None]:

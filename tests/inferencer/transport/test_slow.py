@@ -24,8 +24,9 @@ def test_while_one_model_computes_for_ever_another_answers(tmp_path: Path, gate:
         list(running.sync.Sync(pb.SyncRequest(model=one.name), timeout=LONG))
     called = tmp_path / "called"
     endless = request("slow", x=np.ones([rows, 2], np.float32), called=str(called), gate=str(gate))
-    waiting = [running.prediction_service.Predict.future(endless, timeout=LONG) for _ in range(30)]
-    eventually(called.exists, lambda: "the first call")
+    waiting = [running.prediction_service.Predict.future(endless, timeout=LONG)]
+    eventually(called.exists, lambda: "the first call")  # calls that wait for a connection come in any order
+    waiting += [running.prediction_service.Predict.future(endless, timeout=LONG) for _ in range(29)]
     eventually(lambda: running.server.predicting.batcher.held == 30, lambda: "all to be there")
     for _ in range(30):
         answer = running.prediction_service.Predict(request("m"), timeout=LONG)
