@@ -50,15 +50,8 @@ def taken(models: Models, spec: model_pb2.ModelSpec) -> Resident:
         raise
 
 
-def answered(model: str, one: Resident, signature: str) -> model_pb2.ModelSpec:
+def answered(model: str, version: int, signature: str) -> model_pb2.ModelSpec:
     """What an answer says of itself."""
-    spec = model_pb2.ModelSpec()
-    fill(spec, model, one, signature)
+    spec = model_pb2.ModelSpec(name=model, signature_name=signature)
+    spec.version.value = version  # there also where it is 0
     return spec
-
-
-def fill(spec: model_pb2.ModelSpec, model: str, one: Resident, signature: str) -> None:
-    """Say it in place."""
-    spec.name = model
-    spec.signature_name = signature
-    spec.version.value = one.version.number

@@ -50,8 +50,8 @@ class PredictionMethod(Protocol):
     def read(self, request: Any) -> list[Question]:
         """What is asked for. Raises an error of paramsync.errors."""
 
-    def write(self, request: Any, questions: Sequence[Question], answers: Sequence[Answer]) -> Message:
-        """The response; the answers come in the order of the questions."""
+    def write(self, request: Any, questions: Sequence[Question], answers: Sequence[Answer]) -> bytes:
+        """The response, serialised; the answers come in the order of the questions."""
 
 
 class Predictions:
@@ -109,9 +109,9 @@ class Predictions:
                 self._check_size(answered, most=(self._budget.most - share.size) // (1 + _WRITTEN))
                 share.more((1 + _WRITTEN) * answered)
             if answered <= _LARGE:
-                response = _written(method, request, questions, found)
+                response = method.write(request, questions, found)
             else:
-                response = await self._aside(partial(_written, method, request, questions, found))
+                response = await self._aside(partial(method.write, request, questions, found))
             self._check_size(len(response))
             if share.size:
                 share.keep(_UNREAD * len(response))
@@ -164,10 +164,6 @@ def _named(method: PredictionMethod, kind: type[Message], found: list[Question] 
 def _read(method: PredictionMethod, kind: type[Message], content: bytes) -> tuple[Any, list[Question]]:
     request = read(kind, content)
     return request, method.read(request)
-
-
-def _written(method: PredictionMethod, request: Any, questions: list[Question], answers: Sequence[Answer]) -> bytes:
-    return method.write(request, questions, answers).SerializeToString()
 
 
 def _taken(size: int, unfolded: int) -> int:

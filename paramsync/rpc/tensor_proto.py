@@ -185,7 +185,12 @@ def extend(values: Any, array: np.ndarray) -> None:
 
 def packed(number: int, content: bytes) -> bytes:
     """The bytes of a packed repeated field of fixed-size values: far cheaper than one Python number each."""
-    return bytes([number << 3 | 2]) + sstable.varint(len(content)) + content
+    return opening(number, len(content)) + content
+
+
+def opening(number: int, size: int) -> bytes:
+    """What comes before the bytes of a field that has so many: packed values, a string, a message."""
+    return bytes([number << 3 | 2]) + sstable.varint(size)
 
 
 def _fixed(tensor: Tensor, number: int, size: int) -> bytes:

@@ -14,7 +14,7 @@ from paramsync.graphs.specs import DEFAULT_SIGNATURE
 from paramsync.inference.questions import Answer, Question
 from paramsync.inference.resident import Resident
 from paramsync.kserve import open_inference_pb2 as pb
-from paramsync.rpc.tensor_proto import TensorHeader
+from paramsync.rpc.tensor_proto import TensorHeader, opening
 
 from ...serving.served import Models
 from ...serving.specs import check_count
@@ -31,6 +31,11 @@ _REFUSED = {  # parameters of tensors: to ignore these would be to answer someth
     "shared_memory_region": "shared memory is not offered; send the contents, and read them from the response",
     "classification": "classification is not offered; ask for the output itself",
 }
+
+_INFER_RESPONSE = pb.ModelStreamInferResponse.INFER_RESPONSE_FIELD_NUMBER
+_FINAL = pb.ModelInferResponse(  # what each response to a request of a stream ends with: there is one to each
+    parameters={"triton_final_response": pb.InferParameter(bool_param=True)}
+).SerializeToString()
 
 
 class ModelInfer:
@@ -49,9 +54,7 @@ class ModelInfer:
         resident = taken(self._models, request.model_name, request.model_version)
         return [question_of(request, resident, lambda heads: tensors.arrays(request, heads))]
 
-    def write(
-        self, request: pb.ModelInferRequest, questions: Sequence[Question], answers: Sequence[Answer]
-    ) -> pb.ModelInferResponse:
+    def write(self, request: pb.ModelInferRequest, questions: Sequence[Question], answers: Sequence[Answer]) -> bytes:
         """Its contents are raw, as clients of Triton expect, unless those of the request were not."""
         [question], [answer] = questions, answers
         response = pb.ModelInferResponse(
@@ -60,7 +63,7 @@ class ModelInfer:
         names = question.outputs or question.resident.graph.signatures[question.signature].outputs
         raw = not any(tensor.HasField("contents") for tensor in request.inputs)
         tensors.fill(response, {name: answer[name] for name in names}, raw=raw)
-        return response
+        return response.SerializeToString()
 
 
 def question_of(request: pb.ModelInferRequest, resident: Resident, arrays: ReadArrays) -> Question:
@@ -122,9 +125,7 @@ class ModelStreamInfer:
         self.draining = draining
 
     def answered(self, response: bytes) -> bytes:
-        answer = pb.ModelInferResponse.FromString(response)
-        answer.parameters["triton_final_response"].bool_param = True  # there is one to each request
-        return pb.ModelStreamInferResponse(infer_response=answer).SerializeToString()
+        return opening(_INFER_RESPONSE, len(response) + len(_FINAL)) + response + _FINAL
 
     def refused(self, request: bytes, text: str) -> bytes:
         """With the id, where there is one to be read, which takes no memory however large the request is."""

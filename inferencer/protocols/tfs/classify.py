@@ -40,9 +40,10 @@ class OneTask:
         resident = taken(self._models, request.model_spec)
         return [question_of(self._kind, resident, request.model_spec, examples(request.input))]
 
-    def write(self, request: Any, questions: Sequence[Question], answers: Sequence[Answer]) -> Message:
+    def write(self, request: Any, questions: Sequence[Question], answers: Sequence[Answer]) -> bytes:
         [question], [answer] = questions, answers
-        return self._kind.response(model_spec=_answered(question), result=self._kind.result(question, answer))
+        response = self._kind.response(model_spec=_answered(question), result=self._kind.result(question, answer))
+        return response.SerializeToString()
 
 
 class MultiInference:
@@ -71,13 +72,14 @@ class MultiInference:
 
     def write(
         self, request: inference_pb2.MultiInferenceRequest, questions: Sequence[Question], answers: Sequence[Answer]
-    ) -> inference_pb2.MultiInferenceResponse:
+    ) -> bytes:
         response = inference_pb2.MultiInferenceResponse()
         for task, question, answer in zip(request.tasks, questions, answers, strict=True):
             kind = _kind(task.method_name)
             result = response.results.add(model_spec=_answered(question))
             getattr(result, kind.field).CopyFrom(kind.result(question, answer))
-        return response
+        content: bytes = response.SerializeToString()
+        return content
 
 
 def examples(request: input_pb2.Input) -> np.ndarray[Any, Any]:
@@ -187,7 +189,7 @@ def _check(name: str, array: np.ndarray[Any, Any], dtype: str, fits: bool, shape
 
 
 def _answered(question: Question) -> model_pb2.ModelSpec:
-    return answered(question.model, question.resident, question.signature)
+    return answered(question.model, question.resident.version.number, question.signature)
 
 
 CLASSIFY = Kind(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -17,10 +17,10 @@ from paramsync.errors import InputError
 from paramsync.graphs.specs import DEFAULT_SIGNATURE, Signature, TensorSpec
 from paramsync.inference.questions import Answer, Question
 from paramsync.rpc import tensor_proto
-from paramsync.rpc.tensor_proto import VALUE_FIELDS, extend, packed
+from paramsync.rpc.tensor_proto import VALUE_FIELDS, extend, opening, packed
 
 from ...serving.served import Models
-from ...serving.specs import answered, check_count, fill, taken
+from ...serving.specs import answered, check_count, taken
 from .classify import CLASSIFY, REGRESS, MultiInference, OneTask
 
 FIELD = "signature_def"
@@ -73,13 +73,13 @@ class Predict:
 
     def write(
         self, request: predict_pb2.PredictRequest, questions: Sequence[Question], answers: Sequence[Answer]
-    ) -> predict_pb2.PredictResponse:
+    ) -> bytes:
         [question], [answer] = questions, answers
-        response = predict_pb2.PredictResponse()
-        fill(response.model_spec, question.model, question.resident, question.signature)
+        parts: list[bytes] = []
         for name, array in answer.items():
-            encode(array, response.outputs[name])
-        return response
+            head, values = encoded(array)
+            parts += _entry(name, head, len(values)), values
+        return b"".join([*parts, _spec(question.model, question.signature, question.resident.version.number)])
 
 
 def _plain(request: predict_pb2.PredictRequest, signature: Signature | None) -> dict[str, np.ndarray[Any, Any]] | None:
@@ -96,28 +96,32 @@ def _plain(request: predict_pb2.PredictRequest, signature: Signature | None) -> 
     return inputs
 
 
-_PACKED = {1: (5, "<f4"), 2: (6, "<f8")}  # by dtype: number in TensorProto, what its values are on the wire
+_PACKED: Mapping[int, tuple[int, np.dtype[Any]]] = {  # by dtype: a field of TensorProto, and its values on the wire
+    1: (5, np.dtype("<f4")),
+    2: (6, np.dtype("<f8")),
+}
 
 
-def encode(array: npt.NDArray[Any], proto: tensor_pb2.TensorProto | None = None) -> tensor_pb2.TensorProto:
-    """An output, in the typed fields that clients of TensorFlow Serving are used to; into `proto`, if there is one."""
-    proto = tensor_pb2.TensorProto() if proto is None else proto
+def encoded(array: npt.NDArray[Any]) -> tuple[bytes, bytes]:
+    """An output as a TensorProto on the wire, cut in two where its values begin, which are copied once.
+
+    They are in the typed fields that clients of TensorFlow Serving are used to.
+    """
     number = dtypes.from_numpy(array.dtype)
     assert number is not None  # TensorFlow made it
-    content = _head(number, array.shape)
-    field = VALUE_FIELDS.get(dtypes.name(number))
     if number in _PACKED:
         place, wire = _PACKED[number]
-        proto.MergeFromString(content + packed(place, np.asarray(array, wire).tobytes()))
-        return proto
-    proto.MergeFromString(content)
+        values = np.asarray(array, wire).tobytes()
+        return _head(number, array.shape) + opening(place, len(values)), values
+    proto = tensor_pb2.TensorProto()
+    field = VALUE_FIELDS.get(dtypes.name(number))
     if field == "string_val":
         extend(proto.string_val, np.asarray(array, object))
     elif field is None or field in ("half_val", "scomplex_val", "dcomplex_val"):
         proto.tensor_content = np.asarray(array).tobytes()
     else:
         extend(getattr(proto, field), np.asarray(array))
-    return proto
+    return _head(number, array.shape), proto.SerializeToString()
 
 
 @lru_cache(1024)
@@ -128,6 +132,21 @@ def _head(number: int, shape: tuple[int, ...]) -> bytes:
     for size in shape:
         proto.tensor_shape.dim.add().size = size
     content: bytes = proto.SerializeToString()
+    return content
+
+
+@lru_cache(1024)
+def _entry(name: str, head: bytes, size: int) -> bytes:
+    """An output in a PredictResponse up to the values, which take so many bytes."""
+    entry = packed(1, name.encode()) + opening(2, len(head) + size) + head
+    return opening(1, len(entry) + size) + entry
+
+
+@lru_cache(1024)
+def _spec(model: str, signature: str, version: int) -> bytes:
+    """The rest of a PredictResponse: what answered."""
+    response = predict_pb2.PredictResponse(model_spec=answered(model, version, signature))
+    content: bytes = response.SerializeToString()
     return content
 
 
@@ -145,7 +164,7 @@ def metadata(
     for name, signature in resident.graph.signatures.items():
         signatures.signature_def[name].CopyFrom(_described(signature))
     response = get_model_metadata_pb2.GetModelMetadataResponse(
-        model_spec=answered(request.model_spec.name, resident, "")
+        model_spec=answered(request.model_spec.name, resident.version.number, "")
     )
     response.metadata[FIELD].Pack(signatures)
     return response

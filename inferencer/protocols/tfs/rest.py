@@ -151,7 +151,7 @@ class RestPrediction:
             check(question, answer)
         spec = b""
         if self._named:
-            answered_by = answered(question.model, question.resident, question.signature)
+            answered_by = answered(question.model, question.resident.version.number, question.signature)
             spec = b', "model_spec": ' + written(MessageToDict(answered_by, preserving_proto_field_name=True))
         return b"".join((b'{"', key, b'": ', *values(answer), spec, b"}\n")), {}
 
