@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import mmap
 import os
-from contextlib import suppress
 from types import TracebackType
 
 from ..settings.flags import MOST_WORKERS
@@ -67,9 +66,11 @@ class CallUnderWay:
         self._place = -1
 
     def __enter__(self) -> None:
-        with suppress(IndexError):
+        try:
             self._place = self._free.pop()
-            self._words[self._place] = self._key
+        except IndexError:
+            return
+        self._words[self._place] = self._key
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -15,8 +14,7 @@ Answer: TypeAlias = Mapping[str, npt.NDArray[Any]]
 """The outputs asked for, by name."""
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
+class Question(NamedTuple):
     """One call of one version. The names and dtypes of its inputs were checked against the signature."""
 
     model: str
