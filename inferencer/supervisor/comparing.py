@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -17,39 +18,74 @@ from ..protocols.page import messages
 
 _MOST = 100  # parameters that are told, those that changed most
 _SECONDS = 60.0
+_SHARE = 0.25  # of the time that comparisons may take, beyond the first seconds
 _NAME = 300  # characters
 
 
 class Comparing:
-    """Any thread may ask."""
+    """Any thread may ask.
 
-    def __init__(self, *, seconds: float = _SECONDS) -> None:
-        self._seconds = seconds
-        self._busy = threading.Lock()
+    Comparisons may take so many seconds, and after that a quarter of the time: whoever asks again and again keeps no
+    processor and no disk busy.
+    """
 
-    def ask(self, store: Path, old: int, new: int) -> Future[bytes]:
-        """JSON, as docs/reference.md has it. Raises BusyError while another question is answered."""
-        if not self._busy.acquire(blocking=False):
-            raise BusyError("two versions are being compared already, of which one pair is at a time; try again soon")
+    def __init__(self, *, seconds: float = _SECONDS, clock: Callable[[], float] = time.monotonic) -> None:
+        self._seconds = self._left = seconds
+        self._clock = clock
+        self._looked = clock()
+        self._lock = threading.Lock()  # guards what follows, and the two before
+        self._asker: str | None = None
+        self._gone = False
+
+    def ask(self, store: Path, old: int, new: int, asker: str = "") -> Future[bytes]:
+        """JSON, as docs/reference.md has it. Raises BusyError while another question is answered, and where too much
+        time was taken already. `asker` is a name to `leave` by."""
+        with self._lock:
+            if self._asker is not None:
+                raise BusyError(
+                    "two versions are being compared already, of which one pair is at a time; try again soon"
+                )
+            now = self._clock()
+            self._left = min(self._seconds, self._left + _SHARE * (now - self._looked))
+            self._looked = now
+            if self._left <= 0:
+                raise BusyError(
+                    f"versions were compared for long just now: try again in {math.ceil(-self._left / _SHARE) + 1} s,"
+                    " or with paramsync diff"
+                )
+            self._asker, self._gone = asker, False
         answer: Future[bytes] = Future()
         threading.Thread(target=self._run, args=(store, old, new, answer), name="comparing", daemon=True).start()
         return answer
 
+    def leave(self, asker: str) -> None:
+        """Nobody waits for what this one asked: it is given up."""
+        with self._lock:
+            self._gone = self._gone or asker == self._asker
+
     def _run(self, store: Path, old: int, new: int, answer: Future[bytes]) -> None:
+        began = self._clock()
         try:
             found = self._compared(Store(store), old, new)
         except Exception as error:  # noqa: BLE001, it is raised where it was asked
-            self._busy.release()
+            self._over(began)
             answer.set_exception(error)
         else:
-            self._busy.release()
+            self._over(began)
             answer.set_result(found)
 
+    def _over(self, began: float) -> None:
+        with self._lock:
+            self._left -= self._clock() - began
+            self._asker = None
+
     def _compared(self, store: Store, old: int, new: int) -> bytes:
-        end = time.monotonic() + self._seconds
+        end = self._clock() + self._seconds
 
         def advance(_: int) -> None:
-            if time.monotonic() > end:
+            if self._gone:
+                raise RequestError("the comparison was given up: whoever asked for it left")
+            if self._clock() > end:
                 raise RequestError(
                     f"the comparison took longer than {self._seconds:g} s: paramsync diff takes as long as it takes"
                 )

@@ -65,6 +65,7 @@ class Server:
         self._tf_serving = tf_serving = settings.tf_serving or TfServing()
         self._reserved, settings = _reserve(settings)
         self._settings = settings
+        self._comparing = Comparing()
         handlers: dict[str, Handler] = {
             "configure": self._configure,
             "follow": self._follow,
@@ -72,6 +73,7 @@ class Server:
             "metrics": partial(self._aside, self._text),
             "overview": self._overviewed,
             "compare": self._compare,
+            "compare_no_more": self._comparing.leave,
             "statistics": partial(self._aside, self._statistics),
         }
         self._fleet = Fleet(settings.workers, (settings,), handlers, self._shown, template=template)
@@ -86,7 +88,6 @@ class Server:
         self._metrics = Metrics(self.models, as_tf_serving=tf_serving.metrics_path is not None)
         self._metrics.workers = self._fleet.statuses
         self._metrics.trouble = lambda: self._fleet.trouble
-        self._comparing = Comparing()
         self._overview = Overview(self._fleet.statuses, self._counts, self._states)
         self._summing = threading.Lock()
         self._draining = asyncio.Event()
@@ -215,8 +216,8 @@ class Server:
     def _overviewed(self, since: int | None) -> Future[Answer]:
         return self._overview.ask(since)
 
-    def _compare(self, model: str, old: int, new: int) -> Future[bytes]:
-        return self._comparing.ask(self.models.follower(model).status().store, old, new)
+    def _compare(self, model: str, old: int, new: int, asker: str) -> Future[bytes]:
+        return self._comparing.ask(self.models.follower(model).status().store, old, new, asker)
 
     def _counts(self) -> list[Any]:
         return [requests for requests, _, _ in self._fleet.ask_all("counts", seconds=_COUNTING_SECONDS)]

@@ -75,15 +75,16 @@ def differences(
 
     Holds the files of both, so that no publisher of ours overwrites them, reads them in portions, and checks the
     checksum of whatever it reads. A tensor that lies in a file which both versions have is unchanged without a look,
-    and so is everything where the records show the same parameters. `advance` is told, on any thread, how many bytes
-    were compared. Raises UnknownVersionError where a version was pruned, CorruptCheckpointError, UnreadableError.
+    and so is everything where the records show the same parameters. `advance` is told, on any thread and at each
+    portion, how many bytes were compared since, and ends all of it by what it raises. Raises UnknownVersionError where
+    a version was pruned, CorruptCheckpointError, UnreadableError.
     """
     before, after = store.open(old, mapped=False), store.open(new, mapped=False)
     same = bool(new.checksum) and old.checksum == new.checksum
     found: list[Difference] = []
 
     def compare(name: str) -> None:
-        found.append(_difference(name, before, after, same=same))
+        found.append(_difference(name, before, after, same=same, look=lambda: advance(0)))
         advance(max((bundle.entries[name].size for bundle in (before, after) if name in bundle.entries), default=0))
 
     names = sorted((before.entries.keys() | after.entries.keys()) - {OBJECT_GRAPH})
@@ -97,7 +98,7 @@ def _order(difference: Difference) -> tuple[Any, ...]:
     return kinds.index(difference.kind), -relative, difference.name
 
 
-def _difference(name: str, before: Bundle, after: Bundle, *, same: bool) -> Difference:
+def _difference(name: str, before: Bundle, after: Bundle, *, same: bool, look: Callable[[], None]) -> Difference:
     entry, entry_before = after.entries.get(name), before.entries.get(name)
     if entry is None or entry_before is None:
         there = entry or before.entries[name]
@@ -114,6 +115,7 @@ def _difference(name: str, before: Bundle, after: Bundle, *, same: bool) -> Diff
     sums = _Sums(is_number=_is_number(entry))
     for portion_before, portion in zip(before.portions(name, _ELEMENTS), after.portions(name, _ELEMENTS), strict=True):
         sums.add(portion_before, portion)
+        look()
     return _described(name, "changed" if sums.changed else "unchanged", entry, entry_before, sums)
 
 

@@ -91,6 +91,7 @@ class Web:
     rest: HttpPort
     rest_port: int
     loop: asyncio.AbstractEventLoop
+    supervisor: Still
     port: int = 0
     control_port: int = 0
 
@@ -101,11 +102,17 @@ class Web:
         eventually(lambda: self.rest._budget.taken == 0, lambda: f"{self.rest._budget.taken} bytes to be left")
 
 
-async def _nothing_new(what: str, since: int | None) -> tuple[int, bytes]:
-    """A supervisor that has a state of 60 KB, which never changes."""
-    if since is not None:
-        await asyncio.Event().wait()
-    return 1, b'{"' + b"x" * 60_000 + b'":1}'
+class Still:
+    """A supervisor that has a state of 60 KB, which never changes, and compares for ever."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[Any, ...]] = []
+
+    async def ask(self, *what: Any) -> tuple[int, bytes]:
+        self.asked.append(what)
+        if what[0] == "compare" or what == ("overview", 1):
+            await asyncio.Event().wait()
+        return 1, b'{"' + b"x" * 60_000 + b'":1}'
 
 
 @contextmanager
@@ -116,6 +123,8 @@ def small_limits(folder: Path, *, patience: float = 1.0, tls: ServerTls | None =
     for publisher, number, kind in zip(publishers, (4, 5), (Plain, Named), strict=True):
         publisher.publish(number, kind=kind)
         running.server.models.follower(publisher.path.name).sync(timeout=LONG)
+
+    still = Still()
 
     async def start() -> Web:
         server = running.server
@@ -128,11 +137,11 @@ def small_limits(folder: Path, *, patience: float = 1.0, tls: ServerTls | None =
             server.predicting.kserve,
             access,
             message_bytes=4 * MB,
-            page=Page(server.models, _nothing_new, access, patience=patience),
+            page=Page(server.models, still.ask, access, patience=patience),
             patience=patience,
         )
         ports = {"port": running.port, "control_port": running.control_port}
-        return Web(rest, await rest.start("127.0.0.1", 0, tls), asyncio.get_running_loop(), **ports)
+        return Web(rest, await rest.start("127.0.0.1", 0, tls), asyncio.get_running_loop(), still, **ports)
 
     web = running.call(start)
     yield web

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import uuid
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,11 +117,20 @@ class Page:
         if path == _EVENTS and request.method == "GET":
             return await self._stream(request)
         if path == _DIFF:
-            model, old, new = request.query.get("model", ""), _version(request, "old"), _version(request, "new")
-            found = await self._supervisor("compare", self._models.find(model).name, old, new)
-            return reply(200, found, {**_HEADERS, "Cache-Control": "no-store"})
+            return reply(200, await self._compared(request), {**_HEADERS, "Cache-Control": "no-store"})
         offered = f"{_STATE}, {_EVENTS}, {_DIFF} or {_MODELS}NAME/ACTION"
         return failed(404, f"expected {offered}, found {path[:200]}")
+
+    async def _compared(self, request: web.BaseRequest) -> bytes:
+        model, old, new = request.query.get("model", ""), _version(request, "old"), _version(request, "new")
+        asker = uuid.uuid4().hex
+        try:
+            found: bytes = await self._supervisor("compare", self._models.find(model).name, old, new, asker)
+        except asyncio.CancelledError:  # whoever asked left
+            with suppress(ParamsyncError):
+                await self._supervisor("compare_no_more", asker)
+            raise
+        return found
 
     def _shown(self, request: web.BaseRequest, state: bytes) -> bytes:
         """All there is, and whether whoever asks may change it."""

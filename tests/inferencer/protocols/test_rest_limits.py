@@ -227,6 +227,15 @@ def test_a_page_that_does_not_read_its_end_is_left(web: Web) -> None:
         eventually(lambda: not len(connections), lambda: f"{len(connections)} to be given up")
 
 
+def test_a_comparison_that_nobody_waits_for_is_given_up(web: Web) -> None:
+    asked = web.supervisor.asked
+    with socket.create_connection(("127.0.0.1", web.rest_port), LONG) as one:
+        one.sendall(b"GET /api/diff?model=plain&old=1&new=2 HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        begun = eventually(lambda: [each for each in asked if each[0] == "compare"], lambda: "it to be asked")
+    assert begun[0][1:4] == ("plain", 1, 2)
+    eventually(lambda: ("compare_no_more", begun[0][4]) in asked, lambda: "it to be given up")
+
+
 def test_a_client_that_says_nothing_is_left(web: Web) -> None:
     assert exchange(web, b"POST /v1/mod").status == 0
 
