@@ -36,6 +36,7 @@ class Comparing:
         self._lock = threading.Lock()  # guards what follows, and the two before
         self._asker: str | None = None
         self._gone = False
+        self._began = 0.0
 
     def ask(self, store: Path, old: int, new: int, asker: str = "") -> Future[bytes]:
         """JSON, as docs/reference.md has it. Raises BusyError while another question is answered, and where too much
@@ -53,7 +54,7 @@ class Comparing:
                     f"versions were compared for long just now: try again in {math.ceil(-self._left / _SHARE) + 1} s,"
                     " or with paramsync diff"
                 )
-            self._asker, self._gone = asker, False
+            self._asker, self._gone, self._began = asker, False, now
         answer: Future[bytes] = Future()
         threading.Thread(target=self._run, args=(store, old, new, answer), name="comparing", daemon=True).start()
         return answer
@@ -64,19 +65,18 @@ class Comparing:
             self._gone = self._gone or asker == self._asker
 
     def _run(self, store: Path, old: int, new: int, answer: Future[bytes]) -> None:
-        began = self._clock()
         try:
             found = self._compared(Store(store), old, new)
         except Exception as error:  # noqa: BLE001, it is raised where it was asked
-            self._over(began)
+            self._over()
             answer.set_exception(error)
         else:
-            self._over(began)
+            self._over()
             answer.set_result(found)
 
-    def _over(self, began: float) -> None:
+    def _over(self) -> None:
         with self._lock:
-            self._left -= self._clock() - began
+            self._left -= self._clock() - self._began
             self._asker = None
 
     def _compared(self, store: Store, old: int, new: int) -> bytes:
