@@ -214,6 +214,29 @@ def test_secrets_are_files_where_that_is_asked_for() -> None:
         assert service["environment"] == {"PARAMSYNC_TOKEN": "", "PARAMSYNC_TOKEN_FILE": f"/run/secrets/{secret}"}
 
 
+def test_by_tls_the_programs_are_started_as_without_and_are_given_what_is_a_secret() -> None:
+    plain, tls = (
+        yaml.safe_load((ROOT / name).read_text()) for name in ("docker-compose.yml", "docker-compose.tls.yml")
+    )
+    for name in ("trainer", "inferencer"):
+        given, service = plain["services"][name]["command"], tls["services"][name]
+        assert service["command"][: len(given)] == given
+        paths = {
+            value for value in [*service["command"][len(given) :], *service["environment"].values()] if value[0] == "/"
+        }
+        assert paths == {f"/run/secrets/{secret}" for secret in service["secrets"]}
+        assert set(service["secrets"]) == tls["secrets"].keys()
+        words = service["command"][3:]
+        flags_of_tls = {word for word in words if "tls" in word and word.startswith("--")}
+        assert flags_of_tls >= {"--tls-cert", "--tls-key", "--tls-client-ca"}
+    scraping = tls["services"]["prometheus"]
+    [configuration] = scraping["volumes"]
+    [before] = [volume for volume in plain["services"]["prometheus"]["volumes"] if "prometheus.yml" in volume]
+    assert configuration == before.replace(
+        "./deploy/monitoring/prometheus.yml", "./deploy/monitoring/prometheus-tls.yml"
+    )
+
+
 def test_grafana_is_given_the_prometheus_that_is_there() -> None:
     services = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
     source = yaml.safe_load((ROOT / "deploy" / "monitoring" / "grafana" / "datasource.yml").read_text())

@@ -6,6 +6,8 @@ import re
 import subprocess
 import sys
 
+import yaml
+
 from tests.support.programs import ROOT
 from tests.support.prometheus import DEPLOYED, promtool
 
@@ -29,6 +31,13 @@ def test_the_page_says_what_to_do_about_each_alert() -> None:
 
 def test_prometheus_takes_its_configuration() -> None:
     assert "SUCCESS" in promtool("check", "config", DEPLOYED / "prometheus.yml")
+
+
+def test_prometheus_scrapes_the_same_by_tls() -> None:
+    plain, tls = (yaml.safe_load((DEPLOYED / name).read_text()) for name in ("prometheus.yml", "prometheus-tls.yml"))
+    for job in plain["scrape_configs"]:
+        job.update(scheme="https", tls_config={"ca_file": "/run/secrets/tls_ca"})
+    assert tls == plain
 
 
 def test_the_dashboard_is_what_its_script_makes() -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import re
-import subprocess
+import ssl
 import sys
 import urllib.error
 import urllib.request
@@ -20,14 +21,16 @@ import numpy as np
 import pytest
 import yaml
 
+from paramsync.errors import CallError
+from paramsync.rpc.client import Credentials, Inferencer
+from paramsync.rpc.tls import ClientTls
 from tests.support.programs import ROOT
 from tests.support.prometheus import DEPLOYED
 from tests.system.compose import base_image
 from tests.system.compose.commands import CommandError, run, wait_for
 from tests.system.compose.engine import NoEngineError, engine
 from tests.system.compose.log import Log
-from tests.system.compose.monitoring import alerts, wait_for_the_dashboard
-from tests.system.compose.scratch import scratch
+from tests.system.compose.monitoring import alerts, scraped, wait_for_the_dashboard
 from tests.system.compose.stack import IMAGE, PROGRAMS, TOKEN, Stack, compose_command
 
 pytestmark = pytest.mark.docker
@@ -37,7 +40,6 @@ MONITORING = {
     for name, service in yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"].items()
     if service.get("profiles") == ["monitoring"]
 }
-WAYS = ("inspect", "pull")  # to an image: it is there, or can be had
 NO_COMPOSE = "neither docker compose nor docker-compose is installed"
 Predict = Callable[[], "tuple[int, float]"]
 
@@ -59,11 +61,14 @@ def planned(log: Log, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stac
             command = compose_command(environment)
             if command is None:
                 pytest.skip(NO_COMPOSE)
-            base, folder = _base_image(environment, log), tmp_path_factory.mktemp("stack")
-            images = {service: _has(environment, image) for service, image in MONITORING.items()}
-            for service in (service for service, there in images.items() if not there):
-                instead = {"prometheus": "Debian's takes its place", "grafana": "its service is left out"}[service]
-                log.line(f"{MONITORING[service]} cannot be pulled; {instead}")
+            base, folder = base_image.find_or_make(environment, log), tmp_path_factory.mktemp("stack")
+            images = {service: base_image.can_be_had(environment, image) for service, image in MONITORING.items()}
+            for service, instead in (
+                ("prometheus", "Debian's takes its place"),
+                ("grafana", "its service is left out"),
+            ):
+                if not images[service]:
+                    log.line(f"{MONITORING[service]} cannot be pulled; {instead}")
             stack = Stack.plan(command, environment, base_image=base, images=images, folder=folder)
             log.line(f"compose {run(*command, 'version', '--short', env=environment)}, project {stack.project}")
             with log.timed("image built"):
@@ -95,6 +100,12 @@ def stack(planned: Stack, log: Log, request: pytest.FixtureRequest) -> Iterator[
 
 @pytest.fixture
 def predict(stack: Stack) -> Iterator[Predict]:
+    """Asks in plain."""
+    with grpc.insecure_channel(stack.address("PARAMSYNC_PORT")) as channel:
+        yield _asks(channel)
+
+
+def _asks(channel: grpc.Channel) -> Predict:
     """Asks a stock TensorFlow Serving client; answers the version and the accuracy on digits it has not seen."""
     # Here, not above: it imports TensorFlow, which whoever leaves these tests out should not wait for.
     import tensorflow as tf
@@ -107,15 +118,14 @@ def predict(stack: Stack) -> Iterator[Predict]:
     request.model_spec.name = "digits"
     request.inputs["image"].CopyFrom(tf.make_tensor_proto(images))
 
-    with grpc.insecure_channel(stack.address("PARAMSYNC_PORT")) as channel:
-        service = prediction_service_pb2_grpc.PredictionServiceStub(channel)
+    service = prediction_service_pb2_grpc.PredictionServiceStub(channel)
 
-        def ask() -> tuple[int, float]:
-            answer = service.Predict(request, timeout=10)
-            logits = tf.make_ndarray(answer.outputs["logits"])
-            return int(answer.model_spec.version.value), float(np.mean(logits.argmax(axis=1) == labels))
+    def ask() -> tuple[int, float]:
+        answer = service.Predict(request, timeout=10)
+        logits = tf.make_ndarray(answer.outputs["logits"])
+        return int(answer.model_spec.version.value), float(np.mean(logits.argmax(axis=1) == labels))
 
-        yield ask
+    return ask
 
 
 def test_a_stock_tensorflow_serving_client_sees_the_version_advance(stack: Stack, predict: Predict, log: Log) -> None:
@@ -234,17 +244,71 @@ def test_a_killed_program_comes_back(stack: Stack, predict: Predict, log: Log, s
         wait_for("all are healthy again", lambda: _all_healthy(stack), timeout=120)
 
 
-def test_stopping_ends_both_with_exit_code_0_and_starting_resumes(stack: Stack, predict: Predict, log: Log) -> None:
+@pytest.fixture(scope="module")
+def secured(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Stack:
+    """The stack by mutual TLS from now on. Its certificates are made by the commands that the page has."""
+    secured = stack.by_tls(tmp_path_factory.mktemp("tls"))
+    secured.start()
+    return secured
+
+
+@pytest.fixture
+def predict_by_tls(secured: Stack) -> Iterator[Predict]:
+    ca, certificate, key = (file.read_bytes() for file in _certificates(secured).values())
+    credentials = grpc.ssl_channel_credentials(ca, key, certificate)
+    with grpc.secure_channel(secured.address("PARAMSYNC_PORT"), credentials) as channel:
+        yield _asks(channel)
+
+
+def test_stopping_ends_both_with_exit_code_0_and_starting_by_mutual_tls_resumes(
+    stack: Stack, predict: Predict, log: Log, request: pytest.FixtureRequest
+) -> None:
     version, _ = predict()
     with log.timed("stopped"):
         stack.compose("stop", *PROGRAMS)
     codes = {service: stack.inspect(service)["State"]["ExitCode"] for service in PROGRAMS}
     log.line(f"exit codes: {codes}")
     assert codes == dict.fromkeys(PROGRAMS, 0)
-    stack.compose("start", *PROGRAMS)
-    with log.timed("started again and serving a later version"):
-        later, _ = wait_for("a later version", lambda: _newer(_unless_away(predict), version), timeout=120)
-    log.line(f"predicted with version {later}; version {version} before the stop")
+    with log.timed("started again with docker-compose.tls.yml and serving a later version by TLS"):
+        predict_by_tls: Predict = request.getfixturevalue("predict_by_tls")
+        later, _ = wait_for("a later version", lambda: _newer(_unless_away(predict_by_tls), version), timeout=180)
+    log.line(f"predicted by mutual TLS with version {later}; version {version} before the stop")
+
+
+def test_by_mutual_tls_an_operator_syncs(secured: Stack, predict_by_tls: Predict, log: Log) -> None:
+    before, _ = wait_for("it serves", lambda: _unless_away(predict_by_tls), timeout=180)
+    shown = {f"PARAMSYNC_TLS_{name}": str(file) for name, file in _certificates(secured).items()}
+    address = secured.address("PARAMSYNC_CONTROL_PORT")
+    synced = _paramsync("sync", "digits", "--fresh", "--inferencer", address, "--json", shown=shown)
+    serving = synced["status"]["serving"]["number"]
+    log.line(f"by mutual TLS a fresh sync: {serving} serves after {synced['seconds']:.3f} s")
+    assert serving > before  # so the trainer published for the inferencer, by TLS
+    assert re.search(r"Sync/Sync.* who='ops' .*outcome='done'", secured.tail("inferencer"))
+
+
+def test_by_mutual_tls_who_shows_no_certificate_is_refused(secured: Stack, log: Log) -> None:
+    ca, certificate, key = _certificates(secured).values()
+    for port in ("PARAMSYNC_PORT", "PARAMSYNC_CONTROL_PORT", "PARAMSYNC_TRAINER_PORT"):
+        with Inferencer(secured.address(port), Credentials(tls=ClientTls(ca, certificate, key))) as client:
+            wait_for(f"{port} serves who shows one", partial(_serves, client), timeout=60)
+        for shown in (Credentials(), Credentials(tls=ClientTls(ca))):
+            with Inferencer(secured.address(port), shown) as client, pytest.raises(CallError) as refused:
+                client.serves()
+            assert refused.value.code == "UNAVAILABLE"
+    rest, context = secured.address("PARAMSYNC_REST_PORT"), ssl.create_default_context(cafile=str(ca))
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        urllib.request.urlopen(f"https://{rest}/v2/repository/models/digits/load", b"{}", timeout=10, context=context)
+    with pytest.raises((OSError, http.client.HTTPException)):  # which of them, is a matter of when it hangs up
+        urllib.request.urlopen(f"http://{rest}/v1/models/digits", timeout=10)
+    log.line("by mutual TLS: who calls in plain is refused, and who shows no certificate")
+
+
+def test_by_mutual_tls_all_are_healthy_and_prometheus_scrapes_both(secured: Stack, log: Log) -> None:
+    with log.timed("all are healthy by TLS"):
+        wait_for("all are healthy by TLS", lambda: _all_healthy(secured), timeout=180)
+    both = {"https://inferencer:8501/metrics", "https://trainer:8504/metrics"}
+    wait_for("it scrapes both", lambda: scraped(secured) == both, timeout=60)
+    log.line(f"Prometheus scrapes {' and '.join(sorted(both))}")
 
 
 def test_the_gpu_file_gives_a_device_to_the_trainer_alone() -> None:
@@ -257,27 +321,6 @@ def test_the_gpu_file_gives_a_device_to_the_trainer_alone() -> None:
         name for name, body in re.findall(r"^  (\w+):\n((?:    .*\n)+)", config, re.MULTILINE) if "- gpu" in body
     ]
     assert with_gpu == ["trainer"]
-
-
-def _base_image(environment: Mapping[str, str], log: Log) -> str:
-    """The image the Dockerfile names where it can be had, else one made here."""
-    (public,) = re.findall(r"^ARG BASE_IMAGE=(\S+)", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
-    for tag, ways in ((public, WAYS), (base_image.TAG, WAYS[:1])):
-        if _has(environment, tag, ways):
-            log.line(f"base image {tag}")
-            return tag
-    made = f"{public} cannot be pulled; {base_image.TAG} made from this machine's Debian mirror"
-    with log.timed(made), scratch("base") as folder:
-        base_image.make(base_image.TAG, engine=environment, scratch=folder)
-    return base_image.TAG
-
-
-def _has(environment: Mapping[str, str], tag: str, ways: tuple[str, ...] = WAYS) -> bool:
-    for way in ways:
-        with suppress(CommandError, subprocess.TimeoutExpired):
-            run("docker", "image", way, tag, env=environment, timeout=300)
-            return True
-    return False
 
 
 def _all_healthy(stack: Stack) -> bool:
@@ -311,6 +354,17 @@ def _status(stack: Stack) -> dict[str, Any]:
     return _paramsync("status", "--json", *addresses)
 
 
-def _paramsync(*arguments: str) -> dict[str, Any]:
-    shown = {**os.environ, "PARAMSYNC_TOKEN": TOKEN}
-    return dict(json.loads(run(sys.executable, "-m", "paramsync.cli", *arguments, env=shown)))
+def _paramsync(*arguments: str, shown: Mapping[str, str] = {"PARAMSYNC_TOKEN": TOKEN}) -> dict[str, Any]:
+    return dict(json.loads(run(sys.executable, "-m", "paramsync.cli", *arguments, env={**os.environ, **shown})))
+
+
+def _serves(client: Inferencer) -> bool:
+    with suppress(CallError):
+        return client.serves()
+    return False
+
+
+def _certificates(secured: Stack) -> dict[str, Path]:
+    """Who signed all, and what the operator shows."""
+    folder = Path(secured.environment["PARAMSYNC_TLS"])
+    return {"CA": folder / "ca.pem", "CERT": folder / "ops.pem", "KEY": folder / "ops.key"}

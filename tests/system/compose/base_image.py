@@ -1,4 +1,4 @@
-"""Makes a base image from this machine's own Debian mirror, for networks on which public images cannot be pulled.
+"""A base image: the public one, or one made from this machine's own Debian mirror where public images cannot be pulled.
 
 The mirror, pip's index settings and the trusted certificates are read from the machine and end up in the image alone:
 nothing of them is in the tree, and the Dockerfile knows nothing about them.
@@ -9,13 +9,18 @@ from __future__ import annotations
 import configparser
 import os
 import platform
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.system.compose.commands import run
+from tests.support.programs import ROOT
+from tests.system.compose.commands import CommandError, run
+from tests.system.compose.log import Log
+from tests.system.compose.scratch import scratch
 
 TAG = "paramsync-base:local"
 PACKAGES = ("python3", "python3-venv", "ca-certificates")
@@ -48,15 +53,39 @@ def this_mirror() -> Mirror:
     return Mirror(url, suite, tuple(dict.fromkeys(component for site, component in of_suite if site == url)))
 
 
-def make(tag: str, *, engine: Mapping[str, str], scratch: Path) -> None:
-    """Imports `tag` into the engine. Needs root and debootstrap; `scratch` is on a filesystem that allows devices."""
+def find_or_make(engine: Mapping[str, str], log: Log) -> str:
+    """The image that the Dockerfile names where it can be had, else one made here. NoBaseImageError."""
+    (public,) = re.findall(r"^ARG BASE_IMAGE=(\S+)", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+    for tag, pull in ((public, True), (TAG, False)):
+        if can_be_had(engine, tag, pull=pull):
+            log.line(f"base image {tag}")
+            return tag
+    with (
+        log.timed(f"{public} cannot be pulled; {TAG} made from this machine's Debian mirror"),
+        scratch("base") as folder,
+    ):
+        make(TAG, engine=engine, folder=folder)
+    return TAG
+
+
+def can_be_had(engine: Mapping[str, str], tag: str, *, pull: bool = True) -> bool:
+    """Whether the engine has this image, after it was pulled where that is allowed."""
+    for get in ("inspect", "pull") if pull else ("inspect",):
+        with suppress(CommandError, subprocess.TimeoutExpired):
+            run("docker", "image", get, tag, env=engine, timeout=300)
+            return True
+    return False
+
+
+def make(tag: str, *, engine: Mapping[str, str], folder: Path) -> None:
+    """Imports `tag` into the engine. Needs root and debootstrap; the folder is on a filesystem that allows devices."""
     if os.geteuid() != 0:
         raise NoBaseImageError("debootstrap needs root")
     for program in ("debootstrap", "apt-get", "tar"):
         if shutil.which(program) is None:
             raise NoBaseImageError(f"{program} is not installed")
     mirror = this_mirror()
-    root = scratch / "root"
+    root = folder / "root"
     run(
         "debootstrap",
         "--variant=minbase",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import urllib.request
+from typing import Any
 
 import yaml
 
@@ -40,7 +41,16 @@ def wait_for_the_dashboard(stack: Stack) -> int:
 
 def alerts(stack: Stack) -> set[str]:
     """The names of the alerts that it evaluates."""
+    return {rule["name"] for group in _ask(stack, "rules")["groups"] for rule in group["rules"]}
+
+
+def scraped(stack: Stack) -> set[str]:
+    """What it has reached when it last scraped it."""
+    targets = _ask(stack, "targets")["activeTargets"]
+    return {target["scrapeUrl"] for target in targets if target["health"] == "up"}
+
+
+def _ask(stack: Stack, what: str) -> Any:
     address = stack.address("PARAMSYNC_PROMETHEUS_PORT")
-    with urllib.request.urlopen(f"http://{address}/api/v1/rules", timeout=10) as answer:
-        groups = json.load(answer)["data"]["groups"]
-    return {rule["name"] for group in groups for rule in group["rules"]}
+    with urllib.request.urlopen(f"http://{address}/api/v1/{what}", timeout=10) as answer:
+        return json.load(answer)["data"]

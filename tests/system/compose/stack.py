@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import shutil
 import socket
 import subprocess
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +90,7 @@ class Stack:
         if os.geteuid() == 0:
             tokens = folder / "tokens"
             tokens.touch(0o600)
-            tokens.write_text(f"ops:{TOKEN}\n")
+            tokens.write_text(f"test:{TOKEN}\n")
             os.chown(tokens, UID, UID)
             files.insert(1, "docker-compose.secrets.yml")
             environment["PARAMSYNC_TOKEN_FILE"] = str(tokens)
@@ -100,6 +101,16 @@ class Stack:
             environment["PARAMSYNC_TEST_PROMETHEUS"] = program("prometheus")
         services = (*PROGRAMS, "prometheus", *(["grafana"] if images["grafana"] else []))
         return cls(command, environment, f"paramsync-{number}", tuple(files), services)
+
+    def by_tls(self, folder: Path) -> Stack:
+        """The same stack, over which docker-compose.tls.yml is laid, with certificates that are made in this folder."""
+        page = (ROOT / "docs" / "security.md").read_text()
+        (commands,) = re.findall(r"```sh\n([^`]*openssl req[^`]*)```", page)
+        subprocess.run(["sh", "-ec", commands], cwd=folder, check=True, capture_output=True, timeout=60)
+        tls, owner = folder / "tls", ("run", "--rm", "--network", "none", "--user", "0", "--entrypoint", "chown")
+        self.docker(*owner, "--volume", f"{tls}:/tls", IMAGE, str(UID), "/tls/server.key")
+        environment = {**self.environment, "PARAMSYNC_TLS": str(tls)}
+        return replace(self, environment=environment, files=(*self.files, "docker-compose.tls.yml"))
 
     def address(self, port: str) -> str:
         return f"127.0.0.1:{self.environment[port]}"
@@ -112,11 +123,15 @@ class Stack:
     def docker(self, *arguments: str, timeout: float = 60) -> str:
         return run("docker", *arguments, env=self.environment, timeout=timeout)
 
+    def start(self) -> None:
+        """Compose makes containers anew whose configuration is another one."""
+        self.compose("up", "-d", *self.services, timeout=300)
+
     @contextmanager
     def up(self) -> Iterator[None]:
         """The running stack; afterwards nothing of it is left, volumes included."""
         try:
-            self.compose("up", "-d", *self.services, timeout=300)
+            self.start()
             yield
         finally:
             self.compose("down", "--volumes", "--remove-orphans", timeout=180)
