@@ -34,6 +34,7 @@ _OPTIONS = (("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1)
 _CHANNELS = 16  # each is of one worker
 _WARM_UPS = 20
 _PERCENTILES = (50, 99, 99.9)
+_PATIENCE = 30.0  # seconds, after which a call has failed: a server that is gone may leave it without an answer
 _PACE = "pace"
 _TOGETHER = 64  # calls that are late and sent in one turn of the event loop, at most
 
@@ -118,7 +119,7 @@ class Callers:
     async def _one(self, at: int, due: float, seen: Seen) -> None:
         """Its time counts from when it was due, however late it could be sent."""
         try:
-            answer = await self._calls[at % _CHANNELS](self._request)
+            answer = await self._calls[at % _CHANNELS](self._request, timeout=_PATIENCE)
         except grpc.aio.AioRpcError as error:
             seen.failed[error.code().name] += 1
             return
@@ -128,7 +129,7 @@ class Callers:
         """Connections are made, and the first calls are slow: neither is what anybody asks about."""
         for at in range(_CHANNELS * _WARM_UPS):
             with contextlib.suppress(grpc.aio.AioRpcError):  # a server that is told anew what to serve may fail some
-                await self._calls[at % _CHANNELS](self._request)
+                await self._calls[at % _CHANNELS](self._request, timeout=_PATIENCE)
 
     async def at_rate(self, rate: float) -> None:
         """Calls that come whether or not those before were answered, and go on until this is cancelled."""
