@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from paramsync.following.status import EventKind, Subscription
+from paramsync.following.status import EventKind
 
 if TYPE_CHECKING:
     from paramsync.following.follower import Follower
@@ -75,22 +75,17 @@ class Calls:
 
 
 class Followed:
-    """How long the restores and swaps of one follower take. Its thread alone adds to them, at each of its events."""
+    """How long the restores and swaps of one follower take, which is not started yet. Its thread alone adds to them."""
 
-    def __init__(self, follower: Follower) -> None:
+    def __init__(self, follower: Follower[Any]) -> None:
         self.follower = follower
         self.restores = Histogram(RESTORE_SECONDS)
         self.swaps = Histogram(SWAP_SECONDS)
         self._restored: tuple[int, float] | None = None  # which version, in how many seconds
-        self._subscription: Subscription | None = None  # the first event may come before there is one
         self._subscription = follower.subscribe(self._hear)
 
-    def close(self) -> None:
-        if self._subscription is not None:
-            self._subscription.close()
-
     def _hear(self) -> None:
-        for event in self._subscription.take() if self._subscription is not None else ():
+        for event in self._subscription.take():
             number, seconds = event.version.number, event.restore_seconds
             if event.kind is EventKind.RESTORED:
                 self.restores.add(seconds)

@@ -13,11 +13,9 @@ from paramsync.errors import ParamsyncError, UnknownModelError
 
 from .counts import REQUEST_SECONDS, Calls, Followed, Histogram
 from .prometheus import CONTENT_TYPE, Exposition
+from .served import Models, ServedModel
 
 if TYPE_CHECKING:
-    from paramsync.following.follower import Follower
-
-    from .served import Models
     from .spans import RequestSpans
     from .worker_status import WorkerStatus
 
@@ -79,11 +77,9 @@ class Metrics:
         """What makes a span of each request, where traces are on."""
         self.requests: dict[_Answered, Histogram] = {}
         self.calls: dict[_Called, Calls] = {}
-        self._followed: dict[Follower, Followed] = {}
         self._clock = clock
         self._exposition = Exposition(self, as_tf_serving=as_tf_serving)
         self._asking = threading.Lock()
-        self.followed()
 
     # On the path of requests ------------------------------------------------------------------------------------------
 
@@ -206,10 +202,4 @@ class Metrics:
 
     def followed(self) -> list[Followed]:
         """How long restores and swaps take, of every follower there is now."""
-        followers = [] if self.models is None else list(self.models.followers())
-        for gone in self._followed.keys() - set(followers):
-            self._followed.pop(gone).close()
-        for follower in followers:
-            if follower not in self._followed:
-                self._followed[follower] = Followed(follower)
-        return list(self._followed.values())
+        return [model.followed for model in self.models or () if isinstance(model, ServedModel)]

@@ -16,6 +16,7 @@ from paramsync.following.operator_request import Change
 from paramsync.following.status import State, Status
 
 from ..settings.settings import AnySettings, ConnectionSettings, ModelSettings
+from .counts import Followed
 
 if TYPE_CHECKING:
     from paramsync.inference.resident import Resident
@@ -76,10 +77,12 @@ def followers_of(served: Iterable[FollowedModel]) -> list[Follower[Any]]:
 class ServedModel:
     """A model with a store. `followers` keep a model at the right version: one for each store."""
 
-    def __init__(self, settings: ModelSettings, follower: Follower[Any]) -> None:
+    def __init__(self, settings: ModelSettings, followed: Followed) -> None:
+        follower = followed.follower
         self.name = settings.name
         self.settings = settings
         self.batched = settings.batching
+        self.followed = followed
         self.followers = (follower,)
         self.take = follower.replica.take
         self.status = follower.status
@@ -161,10 +164,9 @@ class Maker(ABC):
     def _model(self, settings: ModelSettings, before: FollowedModel | None, change: Change | None) -> FollowedModel:
         if before is not None and before.settings == settings:
             return before
-        if before is None or not _followed_alike(before.settings, settings):
-            return ServedModel(settings, self._follower(settings, change))
-        [follower] = before.followers
-        return ServedModel(settings, follower)
+        if isinstance(before, ServedModel) and _followed_alike(before.settings, settings):
+            return ServedModel(settings, before.followed)
+        return ServedModel(settings, Followed(self._follower(settings, change)))
 
     @abstractmethod
     def _follower(self, settings: ModelSettings, change: Change | None) -> Follower[Any]: ...
@@ -192,10 +194,8 @@ def _end(follower: Follower[Any]) -> None:
     follower.release()
 
 
-def _followed_alike(one: AnySettings, other: ModelSettings) -> bool:
+def _followed_alike(one: ModelSettings, other: ModelSettings) -> bool:
     """Whether whoever follows for the one can do so for the other: what differs can be said to him, or is not his."""
-    if not isinstance(one, ModelSettings):
-        return False
     return (
         replace(one, labels=other.labels, latest=other.latest, trainer=other.trainer, batching=other.batching) == other
     )

@@ -12,7 +12,7 @@ from opentelemetry.context import Context
 from opentelemetry.trace import SpanKind, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from paramsync.following.status import Event, EventKind, Subscription
+from paramsync.following.status import Event, EventKind
 
 if TYPE_CHECKING:
     from paramsync.following.follower import Follower
@@ -67,22 +67,20 @@ class RequestSpans:
 
 
 class VersionSpans:
-    """Makes spans of a follower's versions, in the traces of their publications. The follower's thread alone does."""
+    """Makes spans of a follower's versions, in the traces of their publications, from its start on.
+
+    The follower's thread alone does.
+    """
 
     def __init__(self, follower: Follower[Any]) -> None:
         self._tracer = trace.get_tracer("paramsync")
         self._since = time.time()
         self._found: tuple[int, float] | None = None  # which version, and when
         self._restored: tuple[int, float, float] | None = None  # which version, and from when to when
-        self._subscription: Subscription | None = None  # the first event may come before there is one
         self._subscription = follower.subscribe(self._hear)
 
-    def close(self) -> None:
-        if self._subscription is not None:
-            self._subscription.close()
-
     def _hear(self) -> None:
-        for event in self._subscription.take() if self._subscription is not None else ():
+        for event in self._subscription.take():
             if event.kind is EventKind.FOUND:
                 self._found = event.version.number, event.at
             elif event.kind is EventKind.RESTORED:

@@ -20,12 +20,14 @@ from .versions import SharedResidents
 class SharedMaker(Maker):
     """See Maker."""
 
-    def __init__(self, fleet: Fleet, *, poll_seconds: float, state: Path | None) -> None:
+    def __init__(self, fleet: Fleet, *, poll_seconds: float, state: Path | None, tracing: bool) -> None:
+        """With `tracing`, versions that come to serve have spans."""
         super().__init__(poll_seconds=poll_seconds, state=state)
         self._fleet = fleet
+        self._tracing = tracing
 
     def _follower(self, settings: ModelSettings, change: Change | None) -> Follower[Any]:
-        return Follower(
+        follower = Follower(
             SharedResidents(settings, self._fleet),
             poll_seconds=self.poll_seconds,
             keep=self.state,
@@ -33,6 +35,11 @@ class SharedMaker(Maker):
             latest=settings.latest,
             change=change,
         )
+        if self._tracing:
+            from ..serving.spans import VersionSpans
+
+            VersionSpans(follower)  # which its subscription keeps
+        return follower
 
     def _joined(self, settings: ConnectionSettings, first: FollowedModel, second: FollowedModel) -> ServedJoined:
         return SharedJoined(settings, first, second, self._fleet)

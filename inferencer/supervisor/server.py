@@ -77,7 +77,7 @@ class Server:
             "statistics": partial(self._aside, self._statistics),
         }
         self._fleet = Fleet(settings.workers, (settings,), handlers, self._shown, template=template)
-        maker = SharedMaker(self._fleet, poll_seconds=settings.poll_seconds, state=settings.state)
+        maker = SharedMaker(self._fleet, poll_seconds=settings.poll_seconds, state=settings.state, tracing=tracing)
         self.models = Registry(settings.models, maker)
         self.models.trouble = lambda: self._fleet.trouble
         self._fleet.on_trouble = self._on_trouble
@@ -114,13 +114,10 @@ class Server:
         self._news = threading.Event()
         self._ended = threading.Event()
         self._subscriptions: dict[Follower[Any], Any] = {}
-        self._tracing = tracing
-        self._spans: dict[Follower[Any], Any] = {}
 
     async def start(self) -> Ports:
         """Listen, and follow the stores. Raises SettingsError where a port is taken."""
         self._overview.follow(self.models.followers())
-        self._trace()
         self.models.start()  # first of all: versions are checked while the workers are started
         host = self._settings.control_host or self._settings.host
         tls = None if self._settings.tls is None else ServerTls(self._settings.tls)
@@ -296,7 +293,6 @@ class Server:
 
     def _hear(self) -> None:
         followers = self.models.followers()
-        self._trace()
         self._overview.follow(followers)  # it has heard of an event before the others look
         for gone in self._subscriptions.keys() - set(followers):
             self._subscriptions.pop(gone).close()
@@ -304,19 +300,6 @@ class Server:
             if follower not in self._subscriptions:
                 self._subscriptions[follower] = follower.subscribe(self._news.set)
             self._subscriptions[follower].take()
-
-    def _trace(self) -> None:
-        """Have spans of every follower's versions, where traces are on."""
-        if not self._tracing:
-            return
-        from ..serving.spans import VersionSpans
-
-        followers = self.models.followers()
-        for gone in self._spans.keys() - set(followers):
-            self._spans.pop(gone).close()
-        for follower in followers:
-            if follower not in self._spans:
-                self._spans[follower] = VersionSpans(follower)
 
 
 def _reserve(settings: Settings) -> tuple[list[socket.socket], Settings]:

@@ -178,9 +178,6 @@ class _RemoteMetrics(Metrics):
     def statistics(self, model: str) -> Any:
         return self._supervisor.ask("statistics", model).result(10.0)
 
-    def followed(self) -> list[Any]:
-        return []
-
 
 class _Configuring:
     """Has the supervisor apply configurations, which knows what was said before."""
