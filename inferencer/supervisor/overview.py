@@ -42,15 +42,15 @@ class Overview:
         counts: Callable[[], Sequence[Mapping[Any, Histogram]]],
         states: Callable[[], tuple[Mapping[str, Status], str]],
         *,
-        clock: Callable[[], float] = time.time,
+        heard: Callable[[], object] = lambda: None,
     ) -> None:
         """`counts` asks each worker what it counted of requests, which may take long; `states` says how the models are,
-        and what is wrong with the workers."""
+        and what is wrong with the workers. `heard` is called after each event of a follower."""
         self._statuses = workers
         self._counts = counts
         self._states = states
-        self._clock = clock
-        self._started_at = clock()
+        self._heard = heard
+        self._started_at = time.time()
         self._release = release()
         self._lock = threading.Lock()  # of what follows; nobody is asked or told under it
         self._sequence = 0
@@ -95,7 +95,7 @@ class Overview:
         return answer
 
     def _message(self, since: int) -> dict[str, Any]:
-        message: dict[str, Any] = {"sequence": self._sequence, "now": self._clock()}
+        message: dict[str, Any] = {"sequence": self._sequence, "now": time.time()}
         models = {name: found for name, model in self._models.items() if (found := model.since(since))}
         if models:
             message["models"] = models
@@ -140,6 +140,7 @@ class Overview:
             for event in events:
                 self._sequence += 1
                 self._model(event.model).hear(event, self._sequence)
+        self._heard()
 
     def look(self, statuses: Mapping[str, Status], trouble: str) -> None:
         """How the models are now, after anything happened. Any thread."""
@@ -148,7 +149,7 @@ class Overview:
         self._tell()
 
     def _look(self, statuses: Mapping[str, Status], trouble: str) -> None:
-        now = self._clock()
+        now = time.time()
         for name, status in statuses.items():
             if self._model(name).look(status, self._sequence + 1, now):
                 self._sequence += 1
@@ -212,7 +213,7 @@ class Overview:
     def _sample(self, status: Status, rates: Mapping[str, Any]) -> dict[str, Any]:
         return {
             "sequence": self._sequence,
-            "at": round(self._clock(), 3),
+            "at": round(time.time(), 3),
             "age": _rounded(status.serving_age_seconds),
             "behind": _rounded(status.lag_seconds),
             "rate": rates.get("rate", 0.0),

@@ -15,7 +15,6 @@ from typing import Any
 
 from tensorflow_serving.config import model_server_config_pb2
 
-from paramsync.following.follower import Follower
 from paramsync.following.operator_request import Change
 from paramsync.following.operator_requests import Action
 from paramsync.following.status import Status
@@ -88,7 +87,8 @@ class Server:
         self._metrics = Metrics(self.models, as_tf_serving=tf_serving.metrics_path is not None)
         self._metrics.workers = self._fleet.statuses
         self._metrics.trouble = lambda: self._fleet.trouble
-        self._overview = Overview(self._fleet.statuses, self._counts, self._states)
+        self._news = threading.Event()
+        self._overview = Overview(self._fleet.statuses, self._counts, self._states, heard=self._news.set)
         self._summing = threading.Lock()
         self._draining = asyncio.Event()
         self._health = Health(self.models, [sync_pb2.DESCRIPTOR.services_by_name["Sync"].full_name])
@@ -111,9 +111,7 @@ class Server:
             access_of(settings, settings.control_host or settings.host),
             channel_options=options(settings.message_bytes),
         )
-        self._news = threading.Event()
         self._ended = threading.Event()
-        self._subscriptions: dict[Follower[Any], Any] = {}
 
     async def start(self) -> Ports:
         """Listen, and follow the stores. Raises SettingsError where a port is taken."""
@@ -283,23 +281,13 @@ class Server:
         """As soon as anything happened, but not more often than that is worth."""
         while not self._ended.wait(_NEWS_SECONDS):
             try:
-                self._hear()
+                self._overview.follow(self.models.followers())
                 if self._news.wait(_CHECK_SECONDS):
                     self._news.clear()
                 self._fleet.check()
                 self._fleet.tell("states", *self._looked())
             except Exception:  # noqa: BLE001, the workers would not be looked after any more
                 _log.exception("the workers were not told how the followers are; they will be")
-
-    def _hear(self) -> None:
-        followers = self.models.followers()
-        self._overview.follow(followers)  # it has heard of an event before the others look
-        for gone in self._subscriptions.keys() - set(followers):
-            self._subscriptions.pop(gone).close()
-        for follower in followers:
-            if follower not in self._subscriptions:
-                self._subscriptions[follower] = follower.subscribe(self._news.set)
-            self._subscriptions[follower].take()
 
 
 def _reserve(settings: Settings) -> tuple[list[socket.socket], Settings]:
