@@ -27,7 +27,7 @@ v1 = tf.compat.v1
 def test_a_session_at_full_speed_publishes_nothing_but_whole_steps(
     tmp_path: Path, use_resource: bool, sparse: bool
 ) -> None:
-    steps = 2000
+    steps = 0
     seen: list[tuple[int, set[float]]] = []
 
     def look(version: Version) -> None:
@@ -42,9 +42,10 @@ def test_a_session_at_full_speed_publishes_nothing_but_whole_steps(
         with v1.Session() as session, publisher:
             session.run(v1.global_variables_initializer())
             train = session.make_callable(net.train)
-            for number in range(1, steps + 1):
+            while steps < 2000 or (len(seen) <= 20 and steps < 100_000):  # most are skipped where a machine is busy
+                steps += 1
                 train()
-                publisher.publish_session_if_due(session, number)
+                publisher.publish_session_if_due(session, steps)
             publisher.finish(session, steps)
             status = publisher.status()
     assert status.last_error is None

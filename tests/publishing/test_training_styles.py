@@ -84,7 +84,7 @@ def test_a_loop_at_full_speed_publishes_nothing_but_whole_steps(
                 one.assign_add(tf.ones_like(one))
 
     train = compiled(step)
-    steps = 2000
+    steps = 0
     seen: list[tuple[int, set[float]]] = []
 
     def look(version: Version) -> None:
@@ -94,9 +94,10 @@ def test_a_loop_at_full_speed_publishes_nothing_but_whole_steps(
 
     with Publisher(tmp_path, model, schedule=EVERY_STEP) as publisher:
         publisher.subscribe(look)
-        for number in range(1, steps + 1):
+        while steps < 2000 or (len(seen) <= 20 and steps < 100_000):  # most are skipped where a machine is busy
+            steps += 1
             train()
-            publisher.publish_if_due(number)
+            publisher.publish_if_due(steps)
         publisher.finish(steps)
         status = publisher.status()
     assert status.last_error is None
