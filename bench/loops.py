@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from concurrent import futures
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -132,9 +132,14 @@ def serve(loop: Loop, *, poll_seconds: float) -> None:
     server.start()
     said_ready("bench.loops", f"127.0.0.1:{port}")
     bell = threading.Event()
+    trouble = ""
     while True:
-        with suppress(tf.errors.OpError, OSError, ValueError):  # removed while it was read: there is a newer one
+        try:
             loop.look()
+        except (tf.errors.OpError, OSError, ValueError) as error:  # removed while it was read: there is a newer one
+            if str(error) != trouble:
+                trouble = str(error)
+                sys.stderr.write(f"bench.loops looks again: {trouble}\n")
         bell.wait(poll_seconds or _MANY_LOOKS)
 
 
