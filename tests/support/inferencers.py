@@ -11,6 +11,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +124,11 @@ class Process:
 
 
 def _children(pid: int) -> list[int]:
-    return [int(one) for path in Path(f"/proc/{pid}/task").glob("*/children") for one in path.read_text().split()]
+    found: list[int] = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(FileNotFoundError, ProcessLookupError):  # a thread that ended meanwhile
+            found += map(int, path.read_text().split())
+    return found
 
 
 def of_witness() -> predict_pb2.PredictRequest:

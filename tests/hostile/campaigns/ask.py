@@ -17,8 +17,8 @@ import signal
 import socket
 import sys
 import threading
-import time
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,13 +35,13 @@ _REQUEST = (
 )
 _METHOD = "/tensorflow.serving.PredictionService/Predict"
 _PARAMETERS = 6
-_PAUSE = 0.02  # before a connection is made again
+_PAUSE = 0.02  # before a connection that was refused is tried again
+_LISTEN = "0A"  # in /proc/net/tcp
 
 
 @dataclass
 class Seen:
-    """What one client saw. `failed` are the workers, by their processes, to which requests went that had no answer, and
-    when; 0 for a connection that no worker had taken yet."""
+    """What one client saw."""
 
     answered: int = 0
     backwards: int = 0
@@ -49,8 +49,15 @@ class Seen:
     newest: int = 0
     connections: dict[int, int] = field(default_factory=Counter)
     """By worker."""
-    failed: list[tuple[int, float]] = field(default_factory=list)
+    failed: dict[int, int] = field(default_factory=Counter)
+    """Connections that ended under a request, by worker; 0 for those on which no answer had come yet."""
+    refused: int = 0
+    """Attempts to connect while no worker listened."""
+    refused_by_listeners: int = 0
+    """The same, although one worker listened before and after."""
     codes: dict[str, int] = field(default_factory=Counter)
+    calls: dict[int, int] = field(default_factory=Counter)
+    """Those that failed, by gRPC channel."""
 
 
 class Words:
@@ -124,7 +131,7 @@ class _Connection:
         return True
 
     def fail(self) -> None:
-        self._asking.seen.failed.append((self._worker, time.time()))
+        self._asking.seen.failed[self._worker] += 1
         self.socket.close()
 
 
@@ -138,11 +145,7 @@ def _header(head: bytes, name: bytes) -> bytes:
 def owner(connection: socket.socket, supervisor: int) -> int:
     """The process of this server that has the other end of a connection; 0 where none has it."""
     ours, port = connection.getsockname()[1], connection.getpeername()[1]
-    inode = ""
-    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
-        words = line.split()
-        if words[1].endswith(f":{port:04X}") and words[2].endswith(f":{ours:04X}"):
-            inode = words[9]
+    inode = next((inode for other, _, inode in _sockets(port) if other == ours), "")
     for pid in family(supervisor):
         with suppress(OSError):
             for descriptor in Path(f"/proc/{pid}/fd").iterdir():
@@ -150,6 +153,19 @@ def owner(connection: socket.socket, supervisor: int) -> int:
                     if inode and str(descriptor.readlink()) == f"socket:[{inode}]":
                         return pid
     return 0
+
+
+def listeners(port: int) -> set[str]:
+    """The sockets that listen on it, by their inodes."""
+    return {inode for _, state, inode in _sockets(port) if state == _LISTEN}
+
+
+def _sockets(port: int) -> Iterator[tuple[int, str, str]]:
+    """Of each socket that is bound to it: the port at the other end, the state, the inode."""
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        _, local, remote, state, *_, inode = line.split()[:10]
+        if local.endswith(f":{port:04X}"):
+            yield int(remote.rpartition(":")[2], 16), state, inode
 
 
 def family(pid: int) -> list[int]:
@@ -163,18 +179,28 @@ def family(pid: int) -> list[int]:
 
 
 def by_http(address: str, asking: Asking, supervisor: int, count: int, over: threading.Event) -> None:
-    host, _, port = address.rpartition(":")
+    host, port = address.rpartition(":")[0], int(address.rpartition(":")[2])
+    seen = asking.seen
     poll = selectors.DefaultSelector()
     missing = count
     while not over.is_set():
         while missing:
+            before = listeners(port)
             try:
-                connection = _Connection((host, int(port)), asking, supervisor)
-                connection.ask()
-            except OSError:
-                asking.seen.failed.append((0, time.time()))
+                connection = _Connection((host, port), asking, supervisor)
+            except ConnectionRefusedError:
+                seen.refused += 1
+                seen.refused_by_listeners += not before.isdisjoint(listeners(port))
                 over.wait(_PAUSE)
                 break
+            except ConnectionResetError:  # its worker ended meanwhile
+                seen.failed[0] += 1
+                continue
+            try:
+                connection.ask()
+            except OSError:
+                connection.fail()
+                continue
             poll.register(connection.socket, selectors.EVENT_READ, connection)
             missing -= 1
         for key, _ in poll.select(0.1):
@@ -190,7 +216,7 @@ def by_grpc(address: str, asking: Asking, count: int, over: threading.Event, req
     options = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)]
     channels = [grpc.insecure_channel(address, options) for _ in range(count)]
     calls = [channel.unary_unary(_METHOD, bytes, bytes) for channel in channels]
-    for call in itertools.cycle(calls):
+    for channel, call in itertools.cycle(enumerate(calls)):
         if over.is_set():
             break
         before = asking.words.newest
@@ -198,10 +224,11 @@ def by_grpc(address: str, asking: Asking, count: int, over: threading.Event, req
             answer = serving_pb2.PredictResponse.FromString(call(request, timeout=60.0, wait_for_ready=True))
         except grpc.RpcError as error:
             asking.seen.codes[error.code().name] += 1
+            asking.seen.calls[channel] += 1
             continue
         asking.check(before, answer.model_spec.version.value, list(answer.outputs["seen"].float_val))
-    for channel in channels:
-        channel.close()
+    for opened in channels:
+        opened.close()
 
 
 def main(kind: str, address: str, supervisor: str, words: str, place: str, count: str, *request: str) -> None:
