@@ -41,6 +41,10 @@ PROTOC := $(BIN)/python -m grpc_tools.protoc -I proto
 generate = $(PROTOC) --python_out=$(1) --pyi_out=$(1) proto/paramsync/*/*.proto && \
 	$(PROTOC) --grpc_python_out=$(1) proto/paramsync/v1/sync.proto
 
+# runs the few tests that failed beside others once more, alone: make NAME, the file that is told how that ended, pytest's arguments
+PYTEST := $(BIN)/python -m tests.support.second_chance
+OUTCOMES ?= /dev/null
+
 RESOLVE := $(BIN)/uv pip compile --quiet --universal --python-version 3.10 --generate-hashes --no-annotate --no-header
 
 PIP := $(BIN)/python -m pip install --disable-pip-version-check
@@ -52,7 +56,9 @@ install = $(BIN)/uv pip install --python $(BIN)/python $(1) || $(PIP) $(1)
 up: $(RUNS)  ## trainer and inferencer over a fresh store, live; ARGS="--seconds 20 --json" are passed on
 	@$(BIN)/paramsync up $(ARGS)
 
-test: check fast memory slow  ## everything CI checks
+test:  ## everything CI checks: check, fast, memory, slow; says at its end how each of the tests' runs ended
+	@outcomes=$$(mktemp) && trap 'cat "$$outcomes"; rm -f "$$outcomes"' EXIT && \
+		$(MAKE) --no-print-directory check fast memory slow OUTCOMES="$$outcomes"
 
 check: lint types imports generated  ## the static part, nothing is run
 
@@ -73,15 +79,15 @@ generated: $(READY)  ## paramsync/v1 and paramsync/kserve are what proto/ says
 		{ echo "paramsync/$$one is not what proto/ says: run make proto" >&2; exit 1; }; done
 
 fast: $(READY)  ## tests that stay under a minute
-	$(BIN)/pytest -m "not slow and not docker" -n logical $(ARGS)
+	$(PYTEST) fast $(OUTCOMES) -m "not slow and not docker" -n logical $(ARGS)
 
 memory: $(READY)  ## those of stores and followers once more where files are in memory (tmpfs)
 	@test -w /dev/shm || { echo "make: no /dev/shm here, where files are in memory: left out" >&2; exit 0; }; \
-		folder=$$(mktemp -d /dev/shm/paramsync-XXXXXX) && trap 'rm -rf "$$folder"' EXIT && $(BIN)/pytest -m "not slow and not docker" -n logical \
+		folder=$$(mktemp -d /dev/shm/paramsync-XXXXXX) && trap 'rm -rf "$$folder"' EXIT && $(PYTEST) memory $(OUTCOMES) -m "not slow and not docker" -n logical \
 		--basetemp "$$folder/tests" -o tmp_path_retention_policy=failed $(STORES) $(ARGS)
 
 slow: $(READY) browser  ## tests with real processes, two modules at a time; those with a Docker engine run where one can be had
-	$(BIN)/pytest -m "slow or docker" -n 2 --dist loadfile $(ARGS)
+	$(PYTEST) slow $(OUTCOMES) -m "slow or docker" -n 2 --dist loadfile $(ARGS)
 
 browser:  ## Debian's Chromium, for the tests of the page; installs it where it is not there, as root
 	@tests/support/browser_deps
