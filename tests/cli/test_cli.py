@@ -224,10 +224,13 @@ def test_sync_as_json_is_one_object(inferencer: str, capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.parametrize(
-    ("version", "why"), [(CORRUPT, "version 2 was refused: not finite"), (NEVER, "did not answer within 0.2 s")]
+    ("version", "timeout", "why"),
+    [(CORRUPT, "60", "version 2 was refused: not finite"), (NEVER, "0.2", "did not answer within 0.2 s")],
 )
-def test_sync_says_why_not(version: int, why: str, inferencer: str, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["--version", str(version), "--timeout", "0.2", "--inferencer", inferencer]
+def test_sync_says_why_not(
+    version: int, timeout: str, why: str, inferencer: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--version", str(version), "--timeout", timeout, "--inferencer", inferencer]
     assert main(["sync", "digits", *arguments]) == 1
     assert f"{why}; " in only_line(capsys.readouterr().err)  # what to do follows
 

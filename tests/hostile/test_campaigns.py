@@ -24,8 +24,9 @@ import pytest
 
 from paramsync.store.commit import StoreWriter
 from paramsync.store.store import Store
+from tests.hostile.campaigns.read import LEAST
 from tests.hostile.campaigns.versions import FROZEN, tensors, version, wrong
-from tests.support.programs import ROOT
+from tests.support.programs import ROOT, eventually
 
 pytestmark = pytest.mark.slow
 
@@ -72,13 +73,15 @@ def test_readers_never_see_a_wrong_byte_while_files_are_recycled(store: Path, wh
         publisher = stack.enter_context(process("publish", store))
         assert publisher.stdout is not None
         publisher.stdout.readline()
-        drain = threading.Thread(target=publisher.stdout.read)
+        published: list[str] = []
+        drain = threading.Thread(target=published.extend, args=(publisher.stdout,))
         drain.start()
         readers = [stack.enter_context(process("read", store, str(seed))) for seed in range(8 if whole else 4)]
         for reader in readers:
             assert reader.stdout is not None
             assert reader.stdout.readline() == "ready\n"
         threading.Event().wait(seconds)
+        eventually(lambda: len(published) > 10 * seconds, lambda: f"versions, of which there are {len(published)}")
         for reader in readers:
             reader.send_signal(signal.SIGTERM)
         said = [reader.communicate()[0] for reader in readers]
@@ -88,8 +91,7 @@ def test_readers_never_see_a_wrong_byte_while_files_are_recycled(store: Path, wh
     checked = sum(int(line.split()[0]) for line in said)
     latest = Store(store).latest()
     assert latest is not None
-    assert latest.number > 10 * seconds  # it did publish meanwhile
-    assert checked > 10 * seconds
+    assert all(int(line.split()[0]) >= LEAST for line in said)
     sys.stdout.write(f"{latest.number} versions published, {checked} checked by {len(readers)} readers\n")
 
 

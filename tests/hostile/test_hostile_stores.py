@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import shutil
 import signal
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from paramsync.sources.saved_models import highest
 from paramsync.v1 import sync_pb2 as pb
 from tests.support.followers import quarantined, serving
 from tests.support.inferencers import Process
+from tests.support.programs import eventually
 from tests.support.published import Publisher, Witness, ask, follower_of
 from tests.support.running import Running, refused, request, synced
 from tests.support.stores import saved_by_v1
@@ -95,13 +95,12 @@ def test_a_refused_request_keeps_no_version_in_memory(served: Running, publisher
             publisher.publish(step)
             synced(served)
         [follower] = served.server.models.followers()
-        pause = threading.Event()
-        for _ in range(100):
+
+        def none_leaves() -> bool:
             follower.notify()
-            if not follower.status().leaving:
-                break
-            pause.wait(0.02)
-        assert follower.status().leaving == ()
+            return not follower.status().leaving
+
+        eventually(none_leaves, lambda: f"{follower.status().leaving} to leave")
     finally:
         gc.enable()
 

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 ROOT = Path(__file__).parents[2]
-PATIENCE = 120.0  # seconds; TensorFlow may take many to import on a busy machine
+PATIENCE = 300.0  # seconds; TensorFlow may take many to import on a busy machine
 
 T = TypeVar("T")
 

@@ -115,8 +115,9 @@ def test_up_ends_by_itself_and_prints_one_object() -> None:
 
 def test_versions_flow_and_answers_become_better() -> None:
     with running("--json") as run:
-        learnt = run.read_until_match(r"serving (\d+) .* accuracy (9\d|100)\.\d%")
-        run.read_until_match(rf"serving (?!{learnt[1]} )\d+ ")
+        shown = [run.read_until_match(r"serving (\d+) .* accuracy (9\d|100)\.\d%")[1]]
+        while len(shown) < 5:  # two of which have answered at least: it asks once between two lines
+            shown.append(run.read_until_match(rf"serving (?!(?:{'|'.join(shown)}) )(\d+) ")[1])
         run.process.send_signal(signal.SIGINT)
         out, err = run.process.communicate(timeout=60)
         assert run.children_end()

@@ -28,7 +28,7 @@ from tensorflow_serving.apis import (
 from paramsync.graphs.capturing import capture
 from paramsync.v1 import sync_pb2 as pb
 from tests.support.inferencers import LONG, Process, of_witness
-from tests.support.programs import eventually, refused
+from tests.support.programs import PATIENCE, eventually, refused
 from tests.support.published import Publisher, Witness, proven, publish_graph
 
 pytestmark = pytest.mark.slow
@@ -71,17 +71,6 @@ def program(publisher: Publisher, store: Path) -> Iterator[Process]:
     list(program.sync.Sync(pb.SyncRequest(), timeout=LONG))
     yield program
     program.close()
-
-
-def children(pid: int) -> list[int]:
-    found: list[int] = []
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        found += map(int, (task / "children").read_text().split())
-    return found
-
-
-def workers(program: Process) -> list[int]:
-    return [one for template in children(program.process.pid) for one in children(template)]
 
 
 class Caller:
@@ -145,24 +134,29 @@ def test_workers_that_are_killed_at_random_are_replaced_and_lose_what_was_in_fli
 ) -> None:
     callers = [Caller(program.address) for _ in range(4)]
     chosen = random.Random(7)
-    kills, number = 0, 1
-    until = time.monotonic() + 2 * LONG
-    while (kills < 6 or sum(one.answered for one in callers) <= 1000) and time.monotonic() < until:
+    killed: list[int] = []
+    number = 1
+    until = time.monotonic() + PATIENCE
+
+    def living() -> list[int]:
+        return [worker for worker in program.workers if worker not in killed]  # one may be there for a while yet
+
+    while (len(killed) < 6 or sum(one.answered for one in callers) <= 1000) and time.monotonic() < until:
         number += 1
         publisher.publish(number)
-        there = workers(program)
-        if len(there) == WORKERS:
-            os.kill(chosen.choice(there), signal.SIGKILL)
-            kills += 1
+        workers = living()
+        if len(workers) == WORKERS:
+            killed.append(chosen.choice(workers))
+            os.kill(killed[-1], signal.SIGKILL)
         time.sleep(0.3)
-    eventually(lambda: len(workers(program)) == WORKERS, lambda: "all workers to be there")
+    eventually(lambda: len(living()) == WORKERS, lambda: "all workers to be there")
     for one in callers:
         one.end()
-    assert kills >= 6
+    assert len(killed) >= 6
     assert [one.wrong for one in callers] == [[]] * len(callers)
     failed = [code for one in callers for code in one.failed]
     assert set(failed) <= {grpc.StatusCode.UNAVAILABLE}, "".join(program.lines)
-    assert len(failed) <= kills * len(callers)
+    assert len(failed) <= len(killed) * len(callers)
     assert sum(one.answered for one in callers) > 1000
     list(program.sync.Sync(pb.SyncRequest(), timeout=LONG))
     answer = program.predict(of_witness(), timeout=LONG, wait_for_ready=True)
@@ -172,15 +166,13 @@ def test_workers_that_are_killed_at_random_are_replaced_and_lose_what_was_in_fli
 def test_a_worker_that_was_stopped_is_replaced_and_holds_no_swap_up_for_long(
     program: Process, publisher: Publisher
 ) -> None:
-    stopped = workers(program)[0]
+    stopped = program.workers[0]
     os.kill(stopped, signal.SIGSTOP)
     publisher.publish(2)
     began = time.monotonic()
     list(program.sync.Sync(pb.SyncRequest(), timeout=LONG))
     assert time.monotonic() - began < LONG / 2
-    eventually(
-        lambda: stopped not in workers(program) and len(workers(program)) == WORKERS, lambda: "it to be replaced"
-    )
+    eventually(lambda: stopped not in program.workers and len(program.workers) == WORKERS, lambda: "it to be replaced")
     for _ in range(8):
         with grpc.insecure_channel(program.address, LOCAL) as channel:
             predict = prediction_service_pb2_grpc.PredictionServiceStub(channel).Predict
@@ -188,7 +180,7 @@ def test_a_worker_that_was_stopped_is_replaced_and_holds_no_swap_up_for_long(
 
 
 def test_the_supervisor_knows_no_tensorflow_and_takes_its_workers_with_it(program: Process) -> None:
-    pid, family = program.process.pid, workers(program)
+    pid, family = program.process.pid, program.workers
     assert "tensorflow" not in Path(f"/proc/{pid}/maps").read_text()
     resident = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
     assert resident is not None
@@ -208,7 +200,7 @@ def is_alive(pid: int) -> bool:
 def test_a_graph_that_takes_all_memory_is_quarantined_and_what_served_goes_on(
     program: Process, publisher: Publisher
 ) -> None:
-    before = workers(program)
+    before = program.workers
     publisher.publish(2, kind=Bursting)
     with pytest.raises(grpc.RpcError, match="version 2 of model 'm' is quarantined"):
         list(program.sync.Sync(pb.SyncRequest(), timeout=LONG))
@@ -216,7 +208,7 @@ def test_a_graph_that_takes_all_memory_is_quarantined_and_what_served_goes_on(
     publisher.publish(3)
     list(program.sync.Sync(pb.SyncRequest(), timeout=LONG))
     assert program.predict(of_witness(), timeout=LONG).model_spec.version.value == 3
-    assert workers(program) == before
+    assert program.workers == before
 
 
 def test_what_changes_the_models_changes_them_for_all_workers_and_counts_are_of_all(

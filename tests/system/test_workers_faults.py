@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import grpc
@@ -202,8 +203,9 @@ def test_a_worker_that_is_stopped_while_it_starts_keeps_the_others_from_nothing(
         publisher.publish(number)
         began = time.monotonic()
         assert synced(program) == number
-        assert time.monotonic() - began < 8.0  # it waits for 5 s at most where it was stopped when it had all
-    os.kill(stopped, signal.SIGCONT)
+        assert time.monotonic() - began < LONG / 2  # for which a start is waited for
+    with suppress(ProcessLookupError):  # it may have been ended, where it was stopped when it had all
+        os.kill(stopped, signal.SIGCONT)
     eventually(lambda: workers_up(program) == WORKERS, lambda: "both to answer")
     assert answered(program) == 4
 

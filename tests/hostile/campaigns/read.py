@@ -12,9 +12,12 @@ from paramsync.errors import UnknownVersionError
 from paramsync.store.store import Store
 from tests.hostile.campaigns.versions import wrong
 
+LEAST = 10
+
 
 def main(path: str, seed: str) -> None:
-    """Ends on SIGTERM with one line: versions checked, and pruned before they were open. Wrong bytes end it at once."""
+    """Ends on SIGTERM, once LEAST versions were checked, with one line: how many were, and how many were pruned before
+    they were open. Wrong bytes end it at once."""
     asked = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: asked.set())
     choose = random.Random(int(seed))
@@ -22,7 +25,7 @@ def main(path: str, seed: str) -> None:
     checked = pruned = 0
     sys.stdout.write("ready\n")
     sys.stdout.flush()
-    while not asked.is_set():
+    while not asked.is_set() or checked < LEAST:
         version = store.latest()
         if version is None:
             continue
