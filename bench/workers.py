@@ -59,6 +59,7 @@ def run(settings: Settings, folder: Path) -> dict[str, Any]:
             found["replaced_worker_s"] = _replaced(alone, asked)
             progress.say("watching versions")
             with _publisher(place, _KIND, settings.bytes, first=100, count=int(_LATER / _PAUSE)):
+                many.ask_until(asked, 100)
                 found |= _watched(many.addresses["predictions"], asked, settings.seconds * settings.runs)
     return found | {"absent": {}}
 
