@@ -9,6 +9,7 @@ import asyncio
 import base64
 import gc
 import json
+import math
 import statistics
 import struct
 import subprocess
@@ -16,7 +17,7 @@ import sys
 import tempfile
 import zlib
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -265,19 +266,21 @@ def _inputs(count: list[int], said: list[Any]) -> bytes:
 
 
 class Longest:
-    """The longest time between two ticks of an event loop, less the tick itself."""
+    """The longest time between two ticks of an event loop, less the tick itself, and less what the machine's other
+    processes took while the loop's thread was ready to run."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._last = perf_counter()
+        self._delayed = math.inf  # until the first tick, which alone knows of its thread
         self.seconds = 0.0
         self._ended = False
         loop.call_soon_threadsafe(self._tick)
 
     def _tick(self) -> None:
-        now = perf_counter()
-        self.seconds = max(self.seconds, now - self._last - _TICK)
-        self._last = now
+        now, delayed = perf_counter(), _delayed()
+        self.seconds = max(self.seconds, now - self._last - _TICK - max(0.0, delayed - self._delayed))
+        self._last, self._delayed = now, delayed
         if not self._ended:
             self._loop.call_later(_TICK, self._tick)
 
@@ -287,6 +290,13 @@ class Longest:
     def take(self) -> float:
         found, self.seconds = self.seconds, 0.0
         return found
+
+
+def _delayed() -> float:
+    """For how many seconds this thread has been ready and waited for a processor, all told; 0 where nobody counts."""
+    with suppress(FileNotFoundError):
+        return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
+    return 0.0
 
 
 @contextmanager
