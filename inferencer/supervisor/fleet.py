@@ -310,7 +310,7 @@ class Fleet:
 
     def statuses(self) -> list[WorkerStatus]:
         """Of every worker there is, and of each number that is without one, in the order of their numbers."""
-        workers = [*self._workers, *self._starting.copy()]
+        workers = dict.fromkeys([*self._starting.copy(), *self._workers])  # one that comes to answer may be in both
         there = [
             WorkerStatus(worker.number, worker.state, worker.since, worker.pid, self._restarts[worker.number])
             for worker in workers

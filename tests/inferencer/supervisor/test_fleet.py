@@ -1,6 +1,8 @@
-"""What is asked of all workers, where one of them cannot answer."""
+"""What is asked of all workers, where one of them cannot answer, and what is told of one that starts."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import pytest
 
@@ -9,14 +11,25 @@ from inferencer.supervisor.fleet import Fleet, Worker
 pytestmark = pytest.mark.slow
 
 
-def test_what_one_worker_refuses_costs_no_answer_of_the_others() -> None:
+@pytest.fixture
+def fleet() -> Iterator[Fleet]:
+    """Of two processes that do not answer from versions."""
     fleet = Fleet(2, (), {}, lambda: ((), ()))
     try:
         workers = [Worker(fleet.template, "trial", descriptors=[fleet._words_file]) for _ in range(2)]
         for number, worker in enumerate(workers):
             worker.number = number
         fleet._workers = workers
-        assert fleet.ask_all("drain", 0.1, seconds=30.0) == []  # as of one that is being started
-        assert fleet.ask_all("pid", seconds=30.0) == [worker.pid for worker in workers]
+        yield fleet
     finally:
         fleet.close()
+
+
+def test_what_one_worker_refuses_costs_no_answer_of_the_others(fleet: Fleet) -> None:
+    assert fleet.ask_all("drain", 0.1, seconds=30.0) == []  # as of one that is being started
+    assert fleet.ask_all("pid", seconds=30.0) == [worker.pid for worker in fleet._workers]
+
+
+def test_a_worker_that_comes_to_answer_is_told_of_once(fleet: Fleet) -> None:
+    fleet._starting.add(fleet._workers[1])
+    assert [status.pid for status in fleet.statuses()] == [worker.pid for worker in fleet._workers]
