@@ -63,7 +63,7 @@ def told(address: str) -> bool:
 @pytest.mark.slow
 def test_with_few_descriptors_quiet_clients_shut_nobody_out(few: Process) -> None:
     assert few.sync.GetStatus(sync_pb2.GetStatusRequest(), timeout=LONG)
-    watch = few.sync.Watch(sync_pb2.WatchRequest(), timeout=3 * LONG)
+    watch = few.sync.Watch(sync_pb2.WatchRequest(), timeout=10 * LONG)
     watch.initial_metadata()
     control = few.control_address
     clients = [connected(port(address)) for _ in range(FEW) for address in (few.address, control)]
