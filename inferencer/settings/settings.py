@@ -70,7 +70,8 @@ class TfServing:
     """Whether HTTP does."""
     socket: Path | None = None
     """A UNIX socket on which gRPC listens too."""
-    channel_arguments: tuple[tuple[str, int | str], ...] = ()
+    connection_seconds: float | None = None
+    """How long a connection by gRPC may last, before its caller is told to make another."""
     metrics_path: str | None = None
     """Where the metrics are besides, its names among them."""
     config_file: Path | None = None

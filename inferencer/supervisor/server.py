@@ -19,7 +19,6 @@ from paramsync.following.operator_request import Change
 from paramsync.following.operator_requests import Action
 from paramsync.following.status import Status
 from paramsync.rpc.addresses import check_ports, refused
-from paramsync.rpc.server import options
 from paramsync.rpc.tls import ServerTls
 from paramsync.v1 import sync_pb2
 
@@ -32,8 +31,7 @@ from ..serving.access import ReloadRoots, access_of
 from ..serving.metrics import Load, Metrics, Statistics
 from ..serving.registry import Registry
 from ..settings.settings import AnySettings, Ports, Settings, TfServing, ports, trainer_tls
-from ..transport.drain import QUIET_SECONDS
-from ..transport.grpc_port import GrpcPort
+from ..transport.grpc_port import QUIET_SECONDS, GrpcPort
 from ..transport.health import Health
 from ..transport.memory_budget import SHARES, MemoryBudget
 from .comparing import Comparing
@@ -109,7 +107,7 @@ class Server:
             budget,
             self._draining,
             access_of(settings, settings.control_host or settings.host),
-            channel_options=options(settings.message_bytes),
+            message_bytes=settings.message_bytes,
         )
         self._ended = threading.Event()
 
@@ -126,10 +124,10 @@ class Server:
             await asyncio.to_thread(self._fleet.start)
         except BaseException:
             self.models.drain()
-            await self._control.server.stop(None)
+            await self._control.stop()
             self._end()
             raise
-        await self._control.server.start()
+        await self._control.start()
         self._following_health = asyncio.ensure_future(self._health.follow())
         threading.Thread(target=self._tell_news, name="news", daemon=True).start()
         self._overview.start()
@@ -152,7 +150,6 @@ class Server:
         self._ended.set()
         self._news.set()
         self._overview.close()
-        self._control.close()
         for reserved in self._reserved:
             reserved.close()
         self._fleet.close()
@@ -170,11 +167,11 @@ class Server:
             self._following_file.cancel()
         self.models.drain()
         self._draining.set()
-        self._control.read_timeouts.drain()
+        self._control.calls.read_timeouts.drain()
         followers = asyncio.ensure_future(self.models.close())
         self._fleet.replace_no_more()
         await asyncio.to_thread(self._fleet.ask_all, "drain", quiet_seconds, seconds=_GRACE_OF_WORKERS)
-        await self._control.server.stop(_GRACE_OF_CONTROL)
+        await self._control.end(_GRACE_OF_CONTROL)
         await followers
         await asyncio.to_thread(self._end)
 

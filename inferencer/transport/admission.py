@@ -1,17 +1,17 @@
-"""Admission: whether a gRPC call may be made, before its message is waited for, and the log of what it changes."""
+"""Admission: whether a gRPC call may be made, before its message is awaited, and the log of what it changes."""
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING
 
 from google.protobuf.message import Message
 
-from paramsync.errors import NotAllowedError
 from paramsync.rpc.access import Access, Caller, Effect, effect_of
 from paramsync.rpc.server import told
 
-from .errors import abort
+if TYPE_CHECKING:
+    from .grpc_call import Call
 
 
 class Admission:
@@ -26,13 +26,10 @@ class Admission:
         self._changes = effect is Effect.CHANGES
         self._check = access.check if self._changes else access.check_read
 
-    async def admit(self, context: Any, peer: str) -> Caller:
-        """To be asked when the call begins, where it `looks`; ends a call that may not be made."""
-        caller = Caller.of_grpc(context, peer)
-        try:
-            self._check(self._method, caller)
-        except NotAllowedError as error:
-            await abort(error, context)
+    def admitted(self, call: Call) -> Caller:
+        """To be asked when the call begins, where it `looks`. Raises NotAllowedError."""
+        caller = Caller.of(call.peer, call.invocation_metadata(), call.certificate)
+        self._check(self._method, caller)
         return caller
 
     def audited(self, caller: Caller | None, request: Message) -> AbstractContextManager[object]:

@@ -1,25 +1,21 @@
-"""How a servicer's methods become calls of a server: bytes to messages and back, and errors to gRPC statuses."""
+"""How a servicer's methods become those of a port: bytes to messages and back."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
-import grpc
 from google.protobuf import message_factory
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message import Message
 
-from paramsync.errors import BusyError, TooLargeError
-from paramsync.rpc.access import Access, Caller
-from paramsync.rpc.connection_limit import ConnectionLimit
+from paramsync.errors import TooLargeError
+from paramsync.rpc.access import Access
 
 from .admission import Admission
-from .drain import Drain
-from .errors import abort
+from .grpc_call import Call, Method
 from .partial_parsing import read
-from .read_timeout import ReadTimeouts
 from .streams import Slots, each
 
 if TYPE_CHECKING:
@@ -28,160 +24,87 @@ if TYPE_CHECKING:
 _MOST = 1 << 18  # bytes of a request that does not predict: it is read on the event loop
 _MOST_WAITING = 256  # of each method that does not predict: some of them wait for a version to serve
 
-Begin: TypeAlias = "Callable[[Any, str], Awaitable[AsyncGenerator[bytes, None]]]"
-"""Begins a call with any number of responses, for its context and its peer."""
+Run: TypeAlias = "Callable[[Call], Awaitable[None]]"
+Respond: TypeAlias = "Callable[[Call], AsyncGenerator[bytes, None]]"
+"""Gives any number of answers to a call."""
 
 
-class Dispatch(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # it takes none when it runs
-    """Every call of a service, answered by the servicer's attribute of that name.
+class Dispatch:
+    """The methods of servicers, each answered by the servicer's attribute of that name.
 
     A coroutine, or an asynchronous generator where responses are a stream, lives on the event loop and gets the request
-    and the context. A Prediction is answered by Predictions. What the servicer lacks gRPC itself calls unimplemented.
-
-    A call's peer is asked here and handed on, when the call begins: gRPC crashes where it is asked of one that is over.
+    and the call. A Prediction is answered by Predictions. What a servicer lacks is unimplemented.
     """
 
-    def __init__(
-        self,
-        servicer: Any,
-        service: ServiceDescriptor,
-        predictions: Predictions | None,
-        streams: Slots,
-        timeouts: ReadTimeouts,
-        drain: Drain,
-        connections: ConnectionLimit,
-        access: Access,
-    ) -> None:
+    def __init__(self, predictions: Predictions | None, streams: Slots, access: Access) -> None:
         self._predictions: Any = predictions  # which a port without any needs not
         self._streams = streams
-        self._timeouts = timeouts
-        self._drain = drain
-        self._connections = connections
-        self._handlers: dict[str, Any] = {}
+        self._access = access
+
+    def methods(self, servicer: Any, service: ServiceDescriptor) -> Iterator[tuple[str, Method]]:
         for described in service.methods:
-            method, path = getattr(servicer, described.name, None), f"/{service.full_name}/{described.name}"
+            method, name = getattr(servicer, described.name, None), f"{service.full_name}/{described.name}"
             if method is not None:
-                self._handlers[path] = self._handler(method, described, Admission(access, path[1:]))
+                admission = Admission(self._access, name)
+                run = self._run(method, described, admission)
+                yield f"/{name}", Method(run, admission, is_stream=described.client_streaming)
 
-    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
-        return self._handlers.get(handler_call_details.method)
+    def stream(self, respond: Respond) -> Run:
+        """A call with any number of answers, which takes one of the streams."""
 
-    def _handler(self, method: Any, described: MethodDescriptor, admission: Admission) -> Any:
+        async def run(call: Call) -> None:
+            with self._streams.one(call.peer):
+                async with aclosing(respond(call)) as responses:
+                    async for response in responses:
+                        await call.write(response)
+            call.finish()
+
+        return run
+
+    def _run(self, method: Any, described: MethodDescriptor, admission: Admission) -> Run:
         path = f"{described.containing_service.full_name}/{described.name}"
-        # without a deserializer gRPC hands over the bytes; its own answer to what cannot be parsed is an INTERNAL error
         if _is_prediction(method):
-            return self._unary(self._predictions.answering(method, _kind(described), path), admission)
+            return self._predicted(self._predictions.answering(method, _kind(described), path))
         if described.client_streaming:
             answer = self._predictions.answering(method.prediction, _kind(described), path)
-            begin = each(method, answer, self._predictions.share, self._timeouts)
-            return self._stream(_admitted(begin, admission) if admission.looks else begin)
+            return self.stream(each(method, answer, self._predictions.share))
         if described.server_streaming:
-            return self._stream(self._responses(method, described, admission))
+            return self.stream(self._responses(method, described, admission))
         return self._answered(method, described, admission)
 
-    def _unary(self, answer: Answering, admission: Admission) -> Any:
-        message, drain, connections = self._timeouts.message, self._drain, self._connections
+    def _predicted(self, answer: Answering) -> Run:
+        share = self._predictions.share
 
-        async def call(_: Any, context: Any) -> bytes:
-            peer = context.peer()
-            task = drain.taken_up()
-            connections.begin(context, peer)
-            share = self._predictions.share()
-            try:
-                if admission.looks:
-                    await admission.admit(context, peer)
-                answering = answer(await message(context, peer), share, context)  # and the message is not kept here
-                try:
-                    response, trailers = await answering
-                except Exception as error:  # noqa: BLE001, the edge
-                    await abort(error, context)
-                context.set_trailing_metadata(trailers)
-                if drain.paused:
-                    await drain.resumed()
-                drain.answering(task, peer)
-                return response
-            finally:
-                connections.end(context)
-                if share.size:
-                    task.add_done_callback(lambda _: share.leave())  # once gRPC has written the answer
+        async def run(call: Call) -> None:
+            call.share = share()
+            call.answer(*await answer(call.take(), call.share, call))
 
-        return grpc.stream_unary_rpc_method_handler(call)  # for gRPC, so that the message is ours to wait for
+        return run
 
-    def _answered(
-        self, method: Callable[..., Awaitable[Message]], described: MethodDescriptor, admission: Admission
-    ) -> Any:
-        message, drain, connections = self._timeouts.message, self._drain, self._connections
+    def _answered(self, method: Any, described: MethodDescriptor, admission: Admission) -> Run:
         parsed = _parser(described, most=_MOST)
         waiting = Slots(_MOST_WAITING, f"calls of {described.name}")
 
-        async def call(_: Any, context: Any) -> bytes:
-            peer = context.peer()
-            task = drain.taken_up()
-            with connections.call(context, peer):
-                caller = await admission.admit(context, peer) if admission.looks else None
-                content = await message(context, peer)
-                try:
-                    request = parsed(content)
-                    with admission.audited(caller, request), waiting.one(peer):
-                        response = (await method(request, context)).SerializeToString()
-                except Exception as error:  # noqa: BLE001, the edge
-                    await abort(error, context)
-                if drain.paused:
-                    await drain.resumed()
-                drain.answering(task, peer)
-                return response
+        async def run(call: Call) -> None:
+            request = parsed(call.take())
+            with admission.audited(call.caller, request), waiting.one(call.peer):
+                response = (await method(request, call)).SerializeToString()
+            call.answer(response, ())
 
-        return grpc.stream_unary_rpc_method_handler(call)
+        return run
 
-    def _stream(self, begin: Begin) -> Any:
-        """A call with any number of responses. It takes one of the streams once it has begun."""
-        drain = self._drain
-
-        async def call(_: Any, context: Any) -> AsyncIterator[bytes]:
-            peer = context.peer()
-            with self._connections.call(context, peer):
-                async with aclosing(await begin(context, peer)) as responses:
-                    task = drain.taken_up()
-                    try:
-                        with self._streams.one(peer):
-                            async for response in responses:
-                                if drain.paused:
-                                    await drain.resumed()
-                                drain.answering(task, peer)
-                                yield response
-                                drain.answered(task)
-                    except BusyError as error:
-                        await abort(error, context)
-
-        return grpc.stream_stream_rpc_method_handler(call)
-
-    def _responses(self, method: Callable[..., Any], described: MethodDescriptor, admission: Admission) -> Begin:
-        """Begins a call with one request."""
+    def _responses(self, method: Any, described: MethodDescriptor, admission: Admission) -> Respond:
+        """Answers one request."""
         parsed = _parser(described, most=_MOST)
 
-        async def responses(content: bytes, context: Any, caller: Caller | None) -> AsyncGenerator[bytes, None]:
-            try:
-                request = parsed(content)
-                with admission.audited(caller, request):
-                    async with aclosing(method(request, context)) as messages:
-                        async for message in messages:
-                            yield message.SerializeToString()
-            except Exception as error:  # noqa: BLE001, the edge
-                await abort(error, context)
+        async def respond(call: Call) -> AsyncGenerator[bytes, None]:
+            request = parsed(call.take())
+            with admission.audited(call.caller, request):
+                async with aclosing(method(request, call)) as messages:
+                    async for message in messages:
+                        yield message.SerializeToString()
 
-        async def begin(context: Any, peer: str) -> AsyncGenerator[bytes, None]:
-            caller = await admission.admit(context, peer) if admission.looks else None
-            return responses(await self._timeouts.message(context, peer), context, caller)
-
-        return begin
-
-
-def _admitted(begin: Begin, admission: Admission) -> Begin:
-    async def admitted(context: Any, peer: str) -> AsyncGenerator[bytes, None]:
-        await admission.admit(context, peer)
-        return await begin(context, peer)
-
-    return admitted
+        return respond
 
 
 def _is_prediction(method: Any) -> TypeGuard[PredictionMethod]:

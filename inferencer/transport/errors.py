@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import re
-from typing import Any, NoReturn
 
 import grpc
 
@@ -30,15 +29,6 @@ def logged_status(error: Exception) -> tuple[grpc.StatusCode, str]:
     if code is grpc.StatusCode.INTERNAL:
         _log.error("a request failed in a way nobody foresaw", exc_info=error)
     return code, text
-
-
-async def abort(error: Exception, context: Any) -> NoReturn:
-    """End a call with the error's status."""
-    code, text = logged_status(error)
-    # gRPC keeps what abort raises until garbage is collected, and no version is to be kept in memory for as long
-    error.with_traceback(None)
-    await context.abort(code, text)
-    raise AssertionError("abort raises")  # for the type checker
 
 
 def _text(error: BaseException) -> str:

@@ -1,9 +1,10 @@
-"""One port for gRPC: its servicers, health, reflection, and the limits that keep it open for everybody."""
+"""One port for gRPC: its servicers, health, reflection, and where it listens."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import socket
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,32 +13,33 @@ from google.protobuf.descriptor import ServiceDescriptor
 from grpc_health.v1 import health_pb2
 
 from paramsync.errors import SettingsError
-from paramsync.host.tcp_connections import peer_address
 from paramsync.rpc.access import Access
-from paramsync.rpc.addresses import address, refused
-from paramsync.rpc.connection_limit import ConnectionLimit
+from paramsync.rpc.addresses import refused
+from paramsync.rpc.server import SILENT_SECONDS
 from paramsync.rpc.tls import ServerTls
 
-from . import accepting
+from .admission import Admission
+from .calls import Calls
 from .dispatch import Dispatch
-from .drain import Drain
+from .grpc_call import Method
+from .grpc_connection import GrpcConnection
 from .health import Health
-from .leaving import Goodbye
 from .memory_budget import MemoryBudget
-from .read_timeout import ReadTimeouts
-from .reflection import add_reflection
+from .reflection import METHOD, Reflection
 from .streams import Slots
 
 if TYPE_CHECKING:
     from .predictions import Predictions
 
-_MOST_CALLS = 1 << 13  # of all kinds, for each port: only answers that nobody reads can be so many
-_MOST_SILENT = 1 << 10  # whose messages did not come, for each port
+QUIET_SECONDS = 0.5  # without a call, after which none is thought to be on its way
 _MOST_STREAMS = 512  # which their callers keep open for as long as they please, for each port
+_MOST_ANSWERING = 3.0  # seconds of a drain in which calls that come are answered
+_WAITING = 4096  # whom the kernel keeps until they are accepted
+_AT_ONCE = 64  # are accepted, before others have their turn
 
 
 class GrpcPort:
-    """One port for gRPC, with health and reflection. Lives on one event loop."""
+    """One port for gRPC, with health and reflection. Lives on the event loop on which it is made."""
 
     def __init__(
         self,
@@ -47,68 +49,108 @@ class GrpcPort:
         draining: asyncio.Event,
         access: Access,
         *,
+        message_bytes: int,
         answering: Predictions | None = None,
-        channel_options: Sequence[tuple[str, Any]],
+        connection_seconds: float | None = None,
     ) -> None:
-        self.drain = Drain()
-        self.server = accepting.server([self.drain], options=channel_options, most=_MOST_CALLS)
-        streams, self.read_timeouts = Slots(_MOST_STREAMS, "streams"), ReadTimeouts(_MOST_SILENT, budget)
-        self._connections = ConnectionLimit()
+        """After so many seconds a connection is to be left for another."""
+        dispatch = Dispatch(answering, Slots(_MOST_STREAMS, "streams"), access)
         servicers = {**servicers, health_pb2.DESCRIPTOR.services_by_name["Health"]: health}
-        for service, servicer in servicers.items():
-            dispatch = Dispatch(
-                servicer, service, answering, streams, self.read_timeouts, self.drain, self._connections, access
-            )
-            self.server.add_generic_rpc_handlers((dispatch,))
-        add_reflection([one.full_name for one in servicers], self.server, draining, streams, self.read_timeouts, access)
+        methods = {
+            path: method
+            for service, servicer in servicers.items()
+            for path, method in dispatch.methods(servicer, service)
+        }
+        reflection = Reflection([service.full_name for service in servicers], draining)
+        methods[f"/{METHOD}"] = Method(dispatch.stream(reflection.respond), Admission(access, METHOD), is_stream=True)
+        self.calls = Calls(methods, budget, message_bytes=message_bytes, connection_seconds=connection_seconds)
+        self._listeners: list[tuple[socket.socket, ServerTls | None]] = []
+        self._accepting: list[asyncio.Server] = []
+        self._path: tuple[Path, int] | None = None
 
-        self.places: list[int | str] = []
-        """Where it listens: ports, and the path of a UNIX socket."""
-        self._plain: list[int | str] = []
-        """Such as speak no TLS."""
-        self._socket: Path | None = None
+    def bind(self, host: str, port: int, option: str, tls: ServerTls | None, *, shared: bool = False) -> int:
+        """At every address of the host. Returns the port, which other processes may listen at too where it is `shared`.
 
-    def bind(self, host: str, port: int, option: str, tls: ServerTls | None) -> int:
-        """Returns the port. Raises SettingsError where it cannot be had."""
-        where = address(host, port)
+        Raises SettingsError where it cannot be had.
+        """
         try:
-            if tls is None:
-                bound = self.server.add_insecure_port(where)
-                self._plain.append(bound)
-            else:
-                bound = self.server.add_secure_port(where, tls.grpc_credentials())
-        except RuntimeError as error:
+            infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+            for family, kind, protocol, _, where in infos:
+                listener = socket.socket(family, kind, protocol)
+                self._listeners.append((listener, tls))
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if shared:
+                    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+                if family == socket.AF_INET6:
+                    listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, len(infos) > 1)
+                listener.bind((where[0], port, *where[2:]))
+                listener.listen(_WAITING)
+                port = listener.getsockname()[1]
+        except OSError as error:
             raise refused(host, port, option) from error
-        self.places.append(bound)
-        self._look_after(bound)
-        return bound
+        return port
 
     def bind_socket(self, path: Path) -> None:
         """Another process that listens there keeps its connections, and gets no new ones. Raises SettingsError."""
-        beside = Path(f"{path}~")  # gRPC takes it away when it ends: the path may be another process's by then
+        beside = Path(f"{path}~")
         try:
             if path.exists() and not path.is_socket():
                 raise FileExistsError(path)
-            self.server.add_insecure_port(f"unix:{beside}")
-            self._socket_id = beside.stat().st_ino
+            beside.unlink(missing_ok=True)
+            listener = socket.socket(socket.AF_UNIX)
+            self._listeners.append((listener, None))
+            listener.bind(str(beside))
+            listener.listen(_WAITING)
+            self._path = path, beside.stat().st_ino
             beside.replace(path)
-        except (RuntimeError, OSError) as error:
+        except OSError as error:
             raise SettingsError(f"--grpc_socket_path {path}: cannot listen there; choose another path") from error
-        self.places.append(str(beside))
-        self._plain.append(str(beside))
-        self._socket = path
 
-    def _look_after(self, port: int) -> None:
-        self.read_timeouts.coming.port = port
-        self._connections.start(port)
+    async def start(self) -> None:
+        loop = asyncio.get_running_loop()
+        for listener, tls in self._listeners:
+            create = loop.create_unix_server if listener.family == socket.AF_UNIX else loop.create_server
+            server: asyncio.Server = await create(
+                lambda: GrpcConnection(self.calls),
+                sock=listener,
+                backlog=_AT_ONCE,
+                ssl=None if tls is None else tls.http2_context(),
+                ssl_handshake_timeout=None if tls is None else SILENT_SECONDS,
+            )
+            # so many wait, and so many are accepted at a time: asyncio has one number for both
+            listener.listen(_WAITING)
+            self._accepting.append(server)
 
-    def close(self) -> None:
-        """End its threads. The port is closed by now."""
-        self.read_timeouts.close()
-        self._connections.close()
+    def listening(self) -> Iterator[socket.socket]:
+        return (listener for listener, _ in self._listeners)
+
+    def stop_listening(self) -> None:
+        for server in self._accepting:
+            server.close()
+        for listener, _ in self._listeners:
+            listener.close()
+        self._accepting, self._listeners = [], []
         with suppress(OSError):
-            if self._socket is not None and self._socket.stat().st_ino == self._socket_id:
-                self._socket.unlink()
+            if self._path is not None and self._path[0].stat().st_ino == self._path[1]:
+                self._path[0].unlink()
 
-    def goodbye(self) -> Goodbye:
-        return Goodbye(self.places, self._plain, lambda: {peer_address(peer) for peer in self.drain.peers})
+    async def drain(self, *, grace: float, quiet_seconds: float) -> None:
+        """End within the grace, without a loss.
+
+        1. What comes is answered, until nothing did for a while and all has been answered, or for some seconds.
+        2. It listens no more. Calls that come after that are refused; what was taken up before is answered.
+        3. Every connection ends once its other end has read all.
+        """
+        began = self.calls.loop.time()
+        await self.calls.quiet(quiet_seconds, most=_MOST_ANSWERING)
+        await self.end(grace - (self.calls.loop.time() - began))
+
+    async def end(self, grace: float) -> None:
+        """The last two of these steps."""
+        self.stop_listening()
+        await self.calls.drain(grace)
+
+    async def stop(self) -> None:
+        """At once."""
+        self.stop_listening()
+        await self.calls.stop()

@@ -3,64 +3,36 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
-from typing import Any
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from contextlib import aclosing
+from typing import TYPE_CHECKING
 
-import grpc
-from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
+from grpc_reflection.v1alpha import reflection, reflection_pb2
 
-from paramsync.errors import BusyError
-from paramsync.rpc.access import Access
+from .partial_parsing import read
+from .streams import until
 
-from .admission import Admission
-from .errors import abort
-from .read_timeout import ReadTimeouts
-from .streams import Slots, until
+if TYPE_CHECKING:
+    from .grpc_call import Call
 
-
-def add_reflection(
-    services: Iterable[str],
-    server: grpc.aio.Server,
-    draining: asyncio.Event,
-    streams: Slots,
-    read_timeouts: ReadTimeouts,
-    access: Access,
-) -> None:
-    """Tell which services there are, itself among them."""
-    servicer = _Reflection([*services, reflection.SERVICE_NAME], draining, streams, read_timeouts, access)
-    reflection_pb2_grpc.add_ServerReflectionServicer_to_server(servicer, server)
+METHOD = f"{reflection.SERVICE_NAME}/ServerReflectionInfo"
 
 
-class _Reflection(reflection.aio.ReflectionServicer):  # type: ignore[name-defined]  # its stubs lack it
-    def __init__(
-        self,
-        services: Iterable[str],
-        draining: asyncio.Event,
-        streams: Slots,
-        read_timeouts: ReadTimeouts,
-        access: Access,
-    ) -> None:
-        super().__init__(services)
+class Reflection:
+    """Tells which services there are, itself among them."""
+
+    def __init__(self, services: Iterable[str], draining: asyncio.Event) -> None:
         self._draining = draining
-        self._streams = streams
-        self._read_timeouts = read_timeouts
-        self._admission = Admission(access, f"{reflection.SERVICE_NAME}/ServerReflectionInfo")
+        self._servicer = reflection.aio.ReflectionServicer(  # type: ignore[attr-defined]  # its stubs lack it
+            [*services, reflection.SERVICE_NAME]
+        )
 
-    async def ServerReflectionInfo(self, requests: Any, context: Any) -> AsyncIterator[Any]:
-        peer = context.peer()  # never later: see Dispatch
-        if self._admission.looks:
-            await self._admission.admit(context, peer)
-        try:
-            with self._streams.one(peer), self._read_timeouts.open(context, peer) as ended:
-                asked = until((self._draining, ended), lambda: self._next(requests, context))
-                async for response in super().ServerReflectionInfo(asked, context):
-                    yield response
-                if ended.is_set():
-                    raise self._read_timeouts.busy()
-        except BusyError as error:
-            await abort(error, context)
+    async def respond(self, call: Call) -> AsyncGenerator[bytes, None]:
+        async with aclosing(until(self._draining, call.read)) as contents:
+            async for response in self._servicer.ServerReflectionInfo(_requests(contents), call):
+                yield response.SerializeToString()
 
-    async def _next(self, requests: Any, context: Any) -> Any:
-        if (one := await anext(requests, None)) is not None:
-            self._read_timeouts.came(context, one.ByteSize())
-        return one
+
+async def _requests(contents: AsyncIterator[bytes]) -> AsyncIterator[reflection_pb2.ServerReflectionRequest]:
+    async for content in contents:
+        yield read(reflection_pb2.ServerReflectionRequest, content)

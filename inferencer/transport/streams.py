@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
-
-import grpc
 
 from paramsync.errors import BusyError
 
 from .errors import logged_status
-from .read_timeout import ReadTimeouts
 
 if TYPE_CHECKING:
+    from .grpc_call import Call
     from .memory_budget import MemoryShare
     from .predictions import Answering
 
@@ -115,48 +112,39 @@ class PredictionStream(Protocol):
 
 
 def each(
-    method: PredictionStream, answer: Answering, share: Callable[[], MemoryShare], timeouts: ReadTimeouts
-) -> Callable[[Any, str], Awaitable[AsyncGenerator[bytes, None]]]:
+    method: PredictionStream, answer: Answering, share: Callable[[], MemoryShare]
+) -> Callable[[Call], AsyncGenerator[bytes, None]]:
     """Answers all requests of a stream, in their order. One that is refused ends none of the others."""
 
-    async def begin(context: Any, peer: str) -> AsyncGenerator[bytes, None]:
-        return responses(context, peer)
-
-    async def responses(context: Any, peer: str) -> AsyncGenerator[bytes, None]:
-        with timeouts.open(context, peer) as ended:
-            async with aclosing(until((method.draining, ended), partial(_read, context))) as requests:
-                async for response in answered(requests, context):
-                    yield response
-            if ended.is_set():
-                raise timeouts.busy()
-
-    async def answered(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
-        async for request in requests:
-            timeouts.came(context, len(request))
-            taken = share()
-            try:
+    async def respond(call: Call) -> AsyncGenerator[bytes, None]:
+        async with aclosing(until(method.draining, call.read)) as requests:
+            async for request in requests:
+                taken = share()
                 try:
-                    # without trailing metadata: it names its version itself
-                    response = method.answered((await answer(request, taken, context))[0])
-                except Exception as error:  # noqa: BLE001, the edge
-                    response = method.refused(request, logged_status(error)[1])
-                del request
-                yield response
-            finally:
-                taken.leave()
+                    try:
+                        # without trailing metadata: it names its version itself
+                        response = method.answered((await answer(request, taken, call))[0])
+                    except Exception as error:  # noqa: BLE001, the edge
+                        response = method.refused(request, logged_status(error)[1])
+                    del request
+                    yield response
+                finally:
+                    taken.leave()
 
-    return begin
+    return respond
 
 
-async def until(
-    ended: Iterable[asyncio.Event], read: Callable[[], Coroutine[Any, Any, T | None]]
-) -> AsyncGenerator[T, None]:
-    """What is read before any of these events, up to None."""
-    ends = [asyncio.ensure_future(event.wait()) for event in ended]
+async def until(ended: asyncio.Event, read: Callable[[], Coroutine[Any, Any, T | None]]) -> AsyncGenerator[T, None]:
+    """What is read before this event, up to None."""
+    end = asyncio.ensure_future(ended.wait())
     try:
         while True:
             reading = asyncio.ensure_future(read())
-            await asyncio.wait({*ends, reading}, return_when=asyncio.FIRST_COMPLETED)
+            try:
+                await asyncio.wait({end, reading}, return_when=asyncio.FIRST_COMPLETED)
+            except asyncio.CancelledError:
+                reading.cancel()
+                raise
             if not reading.done() or (message := reading.result()) is None:
                 reading.cancel()
                 return
@@ -165,11 +153,4 @@ async def until(
             del message
             yield kept.pop()  # and is not kept here until the next one comes
     finally:
-        for end in ends:
-            end.cancel()
-
-
-async def _read(context: Any) -> bytes | None:
-    """The next request; gRPC's own iterator would keep it until there is another one."""
-    content = await context.read()
-    return None if content is grpc.aio.EOF else content  # type: ignore[attr-defined]  # its stubs lack it
+        end.cancel()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import logging
 import os
 import socket
 from collections.abc import Mapping, Sequence
@@ -58,7 +57,6 @@ def work(number: int, slot: int, settings: Settings, *, descriptors: Sequence[in
     tf.config.set_visible_devices([], "GPU")
     gc.set_threshold(*_COLLECTIONS)
     memory.limit_heap()
-    logging.getLogger("grpc._cython.cygrpc").addFilter(_is_no_leaving)
     words = SharedWords(word)
     os.close(word)
     asyncio.run(_Worker(number, slot, settings, socket.socket(fileno=connection), words).run())
@@ -194,8 +192,3 @@ class _Configuring:
     ) -> None:
         """See Configuring. The supervisor has roots of its own for whatever a worker is asked."""
         await asyncio.wrap_future(self._supervisor.ask("configure", config.SerializeToString(), seconds))
-
-
-def _is_no_leaving(record: logging.LogRecord) -> bool:
-    """A caller that leaves just before its answer is sent is no error of ours, nor worth a traceback."""
-    return not record.getMessage().startswith("ExecuteBatchError raised in core")

@@ -11,7 +11,6 @@ from tensorflow_serving.apis import model_service_pb2, prediction_service_pb2
 
 from paramsync.host.processes import processors
 from paramsync.kserve import open_inference_pb2 as kserve_pb2
-from paramsync.rpc.server import options
 from paramsync.rpc.tls import ServerTls
 
 from ..batching.batcher import Batcher
@@ -26,15 +25,13 @@ from ..serving.served import Models
 from ..settings.settings import Settings, TfServing
 from ..transport.grpc_port import GrpcPort
 from ..transport.health import Health
-from ..transport.leaving import AGES, Goodbye, refuse_new, stop_listening
+from ..transport.leaving import refuse_new
 from ..transport.memory_budget import SHARES, MemoryBudget
 from ..transport.predictions import Predictions
 
 _log = logging.getLogger("paramsync.inferencer")
-_SHARED = "grpc.so_reuseport"  # all workers listen on one port
-_NEW_SECONDS = 0.3  # in which gRPC has begun to speak on a connection that it accepted last
 _LINGER_SECONDS = 3.0  # for callers that ask seldom, and for streams
-_STEP_SECONDS, _SPARING = 0.01, 5  # from one look at connections to the next, and times what it takes
+_STEP_SECONDS = 0.01
 GRACE_SECONDS = 20.0  # docs/guarantees.md names it; less than the composition gives
 
 
@@ -84,24 +81,24 @@ class PredictionServer:
             kserve_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"]: self.kserve,
         }
         self.health = Health(models, [*(service.full_name for service in servicers), *also])
-        common = [(name, value) for name, value in options(settings.message_bytes) if name != _SHARED]
         self.grpc = GrpcPort(
             servicers,
             self.health,
             self.budget,
             self.draining,
             self._access,
+            message_bytes=settings.message_bytes,
             answering=self.answering,
-            channel_options=(*common, (_SHARED, 1), *tf_serving.channel_arguments, *(AGES if settings.tls else ())),
+            connection_seconds=tf_serving.connection_seconds,
         )
-        self.answering.awaited = self.grpc.read_timeouts.awaited
+        self.answering.awaited = self.grpc.calls.awaited
         self._counted: list[GrpcPort] = []
         self.count(self.grpc)
 
     def count(self, port: GrpcPort) -> None:
         """What comes at this port takes room too."""
         self._counted.append(port)
-        self.budget.coming = lambda: sum([counted.read_timeouts.coming.total for counted in self._counted])
+        self.budget.coming = lambda: sum([counted.calls.coming for counted in self._counted])
 
     async def bind(self) -> tuple[int, int]:
         """Returns the ports for gRPC and HTTP, 0 for none; HTTP answers. Raises SettingsError where one is taken."""
@@ -110,7 +107,7 @@ class PredictionServer:
 
         host, tf_serving = self._settings.host, self._tf_serving
         tls = None if self._settings.tls is None else ServerTls(self._settings.tls)
-        port = self.grpc.bind(host, self._settings.port, "--port", tls) if tf_serving.port else 0
+        port = self.grpc.bind(host, self._settings.port, "--port", tls, shared=True) if tf_serving.port else 0
         if tf_serving.socket is not None:
             self.grpc.bind_socket(tf_serving.socket)
         self._rest = HttpPort(
@@ -129,34 +126,27 @@ class PredictionServer:
 
     async def start(self) -> None:
         """Answer by gRPC too."""
-        await self.grpc.server.start()
+        await self.grpc.start()
         self._following_health = asyncio.ensure_future(self.health.follow())
 
     async def stop(self) -> None:
         """What was bound, at once."""
-        await self.grpc.server.stop(None)
+        await self.grpc.stop()
 
     async def leave(self) -> None:
         """Hand its callers over to processes that listen at the same ports: see `leaving`. `drain` comes after it."""
         loop = asyncio.get_running_loop()
         self._rest.leave()
-        await refuse_new([*self.grpc.places, self._rest_port])
-        stop_listening(self.grpc.places)
+        await refuse_new([*self.grpc.listening(), *self._rest.listening()])
+        self.grpc.stop_listening()
         self._rest.stop_listening()
-        await asyncio.sleep(_NEW_SECONDS)
-        goodbye = self.grpc.goodbye()
-        began = now = loop.time()
-        while (await self._told(goodbye) or len(self._rest)) and now - began < _LINGER_SECONDS:
-            now = await _paused(now)
+        began = loop.time()
+        while (self.grpc.calls.leave() or len(self._rest)) and loop.time() - began < _LINGER_SECONDS:
+            await asyncio.sleep(_STEP_SECONDS)
         await self._rest.close(grace=GRACE_SECONDS, quiet_seconds=0.0)  # connections that ask nothing
         self.say_so()  # which ends streams
-        while await self._told(goodbye) and now - began < GRACE_SECONDS:
-            now = await _paused(now)
-
-    async def _told(self, goodbye: Goodbye) -> int:
-        """How many connections there are."""
-        async with self.grpc.drain.pause():
-            return goodbye.say()
+        while self.grpc.calls.leave() and loop.time() - began < GRACE_SECONDS:
+            await asyncio.sleep(_STEP_SECONDS)
 
     def say_so(self) -> None:
         """Health says NOT_SERVING from now on, every stream is ended, and every answer by HTTP is its connection's
@@ -165,22 +155,14 @@ class PredictionServer:
         self._rest.drain()
         self._following_health.cancel()
         self.draining.set()
-        self.grpc.read_timeouts.drain()
+        self.grpc.calls.read_timeouts.drain()
 
     async def drain(self, *, quiet_seconds: float) -> None:
         """Close both ports, each once no call has come for so long; what has come is answered. End every thread."""
         self.say_so()
         await asyncio.gather(
-            self.grpc.drain.close(self.grpc.server, grace=GRACE_SECONDS, quiet_seconds=quiet_seconds),
+            self.grpc.drain(grace=GRACE_SECONDS, quiet_seconds=quiet_seconds),
             self._rest.close(grace=GRACE_SECONDS, quiet_seconds=quiet_seconds),
         )
-        self.grpc.close()
         self.batcher.close()
         self.answering.close()
-
-
-async def _paused(before: float) -> float:
-    """Returns the time, a moment later; looking at many connections takes the event loop for milliseconds."""
-    loop = asyncio.get_running_loop()
-    await asyncio.sleep(max(_STEP_SECONDS, _SPARING * (loop.time() - before)))
-    return loop.time()

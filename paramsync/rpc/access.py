@@ -70,12 +70,17 @@ class Caller:
     certificate: str | None = None
 
     @classmethod
+    def of(cls, peer: str, metadata: Iterable[tuple[str, str | bytes]], certificate: str | None) -> Caller:
+        """Of a call with these headers; the certificate was verified."""
+        return cls(peer, bearer(next((value for name, value in metadata if name == _HEADER), None)), certificate)
+
+    @classmethod
     def of_grpc(cls, context: Any, peer: str) -> Caller:
-        """Of a call by gRPC, asynchronous or not, that begins just now."""
-        header = next((value for name, value in context.invocation_metadata() or () if name == _HEADER), None)
+        """Of a call by gRPC's own server that begins just now."""
         shown = context.auth_context()  # a certificate that was not verified makes no connection
         names = shown.get("x509_common_name") or shown.get("x509_subject_alternative_name") or (None,)
-        return cls(peer, bearer(header), None if names[0] is None else names[0].decode(errors="replace"))
+        name = None if names[0] is None else names[0].decode(errors="replace")
+        return cls.of(peer, context.invocation_metadata() or (), name)
 
 
 def bearer(header: str | bytes | None) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import ssl
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -49,7 +50,8 @@ class _Loaded(NamedTuple):
     certificate: bytes
     key: bytes
     client_ca: bytes | None
-    context: ssl.SSLContext
+    http: ssl.SSLContext
+    http2: ssl.SSLContext
 
 
 class ServerTls(ReadAgain[_Loaded]):
@@ -77,10 +79,17 @@ class ServerTls(ReadAgain[_Loaded]):
 
     def http_context(self) -> ssl.SSLContext:
         """For one port. A caller may show a certificate, and need not."""
-        first = self.value().context
+        return self._exchanged(lambda loaded: loaded.http)
+
+    def http2_context(self) -> ssl.SSLContext:
+        """For one port that speaks gRPC without gRPC's own server. With `client_ca` a caller shows a certificate."""
+        return self._exchanged(lambda loaded: loaded.http2)
+
+    def _exchanged(self, of: Callable[[_Loaded], ssl.SSLContext]) -> ssl.SSLContext:
+        first = of(self.value())
 
         def exchange(connection: ssl.SSLObject | ssl.SSLSocket, name: str | None, _: ssl.SSLContext) -> None:
-            connection.context = self.value().context  # before anything of the old one was sent
+            connection.context = of(self.value())  # before anything of the old one was sent
 
         first.sni_callback = exchange
         return first
@@ -88,17 +97,23 @@ class ServerTls(ReadAgain[_Loaded]):
     def _read(self) -> _Loaded:
         files, options = self._files, self._files.options
         certificate, key = read_file(options.certificate, files.certificate), read_secret(options.key, files.key)
+        client_ca = None if files.client_ca is None else read_file(options.client_ca, files.client_ca)
+        http = self._context("http/1.1", client_ca, ssl.CERT_OPTIONAL)
+        http2 = self._context("h2", client_ca, ssl.CERT_REQUIRED)
+        return _Loaded(certificate, key, client_ca, http, http2)
+
+    def _context(self, protocol: str, client_ca: bytes | None, verifies: ssl.VerifyMode) -> ssl.SSLContext:
+        files, options = self._files, self._files.options
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        context.set_alpn_protocols(["http/1.1"])
+        context.set_alpn_protocols([protocol])
         _load_chain(context, files.certificate, files.key, options)
-        if files.client_ca is None:
-            return _Loaded(certificate, key, None, context)
-        client_ca = read_file(options.client_ca, files.client_ca)
-        _load_ca(context, options.client_ca, files.client_ca, client_ca)
-        context.verify_mode = ssl.CERT_OPTIONAL
-        context.options |= ssl.OP_NO_TICKET  # who resumes a session shows no certificate: a CA that went would count
-        context.num_tickets = 0
-        return _Loaded(certificate, key, client_ca, context)
+        if files.client_ca is not None and client_ca is not None:
+            _load_ca(context, options.client_ca, files.client_ca, client_ca)
+            context.verify_mode = verifies
+            # who resumes a session shows no certificate: a CA that went would count
+            context.options |= ssl.OP_NO_TICKET
+            context.num_tickets = 0
+        return context
 
 
 def _grpc_configuration(loaded: _Loaded) -> Any:

@@ -13,8 +13,7 @@ from inferencer.serving.metrics import Metrics
 from inferencer.serving.registry import Registry
 from inferencer.serving.served import FollowedModel, Maker, ServedJoined
 from inferencer.settings.settings import AnySettings, ConnectionSettings, ModelSettings, Ports, Settings
-from inferencer.transport.drain import QUIET_SECONDS
-from inferencer.transport.grpc_port import GrpcPort
+from inferencer.transport.grpc_port import QUIET_SECONDS, GrpcPort
 from inferencer.worker.server import PredictionServer
 from paramsync.following.composite import Connection
 from paramsync.following.follower import Follower
@@ -23,7 +22,6 @@ from paramsync.following.replica import Replica
 from paramsync.following.status import Status
 from paramsync.inference import batchable
 from paramsync.inference.resident import Resident
-from paramsync.rpc.server import options
 from paramsync.rpc.tls import ServerTls
 from paramsync.sources.source import ProgressCallback
 from paramsync.v1 import sync_pb2
@@ -48,7 +46,7 @@ class LocalServer:
             self.predicting.budget,
             self.predicting.draining,
             access_of(settings, settings.host),
-            channel_options=options(settings.message_bytes),
+            message_bytes=settings.message_bytes,
         )
         self.predicting.count(self.control)
 
@@ -59,11 +57,11 @@ class LocalServer:
             port, rest_port = await self.predicting.bind()
             control_port = self.control.bind(self._settings.host, self._settings.control_port, "--control-port", tls)
             await self.predicting.start()
-            await self.control.server.start()
+            await self.control.start()
             return Ports(port, rest_port, control_port)
         except BaseException:
             self.models.drain()
-            await asyncio.gather(self.predicting.stop(), self.control.server.stop(None))
+            await asyncio.gather(self.predicting.stop(), self.control.stop())
             raise
 
     async def apply(self, models: Sequence[AnySettings], changes: Mapping[str, Change] | None = None) -> None:
@@ -72,12 +70,11 @@ class LocalServer:
     async def drain(self, *, quiet_seconds: float = QUIET_SECONDS) -> None:
         self.predicting.say_so()
         self.models.drain()
-        self.control.read_timeouts.drain()
+        self.control.calls.read_timeouts.drain()
         followers = asyncio.ensure_future(self.models.close())
         await self.predicting.drain(quiet_seconds=quiet_seconds)
-        await self.control.server.stop(1.0)
+        await self.control.end(1.0)
         await followers
-        self.control.close()
 
 
 class _Examined(Replica):

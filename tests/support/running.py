@@ -113,7 +113,7 @@ class LocalRunning(Running):
     @property
     def read_timeouts(self) -> list[ReadTimeouts]:
         """Of both ports for gRPC."""
-        return [self.server.predicting.grpc.read_timeouts, self.server.control.read_timeouts]
+        return [self.server.predicting.grpc.calls.read_timeouts, self.server.control.calls.read_timeouts]
 
 
 @cache

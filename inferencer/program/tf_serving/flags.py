@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import difflib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from tensorflow_serving.config import model_server_config_pb2
 
@@ -30,6 +30,8 @@ _EVERYWHERE = "0.0.0.0"
 _CONTROL_HOST = "127.0.0.1"
 _METRICS_PATH = "/monitoring/prometheus/metrics"
 _MESSAGES = ("grpc.max_receive_message_length", "grpc.max_send_message_length")
+_AGE = "grpc.max_connection_age_ms"
+Arguments: TypeAlias = "tuple[tuple[str, int | str], ...]"
 _MOST_BYTES = 2047 << 20
 _CREDENTIALS = credentials.OptionNames(
     f"--token_file FILE (or {credentials.TOKEN})", "--tls_cert", "--tls_key", "--tls_client_ca"
@@ -117,12 +119,12 @@ def _settings(flags: Mapping[str, Any]) -> Settings:
             port=bool(port),
             http=bool(rest_port),
             socket=socket,
-            channel_arguments=tuple(argument for argument in arguments if argument[0] not in _MESSAGES),
+            connection_seconds=_connection_seconds(arguments),
             metrics_path=_metrics_path(flags.get("monitoring_config_file")),
             config_file=config_file,
             config_poll_seconds=poll or None,
             trust=trust,
-            changing_nothing=tuple(f"--{name} ({CHANGE_NOTHING[name]})" for name in flags if name in CHANGE_NOTHING),
+            changing_nothing=(*_changing_nothing(flags), *_arguments_changing_nothing(arguments)),
         ),
         **_batching(flags),
         **_message_bytes(arguments),
@@ -173,7 +175,7 @@ def _batching(flags: Mapping[str, Any]) -> dict[str, Any]:
         raise SettingsError(f"--batching_parameters_file {path}: max_batch_size: {error}") from error
 
 
-def _message_bytes(arguments: Sequence[tuple[str, int | str]]) -> dict[str, Any]:
+def _message_bytes(arguments: Arguments) -> dict[str, Any]:
     """The largest request or answer: what is said of either. -1 is gRPC's word for no limit."""
     limits = [value for name, value in arguments if name in _MESSAGES and isinstance(value, int)]
     if not limits:
@@ -281,7 +283,7 @@ def _tags(text: str) -> str:
     return text
 
 
-def _channel_arguments(text: str) -> tuple[tuple[str, int | str], ...]:
+def _channel_arguments(text: str) -> Arguments:
     arguments: list[tuple[str, int | str]] = []
     for argument in filter(None, text.split(",")):
         name, equals, value = argument.partition("=")
@@ -289,6 +291,22 @@ def _channel_arguments(text: str) -> tuple[tuple[str, int | str], ...]:
             raise argparse.ArgumentTypeError(f"expected NAME=VALUE, found {argument!r}")
         arguments.append((name, int(value) if value.lstrip("-").isdecimal() else value))
     return tuple(arguments)
+
+
+def _connection_seconds(arguments: Arguments) -> float | None:
+    age = dict(arguments).get(_AGE)
+    return age / 1000 if isinstance(age, int) and age > 0 else None
+
+
+def _changing_nothing(flags: Iterable[str]) -> Iterator[str]:
+    return (f"--{name} ({CHANGE_NOTHING[name]})" for name in flags if name in CHANGE_NOTHING)
+
+
+def _arguments_changing_nothing(arguments: Arguments) -> Iterator[str]:
+    names = (name for name, _ in arguments if name not in (*_MESSAGES, _AGE))
+    return (
+        f"--grpc_channel_arguments {name} (the server is not gRPC's own, and has limits of its own)" for name in names
+    )
 
 
 def _version() -> str:

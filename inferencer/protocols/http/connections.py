@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import select
-from collections.abc import Awaitable, Callable
+import socket
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from aiohttp import web
@@ -66,6 +67,9 @@ class Connections:
         except OSError as error:
             raise refused(host, port, "--rest-port") from error
         return int(self._listening.sockets[0].getsockname()[1])
+
+    def listening(self) -> Sequence[socket.socket]:
+        return () if self._listening is None else self._listening.sockets
 
     def stop_listening(self) -> None:
         if self._listening is not None:

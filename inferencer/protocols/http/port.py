@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
@@ -104,6 +105,9 @@ class HttpPort:
 
     def stop_listening(self) -> None:
         self._connections.stop_listening()
+
+    def listening(self) -> Sequence[socket.socket]:
+        return self._connections.listening()
 
     def __len__(self) -> int:
         """How many connections there are."""

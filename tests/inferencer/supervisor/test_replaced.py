@@ -20,7 +20,6 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tensorflow_serving.apis import prediction_service_pb2_grpc
 
-from inferencer.settings.settings import TfServing
 from paramsync.cli.__main__ import main
 from paramsync.errors import ParamsyncError, SyncError
 from paramsync.rpc.client import Inferencer
@@ -269,11 +268,8 @@ def test_a_call_that_takes_long_is_answered_by_the_worker_that_leaves(
 def test_callers_by_tls_lose_no_call_either(publisher: Publisher, tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     files = authority.sign("server")
-    young = TfServing(
-        channel_arguments=(("grpc.max_connection_age_ms", 1000),)
-    )  # which the test need not wait for long
     tls = TlsFiles(files.certificate, files.key, None)
-    running = Running(tmp_path / "m", workers=WORKERS, tls=tls, tf_serving=young)
+    running = Running(tmp_path / "m", workers=WORKERS, tls=tls)
     running.server.models.follower("m").sync(timeout=LONG)
 
     def ask() -> Iterator[int]:

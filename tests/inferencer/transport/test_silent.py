@@ -173,8 +173,8 @@ def test_each_method_has_room_of_its_own_for_calls_that_wait() -> None:
 def test_connections_that_say_nothing_or_have_no_call_are_closed(
     publisher: Publisher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("paramsync.rpc.server.SILENT_SECONDS", 1)
-    monkeypatch.setattr("paramsync.rpc.server.IDLE_SECONDS", 1)
+    monkeypatch.setattr("inferencer.transport.grpc_connection.SILENT_SECONDS", 1)
+    monkeypatch.setattr("inferencer.transport.grpc_connection.IDLE_SECONDS", 1)
     monkeypatch.setattr("paramsync.rpc.connection_limit.MOST", 20)
     publisher.publish(7)
     running = LocalRunning(tmp_path / "m")
@@ -226,7 +226,7 @@ def test_an_address_that_holds_all_streams_gives_one_up_for_another_address(serv
     for one in greedy:
         one.sendall(headers(1, WATCH) + message(1, content))
     for one in greedy:
-        assert b"grpc-" in read_until(one, b"grpc-")  # headers of a response
+        assert b"application/grpc" in read_until(one, b"application/grpc")  # headers of a response
     mine: list[Any] = [served.predictions.unary_stream(WATCH, bytes, bytes)(content, timeout=LONG) for _ in range(3)]
     for stream in mine:
         assert next(stream)

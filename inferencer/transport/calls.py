@@ -1,0 +1,193 @@
+"""The calls and connections of one gRPC port, and the limits that keep it open for everybody."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping
+
+import grpc
+
+from paramsync.errors import BusyError
+from paramsync.rpc.connection_limit import most_connections
+
+from .errors import logged_status
+from .grpc_call import Call, Method
+from .grpc_connection import GrpcConnection
+from .memory_budget import LARGE, MemoryBudget
+from .read_timeout import ReadTimeouts
+
+_MOST = 1 << 13  # of all kinds: only answers that nobody reads can be so many
+_MOST_SILENT = 1 << 10  # whose messages did not come
+_NEW_SECONDS = 1.0  # for the first call of a connection, where there are many
+_LOOK_SECONDS = 1.0
+_LAST = 1.0  # of the grace, for callers to read what they were answered
+_STEPS, _STEP_SECONDS = 10, 0.001
+_STOPPING = "the server is stopping; call another one, or try again later"
+
+
+class Calls:
+    """Lives on the event loop on which it is made."""
+
+    def __init__(
+        self,
+        methods: Mapping[str, Method],
+        budget: MemoryBudget,
+        *,
+        message_bytes: int,
+        connection_seconds: float | None,
+    ) -> None:
+        self.methods = methods
+        self.message_bytes = message_bytes
+        self._connection_seconds = connection_seconds
+        self.loop = asyncio.get_running_loop()
+        self.read_timeouts = ReadTimeouts(_MOST_SILENT)
+        self.coming = 0
+        """Bytes of messages that were not taken up, as most have not come whole."""
+        self.connections: set[GrpcConnection] = set()
+        self._budget = budget
+        self._most_connections = most_connections()
+        self._came = 0  # calls since the beginning
+        self._open = 0
+        self._refuses = False
+        self._beginning = 0  # calls whose message is there, and which were not begun with
+        self._streams = 0
+        self._looking: asyncio.TimerHandle | None = None
+
+    # Calls ------------------------------------------------------------------------------------------------------------
+
+    def awaited(self) -> int:
+        """How many calls may bring a message at any moment, or have just done so."""
+        return len(self.read_timeouts) + self._beginning + self._streams
+
+    def begin(self, call: Call) -> None:
+        """Its headers came."""
+        self._came += 1
+        self._open += 1
+        if self._refuses:
+            call.refuse(grpc.StatusCode.UNAVAILABLE, _STOPPING)
+        elif self._open > _MOST:
+            call.refuse(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{_MOST} calls are open already; try again in a moment")
+        else:
+            call.begin()
+            if call.is_silent:
+                self.read_timeouts.begin(call, self.loop.time())
+
+    def over(self, call: Call) -> None:
+        self._open -= 1
+        self.read_timeouts.end(call)
+
+    def begins(self, call: Call) -> None:
+        """Its message is there, or it needs none to begin."""
+        self.read_timeouts.end(call)
+        self._beginning += 1
+
+    def begun(self, call: Call) -> None:
+        self._beginning -= 1
+        self._streams += call.method.is_stream
+
+    def ran(self, call: Call) -> None:
+        self._streams -= call.method.is_stream
+
+    def held(self, connection: GrpcConnection, size: int) -> None:
+        """So much more came of messages, or so much less is here. Where too much is here, the calls of the connection
+        that most came by are ended."""
+        self.coming += size
+        connection.held += size
+        if size <= -LARGE:
+            self._budget.left(-size)
+        elif size > 0 and self.coming > LARGE and self._budget.over:
+            self._crowd_out()
+
+    def _crowd_out(self) -> None:
+        most = self._budget.most
+        busy = BusyError(f"messages that come and requests take {most} bytes already; try again in a moment")
+        while self._budget.over:
+            largest = max(self.connections, key=lambda connection: connection.held, default=None)
+            if largest is None or not largest.held:
+                return
+            for call in [*largest.calls.values()]:
+                if call.is_coming:
+                    call.refuse(*logged_status(busy))
+
+    # Connections ------------------------------------------------------------------------------------------------------
+
+    def came(self, connection: GrpcConnection) -> None:
+        self.connections.add(connection)
+        if len(self.connections) > self._most_connections * 3 // 4:
+            self._make_room()
+        if len(self.connections) > self._most_connections:
+            connection.abort()
+        if self._looking is None:
+            self._look_later()
+
+    def gone(self, connection: GrpcConnection) -> None:
+        self.connections.discard(connection)
+
+    def _make_room(self) -> None:
+        """Close connections without a call: of the address that has most of them, the one that is silent longest. A new
+        one has a moment for its first call. Clients connect again unnoticed."""
+        now, spare = self.loop.time(), len(self.connections) - self._most_connections * 3 // 4
+        of_host = Counter(connection.host for connection in self.connections)
+        quiet: dict[str, list[GrpcConnection]] = {}
+        for connection in sorted(self.connections, key=lambda connection: -connection.heard):
+            if not connection.calls and now - connection.began >= _NEW_SECONDS:
+                quiet.setdefault(connection.host, []).append(connection)
+        while quiet and spare > 0:
+            host = max(quiet, key=of_host.__getitem__)
+            quiet[host].pop().close()
+            of_host[host] -= 1
+            spare -= 1
+            if not quiet[host]:
+                del quiet[host]
+
+    def _look_later(self) -> None:
+        self._looking = self.loop.call_later(_LOOK_SECONDS, self._look)
+
+    def _look(self) -> None:
+        self._looking = None
+        now = self.loop.time()
+        for connection in [*self.connections]:
+            connection.check(now)
+            if self._connection_seconds is not None and now - connection.began >= self._connection_seconds:
+                connection.leave()
+        if self.connections:
+            self._look_later()
+
+    # The end ----------------------------------------------------------------------------------------------------------
+
+    def leave(self) -> int:
+        """Have callers begin no more calls on the connections that are here. How many there are."""
+        for connection in [*self.connections]:
+            connection.leave()
+        return len(self.connections)
+
+    async def quiet(self, seconds: float, *, most: float) -> None:
+        """Returns once no call is open and none came for so many seconds, or after the most."""
+        end, still = self.loop.time() + most, 0
+        while (still < _STEPS or self._open) and self.loop.time() < end:
+            before = self._came
+            await asyncio.sleep(max(_STEP_SECONDS, seconds / _STEPS))
+            # in steps: while the loop is busy it does not take up what comes, and that time must not count
+            still = still + 1 if self._came == before else 0
+
+    async def drain(self, grace: float) -> None:
+        """Refuse calls that come, answer those that are here within the grace, and end every connection, once its other
+        end has read all."""
+        end = self.loop.time() + grace
+        self._refuses = True
+        await self.quiet(0.0, most=grace - _LAST)
+        for connection in [*self.connections]:
+            connection.close()
+        while self.connections and self.loop.time() < end:
+            await asyncio.sleep(_STEP_SECONDS)
+        await self.stop()
+
+    async def stop(self) -> None:
+        """End all at once."""
+        for connection in [*self.connections]:
+            connection.abort()
+        self.read_timeouts.close()
+        if self._looking is not None:
+            self._looking.cancel()
+        await asyncio.sleep(0)  # in which transports tell their connections
