@@ -9,6 +9,7 @@ from paramsync.http2.errors import ErrorCode
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 HEADER = Struct(">IBI")  # length in the upper 24 bits and type in the lower 8; flags; stream
 HEADER_SIZE = 9
+PRIORITY_SIZE = 5
 WORD = Struct(">I")
 SETTING = Struct(">HI")
 LARGEST_NUMBER = (1 << 31) - 1  # of streams and windows

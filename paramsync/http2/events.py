@@ -1,0 +1,70 @@
+"""What a connection tells whoever uses it, and the limits it keeps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from paramsync.http2.errors import Http2Error
+from paramsync.http2.headers import Head
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    streams: int = 1024
+    frame: int = 1 << 16
+    stream_window: int = 1 << 20
+    connection_window: int = 1 << 24
+    header_list: int = 16 << 10  # bytes of a head; one with more is marked `too_large`
+    header_block: int = 64 << 10  # bytes of a block, with its continuations; it may decode to four times as many
+    control: int = 10_000  # frames that carry nothing: so many may come at once
+    control_per_second: int = 2_000  # and so many for as long as it pleases
+
+
+class Headers(NamedTuple):
+    """A request begins."""
+
+    stream: int
+    head: Head
+    ended: bool
+
+
+class Data(NamedTuple):
+    """Content of a request, in the parts in which it came; `consumed` must be told of all of it."""
+
+    stream: int
+    content: bytes
+    ended: bool
+
+
+class Reset(NamedTuple):
+    """The stream is over, by the peer's will or fault."""
+
+    stream: int
+    code: int
+
+
+class Sent(NamedTuple):
+    """All that was queued for the stream is in the output."""
+
+    stream: int
+
+
+class Pong(NamedTuple):
+    payload: bytes
+
+
+class GoingAway(NamedTuple):
+    """The peer wants no streams of ours above `last`: for a server, that it will leave."""
+
+    last: int
+    code: int
+
+
+class Lost(NamedTuple):
+    """The connection is over: write the output, then close."""
+
+    error: Http2Error
+
+
+Event = Headers | Data | Reset | Sent | Pong | GoingAway | Lost

@@ -1,0 +1,36 @@
+"""One field of a header or trailer section, and why RFC 9113 would forbid it."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+OVERHEAD = 32  # bytes that are counted for each field beside its name and value
+
+_PSEUDO = frozenset([":method", ":scheme", ":path", ":authority"])
+_OF_CONNECTIONS = frozenset(["connection", "keep-alive", "proxy-connection", "transfer-encoding", "upgrade"])
+_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9a-z]+")
+_VALUE = re.compile(r"(?:[^\x00\r\n \t](?:[^\x00\r\n]*[^\x00\r\n \t])?)?")
+
+
+class Field(NamedTuple):
+    name: str
+    value: str
+    size: int
+    fault: str  # empty where there is none
+
+
+def field(name: bytes, value: bytes) -> Field:
+    """A field as it came, checked once for as long as the peer's table remembers it."""
+    text, content = name.decode("latin-1"), value.decode("latin-1")
+    return Field(text, content, len(name) + len(value) + OVERHEAD, _fault(text, content))
+
+
+def _fault(name: str, value: str) -> str:
+    if name not in _PSEUDO and not _NAME.fullmatch(name):
+        return "a name with forbidden characters, or an unknown pseudo-header"
+    if not _VALUE.fullmatch(value):
+        return f"{name} with forbidden characters"
+    if name in _OF_CONNECTIONS or (name == "te" and value != "trailers"):
+        return f"{name}, which is for one connection"
+    return ""

@@ -1,0 +1,219 @@
+"""The open streams of a connection, and what is sent on them as far as the peer's windows allow."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from paramsync.http2 import frames
+from paramsync.http2.errors import ErrorCode, Http2Error, StreamError
+from paramsync.http2.events import Event, Sent
+from paramsync.http2.frames import DATA, END_HEADERS, END_STREAM, HEADER, HEADERS, LARGEST_NUMBER
+
+_REMEMBERED = 1024
+
+
+class Stream:
+    """A stream that is open, or half closed."""
+
+    __slots__ = ("answered", "credit", "ended", "finished", "missing", "number", "queue", "room", "waiting", "window")
+
+    def __init__(self, number: int, ended: bool, missing: int, room: int, window: int) -> None:
+        self.number = number
+        self.ended = ended  # by the peer
+        self.missing = missing  # bytes of content that the head promised and that did not come; -1: it promised nothing
+        self.room = room  # bytes that the peer may send
+        self.credit = 0  # bytes that were consumed and that `room` does not have again yet
+        self.window = window  # bytes that we may send; negative where the peer took some back
+        self.answered = False
+        self.finished = False  # the end of the answer is sent or queued
+        self.waiting = False  # for a Sent event
+        self.queue: deque[tuple[int, bytes | memoryview]] | None = None  # frame type, or _END; and what it carries
+
+
+_END = -1  # HEADERS that end the stream
+
+
+class Outbox:
+    """Bytes to be written, and what waits for windows or for `release`. Streams take turns, a frame each."""
+
+    def __init__(self) -> None:
+        self.parts: list[bytes] = []
+        self.streams: dict[int, Stream] = {}
+        self.held = False
+        self.unsent = 0
+        self.initial_window = frames.DEFAULT_WINDOW
+        self.largest = frames.DEFAULT_FRAME
+        self.answers = 0
+        self._window = frames.DEFAULT_WINDOW
+        self._ready: dict[int, Stream] = {}  # streams with a queue that their own windows let go on
+        self._left_early: dict[int, None] = {}  # streams that ended here first: the peer may not know it yet
+
+    def take(self) -> bytes:
+        parts = self.parts
+        content = parts[0] if len(parts) == 1 else b"".join(parts)
+        parts.clear()
+        return content
+
+    def respond(self, stream: Stream, headers: bytes, content: bytes, trailers: bytes) -> bool:
+        """True where all of it went into the output."""
+        size = len(content)
+        at_once = 0 < size <= min(stream.window, self._window, self.largest) and not (self.held or stream.queue)
+        if at_once and len(headers) <= self.largest >= len(trailers):
+            number = stream.number
+            parts = (
+                HEADER.pack(len(headers) << 8 | HEADERS, END_HEADERS, number),
+                headers,
+                HEADER.pack(size << 8, 0, number),
+                content,
+                HEADER.pack(len(trailers) << 8 | HEADERS, END_HEADERS | END_STREAM, number),
+                trailers,
+            )
+            self.parts.append(b"".join(parts))
+            self._window -= size
+            self._end(stream)
+            return True
+        self.headers(stream, headers, end=False)
+        self.data(stream, content)
+        self.headers(stream, trailers, end=True)
+        stream.waiting = bool(stream.queue)
+        return not stream.waiting
+
+    def headers(self, stream: Stream, block: bytes, *, end: bool) -> None:
+        if stream.finished:
+            return
+        stream.answered = True
+        stream.finished = end
+        self._queue(stream, _END if end else HEADERS, block)
+
+    def data(self, stream: Stream, content: bytes) -> bool:
+        """True where all that was queued for the stream went into the output."""
+        if content and not stream.finished:
+            self._queue(stream, DATA, memoryview(content))
+        stream.waiting = bool(stream.queue)
+        return not stream.waiting
+
+    def release(self, events: list[Event]) -> None:
+        self.held = False
+        for stream in list(self._ready.values()):
+            self._send_blocks(stream)
+            self._settle(stream, events)
+        self.flush(events)
+
+    def flush(self, events: list[Event]) -> None:
+        """Send what the windows allow."""
+        while self._ready and self._window > 0 and not self.held:
+            stream = self._ready.pop(next(iter(self._ready)))
+            self._send_turn(stream)
+            self._settle(stream, events)
+
+    def grow(self, more: int) -> None:
+        """The peer opened the connection's window. Raises Http2Error."""
+        self._window += more
+        if not more or self._window > LARGEST_NUMBER:
+            raise Http2Error(*_bad_window(more))
+
+    def grow_stream(self, stream: Stream, more: int) -> None:
+        """The peer opened a stream's window. Raises StreamError."""
+        stream.window += more
+        if not more or stream.window > LARGEST_NUMBER:
+            raise StreamError(stream.number, *_bad_window(more))
+        self._offer(stream)
+
+    def change_initial_window(self, window: int) -> None:
+        """The peer changed the windows of all streams, open ones too. Raises Http2Error."""
+        more, self.initial_window = window - self.initial_window, window
+        for stream in self.streams.values():
+            stream.window += more
+            if stream.window > LARGEST_NUMBER:
+                raise Http2Error(*_bad_window(more))
+            self._offer(stream)
+
+    def reset(self, stream: Stream, code: ErrorCode) -> None:
+        self.parts.append(frames.rst_stream(stream.number, code))
+        self.drop(stream)
+        if not stream.ended:
+            self.leave_early(stream.number)
+
+    def drop(self, stream: Stream) -> None:
+        """Forget a stream, and what is queued for it."""
+        del self.streams[stream.number]
+        if stream.queue:
+            self.unsent -= sum(len(content) for _, content in stream.queue)
+            self._ready.pop(stream.number, None)
+
+    def drop_all(self) -> None:
+        self.streams.clear()
+        self._ready.clear()
+        self.unsent = 0
+
+    def leave_early(self, number: int) -> None:
+        self._left_early[number] = None
+        if len(self._left_early) > _REMEMBERED:
+            del self._left_early[next(iter(self._left_early))]
+
+    def left_early(self, number: int) -> bool:
+        """Whether a stream ended here before it ended there: what still comes for it is no error of the peer's."""
+        return number in self._left_early
+
+    def _queue(self, stream: Stream, kind: int, content: bytes | memoryview) -> None:
+        """Send at once where nothing is in the way, else queue."""
+        if stream.queue is None:
+            stream.queue = deque()
+        stream.queue.append((kind, content))
+        self.unsent += len(content)
+        if not self.held:
+            self._send_blocks(stream)
+            while stream.queue and stream.window > 0 and self._window > 0:
+                self._send_turn(stream)
+        self._offer(stream)
+
+    def _offer(self, stream: Stream) -> None:
+        if stream.queue and (stream.window > 0 or self.held):
+            self._ready[stream.number] = stream
+
+    def _settle(self, stream: Stream, events: list[Event]) -> None:
+        """After a turn: the next one, or none, or the end."""
+        self._ready.pop(stream.number, None)
+        self._offer(stream)
+        if stream.waiting and not stream.queue:
+            stream.waiting = False
+            events.append(Sent(stream.number))
+
+    def _send_turn(self, stream: Stream) -> None:
+        """Headers that are first, a frame of content, headers behind it."""
+        self._send_blocks(stream)
+        if not stream.queue:
+            return
+        content = stream.queue[0][1]
+        size = min(len(content), stream.window, self._window, self.largest)
+        if size <= 0:
+            return
+        self.parts.append(frames.frame(DATA, 0, stream.number, content[:size]))
+        stream.window -= size
+        self._window -= size
+        self.unsent -= size
+        if size < len(content):
+            stream.queue[0] = (DATA, content[size:])
+        else:
+            stream.queue.popleft()
+            self._send_blocks(stream)
+
+    def _send_blocks(self, stream: Stream) -> None:
+        while stream.queue and stream.queue[0][0] != DATA:
+            kind, block = stream.queue.popleft()
+            self.unsent -= len(block)
+            self.parts.append(frames.header_block(stream.number, bytes(block), kind == _END, self.largest))
+            if kind == _END:
+                self._end(stream)
+
+    def _end(self, stream: Stream) -> None:
+        del self.streams[stream.number]
+        self.answers += 1
+        if not stream.ended:
+            self.parts.append(frames.rst_stream(stream.number, ErrorCode.NO_ERROR))
+            self.leave_early(stream.number)
+
+
+def _bad_window(more: int) -> tuple[ErrorCode, str]:
+    code = ErrorCode.FLOW_CONTROL_ERROR if more else ErrorCode.PROTOCOL_ERROR
+    return code, f"a window that grows by {more}"

@@ -1,0 +1,143 @@
+"""Heads: what RFC 9113 forbids, and when one that came before is used again."""
+
+from __future__ import annotations
+
+import pytest
+
+from paramsync.http2.errors import MalformedHeadError
+from paramsync.http2.headers import HeaderReader, encoded, encoded_fields
+from tests.http2.wire import HEAD, REQUEST
+
+LARGEST = 1000
+
+
+def _reader() -> HeaderReader:
+    return HeaderReader(LARGEST, 1 << 18)
+
+
+def test_a_head_tells_what_is_asked_and_its_fields_in_order() -> None:
+    head = _reader().read(encoded_fields([*REQUEST, (b"b", b"1"), (b"a", b"\xe9"), (b"b", b"2")]))
+    assert (head.method, head.scheme, head.path, head.authority) == ("POST", "http", "/service/Method", "server")
+    assert head.fields == (("b", "1"), ("a", "\xe9"), ("b", "2"))
+    assert head.size == sum(len(name) + len(value) + 32 for name, value in REQUEST) + 3 * 34
+    assert (head.length, head.too_large, head.parsed) == (-1, False, None)
+
+
+def test_a_head_that_is_too_large_says_so() -> None:
+    assert _reader().read(HEAD + encoded(b"a", bytes(b"x" * LARGEST))).too_large
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        [],
+        REQUEST[1:],
+        [*REQUEST[:1], *REQUEST[2:]],
+        [*REQUEST[:2], *REQUEST[3:]],
+        [*REQUEST[:2], (b":path", b""), *REQUEST[3:]],
+        [(b":method", b""), *REQUEST[1:]],
+        [*REQUEST, (b":method", b"POST")],
+        [*REQUEST[:3], (b"a", b"b"), REQUEST[3]],
+        [*REQUEST, (b":status", b"200")],
+        [*REQUEST, (b":protocol", b"websocket")],
+        [*REQUEST, (b"Upper", b"case")],
+        [*REQUEST, (b"", b"")],
+        [*REQUEST, (b"a b", b"c")],
+        [*REQUEST, (b"a\xe9", b"c")],
+        [*REQUEST, (b"a", b"b\nc")],
+        [*REQUEST, (b"a", b"b\0c")],
+        [*REQUEST, (b"a", b" b")],
+        [*REQUEST, (b"a", b"b\t")],
+        [*REQUEST, (b"a", b"b\n")],
+        [*REQUEST[:2], (b":path", b"/a\r\nb"), *REQUEST[3:]],
+        [*REQUEST, (b"connection", b"close")],
+        [*REQUEST, (b"transfer-encoding", b"chunked")],
+        [*REQUEST, (b"upgrade", b"h2c")],
+        [*REQUEST, (b"keep-alive", b"1")],
+        [*REQUEST, (b"te", b"gzip")],
+        [*REQUEST, (b"content-length", b"-1")],
+        [*REQUEST, (b"content-length", b"\xb2")],
+        [*REQUEST, (b"content-length", b"")],
+        [*REQUEST, (b"content-length", b"1"), (b"content-length", b"2")],
+        [(b":method", b"CONNECT"), *REQUEST[1:]],
+    ],
+    ids=str,
+)
+def test_a_head_that_rfc_9113_forbids_is_malformed(fields: list[tuple[bytes, bytes]]) -> None:
+    with pytest.raises(MalformedHeadError):
+        _reader().read(encoded_fields(fields))
+
+
+def test_a_malformed_head_is_malformed_when_it_comes_again() -> None:
+    reader = _reader()
+    block = HEAD + encoded(b"te", b"gzip")
+    for _ in range(2):
+        with pytest.raises(MalformedHeadError):
+            reader.read(block)
+
+
+@pytest.mark.parametrize(
+    "fields", [[(b"te", b"trailers")], [(b"content-length", b"7")], [(b"a", b"")], [(b"a", b"b c\td")]], ids=str
+)
+def test_a_head_that_rfc_9113_allows_is_read(fields: list[tuple[bytes, bytes]]) -> None:
+    head = _reader().read(encoded_fields([*REQUEST, *fields]))
+    assert head.fields == tuple((name.decode(), value.decode()) for name, value in fields)
+
+
+def test_connect_has_an_authority_alone() -> None:
+    head = _reader().read(encoded_fields([(b":method", b"CONNECT"), (b":authority", b"server:1")]))
+    assert (head.method, head.authority, head.path, head.scheme) == ("CONNECT", "server:1", "", "")
+
+
+@pytest.mark.parametrize("field", [(b":path", b"/"), (b"connection", b"close"), (b"A", b"b")], ids=str)
+def test_trailers_are_checked_too(field: tuple[bytes, bytes]) -> None:
+    reader = _reader()
+    reader.read_trailers(encoded(b"a", b"b"))
+    with pytest.raises(MalformedHeadError):
+        reader.read_trailers(encoded(*field))
+
+
+def test_the_same_block_gives_the_same_head_while_the_table_stays() -> None:
+    reader = _reader()
+    first = reader.read(HEAD)
+    reader.read(HEAD + encoded(b"a", b"b"))
+    reader.skip(HEAD)
+    assert reader.read(HEAD) is first
+
+
+def test_the_same_block_is_read_again_once_the_table_changed() -> None:
+    reader = _reader()
+    reader.read(HEAD + b"\x40\x01a\x01b")
+    block = HEAD + b"\xbe"
+    assert reader.read(block).fields == (("a", "b"),)
+    reader.read(HEAD + b"\x40\x01c\x01d")
+    assert reader.read(block).fields == (("c", "d"),)
+
+
+def test_a_malformed_head_changes_the_table_for_those_after_it() -> None:
+    reader = _reader()
+    reader.read(HEAD + b"\x40\x01a\x01b")
+    block = HEAD + b"\xbe"
+    assert reader.read(block).fields == (("a", "b"),)
+    with pytest.raises(MalformedHeadError):
+        reader.read(b"\x40\x01c\x01d")
+    assert reader.read(block).fields == (("c", "d"),)
+
+
+def test_a_table_that_was_resized_changes_what_blocks_mean() -> None:
+    reader = _reader()
+    reader.read(HEAD + b"\x40\x01a\x01b")
+    reader.read(b"\x20" + HEAD)
+    reader.read(HEAD)
+    reader.skip(b"\x3f\xe1\x1f" + b"\x40\x01c\x01d")
+    assert reader.read(HEAD + b"\xbe").fields == (("c", "d"),)
+
+
+def test_heads_that_are_kept_for_later_are_bounded() -> None:
+    reader = _reader()
+    kept = {id(reader.read(HEAD + encoded(b"a", b"%d" % number))) for number in range(500)}
+    assert len(kept) > 1
+    assert len(reader._heads) <= 64
+    for number in range(20):
+        reader.read(HEAD + encoded(b"a", b"x" * 10_000 + b"%d" % number))
+    assert sum(map(len, reader._heads)) <= 64 << 10
