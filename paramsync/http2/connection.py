@@ -296,14 +296,16 @@ class ServerConnection:
         self._take_block(flags, payload, events)
 
     def _take_block(self, flags: int, part: bytes, events: list[Event]) -> None:
+        size = len(part)
         if self._block or not flags & END_HEADERS:
             self._block.append(part)
             size = sum(map(len, self._block))
-            if size > self._limits.header_block or len(self._block) > _CONTINUATIONS:
-                raise Http2Error(ErrorCode.ENHANCE_YOUR_CALM, f"headers of {size} bytes, {len(self._block)} frames")
-            if not flags & END_HEADERS:
-                self._expects = frames.CONTINUATION
-                return
+        if size > self._limits.header_block or len(self._block) > _CONTINUATIONS:
+            raise Http2Error(ErrorCode.ENHANCE_YOUR_CALM, f"headers of {size} bytes, in {len(self._block)} frames")
+        if not flags & END_HEADERS:
+            self._expects = frames.CONTINUATION
+            return
+        if self._block:
             part = b"".join(self._block)
             self._block.clear()
             self._expects = -1

@@ -8,6 +8,7 @@ from paramsync.http2 import frames
 from paramsync.http2.connection import Data, Headers, Limits, Pong, Reset, ServerConnection
 from paramsync.http2.errors import ErrorCode
 from paramsync.http2.frames import END_HEADERS, END_STREAM, PREFACE
+from paramsync.http2.headers import encoded
 from tests.http2 import wire
 from tests.http2.wire import ANSWER, HEAD, TRAILERS, Frame, connected
 
@@ -79,7 +80,7 @@ def test_a_response_in_parts_has_a_frame_for_each() -> None:
 def test_a_block_larger_than_a_frame_of_the_peer_is_continued() -> None:
     server = connected()
     server.receive(wire.request(1), 0.0)
-    block = ANSWER + wire.encoded(b"a", b"x" * 40_000)
+    block = ANSWER + encoded(b"a", b"x" * 40_000)
     server.respond(1, block, b"answer", TRAILERS)
     first, second, third, *rest = wire.written(server)
     assert [first.kind, second.kind, third.kind] == [frames.HEADERS, frames.CONTINUATION, frames.CONTINUATION]

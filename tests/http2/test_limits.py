@@ -1,0 +1,199 @@
+"""Limits that keep one client from taking more than its share: streams, headers, frames that carry nothing, GOAWAY."""
+
+from __future__ import annotations
+
+import pytest
+
+from paramsync.http2 import frames
+from paramsync.http2.connection import Event, GoingAway, Headers, Limits, Lost, Reset, ServerConnection
+from paramsync.http2.errors import ErrorCode
+from paramsync.http2.frames import CONTINUATION, HEADERS, PING, frame
+from paramsync.http2.headers import encoded
+from tests.http2 import wire
+from tests.http2.wire import ANSWER, HEAD, TRAILERS, connected
+
+CALM = ErrorCode.ENHANCE_YOUR_CALM
+BUDGET = 100
+RATE = 10
+
+
+def _lost(events: list[Event]) -> ErrorCode | None:
+    return events[-1].error.code if events and isinstance(events[-1], Lost) else None
+
+
+def _small(**more: int) -> ServerConnection:
+    """Its budget holds 100 frames, and 10 more a second."""
+    server = connected(Limits(control=BUDGET + 1, control_per_second=RATE, **more))
+    server.receive(b"", 0.0)
+    return server
+
+
+def test_a_stream_too_many_is_refused_and_what_comes_of_it_is_ignored() -> None:
+    server = connected(Limits(streams=2))
+    assert len(server.receive(wire.headers(1) + wire.headers(3), 0.0)) == 2
+    assert server.receive(wire.request(5), 0.0) == []
+    assert server.output() == frames.rst_stream(5, ErrorCode.REFUSED_STREAM)
+    assert (server.last, len(server.streams)) == (3, 2)
+    server.reset(1, ErrorCode.CANCEL)
+    assert len(server.receive(wire.request(7), 0.0)) == 2
+
+
+def test_a_refused_head_changes_the_table_for_those_after_it() -> None:
+    server = connected(Limits(streams=1))
+    server.receive(wire.headers(1), 0.0)
+    server.receive(wire.headers(3, HEAD + b"\x40\x01a\x01b"), 0.0)
+    server.reset(1, ErrorCode.CANCEL)
+    (begun,) = server.receive(wire.headers(5, HEAD + b"\xbe"), 0.0)
+    assert isinstance(begun, Headers)
+    assert begun.head.fields == (("a", "b"),)
+
+
+def test_a_head_that_is_too_large_is_told_of() -> None:
+    server = connected(Limits(header_list=1000))
+    small, large = server.receive(wire.headers(1) + wire.headers(3, HEAD + encoded(b"a", b"x" * 1000)), 0.0)
+    assert isinstance(small, Headers)
+    assert isinstance(large, Headers)
+    assert (small.head.too_large, large.head.too_large) == (False, True)
+
+
+def test_a_block_of_too_many_bytes_ends_the_connection() -> None:
+    server = connected(Limits(header_block=1000))
+    assert server.receive(frame(HEADERS, 0, 1, bytes(600)), 0.0) == []
+    assert _lost(server.receive(frame(CONTINUATION, 0, 1, bytes(600)), 0.0)) == CALM
+
+
+def test_a_block_of_one_frame_has_the_same_limit() -> None:
+    server = connected(Limits(header_block=1000))
+    assert _lost(server.receive(wire.headers(1, HEAD + encoded(b"a", b"x" * 1000)), 0.0)) == CALM
+
+
+def test_a_block_of_too_many_frames_ends_the_connection() -> None:
+    server = connected()
+    assert server.receive(frame(HEADERS, 0, 1, b"") + frame(CONTINUATION, 0, 1, b"") * 63, 0.0) == []
+    assert _lost(server.receive(frame(CONTINUATION, 0, 1, b""), 0.0)) == CALM
+
+
+def test_a_block_that_decodes_to_far_more_than_it_has_ends_the_connection() -> None:
+    server = connected(Limits(header_block=1000))
+    server.receive(wire.headers(1, HEAD + b"\x40" + encoded(b"a", b"x" * 900)[1:]), 0.0)
+    assert _lost(server.receive(wire.headers(3, HEAD + b"\xbe" * 5), 0.0)) == CALM
+
+
+NOTHINGS = {
+    "PING": frame(PING, 0, 0, bytes(8)),
+    "an answer to a ping": frame(PING, frames.ACK, 0, bytes(8)),
+    "SETTINGS": frames.settings({}),
+    "acknowledged SETTINGS": frames.SETTINGS_ACK,
+    "PRIORITY": frame(frames.PRIORITY, 0, 9, bytes(5)),
+    "WINDOW_UPDATE of the connection": frames.window_update(0, 1),
+    "WINDOW_UPDATE of a stream": frames.window_update(1, 1),
+    "RST_STREAM of a stream that is over": frames.rst_stream(3, ErrorCode.CANCEL),
+    "empty DATA": wire.data(1, b""),
+    "DATA of padding alone": frame(frames.DATA, frames.PADDED, 1, wire.padded(b"", 9)),
+    "an unknown frame": frame(0xFA, 0, 0, b"x"),
+    "GOAWAY": frame(frames.GOAWAY, 0, 0, bytes(8)),
+}
+
+
+@pytest.mark.parametrize("nothing", NOTHINGS.values(), ids=list(NOTHINGS))
+def test_frames_that_carry_nothing_spend_a_budget_that_grows_by_time(nothing: bytes) -> None:
+    server = _small()
+    server.receive(wire.headers(1) + wire.headers(3), 0.0)
+    server.reset(3, ErrorCode.CANCEL)
+    assert _lost(server.receive(nothing * BUDGET, 0.0)) is None
+    assert _lost(server.receive(nothing * 2 * RATE, 2.0)) is None
+    assert _lost(server.receive(nothing, 2.0)) == CALM
+
+
+def test_a_budget_grows_to_its_most_and_no_further() -> None:
+    server = _small()
+    assert _lost(server.receive(NOTHINGS["PING"] * (BUDGET + 1), 1e9)) is None
+    assert _lost(server.receive(NOTHINGS["PING"], 1e9)) == CALM
+
+
+def test_answers_add_to_the_budget() -> None:
+    server = _small()
+    server.receive(NOTHINGS["PING"] * BUDGET, 0.0)
+    server.receive(wire.request(1) + wire.request(3), 0.0)
+    server.respond(1, ANSWER, b"answer", TRAILERS)
+    server.headers(3, TRAILERS, end=True)
+    assert _lost(server.receive(NOTHINGS["PING"] * 20, 0.0)) is None
+    assert _lost(server.receive(NOTHINGS["PING"], 0.0)) == CALM
+
+
+def test_time_adds_nothing_to_the_budget_while_the_connection_is_held() -> None:
+    server = _small()
+    server.held = True
+    server.receive(NOTHINGS["PING"] * BUDGET, 1e9)
+    assert _lost(server.receive(NOTHINGS["PING"], 2e9)) == CALM
+
+
+def test_requests_that_are_taken_back_spend_twenty_times_as_much() -> None:
+    server = _small()
+    for number in range(5):
+        stream = 2 * number + 1
+        again = wire.request(stream) + frames.rst_stream(stream, ErrorCode.CANCEL)
+        assert server.receive(again, 0.0)[-1] == Reset(stream, ErrorCode.CANCEL)
+    assert _lost(server.receive(wire.request(11) + frames.rst_stream(11, ErrorCode.CANCEL), 0.0)) == CALM
+
+
+def test_an_answer_that_is_taken_back_spends_little() -> None:
+    server = _small()
+    for number in range(BUDGET):
+        stream = 2 * number + 1
+        server.receive(wire.headers(stream), 0.0)
+        server.headers(stream, ANSWER)
+        assert _lost(server.receive(frames.rst_stream(stream, ErrorCode.CANCEL), 0.0)) is None
+
+
+def test_streams_that_end_by_faults_spend_as_much_as_those_taken_back() -> None:
+    server = _small()
+    for number in range(5):
+        server.receive(wire.headers(2 * number + 1, TRAILERS), 0.0)
+    assert _lost(server.receive(wire.headers(11, TRAILERS), 0.0)) == CALM
+
+
+def test_settings_that_change_many_windows_spend_more() -> None:
+    server = _small()
+    for stream in range(1, 2 * 161, 2):
+        server.receive(wire.headers(stream), 0.0)
+    for window in range(1, 10):
+        assert _lost(server.receive(frames.settings({frames.INITIAL_WINDOW_SIZE: window}), 0.0)) is None
+    assert _lost(server.receive(frames.settings({frames.INITIAL_WINDOW_SIZE: 99}), 0.0)) == CALM
+
+
+def test_a_goaway_of_the_peer_is_told_of_and_its_requests_go_on() -> None:
+    server = connected()
+    goaway = frames.goaway(5, ErrorCode.NO_ERROR, "bye")
+    first, *others = server.receive(goaway + wire.request(1), 0.0)
+    assert first == GoingAway(5, 0)
+    assert len(others) == 2
+
+
+def test_a_graceful_end_refuses_nothing_at_first_and_what_is_above_its_last_then() -> None:
+    server = connected()
+    server.receive(wire.request(1), 0.0)
+    server.goaway(2**31 - 1)
+    assert len(server.receive(wire.request(3), 0.0)) == 2
+    server.goaway(server.last)
+    assert server.receive(wire.request(5), 0.0) == []
+    assert (server.last, list(server.streams)) == (3, [1, 3])
+    assert [frame.payload[:4] for frame in wire.written(server)] == [
+        b"\x7f\xff\xff\xff",
+        b"\0\0\0\3",
+        ErrorCode.REFUSED_STREAM.to_bytes(4, "big"),
+    ]
+    assert server.respond(3, ANSWER, b"answer", TRAILERS)
+
+
+def test_the_last_stream_of_a_goaway_never_rises() -> None:
+    server = connected()
+    server.goaway(1)
+    server.goaway(2**31 - 1, ErrorCode.INTERNAL_ERROR)
+    assert [frame.payload for frame in wire.written(server)] == [b"\0\0\0\1\0\0\0\0", b"\0\0\0\1\0\0\0\2"]
+
+
+def test_what_a_fault_is_told_of_is_short() -> None:
+    server = connected()
+    assert _lost(server.receive(wire.headers(1, b"\x40\x7f" + b"\xff" * 5000), 0.0)) == ErrorCode.COMPRESSION_ERROR
+    assert len(server.output()) < 200
