@@ -66,8 +66,8 @@ class ServerConnection:
         if limits.connection_window > self._room:
             self._out.parts.append(frames.window_update(0, limits.connection_window - self._room))
             self._room = limits.connection_window
-        self._lot = self._room // 2
-        self._stream_lot = limits.stream_window // 2
+        self._lot = max(1, self._room // 2)
+        self._stream_lot = max(1, limits.stream_window // 2)
 
     # For whoever answers ----------------------------------------------------------------------------------------
 
@@ -194,6 +194,18 @@ class ServerConnection:
             if size > self._limits.frame or self._expects >= 0:
                 self._check_expected(kind, flags, number, size)
             if kind == DATA:
+                stream = self._streams.get(number)
+                if (
+                    stream is not None
+                    and 0 < size <= min(left, stream.room, self._room)
+                    and not (flags & PADDED or stream.ended or stream.missing >= 0)
+                ):
+                    at += HEADER_SIZE + size
+                    stream.room -= size
+                    self._room -= size
+                    stream.ended = flags & END_STREAM == END_STREAM
+                    events.append(Data(number, content[at - size : at], stream.ended))
+                    continue
                 padded = flags & PADDED and size
                 if padded and not left:
                     self._wanted = HEADER_SIZE + 1
