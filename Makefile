@@ -9,6 +9,7 @@ READY := $(VENV)/.ready
 FUZZ := $(VENV)/fuzz
 SBOM := $(VENV)/sbom
 TO ?= build/bench
+OF ?= index
 LOCK ?= requirements.lock
 COMMA := ,
 STORES := tests/checkpoint/test_data_file.py \
@@ -111,10 +112,10 @@ bench: $(READY)  ## every benchmark against all peers, which it installs; the fi
 campaign: $(READY) browser  ## the campaigns at their whole length: kills, readers under recycling, a thousand versions, bad requests, workers
 	$(BIN)/pytest tests/page tests/hostile/test_campaigns.py tests/hostile/test_mutated_requests.py tests/hostile/test_serving_campaigns.py --campaign -s $(ARGS)
 
-fuzz: $(READY)  ## coverage-guided, of the reader of indexes, for a minute; ARGS="-max_total_time=600" are libFuzzer's
+fuzz: $(READY)  ## coverage-guided, for a minute, OF=index, which is read, or OF=http2; ARGS="-max_total_time=600" are libFuzzer's
 	@test -d $(FUZZ) || $(BIN)/uv pip install --quiet --python $(BIN)/python --target $(FUZZ) --group fuzz || \
 		{ rm -rf $(FUZZ); echo "make: atheris is not to be had for this Python; set PYTHON to another, 3.11 to 3.13" >&2; exit 2; }
-	PYTHONPATH=$(FUZZ) $(BIN)/python -m tests.hostile.fuzz.fuzz_index $(ARGS)
+	PYTHONPATH=$(FUZZ) $(BIN)/python -m tests.hostile.fuzz.fuzz_$(OF) $(ARGS)
 
 proto: $(READY)  ## generate paramsync/v1 and paramsync/kserve from proto/
 	$(call generate,.)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import struct
 
 from paramsync.http2 import frames
 from paramsync.http2.connection import Data, Event, Headers, Limits, Lost, Reset, Sent, ServerConnection
@@ -12,6 +13,7 @@ from tests.http2 import wire
 LIMITS = Limits(
     streams=4, frame=1 << 14, stream_window=1 << 15, connection_window=1 << 17, header_block=1 << 12, control=300
 )
+BEGINNING = frames.PREFACE + frames.settings({})
 _MOST_UNASKED = 300 * 100  # bytes written that no response is: the budget's frames, and the beginning
 
 
@@ -112,6 +114,14 @@ def beginnings() -> list[bytes]:
     trailers = wire.data(11, b"question") + wire.headers(11, wire.TRAILERS, end=True)
     parts = [*whole, settings, pings, continued, padding, windows, resets, indexed, trailers]
     return [frames.PREFACE + settings + b"".join(parts[:number]) for number in range(1, len(parts) + 1)]
+
+
+def is_whole(content: bytes) -> bool:
+    """Whether these bytes are a preface and frames, the last of them whole."""
+    try:
+        return content.startswith(frames.PREFACE) and bool(wire.split(content.removeprefix(frames.PREFACE)))
+    except (AssertionError, struct.error):
+        return False
 
 
 def mutated(content: bytes, chance: random.Random) -> bytes:
