@@ -334,15 +334,22 @@ class ServerConnection:
             self._highest = number
             self._take_head(number, ended, block, events)
         elif stream is not None:
-            self._reader.read_trailers(block)
-            _check_trailers(stream, ended)
-            stream.ended = True
+            self._take_trailers(stream, ended, block)
             events.append(Data(number, b"", True))
         elif self._out.left_early(number):
             self._spend(1)
             self._reader.skip(block)
         else:
             raise Http2Error(ErrorCode.STREAM_CLOSED, f"HEADERS of stream {number}, which is over or was left out")
+
+    def _take_trailers(self, stream: Stream, ended: bool, block: bytes) -> None:
+        if stream.ended:
+            self._reader.skip(block)
+            raise StreamError(stream.number, ErrorCode.STREAM_CLOSED, "HEADERS after the end")
+        self._reader.read_trailers(block)
+        if not ended or stream.missing > 0:
+            raise StreamError(stream.number, ErrorCode.PROTOCOL_ERROR, "trailers that do not end it, or too soon")
+        stream.ended = True
 
     def _take_head(self, number: int, ended: bool, block: bytes, events: list[Event]) -> None:
         if number > self._most or len(self._streams) >= self._limits.streams:
@@ -456,13 +463,6 @@ def _check_content(stream: Stream, size: int, content: int, ends: bool) -> None:
         stream.missing -= content
         if stream.missing < 0 or (ends and stream.missing):
             raise StreamError(stream.number, ErrorCode.PROTOCOL_ERROR, "not the content that content-length says")
-
-
-def _check_trailers(stream: Stream, ended: bool) -> None:
-    if stream.ended:
-        raise StreamError(stream.number, ErrorCode.STREAM_CLOSED, "HEADERS after the end")
-    if not ended or stream.missing > 0:
-        raise StreamError(stream.number, ErrorCode.PROTOCOL_ERROR, "trailers that do not end it, or too soon")
 
 
 def _check_setting(name: int, value: int) -> None:

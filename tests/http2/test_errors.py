@@ -91,6 +91,7 @@ CONNECTION_ERRORS: dict[str, tuple[bytes, ErrorCode]] = {
 STREAM_ERRORS: dict[str, tuple[bytes, ErrorCode]] = {
     "DATA after the end": (ENDED + wire.data(1, b"x"), CLOSED),
     "HEADERS after the end": (ENDED + wire.headers(1, TRAILERS, end=True), CLOSED),
+    "a request after the end": (ENDED + wire.headers(1), CLOSED),
     "HEADERS amid the content": (OPEN + wire.headers(1, TRAILERS), PROTOCOL),
     "trailers with a pseudo-header": (OPEN + wire.headers(1, encoded(b":path", b"/"), end=True), PROTOCOL),
     "a field for one connection in trailers": (OPEN + wire.headers(1, encoded(b"upgrade", b"h"), end=True), PROTOCOL),
