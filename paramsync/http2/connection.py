@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from paramsync.http2 import frames
+from paramsync.http2.budget import Budget
+from paramsync.http2.checks import check_content, check_dependency, check_setting, without_padding
 from paramsync.http2.errors import ErrorCode, Http2Error, MalformedHeadError, StreamError
 from paramsync.http2.events import Data, Event, GoingAway, Headers, Limits, Lost, Pong, Reset, Sent
 from paramsync.http2.frames import DATA, END_HEADERS, END_STREAM, HEADER, HEADER_SIZE, LARGEST_NUMBER, PADDED, PREFACE
@@ -50,8 +52,8 @@ class ServerConnection:
         self._padding_left = 0
         self._room = frames.DEFAULT_WINDOW
         self._credit = 0
-        self._budget = float(limits.control)
-        self._now = self._refilled = 0.0
+        self._budget = Budget(limits.control, limits.control_per_second)
+        self._now = 0.0
         self._announce()
 
     def _announce(self) -> None:
@@ -244,7 +246,7 @@ class ServerConnection:
             if stream is None:
                 self._check_late(number)
             else:
-                _check_content(stream, size, content, self._data_ends)
+                check_content(stream, size, content, self._data_ends)
         except StreamError as error:
             self._break(error, events)
         if padding:
@@ -298,7 +300,7 @@ class ServerConnection:
         if not number & 1:
             raise Http2Error(ErrorCode.PROTOCOL_ERROR, f"HEADERS of stream {number}")
         if flags & (PADDED | frames.HAS_PRIORITY):
-            payload = _without_padding(number, flags, payload)
+            payload = without_padding(number, flags, payload)
         self._block_stream, self._block_ends = number, bool(flags & END_STREAM)
         self._take_block(flags, payload, events)
 
@@ -366,7 +368,7 @@ class ServerConnection:
         events.append(Headers(number, head, ended))
 
     def _take_priority(self, number: int, flags: int, payload: bytes, events: list[Event]) -> None:
-        _check_dependency(number, payload)
+        check_dependency(number, payload)
 
     def _take_rst_stream(self, number: int, flags: int, payload: bytes, events: list[Event]) -> None:
         self._check_began(number)
@@ -386,7 +388,7 @@ class ServerConnection:
         self._spend(len(payload) // frames.SETTING.size // _SETTINGS_AT_ONE)
         changed = dict(frames.SETTING.iter_unpack(payload))
         for name, value in frames.SETTING.iter_unpack(payload):
-            _check_setting(name, value)
+            check_setting(name, value)
         self._out.largest = changed.get(frames.MAX_FRAME_SIZE, self._out.largest)
         self._out.parts.append(frames.SETTINGS_ACK)
         window = changed.get(frames.INITIAL_WINDOW_SIZE, self._out.initial_window)
@@ -432,14 +434,9 @@ class ServerConnection:
             raise Http2Error(ErrorCode.PROTOCOL_ERROR, f"a frame of stream {number}, which did not begin")
 
     def _spend(self, cost: int) -> None:
-        """Take from the budget, which grows by answers and, while they can be written, by time."""
-        if not self._out.held:
-            self._budget += (self._now - self._refilled) * self._limits.control_per_second
-        self._refilled = self._now
-        self._budget = min(self._budget + _ANSWER_GAIN * self._out.answers, self._limits.control) - cost
+        self._budget.earn(_ANSWER_GAIN * self._out.answers)
         self._out.answers = 0
-        if self._budget < 0:
-            raise Http2Error(ErrorCode.ENHANCE_YOUR_CALM, "too many frames that carry nothing, or requests taken back")
+        self._budget.spend(cost, self._now, grows=not self._out.held)
 
     def _break(self, error: StreamError, events: list[Event]) -> None:
         """End a stream for the peer's fault."""
@@ -451,44 +448,6 @@ class ServerConnection:
             self._out.reset(stream, error.code)
             events.append(Reset(error.stream, error.code))
         self._spend(_RESET_COST)
-
-
-def _check_content(stream: Stream, size: int, content: int, ends: bool) -> None:
-    if stream.ended:
-        raise StreamError(stream.number, ErrorCode.STREAM_CLOSED, "DATA after the end")
-    stream.room -= size
-    if stream.room < 0:
-        raise StreamError(stream.number, ErrorCode.FLOW_CONTROL_ERROR, "more content than the stream's window")
-    if stream.missing >= 0:
-        stream.missing -= content
-        if stream.missing < 0 or (ends and stream.missing):
-            raise StreamError(stream.number, ErrorCode.PROTOCOL_ERROR, "not the content that content-length says")
-
-
-def _check_setting(name: int, value: int) -> None:
-    least, most, code = _SETTINGS.get(name, _ANY_SETTING)
-    if not least <= value <= most:
-        raise Http2Error(code, f"setting {name} is {value}")
-
-
-def _without_padding(number: int, flags: int, payload: bytes) -> bytes:
-    """The block that a HEADERS frame carries."""
-    padding = 0
-    if flags & PADDED:
-        padding, payload = payload[0] if payload else 1, payload[1:]
-    if flags & frames.HAS_PRIORITY:
-        _check_dependency(number, payload)
-        payload = payload[frames.PRIORITY_SIZE :]
-    if padding > len(payload):
-        raise Http2Error(ErrorCode.PROTOCOL_ERROR, "more padding than frame")
-    return payload[: len(payload) - padding]
-
-
-def _check_dependency(number: int, payload: bytes) -> None:
-    if len(payload) < frames.PRIORITY_SIZE:
-        raise Http2Error(ErrorCode.FRAME_SIZE_ERROR, "a priority that is not whole")
-    if frames.WORD.unpack_from(payload)[0] & LARGEST_NUMBER == number:
-        raise Http2Error(ErrorCode.PROTOCOL_ERROR, f"stream {number} depends on itself")
 
 
 class _Rule(NamedTuple):
@@ -511,9 +470,3 @@ _RULES = (  # by type
     _Rule(ServerConnection._take_window_update, size=4),
     _Rule(ServerConnection._take_continuation, of_stream=True, cost=0),
 )
-_ANY_SETTING = (0, (1 << 32) - 1, ErrorCode.NO_ERROR)
-_SETTINGS = {  # least, most, and the error that others are
-    frames.ENABLE_PUSH: (0, 1, ErrorCode.PROTOCOL_ERROR),
-    frames.INITIAL_WINDOW_SIZE: (0, LARGEST_NUMBER, ErrorCode.FLOW_CONTROL_ERROR),
-    frames.MAX_FRAME_SIZE: (frames.DEFAULT_FRAME, frames.LARGEST_FRAME, ErrorCode.PROTOCOL_ERROR),
-}
