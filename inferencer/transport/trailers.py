@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from paramsync.inference.resident import Resident
+from typing import TYPE_CHECKING
+
 from paramsync.version import Version
+
+if TYPE_CHECKING:
+    from paramsync.inference.resident import Resident
 
 VERSION = "paramsync-version"
 AGE = "paramsync-age-ms"
