@@ -20,7 +20,7 @@ __all__ = [
 
 _DEFAULTS = Limits()
 _CONTINUATIONS = 64  # frames of a block
-_DECODED = 4  # times the bytes that a block may have, it may have decoded
+_DECODED = 2  # times the bytes that a block may have, it may have decoded: 128 KB of small fields take a few ms
 _RESET_COST = 20  # frames of the budget, for a request that was begun in vain
 _ANSWER_GAIN = 10
 _SETTINGS_AT_ONE = 10
