@@ -40,8 +40,8 @@ class Call:
     """Lives on one event loop. It is over once it was answered to its end, or given up by either side."""
 
     __slots__ = (
-        "_began", "_connection", "_credit", "_deadline", "_expiry", "_messages", "_queue", "_runs", "_sent", "_task",
-        "_waiter", "asked", "caller", "content", "has_ended", "is_over", "method", "share", "stream",
+        "_began", "_connection", "_counted", "_credit", "_deadline", "_expiry", "_messages", "_queue", "_runs", "_sent",
+        "_task", "_waiter", "asked", "caller", "content", "has_ended", "is_over", "method", "share", "stream",
     )  # fmt: skip
 
     def __init__(self, connection: GrpcConnection, stream: int, asked: Asked, method: Method) -> None:
@@ -51,6 +51,7 @@ class Call:
         self._queue: deque[Message] = deque()
         self._waiter: asyncio.Future[None] | None = None
         self._credit = 0  # bytes that came and were not made up for yet
+        self._counted = 0  # bytes of messages that the port knows to be here
         self._task: asyncio.Task[None] | None = None
         self._sent: asyncio.Future[None] | None = None
         self._began = False  # to be answered
@@ -99,7 +100,7 @@ class Call:
             self._waiter = self._connection.loop.create_future()
             await self._waiter
         message = self._queue.popleft()
-        self._connection.port.held(self._connection, -len(message.content))
+        self._count(self._counted - len(message.content))
         if not self._queue:
             self._make_up()
         return message.content if not message.compressed else await self._unpacked(message)
@@ -173,30 +174,26 @@ class Call:
     def came(self, content: bytes, *, ended: bool) -> None:
         """More of its messages."""
         self.has_ended = ended
+        if self.method.is_stream:
+            self._credit += len(content)
+            self._queue_messages(content, ended=ended)
+            return
+        self._connection.consumed(self.stream, len(content))
+        if self._task is not None:
+            return  # it has its message
         try:
-            before = self._messages.held
             messages = self._messages.came(content, ended=ended)
         except RequestError as error:
             self.refuse(*logged_status(error))
             return
-        if self.method.is_stream:
-            self._queue.extend(messages)
-            self._credit += len(content)
-            arrived = self._messages.held - before + sum([len(message.content) for message in messages])
-            self._connection.port.held(self._connection, arrived)
-            if not self._queue:
-                self._make_up()
-            self._wake()
-        elif self._task is None:
-            self._connection.consumed(self.stream, len(content))
-            if self._messages.held != before:
-                self._connection.port.held(self._connection, self._messages.held - before)
-            if messages:
-                self._take_up(messages[0])
-            elif ended:
-                self.refuse(grpc.StatusCode.INVALID_ARGUMENT, _NO_MESSAGE)
-        elif content:
-            self._connection.consumed(self.stream, len(content))
+        if messages:
+            self._messages = Messages(0)
+        if self._messages.held != self._counted:
+            self._count(self._messages.held)
+        if messages:
+            self._take_up(messages[0])
+        elif ended:
+            self.refuse(grpc.StatusCode.INVALID_ARGUMENT, _NO_MESSAGE)
 
     def sent(self) -> None:
         """What was written has been handed over to be sent."""
@@ -213,12 +210,31 @@ class Call:
         self.is_over = True
         if self._expiry is not None:
             self._expiry.cancel()
-        if left := self._messages.held + sum([len(message.content) for message in self._queue]):
-            self._connection.port.held(self._connection, -left)
         self._queue.clear()
         self._messages = Messages(0)
+        self._count(0)
+        self._make_up()
 
     # Within -----------------------------------------------------------------------------------------------------------
+
+    def _queue_messages(self, content: bytes, *, ended: bool) -> None:
+        before = self._messages.held
+        try:
+            messages = self._messages.came(content, ended=ended)
+        except RequestError as error:
+            self.refuse(*logged_status(error))
+            return
+        self._queue.extend(messages)
+        self._count(self._counted + self._messages.held - before + sum([len(message.content) for message in messages]))
+        if not self._queue:
+            self._make_up()
+        self._wake()
+
+    def _count(self, size: int) -> None:
+        """So many bytes of messages are here now that were not taken up."""
+        more, self._counted = size - self._counted, size
+        if more:
+            self._connection.port.held(self._connection, more)
 
     def _begin(self) -> None:
         if not self._began and not self.is_over:

@@ -28,6 +28,7 @@ _SECONDS = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 _WINDOWS = {"identity": 0, "gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 _OURS = frozenset({"te", "content-type", "grpc-timeout", "grpc-encoding", "grpc-accept-encoding", "accept-encoding"})
 _TYPE = "application/grpc"
+_SMALL = 1 << 12  # bytes, below which parts of a message are joined: as objects each would take many times its size
 _SAFE = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) != "%")  # of a status text, RFC 3986 for all else
 
 BEGINNING = STATUS_200 + encoded(b"content-type", _TYPE.encode())
@@ -148,7 +149,7 @@ class Messages:
     def __init__(self, most: int) -> None:
         self._most = most
         self._prefix = b""
-        self._parts: list[bytes] = []
+        self._parts: list[bytes | bytearray] = []
         self._missing = -1  # bytes of the message that is coming; below 0 before its prefix has come
         self._is_compressed = False
         self.held = 0
@@ -190,8 +191,11 @@ class Messages:
     def _hold(self, part: bytes) -> None:
         self._missing -= len(part)
         self.held += len(part)
-        if part:
-            self._parts.append(part)
+        last = self._parts[-1] if self._parts else b""
+        if isinstance(last, bytearray) and len(last) < _SMALL:
+            last += part
+        elif part:
+            self._parts.append(bytearray(part) if len(part) < _SMALL else part)
 
     def _whole(self, part: bytes) -> Message:
         if self._parts:

@@ -241,3 +241,10 @@ def test_priorities_are_ignored() -> None:
     priority = frames.frame(frames.PRIORITY, 0, 5, bytes(5))
     assert len(server.receive(priority + wire.request(1) + priority, 0.0)) == 2
     assert server.output() == b""
+
+
+def test_a_second_head_of_a_request_that_has_ended_is_for_a_closed_stream() -> None:
+    server = connected()
+    server.receive(wire.headers(1, end=True), 0.0)
+    assert server.receive(wire.headers(1, end=True), 0.0) == [Reset(1, ErrorCode.STREAM_CLOSED)]
+    assert server.output() == frames.rst_stream(1, ErrorCode.STREAM_CLOSED)
