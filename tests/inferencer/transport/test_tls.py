@@ -21,7 +21,6 @@ from paramsync.errors import CallError, NotReachableError, SettingsError
 from paramsync.publishing.control_port import ControlPort
 from paramsync.rpc.access import Access
 from paramsync.rpc.client import Credentials, Inferencer, Predictor, Trainer
-from paramsync.rpc.connection_limit import ConnectionLimit
 from paramsync.rpc.tls import ClientTls, ServerTls, TlsFiles, tls_files
 from paramsync.rpc.tokens import Tokens
 from tests.support.certificates import Authority, Files
@@ -304,40 +303,34 @@ def test_handshakes_that_fail_leave_nothing_and_keep_nobody_out(authority: Autho
             connection.close()
 
 
-def test_quiet_connections_are_shut_and_those_with_calls_stay(plainly: Secured) -> None:
-    """What the limit knows of a connection, the kernel and gRPC say by TLS too."""
-    port, limit = plainly.running.control_port, plainly.running.server.control._connections
-    with ExitStack() as stack:
+def test_quiet_connections_are_closed_for_new_ones_and_those_with_calls_stay(plainly: Secured) -> None:
+    port, calls = plainly.running.control_port, plainly.running.server.control.calls
+    with ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
+        eventually(lambda: not calls.connections, lambda: "those of other tests to be gone")
+        patch.setattr("inferencer.transport.calls._NEW_SECONDS", 0.0)
+        patch.setattr(calls, "_most_connections", 6)  # from three quarters of which on they are closed
+        first = stack.enter_context(Inferencer(f"127.0.0.1:{port}", Credentials(tls=plainly.tls)))
+        watched = first.watch("m")
+        stack.callback(watched.close)
+        watching = iter(watched)
         clients = [Inferencer(f"127.0.0.1:{port}", Credentials(tls=plainly.tls)) for _ in range(6)]
         for client in clients:
             stack.callback(client.close)
             assert client.status()
-        watched = clients[0].watch("m")
-        stack.callback(watched.close)
-        watching = iter(watched)
-        clients[1].pin("m", 7)
-        few = ConnectionLimit(4)
-        few._calls = limit._calls
-        count = few.run_once(port)
-        few._seen = dict.fromkeys(few._seen, -1e9)
-        few.run_once(port)
-        eventually(lambda: few.run_once(port) <= count - 3, lambda: "quiet connections to be shut")
-        assert plainly.running.server.models.find("m").status().pinned == 7
-        clients[1].unpin("m")  # by a new connection, unnoticed
-        assert limit._calls
+        eventually(lambda: len(calls.connections) <= 4, lambda: "quiet connections to be closed")
+        assert clients[0].pin("m", 7).pinned == 7  # by a new connection, unnoticed
+        assert next(watching)
+        clients[0].unpin("m")
         watched.close()
-        assert list(watching) == []
 
 
 def test_of_messages_that_were_answered_nothing_counts_as_coming(plainly: Secured) -> None:
-    """Records of TLS are more than the messages in them."""
-    coming = plainly.running.server.predicting.grpc.read_timeouts.coming
+    """Records of TLS are cut elsewhere than messages."""
+    calls = plainly.running.server.predicting.grpc.calls
     with Predictor(f"127.0.0.1:{plainly.running.port}", Credentials(tls=plainly.tls)) as predictor:
         for _ in range(20):
             predictor.predict("m", {"x": np.ones([100_000, 2], np.float32)}, seconds=LONG)
-            coming.count()
-            assert coming.total < 100_000
-    eventually(lambda: coming.total == 0, lambda: f"{coming.total} bytes to be none")
+            assert calls.coming == 0
 
 
 # What cannot be used --------------------------------------------------------------------------------------------------
