@@ -21,7 +21,8 @@ __all__ = [
 _DEFAULTS = Limits()
 _CONTINUATIONS = 64  # frames of a block
 _DECODED = 2  # times the bytes that a block may have, it may have decoded: 128 KB of small fields take a few ms
-_RESET_COST = 20  # frames of the budget, for a request that was begun in vain
+_TINY = 16  # bytes of DATA that is not the last: less is little more than nothing, and costs as much
+_RESET_COST = 5  # frames of the budget, for a request that was begun in vain
 _ANSWER_GAIN = 10
 _SETTINGS_AT_ONE = 10
 _STREAMS_AT_ONE = 16
@@ -207,6 +208,8 @@ class ServerConnection:
                     self._room -= size
                     stream.ended = flags & END_STREAM == END_STREAM
                     events.append(Data(number, content[at - size : at], stream.ended))
+                    if size < _TINY and not stream.ended:
+                        self._spend(1)
                     continue
                 padded = flags & PADDED and size
                 if padded and not left:
@@ -251,21 +254,16 @@ class ServerConnection:
             self._break(error, events)
         if padding:
             self.consumed(number, padding)
-        if not content:
-            self._end_without_content(number, events)
+        if content < _TINY and not self._data_ends:
+            self._spend(1)
+        if self._data_ends and not content and stream is not None and number in self._streams:
+            stream.ended = True
+            events.append(Data(number, b"", True))
 
     def _check_late(self, number: int) -> None:
         self._check_began(number)
         if not self._out.left_early(number):
             raise StreamError(number, ErrorCode.STREAM_CLOSED, "DATA after the end")
-
-    def _end_without_content(self, number: int, events: list[Event]) -> None:
-        stream = self._streams.get(number)
-        if not self._data_ends:
-            self._spend(1)
-        elif stream is not None:
-            stream.ended = True
-            events.append(Data(number, b"", True))
 
     def _read_data(self, content: bytes, at: int, events: list[Event]) -> int:
         """Give out what came of a DATA frame's content; skip what came of its padding."""

@@ -128,13 +128,25 @@ def test_time_adds_nothing_to_the_budget_while_the_connection_is_held() -> None:
     assert _lost(server.receive(NOTHINGS["PING"], 2e9)) == CALM
 
 
-def test_requests_that_are_taken_back_spend_twenty_times_as_much() -> None:
+def test_requests_that_are_taken_back_spend_five_times_as_much() -> None:
     server = _small()
-    for number in range(5):
+    for number in range(BUDGET // 5):
         stream = 2 * number + 1
         again = wire.request(stream) + frames.rst_stream(stream, ErrorCode.CANCEL)
         assert server.receive(again, 0.0)[-1] == Reset(stream, ErrorCode.CANCEL)
-    assert _lost(server.receive(wire.request(11) + frames.rst_stream(11, ErrorCode.CANCEL), 0.0)) == CALM
+    last = 2 * BUDGET + 1
+    assert _lost(server.receive(wire.request(last) + frames.rst_stream(last, ErrorCode.CANCEL), 0.0)) == CALM
+
+
+def test_calls_that_one_client_gives_up_together_spend_less_than_there_is() -> None:
+    assert Limits().streams * 5 < Limits().control
+
+
+def test_tiny_parts_of_a_request_spend_as_much_as_nothing() -> None:
+    server = _small()
+    server.receive(wire.headers(1), 0.0)
+    assert _lost(server.receive(frames.frame(frames.DATA, 0, 1, b"x") * BUDGET, 0.0)) is None
+    assert _lost(server.receive(frames.frame(frames.DATA, 0, 1, b"x"), 0.0)) == CALM
 
 
 def test_an_answer_that_is_taken_back_spends_little() -> None:
@@ -148,9 +160,9 @@ def test_an_answer_that_is_taken_back_spends_little() -> None:
 
 def test_streams_that_end_by_faults_spend_as_much_as_those_taken_back() -> None:
     server = _small()
-    for number in range(5):
+    for number in range(BUDGET // 5):
         server.receive(wire.headers(2 * number + 1, TRAILERS), 0.0)
-    assert _lost(server.receive(wire.headers(11, TRAILERS), 0.0)) == CALM
+    assert _lost(server.receive(wire.headers(2 * BUDGET + 1, TRAILERS), 0.0)) == CALM
 
 
 def test_settings_that_change_many_windows_spend_more() -> None:
