@@ -6,7 +6,6 @@ import base64
 import re
 import struct
 import zlib
-from binascii import Error as Base64Error
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -101,7 +100,7 @@ def _binary(name: str, value: str) -> str | bytes:
         return value
     try:
         return b"".join(base64.b64decode(part + "=" * (-len(part) % 4), validate=True) for part in value.split(","))
-    except Base64Error as error:
+    except ValueError as error:  # what is not ASCII is no error of base64
         raise RequestError(f"{name[:50]}: expected base64, found what is none") from error
 
 
