@@ -26,7 +26,7 @@ from .unfolding import unfolded
 _LARGE = 1 << 17  # bytes of a message that is read or written on a thread: on the event loop it would take milliseconds
 _LOOKED_AT = 1000  # fields of a message that is read on the event loop, for what it takes
 _BESIDE = 2  # a parsed message's values as arrays, and as TensorFlow has them
-_WRITTEN = 3  # an answer as a message, as bytes, and as gRPC has them
+_WRITTEN = 3  # an answer as it is written, as bytes, and as they are sent
 _UNREAD = 2  # the last two
 
 
@@ -146,7 +146,7 @@ class Predictions:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     def _check_size(self, found: int, *, most: int | None = None) -> None:
-        """Raise TooLargeError for an answer that gRPC would not send, or that takes more than may be before that."""
+        """Raise TooLargeError for an answer above what a message may have, or that takes more than may be."""
         if found > (self._most if most is None else most):
             raise TooLargeError("answer", limit=self._most, found=found)
 

@@ -9,7 +9,7 @@ import struct
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from ipaddress import IPv6Address, ip_address
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 from urllib.parse import unquote
 
 Address: TypeAlias = "tuple[str, int]"
@@ -23,15 +23,14 @@ _HEADER = struct.Struct("=IHHII")  # nlmsghdr
 _REQUEST = struct.Struct("=BBBxI2s46x")  # inet_diag_req_v2: family, protocol, extensions, states, our port
 _MESSAGE = struct.Struct("=4x2s2s16s16s12x16xI")  # inet_diag_msg: our port, theirs, our address, theirs, inode
 _ATTRIBUTE = struct.Struct("=HH")  # nlattr
-_RECEIVED_AT, _SILENT_AT = 128, 52  # where tcp_info has tcpi_bytes_received, 8 bytes, and tcpi_last_data_recv, 4
+_SILENT_AT = 52  # where tcp_info has tcpi_last_data_recv, 4 bytes
 _BUFFER = 1 << 16  # bytes; the kernel gives at most 32 KiB at once
 
 
 class TcpConnection(NamedTuple):
-    """What the kernel says of one: its inode, the bytes that came since it began, and how long ago the last came."""
+    """What the kernel says of one: its inode, and how long ago something came."""
 
     inode: int
-    received: int
     silent_ms: int = 0
 
 
@@ -93,11 +92,6 @@ def peer_address(peer: str) -> Address:
     return (_normal(host.strip("[]")), int(port)) if peer.startswith("ip") else ("", 0)
 
 
-def address_of(name: tuple[Any, ...]) -> Address:
-    """The same of a peer as the kernel names it."""
-    return _normal(str(name[0])), int(name[1])
-
-
 def _normal(host: str) -> str:
     """One spelling of an address: IPv4 within IPv6 as IPv4, nothing of the scope."""
     address = ip_address(host.partition("%")[0])
@@ -117,21 +111,19 @@ def _parse(content: bytes, family: int, connections: dict[Address, TcpConnection
         _, port, _, address, inode = _MESSAGE.unpack_from(content, body)
         if inode:  # else the process has closed it, and the kernel has not seen its end yet
             host = _normal(socket.inet_ntop(family, address[: 4 if family == socket.AF_INET else 16]))
-            received, silent = _facts(content[body + _MESSAGE.size : at + size])
-            connections[host, int.from_bytes(port, "big")] = TcpConnection(inode, received, silent)
+            silent = _silent_ms(content[body + _MESSAGE.size : at + size])
+            connections[host, int.from_bytes(port, "big")] = TcpConnection(inode, silent)
         at += -(-size // 4) * 4
     return True
 
 
-def _facts(attributes: bytes) -> tuple[int, int]:
-    """The bytes that came, and for how many milliseconds none did."""
+def _silent_ms(attributes: bytes) -> int:
+    """For how many milliseconds nothing came."""
     at = 0
     while at + _ATTRIBUTE.size <= len(attributes):
         size, kind = _ATTRIBUTE.unpack_from(attributes, at)
-        if kind == _INFO and size >= _ATTRIBUTE.size + _RECEIVED_AT + 8:
-            info = at + _ATTRIBUTE.size
-            [received] = struct.unpack_from("=Q", attributes, info + _RECEIVED_AT)
-            [silent] = struct.unpack_from("=I", attributes, info + _SILENT_AT)
-            return int(received), int(silent)
+        if kind == _INFO and size >= _ATTRIBUTE.size + _SILENT_AT + 4:
+            [silent] = struct.unpack_from("=I", attributes, at + _ATTRIBUTE.size + _SILENT_AT)
+            return int(silent)
         at += max(4, -(-size // 4) * 4)
-    return 0, 0
+    return 0

@@ -1,12 +1,11 @@
-"""Keeps a gRPC port open for newcomers: shuts quiet connections before gRPC's own limit refuses new ones."""
+"""Keeps a port of gRPC's own server open for newcomers: shuts quiet connections before its limit refuses new ones."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping
 
 from paramsync.host import tcp_connections
 from paramsync.host.tcp_connections import Address, TcpConnection, peer_address
@@ -19,7 +18,7 @@ _EVERY_WHEN_MANY = 0.1
 
 
 def most_connections() -> int:
-    """How many connections gRPC accepts at a port."""
+    """How many connections a port accepts."""
     return min(MOST, connection_limit() // _PORTS)
 
 
@@ -36,16 +35,8 @@ class ConnectionLimit:
         self._seen: dict[int, float] = {}  # when a connection was seen first, by its inode
         self._ended = threading.Event()
 
-    @contextmanager
-    def call(self, context: object, peer: str) -> Iterator[None]:
-        """A call of this peer, as gRPC names it, is going on."""
-        self.begin(context, peer)
-        try:
-            yield
-        finally:
-            self.end(context)
-
     def begin(self, context: object, peer: str) -> None:
+        """A call of this peer, as gRPC names it, goes on until its `end`."""
         self._calls[context] = peer
 
     def end(self, context: object) -> None:

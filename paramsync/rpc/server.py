@@ -1,4 +1,4 @@
-"""Shared by the gRPC servers of both programs: options of a port, statuses of errors, a version as a message."""
+"""Shared by the ports of both programs: limits of connections, statuses of errors, a version as a message."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def told(request: Message) -> str:
 
 
 def options(message_bytes: int) -> tuple[tuple[str, int], ...]:
-    """gRPC's options for a port that strangers may reach, with messages of at most so many bytes."""
+    """For gRPC's own server, at a port that strangers may reach, with messages of at most so many bytes."""
     return (
         ("grpc.so_reuseport", 0),  # else a second server could take the same port, and each would get some of the calls
         ("grpc.max_receive_message_length", message_bytes),
@@ -84,8 +84,8 @@ def options(message_bytes: int) -> tuple[tuple[str, int], ...]:
         # has let go of them. As many of them as of others may be, else callers that wait would be refused too
         ("grpc.http.overload_protection", 1),
         ("grpc.http2.max_deallocating_streams", _MOST_CALLS_OF_ONE),
-        # where more than 1000 calls came that nobody has looked at, gRPC ends some with CANCELLED by chance: an event
-        # loop that was kept from running for a moment loses calls. So they wait, and are answered or refused by name
+        # where more than 1000 calls came that nobody has looked at, gRPC ends some with CANCELLED by chance. So they
+        # wait, and are answered or refused by name
         ("grpc.server.max_pending_requests", _MOST_PENDING),
         ("grpc.server.max_pending_requests_hard_limit", _MOST_PENDING),
         ("grpc.http2.bdp_probe", 0),  # else gRPC reads up to 4 MB ahead of each stream that nobody reads

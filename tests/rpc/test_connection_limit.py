@@ -14,7 +14,7 @@ ALL = range(100)
 
 def connections(*silent: tuple[str, int]) -> dict[tuple[str, int], TcpConnection]:
     """By host, and how long each said nothing; ports and inodes count from 0."""
-    return {(host, port): TcpConnection(port, 0, silent_ms) for port, (host, silent_ms) in enumerate(silent)}
+    return {(host, port): TcpConnection(port, silent_ms) for port, (host, silent_ms) in enumerate(silent)}
 
 
 @pytest.mark.parametrize(
@@ -48,10 +48,10 @@ def test_a_connection_with_a_call_stays_where_quiet_ones_are_shut() -> None:
             taken.append(server.accept()[0])
         calling = f"ipv4:127.0.0.1:{clients[0].getsockname()[1]}"
         port = server.getsockname()[1]
-        with limit.call("context", calling):
-            assert limit.run_once(port) == 4  # all are new
-            limit._seen = dict.fromkeys(limit._seen, -1e9)
-            limit.run_once(port)
+        limit.begin("context", calling)
+        assert limit.run_once(port) == 4  # all are new
+        limit._seen = dict.fromkeys(limit._seen, -1e9)
+        limit.run_once(port)
         gone = [client for client in clients[1:] if _is_over(client)]
         assert len(gone) == 1
         assert not _is_over(clients[0])

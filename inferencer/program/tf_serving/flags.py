@@ -209,7 +209,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--enable_batching", **_BOOL, help="requests that wait together are batched with and without it")
     add("--batching_parameters_file", type=_file, metavar="FILE", help="its max_batch_size, with --enable_batching")
     add("--monitoring_config_file", type=_file, metavar="FILE", help="where the metrics are, with their names there")
-    add("--grpc_channel_arguments", type=_channel_arguments, metavar="NAME=VALUE,...", help="for the gRPC server")
+    add("--grpc_channel_arguments", type=_channel_arguments, metavar="NAME=VALUE,...", help="lengths of messages, and"
+        " ages of connections")  # fmt: skip
     add("--saved_model_tags", type=_tags, metavar="serve", help="no others can be had")
     add("--version", action="version", version=_version(), help="print versions and end")
     own = parser.add_argument_group("not TensorFlow Serving's").add_argument
