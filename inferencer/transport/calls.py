@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping
 
 import grpc
@@ -17,8 +17,10 @@ from .grpc_connection import GrpcConnection
 from .memory_budget import LARGE, MemoryBudget
 from .read_timeout import ReadTimeouts
 
-_MOST = 1 << 13  # of all kinds: only answers that nobody reads can be so many
+_MOST = 1 << 13  # calls of all kinds; beyond it each connection may have its part of so many
+_MOST_UNREAD = 1 << 14  # answers that wait for the other ends to read
 _MOST_SILENT = 1 << 10  # whose messages did not come
+_AT_ONCE = 64  # calls that begin to be answered in one turn of the event loop, which others need, too
 _NEW_SECONDS = 1.0  # for the first call of a connection, where there are many
 _LOOK_SECONDS = 1.0
 _LAST = 1.0  # of the grace, for callers to read what they were answered
@@ -51,6 +53,8 @@ class Calls:
         self._open = 0
         self._refuses = False
         self._beginning = 0  # calls whose message is there, and which were not begun with
+        self._due: dict[GrpcConnection, deque[Call]] = {}  # of them, those for which there is no room in this turn
+        self._due_calls = 0
         self._streams = 0
         self._looking: asyncio.TimerHandle | None = None
 
@@ -60,13 +64,13 @@ class Calls:
         """How many calls may bring a message at any moment, or have just done so."""
         return len(self.read_timeouts) + self._beginning + self._streams
 
-    def begin(self, call: Call) -> None:
+    def begin(self, call: Call, connection: GrpcConnection) -> None:
         """Its headers came."""
         self._came += 1
         self._open += 1
         if self._refuses:
             call.refuse(grpc.StatusCode.UNAVAILABLE, _STOPPING)
-        elif self._open > _MOST:
+        elif self._open > _MOST and len(connection.calls) > _MOST // len(self.connections):
             call.refuse(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{_MOST} calls are open already; try again in a moment")
         else:
             call.begin()
@@ -77,14 +81,30 @@ class Calls:
         self._open -= 1
         self.read_timeouts.end(call)
 
-    def begins(self, call: Call) -> None:
-        """Its message is there, or it needs none to begin."""
+    def begins(self, call: Call, connection: GrpcConnection) -> None:
+        """Its message is there, or it needs none to begin: it is started, in a moment where many are."""
         self.read_timeouts.end(call)
         self._beginning += 1
+        if self._beginning - self._due_calls <= _AT_ONCE:
+            call.start()
+        else:
+            self._due.setdefault(connection, deque()).append(call)
+            self._due_calls += 1
 
     def begun(self, call: Call) -> None:
         self._beginning -= 1
         self._streams += call.method.is_stream
+        if self._due_calls:
+            self._start_next()
+
+    def _start_next(self) -> None:
+        """One of each connection in turn."""
+        connection = next(iter(self._due))
+        calls = self._due.pop(connection)
+        self._due_calls -= 1
+        calls.popleft().start()
+        if calls:
+            self._due[connection] = calls
 
     def ran(self, call: Call) -> None:
         self._streams -= call.method.is_stream
@@ -147,12 +167,22 @@ class Calls:
     def _look(self) -> None:
         self._looking = None
         now = self.loop.time()
+        self._shed_unread()
         for connection in [*self.connections]:
             connection.check(now)
             if self._connection_seconds is not None and now - connection.began >= self._connection_seconds:
                 connection.leave()
         if self.connections:
             self._look_later()
+
+    def _shed_unread(self) -> None:
+        """Where others leave too many answers unread, end the connections that leave most."""
+        unread = {connection: connection.unread for connection in self.connections}
+        left = sum(unread.values())
+        while left > _MOST_UNREAD:
+            connection = max(unread, key=unread.__getitem__)
+            left -= unread.pop(connection)
+            connection.abort()
 
     # The end ----------------------------------------------------------------------------------------------------------
 

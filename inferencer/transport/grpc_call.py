@@ -40,8 +40,9 @@ class Call:
     """Lives on one event loop. It is over once it was answered to its end, or given up by either side."""
 
     __slots__ = (
-        "_began", "_connection", "_counted", "_credit", "_deadline", "_expiry", "_messages", "_queue", "_runs", "_sent",
-        "_task", "_waiter", "asked", "caller", "content", "has_ended", "is_over", "method", "share", "stream",
+        "_began", "_connection", "_counted", "_credit", "_deadline", "_expiry", "_has_message", "_messages",
+        "_packed", "_queue", "_runs", "_sent", "_task", "_waiter", "asked", "caller", "content", "has_ended",
+        "is_over", "method", "share", "stream",
     )  # fmt: skip
 
     def __init__(self, connection: GrpcConnection, stream: int, asked: Asked, method: Method) -> None:
@@ -56,6 +57,8 @@ class Call:
         self._sent: asyncio.Future[None] | None = None
         self._began = False  # to be answered
         self._runs = False
+        self._has_message = False  # a call that has one needs no more
+        self._packed: Message | None = None
         self._deadline: float | None = None
         self._expiry: asyncio.TimerHandle | None = None
         self.asked = asked
@@ -148,12 +151,12 @@ class Call:
     @property
     def is_silent(self) -> bool:
         """Whether its message is awaited."""
-        return self._task is None and not self.is_over
+        return not (self.method.is_stream or self._has_message or self.is_over)
 
     @property
     def is_coming(self) -> bool:
         """Whether something of a message is here that was not taken up."""
-        return bool(self._messages.held or self._queue)
+        return self._counted > 0
 
     def begin(self) -> None:
         """Its headers came."""
@@ -169,7 +172,13 @@ class Call:
             self._deadline = loop.time() + seconds
             self._expiry = loop.call_at(self._deadline, self._expire)
         if self.method.is_stream:
-            self._start()
+            self._connection.port.begins(self, self._connection)
+
+    def start(self) -> None:
+        """Answer it."""
+        if self._has_message and self._counted:
+            self._count(0)
+        self._task = self._connection.loop.create_task(self._run())
 
     def came(self, content: bytes, *, ended: bool) -> None:
         """More of its messages."""
@@ -179,8 +188,8 @@ class Call:
             self._queue_messages(content, ended=ended)
             return
         self._connection.consumed(self.stream, len(content))
-        if self._task is not None:
-            return  # it has its message
+        if self._has_message:
+            return
         try:
             messages = self._messages.came(content, ended=ended)
         except RequestError as error:
@@ -212,6 +221,8 @@ class Call:
             self._expiry.cancel()
         self._queue.clear()
         self._messages = Messages(0)
+        if self._task is None:
+            self.content, self._packed = b"", None
         self._count(0)
         self._make_up()
 
@@ -243,21 +254,22 @@ class Call:
 
     def _take_up(self, message: Message) -> None:
         self.content = message.content
-        self._start(message if message.compressed else None)
+        self._packed = message if message.compressed else None
+        self._has_message = True
+        self._connection.port.begins(self, self._connection)
+        if self._task is None and not self.is_over:
+            self._count(len(message.content))
 
-    def _start(self, packed: Message | None = None) -> None:
-        self._connection.port.begins(self)
-        self._task = self._connection.loop.create_task(self._run(packed))
-
-    async def _run(self, packed: Message | None) -> None:
+    async def _run(self) -> None:
         self._connection.port.begun(self)
         self._runs = True
         try:
             if self.is_over:
                 return
-            if packed is not None:
+            if self._packed is not None:
+                packed, self._packed, self.content = self._packed, None, b""
                 self.content = await self._unpacked(packed)
-                packed = None
+                del packed
             await self.method.run(self)
         except asyncio.CancelledError:
             self._fail(grpc.StatusCode.CANCELLED, "the call was ended")

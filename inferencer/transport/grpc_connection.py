@@ -68,6 +68,11 @@ class GrpcConnection(asyncio.Protocol):
             Lost: self._on_lost,
         }
 
+    @property
+    def unread(self) -> int:
+        """How many answers wait until the other end takes them."""
+        return len(self._http2.streams) - len(self.calls)
+
     # What the event loop tells ----------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -119,7 +124,7 @@ class GrpcConnection(asyncio.Protocol):
             self._http2.headers(event.stream, said.block if isinstance(said, Refusal) else unknown(said), end=True)
             return
         call = self.calls[event.stream] = Call(self, event.stream, said, method)
-        self.port.begin(call)
+        self.port.begin(call, self)
         if event.ended and not call.is_over:
             call.came(b"", ended=True)
 
