@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .trailers import Trailers
 
 _SMALL = 1 << 16  # bytes of an answer that is copied to go in one piece
+_OF_MESSAGE = 128  # bytes that one takes beside its content while it waits
 _NO_MESSAGE = "request: expected one message, found none"
 
 
@@ -103,7 +104,7 @@ class Call:
             self._waiter = self._connection.loop.create_future()
             await self._waiter
         message = self._queue.popleft()
-        self._count(self._counted - len(message.content))
+        self._count(self._counted - _OF_MESSAGE - len(message.content))
         if not self._queue:
             self._make_up()
         return message.content if not message.compressed else await self._unpacked(message)
@@ -236,7 +237,8 @@ class Call:
             self.refuse(*logged_status(error))
             return
         self._queue.extend(messages)
-        self._count(self._counted + self._messages.held - before + sum([len(message.content) for message in messages]))
+        arrived = sum([_OF_MESSAGE + len(message.content) for message in messages])
+        self._count(self._counted + self._messages.held - before + arrived)
         if not self._queue:
             self._make_up()
         self._wake()
