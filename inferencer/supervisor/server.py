@@ -90,7 +90,7 @@ class Server:
         self._summing = threading.Lock()
         self._draining = asyncio.Event()
         self._health = Health(self.models, [sync_pb2.DESCRIPTOR.services_by_name["Sync"].full_name])
-        budget = MemoryBudget(SHARES * settings.message_bytes)
+        budget = MemoryBudget(SHARES // 2 * settings.message_bytes)
         calls = TrainerCalls(settings.tokens, trainer_tls(settings))
         service = SyncService(
             self.models,

@@ -113,6 +113,7 @@ class Calls:
         """So much more came of messages, or so much less is here. Where too much is here, the calls of the connection
         that most came by are ended."""
         self.coming += size
+        self._budget.coming += size
         connection.held += size
         if size <= -LARGE:
             self._budget.left(-size)

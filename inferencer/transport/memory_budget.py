@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from paramsync.errors import BusyError, TooLargeError
@@ -30,8 +30,8 @@ class MemoryBudget:
         self._all_taken[slot] = 0  # of one that had it before
         self._freed = 0
         self._trimming = False
-        self.coming: Callable[[], int] = lambda: 0
-        """What messages take that have not come whole: whoever waits for them says so here."""
+        self.coming = 0
+        """What messages take that have not come whole: whoever waits for them adds to it."""
 
     def share(self) -> MemoryShare:
         return MemoryShare(self)
@@ -65,7 +65,7 @@ class MemoryBudget:
         self._tell()
 
     def _tell(self) -> None:
-        self._all_taken[self._slot] = self.taken + self.coming()
+        self._all_taken[self._slot] = self.taken + self.coming
 
 
 class MemoryShare:

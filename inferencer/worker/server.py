@@ -92,13 +92,6 @@ class PredictionServer:
             connection_seconds=tf_serving.connection_seconds,
         )
         self.answering.awaited = self.grpc.calls.awaited
-        self._counted: list[GrpcPort] = []
-        self.count(self.grpc)
-
-    def count(self, port: GrpcPort) -> None:
-        """What comes at this port takes room too."""
-        self._counted.append(port)
-        self.budget.coming = lambda: sum([counted.calls.coming for counted in self._counted])
 
     async def bind(self) -> tuple[int, int]:
         """Returns the ports for gRPC and HTTP, 0 for none; HTTP answers. Raises SettingsError where one is taken."""

@@ -48,7 +48,6 @@ class LocalServer:
             access_of(settings, settings.host),
             message_bytes=settings.message_bytes,
         )
-        self.predicting.count(self.control)
 
     async def start(self) -> Ports:
         self.models.start()
