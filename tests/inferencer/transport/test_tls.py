@@ -313,15 +313,17 @@ def test_quiet_connections_are_closed_for_new_ones_and_those_with_calls_stay(pla
         watched = first.watch("m")
         stack.callback(watched.close)
         watching = iter(watched)
+        eventually(lambda: any(one.calls for one in calls.connections), lambda: "the stream to begin")
         clients = [Inferencer(f"127.0.0.1:{port}", Credentials(tls=plainly.tls)) for _ in range(6)]
         for client in clients:
             stack.callback(client.close)
             assert client.status()
         eventually(lambda: len(calls.connections) <= 4, lambda: "quiet connections to be closed")
         assert clients[0].pin("m", 7).pinned == 7  # by a new connection, unnoticed
-        assert next(watching)
         clients[0].unpin("m")
+        assert any(connection.calls for connection in calls.connections)
         watched.close()
+        assert list(watching) == []
 
 
 def test_of_messages_that_were_answered_nothing_counts_as_coming(plainly: Secured) -> None:
