@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, cast
 
@@ -58,15 +59,6 @@ class GrpcConnection(asyncio.Protocol):
         self._unwritten: list[MemoryShare] = []  # of those that the kernel has not taken
         self._farewell = _Farewell.NONE
         self._is_ending = False
-        self._events: dict[type, Any] = {
-            Headers: self._on_headers,
-            Data: self._on_data,
-            Reset: self._on_reset,
-            Sent: self._on_sent,
-            Pong: self._on_pong,
-            GoingAway: lambda _: None,  # it closes the connection once its calls are over
-            Lost: self._on_lost,
-        }
 
     @property
     def unread(self) -> int:
@@ -90,7 +82,7 @@ class GrpcConnection(asyncio.Protocol):
         self.heard = self.loop.time()
         self._is_due = True
         for event in self._http2.receive(data, self.heard):
-            self._events[type(event)](event)
+            _TAKERS[type(event)](self, event)
         self._spoke = True
         self.flush()
 
@@ -100,7 +92,7 @@ class GrpcConnection(asyncio.Protocol):
     def resume_writing(self) -> None:
         self._is_due = True
         for event in self._http2.release():
-            self._events[type(event)](event)
+            _TAKERS[type(event)](self, event)
         self.flush()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -154,6 +146,9 @@ class GrpcConnection(asyncio.Protocol):
         if event.payload == _LEAVING and self._farewell is _Farewell.TOLD:
             self._farewell = _Farewell.DONE
             self._http2.goaway(self._http2.last)
+
+    def _on_going_away(self, event: GoingAway) -> None:
+        """The other end closes the connection once its calls are over."""
 
     def _on_lost(self, event: Lost) -> None:
         for call in [*self.calls.values()]:
@@ -284,6 +279,17 @@ class GrpcConnection(asyncio.Protocol):
             self.loop.call_later(_LINGER_SECONDS, self.abort)
         else:
             self._transport.close()
+
+
+_TAKERS: dict[type, Callable[[GrpcConnection, Any], None]] = {
+    Headers: GrpcConnection._on_headers,
+    Data: GrpcConnection._on_data,
+    Reset: GrpcConnection._on_reset,
+    Sent: GrpcConnection._on_sent,
+    Pong: GrpcConnection._on_pong,
+    GoingAway: GrpcConnection._on_going_away,
+    Lost: GrpcConnection._on_lost,
+}
 
 
 def peer_of(name: Any) -> str:
