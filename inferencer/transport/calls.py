@@ -21,6 +21,7 @@ _MOST = 1 << 13  # calls of all kinds; beyond it each connection may have its pa
 _MOST_UNREAD = 1 << 14  # answers that wait for the other ends to read
 _MOST_SILENT = 1 << 10  # whose messages did not come
 _AT_ONCE = 64  # calls that begin to be answered in one turn of the event loop, which others need, too
+_UNPACKED_AT_ONCE = 2  # messages
 _NEW_SECONDS = 1.0  # for the first call of a connection, where there are many
 _LOOK_SECONDS = 1.0
 _LAST = 1.0  # of the grace, for callers to read what they were answered
@@ -57,6 +58,8 @@ class Calls:
         self._due_calls = 0
         self._streams = 0
         self._looking: asyncio.TimerHandle | None = None
+        self.unpacking = asyncio.Semaphore(_UNPACKED_AT_ONCE)
+        """For a compressed message, which counts as what came of it until it is unpacked."""
 
     # Calls ------------------------------------------------------------------------------------------------------------
 

@@ -104,10 +104,11 @@ class Call:
             self._waiter = self._connection.loop.create_future()
             await self._waiter
         message = self._queue.popleft()
+        content = message.content if not message.compressed else await self._unpacked(message)
         self._count(self._counted - _OF_MESSAGE - len(message.content))
         if not self._queue:
             self._make_up()
-        return message.content if not message.compressed else await self._unpacked(message)
+        return content
 
     async def send_initial_metadata(self, metadata: Trailers = ()) -> None:
         """Tell the caller that it is being answered."""
@@ -177,7 +178,7 @@ class Call:
 
     def start(self) -> None:
         """Answer it."""
-        if self._has_message and self._counted:
+        if self._packed is None and self._has_message and self._counted:
             self._count(0)
         self._task = self._connection.loop.create_task(self._run())
 
@@ -259,7 +260,7 @@ class Call:
         self._packed = message if message.compressed else None
         self._has_message = True
         self._connection.port.begins(self, self._connection)
-        if self._task is None and not self.is_over:
+        if (self._task is None or message.compressed) and not self.is_over:
             self._count(len(message.content))
 
     async def _run(self) -> None:
@@ -272,6 +273,7 @@ class Call:
                 packed, self._packed, self.content = self._packed, None, b""
                 self.content = await self._unpacked(packed)
                 del packed
+                self._count(0)
             await self.method.run(self)
         except asyncio.CancelledError:
             self._fail(grpc.StatusCode.CANCELLED, "the call was ended")
@@ -286,8 +288,9 @@ class Call:
     async def _unpacked(self, message: Message) -> bytes:
         if not self.asked.window:
             raise RequestError("message: expected none that is compressed without grpc-encoding, found one")
-        most = self._connection.port.message_bytes
-        return await asyncio.to_thread(message.unpacked, self.asked.window, most=most)
+        port = self._connection.port
+        async with port.unpacking:
+            return await asyncio.to_thread(message.unpacked, self.asked.window, most=port.message_bytes)
 
     def _make_up(self) -> None:
         if self._credit:
