@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 QUIET_SECONDS = 0.5  # without a call, after which none is thought to be on its way
 _MOST_STREAMS = 512  # which their callers keep open for as long as they please, for each port
 _MOST_ANSWERING = 3.0  # seconds of a drain in which calls that come are answered
+_ABSENT = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)  # a name may have addresses of a family that is switched off
 _WAITING = 4096  # whom the kernel keeps until they are accepted
 _AT_ONCE = 64  # are accepted, before others have their turn
 
@@ -69,23 +71,26 @@ class GrpcPort:
         self._path: tuple[Path, int] | None = None
 
     def bind(self, host: str, port: int, option: str, tls: ServerTls | None, *, shared: bool = False) -> int:
-        """At every address of the host. Returns the port, which other processes may listen at too where it is `shared`.
+        """At every address of the host that this machine has. Returns the port, which other processes may listen at too
+        where it is `shared`.
 
         Raises SettingsError where it cannot be had.
         """
+        absent: OSError | None = None
         try:
             infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-            for family, kind, protocol, _, where in infos:
-                listener = socket.socket(family, kind, protocol)
-                self._listeners.append((listener, tls))
-                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                if shared:
-                    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-                if family == socket.AF_INET6:
-                    listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, len(infos) > 1)
-                listener.bind((where[0], port, *where[2:]))
-                listener.listen(_WAITING)
-                port = listener.getsockname()[1]
+            for family, _, _, _, where in infos:
+                try:
+                    listener = _listening(family, (where[0], port, *where[2:]), shared=shared, alone=len(infos) == 1)
+                except OSError as error:
+                    if error.errno not in _ABSENT:
+                        raise
+                    absent = error
+                else:
+                    self._listeners.append((listener, tls))
+                    port = listener.getsockname()[1]
+            if absent is not None and not self._listeners:
+                raise absent
         except OSError as error:
             raise refused(host, port, option) from error
         return port
@@ -154,3 +159,20 @@ class GrpcPort:
         """At once."""
         self.stop_listening()
         await self.calls.stop()
+
+
+def _listening(family: int, where: tuple[Any, ...], *, shared: bool, alone: bool) -> socket.socket:
+    """Raises OSError."""
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        if family == socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, not alone)
+        listener.bind(where)
+        listener.listen(_WAITING)
+    except OSError:
+        listener.close()
+        raise
+    return listener
