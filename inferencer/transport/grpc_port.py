@@ -77,6 +77,7 @@ class GrpcPort:
         Raises SettingsError where it cannot be had.
         """
         absent: OSError | None = None
+        found = False
         try:
             infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
             for family, _, _, _, where in infos:
@@ -88,8 +89,8 @@ class GrpcPort:
                     absent = error
                 else:
                     self._listeners.append((listener, tls))
-                    port = listener.getsockname()[1]
-            if absent is not None and not self._listeners:
+                    port, found = listener.getsockname()[1], True
+            if absent is not None and not found:
                 raise absent
         except OSError as error:
             raise refused(host, port, option) from error
