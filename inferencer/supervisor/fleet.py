@@ -26,6 +26,7 @@ from ..serving.worker_status import Replaced, WorkerState, WorkerStatus
 from ..settings.settings import ConnectionSettings
 from .child import ChildProcess, exit_text
 from .crashes import QUICK_SECONDS, Crashes, CrashLoops
+from .listeners import Listeners
 from .shared import SharedGraph, SharedVersion
 from .template import Template
 from .trial import TRIAL_SECONDS, Trial
@@ -78,17 +79,19 @@ class Fleet:
         arguments: tuple[Any, ...],
         handlers: Mapping[str, Handler],
         show: Callable[[], Shown],
+        listeners: Listeners,
         *,
         template: Template | None = None,
     ) -> None:
         """`arguments` are those of a worker; `handlers` answer its questions; `show` says what is to be answered.
 
-        A `template` that is given is closed by who gives it.
+        They accept from `listeners`. A `template` that is given is closed by who gives it.
         """
         self._count = count
         self._arguments = arguments
         self._handlers = handlers
         self._show = show
+        self._listeners = listeners
         self._shown: Shown = ((), ())
         self._words_file = shared_words.create()
         self._words = SharedWords(self._words_file)
@@ -147,6 +150,7 @@ class Fleet:
                     lived, how, explained = self._lived(number, worker)
                     successor = worker.successor  # read once: where that one does not start it is taken away
                     worker = None if successor is None else successor.result()
+            self._listeners.drop(number)
             if self._ended.is_set():
                 return
             self._restarts[number] += 1
@@ -208,7 +212,10 @@ class Fleet:
                 worker.channel.ask("show", self._word[0], self._shown[0]).result(_SHOW_SECONDS)
                 self._workers.append(worker)
                 self._starting.discard(worker)
-            worker.channel.ask("start").result(0 if self._ended.is_set() else _START_SECONDS)
+            grpc, http = self._listeners.of(number)
+            files = [listener.fileno() for listener in (*grpc, *http)]
+            started = worker.channel.ask("start", len(grpc), descriptors=files)
+            started.result(0 if self._ended.is_set() else _START_SECONDS)
             worker.become(WorkerState.ANSWERING)
         except BaseException:
             worker.end("it does not start")

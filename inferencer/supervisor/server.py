@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-import socket
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
@@ -18,7 +17,6 @@ from tensorflow_serving.config import model_server_config_pb2
 from paramsync.following.operator_request import Change
 from paramsync.following.operator_requests import Action
 from paramsync.following.status import Status
-from paramsync.rpc.addresses import check_ports, refused
 from paramsync.rpc.tls import ServerTls
 from paramsync.v1 import sync_pb2
 
@@ -30,12 +28,14 @@ from ..protocols.tfs.reload import Configuring
 from ..serving.access import ReloadRoots, access_of
 from ..serving.metrics import Load, Metrics, Statistics
 from ..serving.registry import Registry
-from ..settings.settings import AnySettings, Ports, Settings, TfServing, ports, trainer_tls
+from ..settings.settings import AnySettings, Ports, Settings, TfServing, trainer_tls
 from ..transport.grpc_port import QUIET_SECONDS, GrpcPort
 from ..transport.health import Health
+from ..transport.listeners import listeners_at, port_of
 from ..transport.memory_budget import SHARES, MemoryBudget
 from .comparing import Comparing
 from .fleet import Fleet, Shown
+from .listeners import Listeners
 from .maker import SharedJoined, SharedMaker, message_of
 from .overview import Answer, Overview
 from .template import Template
@@ -60,7 +60,8 @@ class Server:
         """
         self._loop = asyncio.get_running_loop()
         self._tf_serving = tf_serving = settings.tf_serving or TfServing()
-        self._reserved, settings = _reserve(settings)
+        self._listeners = Listeners(settings)
+        settings = dataclasses.replace(settings, port=self._listeners.port, rest_port=self._listeners.rest_port)
         self._settings = settings
         self._comparing = Comparing()
         handlers: dict[str, Handler] = {
@@ -73,7 +74,7 @@ class Server:
             "compare_no_more": self._comparing.leave,
             "statistics": partial(self._aside, self._statistics),
         }
-        self._fleet = Fleet(settings.workers, (settings,), handlers, self._shown, template=template)
+        self._fleet = Fleet(settings.workers, (settings,), handlers, self._shown, self._listeners, template=template)
         maker = SharedMaker(self._fleet, poll_seconds=settings.poll_seconds, state=settings.state, tracing=tracing)
         self.models = Registry(settings.models, maker)
         self.models.trouble = lambda: self._fleet.trouble
@@ -118,7 +119,8 @@ class Server:
         host = self._settings.control_host or self._settings.host
         tls = None if self._settings.tls is None else ServerTls(self._settings.tls)
         try:
-            control = self._control.bind(host, self._settings.control_port, "--control-port", tls)
+            control = listeners_at(host, self._settings.control_port, "--control-port")
+            self._control.take(control, tls)
             if self._settings.tf_serving is not None:
                 await self._first()
             await asyncio.to_thread(self._fleet.start)
@@ -131,11 +133,7 @@ class Server:
         self._following_health = asyncio.ensure_future(self._health.follow())
         threading.Thread(target=self._tell_news, name="news", daemon=True).start()
         self._overview.start()
-        return Ports(
-            self._settings.port if self._tf_serving.port else 0,
-            self._settings.rest_port if self._tf_serving.http else 0,
-            control,
-        )
+        return Ports(self._listeners.port, self._listeners.rest_port, port_of(control))
 
     async def _first(self) -> None:
         """What TensorFlow Serving does before it listens, whose clients take a port that answers for a model that does:
@@ -150,9 +148,8 @@ class Server:
         self._ended.set()
         self._news.set()
         self._overview.close()
-        for reserved in self._reserved:
-            reserved.close()
         self._fleet.close()
+        self._listeners.close()
 
     async def drain(self, *, quiet_seconds: float = QUIET_SECONDS) -> None:
         """Say so first, then accept no more predictions, answer what is in flight, and end every process.
@@ -285,27 +282,3 @@ class Server:
                 self._fleet.tell("states", *self._looked())
             except Exception:  # noqa: BLE001, the workers would not be looked after any more
                 _log.exception("the workers were not told how the followers are; they will be")
-
-
-def _reserve(settings: Settings) -> tuple[list[socket.socket], Settings]:
-    """Sockets that keep the ports which all workers will listen on, and the settings with their numbers.
-
-    Raises SettingsError where one is taken, also by another server, whose workers would share it.
-    """
-    check_ports(settings.host, ports(settings))
-    reserved, numbers = [], {}
-    tf_serving = settings.tf_serving or TfServing()
-    for name, option, wanted in (("port", "--port", tf_serving.port), ("rest_port", "--rest-port", tf_serving.http)):
-        if not wanted:
-            continue
-        number = getattr(settings, name)
-        family, kind, protocol, _, where = socket.getaddrinfo(settings.host, number, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, kind, protocol)
-        reserved.append(listener)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        try:
-            listener.bind(where)
-        except OSError as error:
-            raise refused(settings.host, number, option) from error
-        numbers[name] = listener.getsockname()[1]
-    return reserved, dataclasses.replace(settings, **numbers)

@@ -8,7 +8,6 @@ import os
 import socket
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -66,9 +65,6 @@ class _Worker:
     def __init__(
         self, number: int, slot: int, settings: Settings, connection: socket.socket, words: SharedWords
     ) -> None:
-        tf_serving = settings.tf_serving
-        if number and tf_serving is not None:  # one of them listens on the socket
-            settings = replace(settings, tf_serving=replace(tf_serving, socket=None))
         self._settings = settings
         self._slot = slot
         self._words = words
@@ -108,11 +104,12 @@ class _Worker:
         self._channel.start()
         await asyncio.Event().wait()  # the supervisor says when this process is to end
 
-    def _later(self, call: Any, *arguments: Any) -> Future[Any]:
-        return asyncio.run_coroutine_threadsafe(call(*arguments), self._loop)
+    def _later(self, call: Any, *arguments: Any, **files: Any) -> Future[Any]:
+        return asyncio.run_coroutine_threadsafe(call(*arguments, **files), self._loop)
 
-    async def _start(self) -> tuple[int, int]:
-        """Once there is an epoch to answer from."""
+    async def _start(self, by_grpc: int, *, descriptors: Sequence[int] = ()) -> None:
+        """Once there is an epoch to answer from. So many of the listeners are for gRPC, the others for HTTP."""
+        listeners = [socket.socket(fileno=descriptor) for descriptor in descriptors]
         async with self._turns:
             self._server = PredictionServer(
                 self._settings,
@@ -125,9 +122,7 @@ class _Worker:
                 slot=self._slot,
             )
             self._versions.changed = partial(self._loop.call_soon_threadsafe, self._models.news)
-            ports = await self._server.bind()
-            await self._server.start()
-            return ports
+            await self._server.start(listeners[:by_grpc], listeners[by_grpc:])
 
     def _states(self, statuses: Mapping[str, Status], trouble: str) -> None:
         self._models.trouble = trouble

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+import socket
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from tensorflow_serving.apis import model_service_pb2, prediction_service_pb2
@@ -25,7 +26,6 @@ from ..serving.served import Models
 from ..settings.settings import Settings, TfServing
 from ..transport.grpc_port import GrpcPort
 from ..transport.health import Health
-from ..transport.leaving import refuse_new
 from ..transport.memory_budget import SHARES, MemoryBudget
 from ..transport.predictions import Predictions
 
@@ -93,16 +93,12 @@ class PredictionServer:
         )
         self.answering.awaited = self.grpc.calls.awaited
 
-    async def bind(self) -> tuple[int, int]:
-        """Returns the ports for gRPC and HTTP, 0 for none; HTTP answers. Raises SettingsError where one is taken."""
+    async def start(self, grpc: Iterable[socket.socket], http: Iterable[socket.socket]) -> None:
+        """Answer those who come to these, which it takes over."""
         from ..protocols.http.port import HttpPort
         from ..protocols.page.page import Page
 
-        host, tf_serving = self._settings.host, self._tf_serving
         tls = None if self._settings.tls is None else ServerTls(self._settings.tls)
-        port = self.grpc.bind(host, self._settings.port, "--port", tls, shared=True) if tf_serving.port else 0
-        if tf_serving.socket is not None:
-            self.grpc.bind_socket(tf_serving.socket)
         self._rest = HttpPort(
             self.models,
             self.batcher,
@@ -112,27 +108,18 @@ class PredictionServer:
             self._access,
             message_bytes=self._settings.message_bytes,
             page=None if self._supervisor is None else Page(self.models, self._supervisor, self._access),
-            metrics_path=tf_serving.metrics_path,
+            metrics_path=self._tf_serving.metrics_path,
         )
-        self._rest_port = await self._rest.start(host, self._settings.rest_port, tls) if tf_serving.http else 0
-        return port, self._rest_port
-
-    async def start(self) -> None:
-        """Answer by gRPC too."""
+        self.grpc.take(grpc, tls)
+        await self._rest.start(http, tls)
         await self.grpc.start()
         self._following_health = asyncio.ensure_future(self.health.follow())
 
-    async def stop(self) -> None:
-        """What was bound, at once."""
-        await self.grpc.stop()
-
     async def leave(self) -> None:
-        """Hand its callers over to processes that listen at the same ports: see `leaving`. `drain` comes after it."""
+        """Hand its callers over to another process, which has the same listeners. `drain` comes after it."""
         loop = asyncio.get_running_loop()
         self._rest.leave()
-        await refuse_new([*self.grpc.listening(), *self._rest.listening()])
-        self.grpc.stop_listening()
-        self._rest.stop_listening()
+        self.grpc.stop_listening(handed_on=True)
         began = loop.time()
         while (self.grpc.calls.leave() or len(self._rest)) and loop.time() - began < _LINGER_SECONDS:
             await asyncio.sleep(_STEP_SECONDS)

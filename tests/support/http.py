@@ -17,6 +17,7 @@ import tensorflow as tf
 from inferencer.protocols.http.port import HttpPort
 from inferencer.protocols.page.page import Page
 from inferencer.serving.metrics import Metrics
+from inferencer.transport.listeners import listeners_at, port_of
 from inferencer.transport.memory_budget import SHARES, MemoryBudget
 from paramsync.rpc.access import Access
 from paramsync.rpc.tls import ServerTls
@@ -141,7 +142,10 @@ def small_limits(folder: Path, *, patience: float = 1.0, tls: ServerTls | None =
             patience=patience,
         )
         ports = {"port": running.port, "control_port": running.control_port}
-        return Web(rest, await rest.start("127.0.0.1", 0, tls), asyncio.get_running_loop(), still, **ports)
+        listeners = listeners_at("127.0.0.1", 0, "--rest-port")
+        port = port_of(listeners)
+        await rest.start(listeners, tls)
+        return Web(rest, port, asyncio.get_running_loop(), still, **ports)
 
     web = running.call(start)
     yield web

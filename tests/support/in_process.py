@@ -14,6 +14,7 @@ from inferencer.serving.registry import Registry
 from inferencer.serving.served import FollowedModel, Maker, ServedJoined
 from inferencer.settings.settings import AnySettings, ConnectionSettings, ModelSettings, Ports, Settings
 from inferencer.transport.grpc_port import QUIET_SECONDS, GrpcPort
+from inferencer.transport.listeners import listeners_at, port_of
 from inferencer.worker.server import PredictionServer
 from paramsync.following.composite import Connection
 from paramsync.following.follower import Follower
@@ -53,15 +54,19 @@ class LocalServer:
         self.models.start()
         tls = None if self._settings.tls is None else ServerTls(self._settings.tls)
         try:
-            port, rest_port = await self.predicting.bind()
-            control_port = self.control.bind(self._settings.host, self._settings.control_port, "--control-port", tls)
-            await self.predicting.start()
+            host = self._settings.host
+            grpc = listeners_at(host, self._settings.port, "--port")
+            http = listeners_at(host, self._settings.rest_port, "--rest-port")
+            control = listeners_at(host, self._settings.control_port, "--control-port")
+            self.control.take(control, tls)
+            ports = Ports(port_of(grpc), port_of(http), port_of(control))
+            await self.predicting.start(grpc, http)
             await self.control.start()
-            return Ports(port, rest_port, control_port)
         except BaseException:
             self.models.drain()
-            await asyncio.gather(self.predicting.stop(), self.control.stop())
+            await self.control.stop()
             raise
+        return ports
 
     async def apply(self, models: Sequence[AnySettings], changes: Mapping[str, Change] | None = None) -> None:
         await self.models.apply(models, changes)

@@ -6,15 +6,15 @@ import asyncio
 import logging
 import select
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 from aiohttp import web
 
-from paramsync.rpc.addresses import refused
 from paramsync.rpc.server import SILENT_SECONDS, UNFORESEEN, one_line
 from paramsync.rpc.tls import ServerTls
 
+from ...transport.listeners import Acceptor
 from .replies import bare, failed
 
 _AIOHTTP = logging.getLogger("paramsync.rest.http")
@@ -22,8 +22,6 @@ _AIOHTTP.setLevel(logging.CRITICAL)  # what strangers send that is no HTTP is an
 _MOST = 1024
 _MORE = 64  # by which only health and metrics may be asked: whoever watches the server gets an answer while it is busy
 _MOST_TOLD = 1024  # at once, that they are too many; those beyond them are told and not listened to
-_WAITING = 4096  # whom the kernel keeps until they are accepted
-_AT_ONCE = 64  # are accepted, before others have their turn
 _LINGERING = 1.0  # for what a client goes on sending of what was refused, so that it comes to read why
 _TOLD_SECONDS = 5.0  # the same of a connection too many, whose request may not have come yet
 _BRIEFLY = 30  # so many times shorter than the patience is what a new connection may say nothing, where all are taken
@@ -44,43 +42,23 @@ class Connections:
         self._told = 0
         self._by_tls = False
         self._handshake = min(SILENT_SECONDS, patience / 6)  # seconds
-        self._listening: asyncio.Server | None = None
+        self._acceptor = Acceptor(self._accepted, handshake_seconds=self._handshake)
 
-    async def listen(self, host: str, port: int, tls: ServerTls | None) -> int:
-        """Returns the port, which other workers listen at too. Raises SettingsError."""
-        loop = asyncio.get_running_loop()
+    async def start(self, listeners: Iterable[socket.socket], tls: ServerTls | None) -> None:
+        """Accept from these: it takes them over."""
         self._by_tls = tls is not None
-        try:
-            # so many wait, and so many are accepted at a time: asyncio has one number for both
-            self._listening = await loop.create_server(
-                self._accepted,
-                host,
-                port,
-                backlog=_AT_ONCE,
-                reuse_port=True,
-                ssl=None if tls is None else tls.http_context(),
-                ssl_handshake_timeout=None if tls is None else self._handshake,
-            )
-            for listening in self._listening.sockets:
-                with listening.dup() as same:
-                    same.listen(_WAITING)
-        except OSError as error:
-            raise refused(host, port, "--rest-port") from error
-        return int(self._listening.sockets[0].getsockname()[1])
+        self._acceptor.take(listeners, None if tls is None else tls.http_context())
+        await self._acceptor.start()
 
-    def listening(self) -> Sequence[socket.socket]:
-        return () if self._listening is None else self._listening.sockets
-
-    def stop_listening(self) -> None:
-        if self._listening is not None:
-            self._listening.close()
+    def stop_listening(self, *, handed_on: bool = False) -> None:
+        """See Acceptor.stop."""
+        self._acceptor.stop(handed_on=handed_on)
 
     async def close(self, seconds: float) -> None:
         """No new ones from now on; those that are asked nothing end, and the others once they are answered."""
-        if self._listening is not None:
-            self.stop_listening()
-            self._web.pre_shutdown()
-            await self._web.shutdown(seconds)
+        self.stop_listening()
+        self._web.pre_shutdown()
+        await self._web.shutdown(seconds)
 
     def __len__(self) -> int:
         return len(self._open)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
@@ -94,20 +94,15 @@ class HttpPort:
         self._came = 0
         self._connections = Connections(self._handle, patience=patience)
 
-    async def start(self, host: str, port: int, tls: ServerTls | None) -> int:
-        """Listen. See Connections."""
-        return await self._connections.listen(host, port, tls)
+    async def start(self, listeners: Iterable[socket.socket], tls: ServerTls | None) -> None:
+        """See Connections.start."""
+        await self._connections.start(listeners, tls)
 
     def leave(self) -> None:
-        """Every answer ends its connection from now on: others listen at the same port."""
+        """Another process goes on with the listeners. Every answer ends its connection from now on."""
         self._leaving = True
+        self._connections.stop_listening(handed_on=True)
         self._end_streams()
-
-    def stop_listening(self) -> None:
-        self._connections.stop_listening()
-
-    def listening(self) -> Sequence[socket.socket]:
-        return self._connections.listening()
 
     def __len__(self) -> int:
         """How many connections there are."""

@@ -206,9 +206,8 @@ def test_a_bad_chunk_of_an_action_is_an_error_of_its_caller(web: Web, late: bool
 
 def test_a_page_that_does_not_read_its_end_is_left(web: Web) -> None:
     connections, page = web.rest._connections, web.rest._page
-    assert connections._listening is not None
     assert page is not None
-    [listening] = connections._listening.sockets
+    [(listening, _)] = connections._acceptor._listeners
     usual = listening.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     with socket.socket() as one:

@@ -6,7 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from inferencer.settings.settings import Settings
 from inferencer.supervisor.fleet import Fleet, Worker
+from inferencer.supervisor.listeners import Listeners
 
 pytestmark = pytest.mark.slow
 
@@ -14,7 +16,8 @@ pytestmark = pytest.mark.slow
 @pytest.fixture
 def fleet() -> Iterator[Fleet]:
     """Of two processes that do not answer from versions."""
-    fleet = Fleet(2, (), {}, lambda: ((), ()))
+    listeners = Listeners(Settings(models=(), port=0, rest_port=0, control_port=0))
+    fleet = Fleet(2, (), {}, lambda: ((), ()), listeners)
     try:
         workers = [Worker(fleet.template, "trial", descriptors=[fleet._words_file]) for _ in range(2)]
         for number, worker in enumerate(workers):
@@ -23,6 +26,7 @@ def fleet() -> Iterator[Fleet]:
         yield fleet
     finally:
         fleet.close()
+        listeners.close()
 
 
 def test_what_one_worker_refuses_costs_no_answer_of_the_others(fleet: Fleet) -> None:

@@ -18,7 +18,7 @@ ELSEWHERE, HERE = "203.0.113.1", "127.0.0.1"
 def resolve(patch: pytest.MonkeyPatch, *addresses: str) -> None:
     """Have every name be those of these addresses."""
     found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 0)) for address in addresses]
-    patch.setattr("inferencer.transport.grpc_port.socket.getaddrinfo", lambda *_, **__: found)
+    patch.setattr("inferencer.transport.listeners.socket.getaddrinfo", lambda *_, **__: found)
 
 
 @pytest.mark.parametrize("addresses", [(ELSEWHERE, HERE), (HERE, ELSEWHERE), (HERE, "127.0.0.2")])

@@ -1,0 +1,82 @@
+"""The listeners of the workers: each number has its own, and who takes the place of a worker goes on with them.
+
+They stay open here, so that a worker which leaves closes nothing: whoever waits to be accepted is, by the next one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import socket
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+
+from paramsync.rpc.addresses import check_ports, refused
+
+from ..settings.settings import Settings, TfServing, ports
+from ..transport import listeners
+
+Listening = tuple[Sequence[socket.socket], Sequence[socket.socket]]
+"""For gRPC and for HTTP."""
+
+
+class Listeners:
+    """Safe to use from any thread."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Has the ports from now on, at which nobody listens yet.
+
+        Raises SettingsError where one is taken, also by another server, whose workers would share it.
+        """
+        check_ports(settings.host, ports(settings))
+        tf_serving = settings.tf_serving or TfServing()
+        self._host = settings.host
+        self._path = tf_serving.socket
+        self._reserved: list[socket.socket] = []
+        self.port = self._reserve(settings.port, "--port") if tf_serving.port else 0
+        """For gRPC; 0: none."""
+        self.rest_port = self._reserve(settings.rest_port, "--rest-port") if tf_serving.http else 0
+        self._lock = threading.Lock()
+        self._listening: dict[int, Listening] = {}
+        self._inode = 0  # of the UNIX socket
+
+    def of(self, number: int) -> Listening:
+        """Those of the worker of this number, which stay open here. Raises SettingsError."""
+        with self._lock:
+            if number not in self._listening:
+                self._listening[number] = self._listen(on_path=not number)
+            return self._listening[number]
+
+    def drop(self, number: int) -> None:
+        """There is no such worker: who comes is accepted by others."""
+        with self._lock:
+            for listener in itertools.chain(*self._listening.pop(number, ())):
+                listener.close()
+
+    def close(self) -> None:
+        for number in list(self._listening):
+            self.drop(number)
+        for reserved in self._reserved:
+            reserved.close()
+        with suppress(OSError):
+            if self._path is not None and self._path.stat().st_ino == self._inode:
+                self._path.unlink()
+
+    def _listen(self, *, on_path: bool) -> Listening:
+        grpc = listeners.listeners_at(self._host, self.port, "--port", shared=True) if self.port else []
+        if on_path and self._path is not None:
+            grpc.append(listeners.listener_on(self._path))
+            self._inode = self._path.stat().st_ino
+        http = listeners.listeners_at(self._host, self.rest_port, "--rest-port", shared=True) if self.rest_port else []
+        return grpc, http
+
+    def _reserve(self, port: int, option: str) -> int:
+        family, kind, protocol, _, where = socket.getaddrinfo(self._host, port, type=socket.SOCK_STREAM)[0]
+        reserved = socket.socket(family, kind, protocol)
+        self._reserved.append(reserved)
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        try:
+            reserved.bind(where)
+        except OSError as error:
+            raise refused(self._host, port, option) from error
+        return listeners.port_of([reserved])

@@ -1,0 +1,130 @@
+"""Listeners: the sockets that callers come to, at every address of a host or at a path, and how they are accepted."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+import ssl
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+from paramsync.errors import SettingsError
+from paramsync.rpc.addresses import refused
+
+WAITING = 4096  # whom the kernel keeps until they are accepted
+_AT_ONCE = 64  # are accepted, before others have their turn
+_ABSENT = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)  # a name may have addresses of a family that is switched off
+
+
+def listeners_at(host: str, port: int, option: str, *, shared: bool = False) -> list[socket.socket]:
+    """At every address of the host that this machine has, all at one port, which others may have too where it is
+    `shared`. Raises SettingsError where it cannot be had."""
+    found: list[socket.socket] = []
+    absent: OSError | None = None
+    with ExitStack() as until_failure:
+        try:
+            infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+            for family, _, _, _, where in infos:
+                try:
+                    listener = _listening(family, (where[0], port, *where[2:]), shared=shared, alone=len(infos) == 1)
+                except OSError as error:
+                    if error.errno not in _ABSENT:
+                        raise
+                    absent = error
+                else:
+                    found.append(until_failure.enter_context(listener))
+                    port = port_of(found)
+            if absent is not None and not found:
+                raise absent
+        except OSError as error:
+            raise refused(host, port, option) from error
+        until_failure.pop_all()
+    return found
+
+
+def listener_on(path: Path) -> socket.socket:
+    """A UNIX socket. Another process that listens there keeps its connections, and gets no new ones.
+
+    Raises SettingsError.
+    """
+    beside = Path(f"{path}~")
+    listener = socket.socket(socket.AF_UNIX)
+    try:
+        if path.exists() and not path.is_socket():
+            raise FileExistsError(path)
+        beside.unlink(missing_ok=True)
+        listener.bind(str(beside))
+        listener.listen(WAITING)
+        beside.replace(path)
+    except OSError as error:
+        listener.close()
+        raise SettingsError(f"--grpc_socket_path {path}: cannot listen there; choose another path") from error
+    return listener
+
+
+def port_of(listeners: Iterable[socket.socket]) -> int:
+    """At which they listen; 0 where there are none."""
+    return next((int(one.getsockname()[1]) for one in listeners), 0)
+
+
+class Acceptor:
+    """Makes a protocol of each connection that comes to its listeners. Lives on one event loop."""
+
+    def __init__(self, protocol: Callable[[], asyncio.BaseProtocol], *, handshake_seconds: float) -> None:
+        """By TLS a connection has so many seconds to agree on it."""
+        self._protocol = protocol
+        self._handshake_seconds = handshake_seconds
+        self._listeners: list[tuple[socket.socket, ssl.SSLContext | None]] = []
+        self._servers: list[asyncio.Server] = []
+
+    def take(self, listeners: Iterable[socket.socket], context: ssl.SSLContext | None) -> None:
+        """Takes them over. Before `start`. A UNIX socket speaks no TLS."""
+        self._listeners += [(one, None if one.family == socket.AF_UNIX else context) for one in listeners]
+
+    async def start(self) -> None:
+        loop = asyncio.get_running_loop()
+        for listener, context in self._listeners:
+            create = loop.create_unix_server if listener.family == socket.AF_UNIX else loop.create_server
+            handshake_seconds = None if context is None else self._handshake_seconds
+            server: asyncio.Server = await create(
+                self._protocol,
+                sock=listener,
+                backlog=_AT_ONCE,
+                ssl=context,
+                ssl_handshake_timeout=handshake_seconds,
+            )
+            # so many wait, and so many are accepted at a time: asyncio has one number for both
+            listener.listen(WAITING)
+            self._servers.append(server)
+
+    def stop(self, *, handed_on: bool = False) -> None:
+        """Whoever waits to be accepted is refused, unless another process goes on with the same listeners."""
+        for listener, _ in self._listeners:
+            with suppress(OSError):
+                if not handed_on:
+                    listener.shutdown(socket.SHUT_RDWR)
+        for server in self._servers:
+            server.close()
+        for listener, _ in self._listeners:
+            listener.close()
+        self._listeners, self._servers = [], []
+
+
+def _listening(family: int, where: tuple[Any, ...], *, shared: bool, alone: bool) -> socket.socket:
+    """Raises OSError."""
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        if family == socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, not alone)
+        listener.bind(where)
+        listener.listen(WAITING)
+    except OSError:
+        listener.close()
+        raise
+    return listener

@@ -1,0 +1,78 @@
+"""How listeners are handed on from one process to the next, and how they are closed."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from pathlib import Path
+
+import pytest
+
+from inferencer.transport.listeners import Acceptor, listener_on, listeners_at, port_of
+
+HERE = "127.0.0.1"
+
+
+class _Says(asyncio.Protocol):
+    def __init__(self, what: bytes) -> None:
+        self._what = what
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        transport.write(self._what)
+        transport.close()
+
+
+def _acceptor(listener: socket.socket, what: bytes) -> Acceptor:
+    """Of a descriptor of its own, as each process has."""
+    acceptor = Acceptor(lambda: _Says(what), handshake_seconds=1.0)
+    acceptor.take([listener.dup()], None)
+    return acceptor
+
+
+async def _read(caller: socket.socket) -> bytes:
+    return await asyncio.get_running_loop().sock_recv(caller, 16)
+
+
+def _caller(family: int, where: tuple[str, int] | str) -> socket.socket:
+    """Its connection is made by the kernel, whether or not anybody accepts it."""
+    caller = socket.socket(family)
+    caller.connect(where)
+    caller.setblocking(False)
+    return caller
+
+
+@pytest.mark.parametrize("kind", ["TCP", "UNIX"])
+def test_who_waits_while_a_listener_is_handed_on_is_accepted_by_the_next(kind: str, tmp_path: Path) -> None:
+    async def handed_on() -> tuple[bytes, bytes]:
+        path = tmp_path / "socket"
+        listener = listener_on(path) if kind == "UNIX" else listeners_at(HERE, 0, "--port")[0]
+        where = str(path) if kind == "UNIX" else (HERE, port_of([listener]))
+        with listener:
+            first = _acceptor(listener, b"first")
+            await first.start()
+            with _caller(listener.family, where) as early:
+                answered = await _read(early)
+            first.stop(handed_on=True)
+            with _caller(listener.family, where) as late:
+                second = _acceptor(listener, b"second")
+                await second.start()
+                after = await _read(late)
+            second.stop()
+        return answered, after
+
+    assert asyncio.run(handed_on()) == (b"first", b"second")
+
+
+def test_nobody_comes_to_a_listener_that_is_not_handed_on_though_another_process_has_it_open() -> None:
+    async def stopped() -> None:
+        [listener] = listeners_at(HERE, 0, "--port")
+        port = port_of([listener])
+        with listener:
+            acceptor = _acceptor(listener, b"")
+            await acceptor.start()
+            acceptor.stop()
+            with socket.socket() as caller, pytest.raises(ConnectionRefusedError):
+                caller.connect((HERE, port))
+
+    asyncio.run(stopped())
