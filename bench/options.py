@@ -16,7 +16,7 @@ LOOPS = ("saver", "saver_poll", "savedmodel", "savedmodule")  # the peers of `fr
 SWAPPING = ("assign", "savedmodel")  # the peers of `swap`
 SERVING = ("tf_serving_emulated", "triton", "mlserver", "ray_serve", "litserve")  # the peers of `peers`
 MEMORY = Path("/dev/shm")  # where Linux keeps files in memory
-SEVERAL = 4  # processors, of which a publisher can have one of its own
+SEVERAL = 4  # processors, with which a server can be asked more while a publisher works
 
 _EXAMPLES = """\
 examples:
@@ -54,7 +54,7 @@ BENCHMARKS = {
     ),
     "freshness": Benchmark("from a step to the first answer with it", ("tensors", "frozen", "runs"), LOOPS),
     "swap": Benchmark(
-        "answers while versions are swapped in", ("load", "seconds", "runs"), SWAPPING, runs=40, seconds=0.5
+        "answers while versions are swapped in", ("load", "seconds", "runs"), SWAPPING, runs=20, seconds=1
     ),
     "memory": Benchmark("what a server takes, over many swaps", ("tensors", "swaps"), runs=1),
     "serve": Benchmark("answers a second, beside gRPC that only answers", ("seconds", "runs"), runs=5),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 import shutil
 import threading
 import time
@@ -23,7 +22,6 @@ from paramsync.graphs.capturing import capture
 ROWS = 8  # of the table that a request looks up; of the dense network the width of what comes in
 _COLUMNS = 256
 _WARM = 5  # versions until files are recycled
-_BEHIND = 10  # niceness: a trainer beside a server is there in the background
 
 
 class Embedding(tf.Module):
@@ -142,7 +140,6 @@ def main() -> None:
     parser.add_argument("--pause", type=float, required=True)
     parser.add_argument("--count", type=int, required=True)
     found = parser.parse_args()
-    os.nice(_BEHIND)
     with contextlib.suppress(KeyboardInterrupt):
         publish(
             found.how, found.kind, found.bytes, found.folder, first=found.first, pause=found.pause, count=found.count

@@ -6,22 +6,29 @@ import os
 import signal
 import statistics
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.options import SEVERAL, SWAPPING
+from bench import h2load
+from bench.options import SWAPPING
 from bench.progress import Progress
 from bench.publishing import INPUTS
-from bench.served import Served, request
+from bench.served import PREDICT, Served, request
 from bench.settings import NOT_ASKED_FOR, Settings
 from bench.traffic import Traffic
+from paramsync.host.processes import processors
 
 _PAUSE = 0.1  # seconds from version to version
 _CALLERS = 64
-_CALLING = 0.5  # seconds that these call, once in each round
+_CALLING = 1.0  # seconds that these call as fast as they can, once in each round
+_CONNECTING = 1.0  # seconds until all connections of a round are made
+_APART = 5.0  # seconds of a round beside, at most
+_CHECKED = 0.1  # of the load: further calls, whose answers are looked into,
+_FEWEST, _MOST = 5.0, 50.0  # a second
 _FIRST = 5  # versions before a server starts
 _LATER = 60.0  # seconds: a publisher goes on for longer than anybody looks
 _SETTLING = 0.3  # seconds after it was halted, or goes on, before anybody looks: it may have been within a version
@@ -48,6 +55,7 @@ _PEERS = {"assign": _Way("checkpoint", _loop("assign")), "savedmodel": _Way("sav
 
 def run(settings: Settings, folder: Path) -> dict[str, Any]:
     """Ours with a large table, which is what the figures at the top are; with a dense network; and the peers."""
+    h2load.require()
     cases: dict[str, Any] = {}
     absent = {name: NOT_ASKED_FOR for name in SWAPPING if name not in settings.peers}
     with Progress() as progress:
@@ -77,78 +85,103 @@ class _Case:
         self._folder = folder
         self._settings = settings
         self._next = 1
-        self._request = folder.with_name(f"{folder.name}.request")
-        self._request.write_bytes(request({"x": INPUTS[kind]}))
-        processors = os.sched_getaffinity(0)
-        last = {max(processors)} if len(processors) >= SEVERAL else set()
-        self._publishers = last or processors
-        self._others = processors - last
+        self._request = request({"x": INPUTS[kind]})
 
     def measure(self, track: Callable[[range], Any]) -> dict[str, Any]:
         """In each round the load is set to what the machine gives just then; and under it a while without and one with
         versions that are published and swapped in, which of them first by turns."""
         with self._publisher(_FIRST):
             pass
-        seen: dict[str, list[Mapping[str, Any]]] = {"quiet": [], "swap": []}
+        windows: dict[str, list[_Window]] = {"quiet": [], "swap": []}
         capacities: list[float] = []
         seconds, runs = self._settings.seconds, self._settings.runs
+        calling = 2 * (_SETTLING + seconds)  # in a round
+        sent = self._folder.with_name(f"{self._folder.name}.request")
+        sent.write_bytes(self._request)
         with (
-            _on(self._others),
             self._way.serve(self._folder, self._settings.bytes) as served,
-            self._publisher(int((2 * runs * (_SETTLING + seconds) + _LATER) / _PAUSE)) as publisher,
+            self._publisher(int((runs * (calling + _APART) + _LATER) / _PAUSE)) as publisher,
             _halting(publisher) as halted,
         ):
-            served.ask_until(self._request.read_bytes(), 1)
+            served.ask_until(self._request, 1)
             address = served.addresses["predictions"]
-            with Traffic(
-                address, self._request, callers=_CALLERS, seconds=_CALLING, share=self._settings.load
-            ) as traffic:
-                traffic.pace()  # at first they are fewer
+            target = h2load.Target.grpc(address, PREDICT, self._request, self._folder.with_name("body"))
+            checked_rate = _CHECKED * self._settings.load * h2load.closed(target, _CALLERS, _CALLING).rate
+            with Traffic(address, sent, rate=min(_MOST, max(_FEWEST, checked_rate))) as checking:
+                checking.forget()  # its connections are made
                 for round_ in track(range(runs)):
                     halted(False)  # what publishing takes of the machine is no part of what may be asked of it
                     _wait(_SETTLING)
-                    capacities.append(traffic.pace())
-                    for name in ("quiet", "swap") if round_ % 2 == 0 else ("swap", "quiet"):
-                        halted(name == "quiet")
-                        _wait(_SETTLING)
-                        traffic.forget()
-                        _wait(seconds)
-                        seen[name].append(traffic.seen())
-        return self._figures(statistics.median(capacities), seen["quiet"], seen["swap"])
+                    capacities.append(h2load.closed(target, _CALLERS, _CALLING).rate)
+                    begun: dict[str, float] = {}
+                    checked: dict[str, Mapping[str, Any]] = {}
+                    rate = capacities[-1] * self._settings.load
+                    with h2load.Paced(target, connections=_CALLERS, rate=rate, seconds=_CONNECTING + calling) as calls:
+                        _wait(_CONNECTING)
+                        for name in ("quiet", "swap") if round_ % 2 == 0 else ("swap", "quiet"):
+                            halted(name == "quiet")
+                            _wait(_SETTLING)
+                            checking.forget()
+                            begun[name] = time.time()
+                            _wait(seconds)
+                            checked[name] = checking.seen()
+                        calls.wait()
+                    for name, begin in begun.items():
+                        windows[name].append(_Window(calls.between(begin, seconds), checked[name]))
+        return self._figures(statistics.median(capacities), windows)
 
-    def _figures(
-        self, capacity: float, quiet: list[Mapping[str, Any]], swapping: list[Mapping[str, Any]]
-    ) -> dict[str, Any]:
+    def _figures(self, capacity: float, windows: Mapping[str, list[_Window]]) -> dict[str, Any]:
         figures: dict[str, Any] = {
-            "processors": len(os.sched_getaffinity(0)),
+            "processors": processors(),
             "load": self._settings.load,
             "capacity_per_second": capacity,
             "load_per_second": capacity * self._settings.load,
         }
-        for name, seen in (("quiet", quiet), ("swap", swapping)):
-            for percentile in ("p50", "p99", "p99.9"):
-                times = [one[f"{percentile}_ms"] for one in seen]
-                figures[f"{name}_{percentile.replace('.', '_')}_ms"] = statistics.median(times)
-        seen = [*quiet, *swapping]
+        samples = {name: [window.figures() for window in seen] for name, seen in windows.items()}
+        for name, seen in samples.items():
+            for percentile in ("p50_ms", "p99_ms", "p99_9_ms"):
+                figures[f"{name}_{percentile}"] = statistics.median(one[percentile] for one in seen)
+        everything = [*samples["quiet"], *samples["swap"]]
         return figures | {
             "ratio_p99": figures["swap_p99_ms"] / figures["quiet_p99_ms"],
-            "versions_per_second": statistics.mean(one["versions"] - 1 for one in swapping) / self._settings.seconds,
-            "requests": sum(one["answered"] + one["failed"] for one in seen),
-            "failed": sum(one["failed"] for one in seen),
-            "mixed": sum(one["mixed"] for one in seen),
-            "samples": {"quiet": quiet, "swap": swapping},
+            "more_p99_ms": figures["swap_p99_ms"] - figures["quiet_p99_ms"],
+            "versions_per_second": statistics.mean(one["versions"] for one in samples["swap"]) / self._settings.seconds,
+            "requests": sum(one["answered"] + one["failed"] for one in everything),
+            "failed": sum(one["failed"] for one in everything),
+            "mixed": sum(one["mixed"] for one in everything),
+            "samples": samples,
         }
 
     def _publisher(self, count: int) -> Served:
         first = self._next
         self._next += count
         options = {"first": first, "bytes": self._settings.bytes, "pause": _PAUSE, "count": count}
-        with _on(self._publishers):
-            return Served(
-                "bench.publishing",
-                [str(self._folder), self._way.how, self._kind, *(f"--{name}={one}" for name, one in options.items())],
-                log=self._folder.with_name(f"{self._folder.name}-{first}.log"),
-            )
+        return Served(
+            "bench.publishing",
+            [str(self._folder), self._way.how, self._kind, *(f"--{name}={one}" for name, one in options.items())],
+            log=self._folder.with_name(f"{self._folder.name}-{first}.log"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Window:
+    """What those who call saw in it, and those who look into answers."""
+
+    answers: h2load.Answers
+    checked: Mapping[str, Any]
+
+    def figures(self) -> dict[str, Any]:
+        return {
+            "answered": len(self.answers.milliseconds) + self.checked["answered"],
+            "per_second": self.answers.rate,
+            "failed": self.answers.failed + self.checked["failed"],
+            "reasons": self.checked["reasons"],
+            "mixed": self.checked["mixed"],
+            "versions": self.checked["versions"],
+            "p50_ms": self.answers.percentile(50),
+            "p99_ms": self.answers.percentile(99),
+            "p99_9_ms": self.answers.percentile(99.9),
+        }
 
 
 def _wait(seconds: float) -> None:
@@ -167,14 +200,3 @@ def _halting(publisher: Served) -> Iterator[Callable[[bool], None]]:
         yield halted
     finally:
         halted(False)
-
-
-@contextmanager
-def _on(processors: set[int]) -> Iterator[None]:
-    """What is started here has these."""
-    here = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, processors)
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, here)

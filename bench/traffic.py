@@ -1,8 +1,7 @@
 """Callers of a server, as a process: `python -m bench.traffic ADDRESS REQUEST ...` prints what they saw.
 
-So many callers wait for their answers, for `--seconds`. That is once; or, with `--share`, as often as there is a line
-`pace` on the standard input. Then calls go on at this share of the rate at which those were answered, whether or not
-there are answers, and for each line comes what was seen of those that were due since the line before.
+So many callers wait for their answers, for `--seconds`, once. With `--rate` calls go on at it, whether or not there are
+answers, and for each line on the standard input comes what was seen of those that were due since the line before.
 """
 
 from __future__ import annotations
@@ -35,37 +34,28 @@ _CHANNELS = 16  # each is of one worker
 _WARM_UPS = 20
 _PERCENTILES = (50, 99, 99.9)
 _PATIENCE = 30.0  # seconds, after which a call has failed: a server that is gone may leave it without an answer
-_PACE = "pace"
 _TOGETHER = 64  # calls that are late and sent in one turn of the event loop, at most
 
 
 class Traffic(Lines):
-    """The process with `--share`."""
+    """The process with `--rate`."""
 
-    def __init__(self, address: str, request: Path, *, callers: int, seconds: float, share: float) -> None:
-        options = ("--callers", callers, "--seconds", seconds, "--share", share)
-        super().__init__("bench.traffic", address, request, *options)
-
-    def pace(self) -> float:
-        """It calls at its share of what its callers get now, answers a second, which this returns. Raises CallError."""
-        return float(self._answered(_PACE)["per_second"])
+    def __init__(self, address: str, request: Path, *, rate: float) -> None:
+        super().__init__("bench.traffic", address, request, "--rate", rate)
 
     def forget(self) -> None:
         """What it saw so far does not count. Returns once it calls. Raises CallError."""
-        self._told("")
+        self._told()
 
     def seen(self) -> dict[str, Any]:
         """What it saw since it was asked before. Raises CallError, also where nothing was answered."""
-        return self._answered("")
-
-    def _answered(self, line: str) -> dict[str, Any]:
-        found = self._told(line)
+        found = self._told()
         if not found["answered"]:
             raise CallError(f"no call was answered: {found['reasons']}", "UNKNOWN")
         return found
 
-    def _told(self, line: str) -> dict[str, Any]:
-        if not (said := self.ask(line)):
+    def _told(self) -> dict[str, Any]:
+        if not (said := self.ask()):
             raise CallError("nobody calls any more", "UNKNOWN")
         found: dict[str, Any] = json.loads(said)
         return found
@@ -101,7 +91,7 @@ class Seen:
             "failed": self.failed.total(),
             "reasons": dict(self.failed),
             "mixed": mixed,
-            "versions": len(versions),
+            "versions": max(versions) - min(versions) if versions else 0,
         }
         percentiles = zip(_PERCENTILES, times, strict=bool(len(times)))
         return figures | {f"p{percentile:g}_ms": float(one) for percentile, one in percentiles}
@@ -169,27 +159,15 @@ async def _call(found: argparse.Namespace) -> None:
     callers = Callers(found.address, found.request.read_bytes())
     await callers.warm_up()
     gc.freeze()
-    if found.share is None:
+    if found.rate is None:
         _say(await callers.at_once(found.callers, found.seconds))
-    else:
-        await _call_at_a_share(callers, found)
-
-
-async def _call_at_a_share(callers: Callers, found: argparse.Namespace) -> None:
-    calling: asyncio.Task[None] | None = None
+        return
+    calling = asyncio.ensure_future(callers.at_rate(found.rate))
     lines = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
-    while line := await lines.readline():
-        if line.decode().strip() != _PACE:
-            _say(await callers.seen())
-            continue
-        if calling is not None:
-            calling.cancel()
-            await callers.seen()
-        seen = await callers.at_once(found.callers, found.seconds)
-        if seen["answered"]:
-            calling = asyncio.ensure_future(callers.at_rate(seen["per_second"] * found.share))
-        _say(seen)
+    while await lines.readline():
+        _say(await callers.seen())
+    calling.cancel()
 
 
 def _say(figures: dict[str, Any]) -> None:
@@ -201,14 +179,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.traffic")
     parser.add_argument("address")
     parser.add_argument("request", type=Path)
-    parser.add_argument("--callers", type=int, required=True)
+    parser.add_argument("--callers", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=1.0, help="for which they call (default %(default)s)")
-    parser.add_argument("--share", type=float, help="of what they get, at which calls go on")
+    parser.add_argument("--rate", type=float, help="calls a second, which go on until the standard input ends")
     found = parser.parse_args()
     if found.callers < 1:
         parser.error(f"--callers: expected a number above 0, found {found.callers}")
-    if found.share is not None and not 0 < found.share < math.inf:
-        parser.error(f"--share: expected a number above 0, found {found.share}")
+    if found.rate is not None and not 0 < found.rate < math.inf:
+        parser.error(f"--rate: expected a number above 0, found {found.rate}")
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(_call(found))
 

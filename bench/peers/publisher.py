@@ -10,7 +10,6 @@ import argparse
 import contextlib
 import itertools
 import json
-import os
 import shutil
 import sys
 import threading
@@ -31,7 +30,6 @@ _COLUMNS = 256
 _LAYERS = ((784, 256), (256, 256), (256, 10))
 _KEEP = 2
 _PAUSE = 1.0  # seconds from version to version
-_BEHIND = 10  # niceness: a trainer beside a server is there in the background
 
 
 class Trainer(Lines):
@@ -168,7 +166,6 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--bytes", type=int, required=True)
     told = parser.parse_args()
-    os.nice(_BEHIND)
     module = KINDS[told.kind](told.bytes)
     with contextlib.suppress(KeyboardInterrupt):
         _obey(module, WAYS[told.way](told.folder, module))

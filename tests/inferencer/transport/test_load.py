@@ -70,7 +70,7 @@ def test_a_thousand_swaps_under_a_hundred_thousand_requests_fail_nothing_and_mix
                 found = json.loads(said)
                 assert (found["failed"], found["mixed"]) == (0, 0), found
                 answered, versions = answered + found["answered"], versions + found["versions"]
-    assert versions > 500, versions  # how many each of them saw, together
+    assert versions > 500, versions  # how many passed before the eyes of each, together
 
 
 @contextmanager
