@@ -18,6 +18,7 @@ _WARM_UP = 1  # seconds, of which it counts whole ones; none where what is measu
 _GRPC = {"content-type": "application/grpc", "te": "trailers"}
 _DATA = re.compile(r"\((\d+)\) data")
 _REQUESTS = re.compile(r"(\d+) succeeded")
+_AT_ONCE = 16  # calls of a connection at a pace: a server that stands still is called on, as by callers who do not wait
 _SHORTER = 0.98  # of the bytes that answers have: an error of gRPC's is an answer without any
 
 
@@ -77,17 +78,22 @@ def closed(target: Target, callers: int, seconds: float) -> Answers:
     log = target.body.with_suffix(".log")
     warm_up = _WARM_UP if seconds >= _WARM_UP else 0
     command = _command(target, callers, log, f"--duration={whole}", f"--warm-up-time={warm_up}")
-    said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    data, requests = _DATA.search(said), _REQUESTS.search(said)
-    if target.answer and data and requests and int(data[1]) < _SHORTER * target.answer * int(requests[1]):
-        raise CallError(f"answers of {target.answer} bytes were expected:\n{said}", "UNKNOWN")
+    _check(target, subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     rows = _rows(log)
     answered = [milliseconds for _, good, milliseconds in rows if good]
     return Answers(whole, answered, len(rows) - len(answered))
 
 
+def _check(target: Target, said: str) -> None:
+    """Raises CallError where answers were shorter than they are."""
+    data, requests = _DATA.search(said), _REQUESTS.search(said)
+    if target.answer and data and requests and int(data[1]) < _SHORTER * target.answer * int(requests[1]):
+        raise CallError(f"answers of {target.answer} bytes were expected:\n{said}", "UNKNOWN")
+
+
 class Paced:
-    """Calls at a pace, from several connections, while the block runs: at most one at a time on each.
+    """Calls at a pace, from several connections, while the block runs, whether or not those before were answered: by
+    gRPC so many at a time on each connection, by HTTP/1.1 one.
 
     All connections are made within the first second, one after the other, so that they do not call together.
     """
@@ -95,13 +101,14 @@ class Paced:
     def __init__(self, target: Target, *, connections: int, rate: float, seconds: float) -> None:
         self.log = target.body.with_suffix(".paced")
         apart = f"--rate-period={1000 // connections}ms"
-        pace = [f"--rps={rate / connections:.2f}", "--rate=1", apart, f"--requests={int(rate * seconds)}"]
-        command = _command(target, connections, self.log, *pace)
-        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        pace = [f"--rps={rate / connections:.2f}", "--rate=1", apart, f"--requests={int(rate * seconds) + connections}"]
+        self._target = target
+        command = _command(target, connections, self.log, *pace, at_once=_AT_ONCE)
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
     def wait(self) -> None:
-        """Until its seconds are over, and everything is in the log."""
-        self._process.wait()
+        """Until its seconds are over, and everything is in the log. Raises CallError for errors of gRPC's."""
+        _check(self._target, self._process.communicate()[0])
 
     def __enter__(self) -> Paced:
         return self
@@ -111,6 +118,8 @@ class Paced:
     ) -> None:
         self._process.kill()
         self._process.wait()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
 
     def between(self, begin: float, seconds: float) -> Answers:
         """To what was sent within these seconds from a moment of the wall's clock on. After `wait`."""
@@ -125,9 +134,9 @@ def _rows(log: Path) -> list[tuple[float, bool, float]]:
     return [(int(row[0]) / 1e6, row[1] == "200", int(row[2]) / 1e3) for row in rows if len(row) == 3]
 
 
-def _command(target: Target, clients: int, log: Path, *more: str) -> list[str]:
+def _command(target: Target, clients: int, log: Path, *more: str, at_once: int = 1) -> list[str]:
     log.unlink(missing_ok=True)
     headers = [part for name, value in target.headers.items() for part in ("-H", f"{name}: {value}")]
-    version = [] if target.headers is _GRPC else ["--h1"]
-    fixed = [PROGRAM, "-c", str(clients), "-t", "1", "-m", "1", "-d", str(target.body), f"--log-file={log}"]
+    version = ["-m", str(at_once)] if target.headers is _GRPC else ["-m", "1", "--h1"]
+    fixed = [PROGRAM, "-c", str(clients), "-t", "1", "-d", str(target.body), f"--log-file={log}"]
     return [*fixed, *more, *version, *headers, target.url]

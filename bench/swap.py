@@ -26,7 +26,9 @@ _PAUSE = 0.1  # seconds from version to version
 _CALLERS = 64
 _CALLING = 1.0  # seconds that these call as fast as they can, once in each round
 _CONNECTING = 1.0  # seconds until all connections of a round are made
-_APART = 5.0  # seconds of a round beside, at most
+_LONGER = 3.0  # seconds that calls go on for: answers that are looked into may be late
+_APART = 8.0  # seconds of a round beside, at most
+_FRAME = 5  # bytes before a message
 _CHECKED = 0.1  # of the load: further calls, whose answers are looked into,
 _FEWEST, _MOST = 5.0, 50.0  # a second
 _FIRST = 5  # versions before a server starts
@@ -105,7 +107,9 @@ class _Case:
         ):
             served.ask_until(self._request, 1)
             address = served.addresses["predictions"]
-            target = h2load.Target.grpc(address, PREDICT, self._request, self._folder.with_name("body"))
+            answer = _FRAME + served.ask(self._request).ByteSize()
+            body = self._folder.with_name(f"{self._folder.name}.body")
+            target = h2load.Target.grpc(address, PREDICT, self._request, body, answer=answer)
             checked_rate = _CHECKED * self._settings.load * h2load.closed(target, _CALLERS, _CALLING).rate
             with Traffic(address, sent, rate=min(_MOST, max(_FEWEST, checked_rate))) as checking:
                 checking.forget()  # its connections are made
@@ -116,7 +120,8 @@ class _Case:
                     begun: dict[str, float] = {}
                     checked: dict[str, Mapping[str, Any]] = {}
                     rate = capacities[-1] * self._settings.load
-                    with h2load.Paced(target, connections=_CALLERS, rate=rate, seconds=_CONNECTING + calling) as calls:
+                    whole = _CONNECTING + calling + _LONGER
+                    with h2load.Paced(target, connections=_CALLERS, rate=rate, seconds=whole) as calls:
                         _wait(_CONNECTING)
                         for name in ("quiet", "swap") if round_ % 2 == 0 else ("swap", "quiet"):
                             halted(name == "quiet")

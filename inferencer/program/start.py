@@ -22,7 +22,9 @@ from ..supervisor.template import Template
 if TYPE_CHECKING:
     from ..supervisor.server import Server
 
-_DESCRIPTORS, _OF_MODEL, _OF_WORKER = 64, 3, 3  # a graph, and a file of each version twice: to check it, and to send it
+_DESCRIPTORS = 64
+_OF_MODEL = 3  # a graph, and a file of a version twice: to check it, and to send it
+_OF_WORKER = 7  # the process, what is said to it, and its listeners, at two addresses and a path at most
 _log = logging.getLogger("paramsync.inferencer")
 
 

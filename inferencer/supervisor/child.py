@@ -36,7 +36,7 @@ class ChildProcess:
         self._template = template
         self.gone = threading.Event()
         self.channel = Channel(ours, handlers or {}, name=role)
-        self.channel.ended = self.gone.set
+        self.channel.ended = self._ended
         try:
             self._number = template.start(role, *arguments, descriptors=[other_end.fileno(), *descriptors])
         except BaseException:
@@ -51,6 +51,9 @@ class ChildProcess:
         except (ClosedError, LateError, OSError) as error:
             self.channel.close()  # one that was stopped ends when it goes on
             raise ChildProcessError(errno.ECHILD, f"the process of the {role} does not start") from error
+
+    def _ended(self) -> None:
+        self.gone.set()
 
     @property
     def is_stopped(self) -> bool:

@@ -48,6 +48,8 @@ class Worker(ChildProcess):
 
     number: int
     slot: int
+    over: threading.Event
+    """Set once it is gone, or another one has taken its place."""
     successor: Future[Worker | None] | None = None
     """Set once another one is started to take its place."""
     counted: Any = None
@@ -57,6 +59,14 @@ class Worker(ChildProcess):
     state = WorkerState.STARTING
     """Until it answers its start has a deadline of its own."""
     since = 0.0
+
+    def __init__(self, template: Template, role: str, *arguments: Any, **options: Any) -> None:
+        self.over = threading.Event()
+        super().__init__(template, role, *arguments, **options)
+
+    def _ended(self) -> None:
+        super()._ended()
+        self.over.set()
 
     def become(self, state: WorkerState) -> None:
         self.state, self.since = state, time.time()
@@ -165,13 +175,17 @@ class Fleet:
             listening.set_exception(ClosedError("the server ends before it has begun"))
 
     def _lived(self, number: int, worker: Worker) -> tuple[float, str, bool]:
-        """Returns once it has ended: for how long it lived, how it ended, and whether the cause was found in that."""
+        """Returns once it is over: for how long it lived, how it ended, and whether the cause was found in that."""
         began = time.monotonic()
-        if not worker.gone.wait(QUICK_SECONDS):
+        if not worker.over.wait(QUICK_SECONDS):
             with self._lock:
                 self._loops.calm(number)
             self.on_trouble()
-            worker.gone.wait()
+            worker.over.wait()
+        if worker.successor is None:
+            self._listeners.drop(number)  # first of all: others accept who comes
+        elif not worker.gone.is_set():
+            return 0.0, "", False
         keys = self._remove(worker)
         if self._ended.is_set():
             return 0.0, "", False
@@ -279,6 +293,7 @@ class Fleet:
                 raise SyncError(f"worker {number} is not replaced, and goes on: {why}") from error
             old.become(WorkerState.LEAVING)
             successor.set_result(worker)
+            old.over.set()
             self._leave(old)
             return Replaced(number, old.pid, worker.pid, time.monotonic() - began)
         finally:

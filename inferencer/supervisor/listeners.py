@@ -5,6 +5,7 @@ They stay open here, so that a worker which leaves closes nothing: whoever waits
 
 from __future__ import annotations
 
+import errno
 import itertools
 import socket
 import threading
@@ -39,10 +40,13 @@ class Listeners:
         self._lock = threading.Lock()
         self._listening: dict[int, Listening] = {}
         self._inode = 0  # of the UNIX socket
+        self._is_closed = False
 
     def of(self, number: int) -> Listening:
-        """Those of the worker of this number, which stay open here. Raises SettingsError."""
+        """Those of the worker of this number, which stay open here. Raises SettingsError, and OSError at the end."""
         with self._lock:
+            if self._is_closed:
+                raise ChildProcessError(errno.ECHILD, "the server ends")
             if number not in self._listening:
                 self._listening[number] = self._listen(on_path=not number)
             return self._listening[number]
@@ -51,9 +55,12 @@ class Listeners:
         """There is no such worker: who comes is accepted by others."""
         with self._lock:
             for listener in itertools.chain(*self._listening.pop(number, ())):
+                with suppress(OSError):
+                    listener.shutdown(socket.SHUT_RDWR)  # though its process may take a while to end
                 listener.close()
 
     def close(self) -> None:
+        self._is_closed = True
         for number in list(self._listening):
             self.drop(number)
         for reserved in self._reserved:

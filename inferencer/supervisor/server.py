@@ -119,8 +119,9 @@ class Server:
         host = self._settings.control_host or self._settings.host
         tls = None if self._settings.tls is None else ServerTls(self._settings.tls)
         try:
-            control = listeners_at(host, self._settings.control_port, "--control-port")
-            self._control.take(control, tls)
+            listeners = listeners_at(host, self._settings.control_port, "--control-port")
+            control = port_of(listeners)
+            self._control.take(listeners, tls)
             if self._settings.tf_serving is not None:
                 await self._first()
             await asyncio.to_thread(self._fleet.start)
@@ -133,7 +134,7 @@ class Server:
         self._following_health = asyncio.ensure_future(self._health.follow())
         threading.Thread(target=self._tell_news, name="news", daemon=True).start()
         self._overview.start()
-        return Ports(self._listeners.port, self._listeners.rest_port, port_of(control))
+        return Ports(self._listeners.port, self._listeners.rest_port, control)
 
     async def _first(self) -> None:
         """What TensorFlow Serving does before it listens, whose clients take a port that answers for a model that does:

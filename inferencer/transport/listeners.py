@@ -82,7 +82,9 @@ class Acceptor:
 
     def take(self, listeners: Iterable[socket.socket], context: ssl.SSLContext | None) -> None:
         """Takes them over. Before `start`. A UNIX socket speaks no TLS."""
-        self._listeners += [(one, None if one.family == socket.AF_UNIX else context) for one in listeners]
+        for one in listeners:
+            tls = None if one.family == socket.AF_UNIX else context
+            self._listeners.append((_Listener(fileno=one.detach()), tls))
 
     async def start(self) -> None:
         loop = asyncio.get_running_loop()
@@ -96,12 +98,11 @@ class Acceptor:
                 ssl=context,
                 ssl_handshake_timeout=handshake_seconds,
             )
-            # so many wait, and so many are accepted at a time: asyncio has one number for both
-            listener.listen(WAITING)
             self._servers.append(server)
 
     def stop(self, *, handed_on: bool = False) -> None:
-        """Whoever waits to be accepted is refused, unless another process goes on with the same listeners."""
+        """Whoever waits to be accepted is refused, unless another process goes on with the same listeners. By a UNIX
+        socket they are once all processes have closed it."""
         for listener, _ in self._listeners:
             with suppress(OSError):
                 if not handed_on:
@@ -111,6 +112,13 @@ class Acceptor:
         for listener, _ in self._listeners:
             listener.close()
         self._listeners, self._servers = [], []
+
+
+class _Listener(socket.socket):
+    """So many wait, whatever is asked: of asyncio that is the number of those that are accepted at a time, too."""
+
+    def listen(self, backlog: int = WAITING) -> None:
+        super().listen(WAITING)
 
 
 def _listening(family: int, where: tuple[Any, ...], *, shared: bool, alone: bool) -> socket.socket:

@@ -133,8 +133,9 @@ class _Worker:
 
     async def _leave(self, quiet_seconds: float) -> Any:
         """Another worker has taken its place, and listens. Returns what it counted, all told."""
-        if self._server is None:  # the whole server was drained meanwhile
-            return self._counts()
+        if self._server is None:  # the whole server is being drained
+            async with self._turns:
+                return self._counts()
         self._leaving = asyncio.ensure_future(self._server.leave())
         await asyncio.wait({self._leaving})
         await self._drain(quiet_seconds)

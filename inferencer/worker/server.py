@@ -32,6 +32,7 @@ from ..transport.predictions import Predictions
 _log = logging.getLogger("paramsync.inferencer")
 _LINGER_SECONDS = 3.0  # for callers that ask seldom, and for streams
 _STEP_SECONDS = 0.01
+_HANDSHAKE_SECONDS = 0.3  # in which a connection that was accepted agrees on TLS, and counts as one
 GRACE_SECONDS = 20.0  # docs/guarantees.md names it; less than the composition gives
 
 
@@ -120,6 +121,7 @@ class PredictionServer:
         loop = asyncio.get_running_loop()
         self._rest.leave()
         self.grpc.stop_listening(handed_on=True)
+        await asyncio.sleep(_HANDSHAKE_SECONDS)
         began = loop.time()
         while (self.grpc.calls.leave() or len(self._rest)) and loop.time() - began < _LINGER_SECONDS:
             await asyncio.sleep(_STEP_SECONDS)

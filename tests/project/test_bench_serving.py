@@ -30,6 +30,7 @@ def test_freshness_of_a_model_most_of_which_is_frozen_says_so(capsys: pytest.Cap
     assert found["conditions"]["frozen_pct"] == 95
 
 
+@pytest.mark.skipif(not h2load.is_installed(), reason="there is no h2load here: apt-get install nghttp2-client")
 def test_swap_reports_answers_without_and_with_swaps(capsys: pytest.CaptureFixture[str]) -> None:
     found = _measured(capsys, "swap", "--runs", "1", "--seconds", "1", "--only", "assign")
     assert list(found["cases"]) == ["embedding", "dense", "assign"]

@@ -58,8 +58,8 @@ class LocalServer:
             grpc = listeners_at(host, self._settings.port, "--port")
             http = listeners_at(host, self._settings.rest_port, "--rest-port")
             control = listeners_at(host, self._settings.control_port, "--control-port")
-            self.control.take(control, tls)
             ports = Ports(port_of(grpc), port_of(http), port_of(control))
+            self.control.take(control, tls)
             await self.predicting.start(grpc, http)
             await self.control.start()
         except BaseException:
