@@ -265,6 +265,41 @@ def test_a_call_that_takes_long_is_answered_by_the_worker_that_leaves(
     opening.join()
 
 
+def test_one_that_dies_while_the_one_before_it_still_leaves_has_a_successor_at_once(
+    running: Running, publisher: Publisher, tmp_path: Path
+) -> None:
+    publisher.publish(2, kind=Gated)
+    synced(running)
+    called, gate = tmp_path / "called", tmp_path / "gate"
+    asked = request(x=np.ones([1, 2], np.float32), called=str(called), gate=str(gate))
+    held = running.prediction_service.Predict.future(asked, timeout=LONG)
+    eventually(called.exists, lambda: "it to be taken up")
+    fleet = running.server._fleet
+    [number] = [worker.number for worker in fleet._workers if any(fleet._words.calls(worker.slot)._words)]
+
+    def those(state: Any) -> list[int]:
+        workers = running.sync.GetStatus(pb.GetStatusRequest(), timeout=LONG).workers
+        return [worker.pid for worker in workers if worker.number == number and worker.state == state]
+
+    replacing = threading.Thread(target=fleet.replace, args=(number,))
+    replacing.start()
+    try:
+        eventually(lambda: those(pb.WorkerStatus.LEAVING), lambda: "a worker to leave")
+        [leaving], [victim] = those(pb.WorkerStatus.LEAVING), those(pb.WorkerStatus.ANSWERING)
+        os.kill(victim, signal.SIGKILL)
+        eventually(lambda: those(pb.WorkerStatus.ANSWERING) not in ([], [victim]), lambda: "another one to answer")
+        assert those(pb.WorkerStatus.LEAVING) == [leaving]
+        at_once = request(x=np.ones([1, 2], np.float32), called=str(tmp_path / "later"), gate=str(called))
+        for _ in range(8):
+            with grpc.insecure_channel(f"127.0.0.1:{running.port}", ALONE) as channel:
+                stub = prediction_service_pb2_grpc.PredictionServiceStub(channel)
+                assert version_of(stub.Predict(at_once, timeout=LONG)) == 2
+    finally:
+        gate.touch()
+        replacing.join(LONG)
+    assert version_of(held.result(LONG)) == 2
+
+
 def test_callers_by_tls_lose_no_call_either(publisher: Publisher, tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     files = authority.sign("server")
