@@ -123,7 +123,7 @@ class _Listener(socket.socket):
 
 def _listening(family: int, where: tuple[Any, ...], *, shared: bool, alone: bool) -> socket.socket:
     """Raises OSError."""
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # else asyncio leaves Nagle's algorithm on
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if shared:

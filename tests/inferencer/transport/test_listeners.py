@@ -76,3 +76,26 @@ def test_nobody_comes_to_a_listener_that_is_not_handed_on_though_another_process
                 caller.connect((HERE, port))
 
     asyncio.run(stopped())
+
+
+def test_an_answer_does_not_wait_for_its_caller_to_acknowledge_the_one_before() -> None:
+    accepted: list[int] = []
+
+    class Watched(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            connection = transport.get_extra_info("socket")
+            accepted.append(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+            transport.close()
+
+    async def connect() -> None:
+        listeners = listeners_at(HERE, 0, "--port")
+        port = port_of(listeners)
+        acceptor = Acceptor(Watched, handshake_seconds=1.0)
+        acceptor.take(listeners, None)
+        await acceptor.start()
+        with _caller(socket.AF_INET, (HERE, port)) as caller:
+            assert await _read(caller) == b""
+        acceptor.stop()
+
+    asyncio.run(connect())
+    assert accepted == [1]
