@@ -10,13 +10,13 @@ from typing import Any
 from inferencer.batching.batcher import Batcher
 from paramsync.inference.questions import Answer, Question
 from paramsync.inference.resident import Resident
-from tests.support.questions import Held, Told, question, turns, until
+from tests.support.questions import LONG, Held, Told, question, turns, until
 
 
 def on_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
     @wraps(test)
     def run(*arguments: Any, **named: Any) -> None:
-        asyncio.run(test(*arguments, **named))
+        asyncio.run(asyncio.wait_for(test(*arguments, **named), 2 * LONG))
 
     return run
 
@@ -40,6 +40,10 @@ class Setting:
             [asked] = self.ask(question(of, 4.0))
             await until(asked.done, self.threads)
             assert totals(asked) == [4.0 * of.version.number]
+
+    async def answered(self, *asked: asyncio.Task[Answer]) -> None:
+        """Let all be computed: a call that took long on a busy machine has the next ones run on threads."""
+        await until(lambda: all_done([*asked]), self.threads)
 
     async def over(self, *asked: asyncio.Task[Answer]) -> list[tuple[str, int, int]]:
         """Let all be computed; returns what was called."""

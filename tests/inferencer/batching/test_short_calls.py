@@ -62,7 +62,7 @@ async def test_a_short_call_takes_no_thread() -> None:
     of = await short(setting)
     threads = len(setting.threads.gates)
     [asked] = setting.ask(question(of, 3.0))
-    await asked
+    await setting.answered(asked)
     assert (totals(asked), len(setting.threads.gates)) == ([6.0], threads)
     assert await setting.over() == [("2", 1, 1)]
 
@@ -74,7 +74,7 @@ async def test_neighbours_of_one_turn_share_a_call_and_those_of_the_next_do_not(
     first = setting.ask(question(of, 1.0), question(of, 2.0))
     await turns(2)
     second = setting.ask(question(of, 3.0))
-    await asyncio.wait([*first, *second])
+    await setting.answered(*first, *second)
     assert [totals(one) for one in (*first, *second)] == [[2.0], [4.0], [6.0]]
     assert await setting.over() == [("2", 2, 2), ("2", 1, 1)]
 
@@ -84,7 +84,7 @@ async def test_versions_that_come_in_one_turn_go_in_calls_of_their_own() -> None
     setting = Setting()
     of, other = await short(setting), resident(3)
     asked = setting.ask(question(of, 1.0), question(other, 5.0), question(of, 2.0), question(other, 6.0))
-    await asyncio.wait(asked)
+    await setting.answered(*asked)
     assert [totals(one) for one in asked] == [[2.0], [15.0], [4.0], [18.0]]
     assert sorted(await setting.over()) == [("2", 2, 2), ("3", 2, 2)]
 
@@ -119,7 +119,7 @@ async def test_a_request_is_not_answered_at_once_where_another_waits_or_its_call
     [waiting] = setting.ask(question(of, 1.0))
     await asyncio.sleep(0)
     assert setting.batcher.at_once(question(of, 2.0)) is None
-    await waiting
+    await setting.answered(waiting)
     assert await setting.over() == [("2", 1, 1)]
 
 
