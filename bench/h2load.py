@@ -93,7 +93,7 @@ def _check(target: Target, said: str) -> None:
 
 class Paced:
     """Calls at a pace, from several connections, while the block runs, whether or not those before were answered: by
-    gRPC so many at a time on each connection, by HTTP/1.1 one.
+    gRPC up to sixteen at a time on each connection, by HTTP/1.1 one.
 
     All connections are made within the first second, one after the other, so that they do not call together.
     """

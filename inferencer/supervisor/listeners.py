@@ -60,7 +60,8 @@ class Listeners:
                 listener.close()
 
     def close(self) -> None:
-        self._is_closed = True
+        with self._lock:
+            self._is_closed = True  # whoever asks from now on gets none
         for number in list(self._listening):
             self.drop(number)
         for reserved in self._reserved:

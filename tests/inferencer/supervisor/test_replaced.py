@@ -248,15 +248,21 @@ def test_one_that_is_killed_while_another_starts_in_its_place_has_that_one_as_it
             assert version_of(stub.Predict(request(), timeout=LONG)) == 1
 
 
+def held_call(running: Running, publisher: Publisher, folder: Path) -> tuple[Any, Path, Path]:
+    """A call of version 2 that a worker has taken up, the file with which it ends, and one that is there."""
+    publisher.publish(2, kind=Gated)
+    synced(running)
+    called, gate = folder / "called", folder / "gate"
+    asked = request(x=np.ones([1, 2], np.float32), called=str(called), gate=str(gate))
+    held = running.prediction_service.Predict.future(asked, timeout=LONG)
+    eventually(called.exists, lambda: "it to be taken up")
+    return held, gate, called
+
+
 def test_a_call_that_takes_long_is_answered_by_the_worker_that_leaves(
     running: Running, publisher: Publisher, tmp_path: Path
 ) -> None:
-    publisher.publish(2, kind=Gated)
-    synced(running)
-    called, gate = tmp_path / "called", tmp_path / "gate"
-    asked = request(x=np.ones([1, 2], np.float32), called=str(called), gate=str(gate))
-    slow = running.prediction_service.Predict.future(asked, timeout=LONG)
-    eventually(called.exists, lambda: "it to be taken up")
+    slow, gate, _ = held_call(running, publisher, tmp_path)
     opening = threading.Timer(6.0, gate.touch)
     opening.start()
     with Inferencer(f"127.0.0.1:{running.control_port}") as operator:
@@ -268,12 +274,7 @@ def test_a_call_that_takes_long_is_answered_by_the_worker_that_leaves(
 def test_one_that_dies_while_the_one_before_it_still_leaves_has_a_successor_at_once(
     running: Running, publisher: Publisher, tmp_path: Path
 ) -> None:
-    publisher.publish(2, kind=Gated)
-    synced(running)
-    called, gate = tmp_path / "called", tmp_path / "gate"
-    asked = request(x=np.ones([1, 2], np.float32), called=str(called), gate=str(gate))
-    held = running.prediction_service.Predict.future(asked, timeout=LONG)
-    eventually(called.exists, lambda: "it to be taken up")
+    held, gate, called = held_call(running, publisher, tmp_path)
     fleet = running.server._fleet
     [number] = [worker.number for worker in fleet._workers if any(fleet._words.calls(worker.slot)._words)]
 
