@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from paramsync.following.status import Event, EventKind, Status
@@ -57,9 +58,8 @@ class VersionHistory:
 class History:
     """Of one model. Its owner has a lock, and numbers what changes by a `sequence` that only rises."""
 
-    _status: dict[str, Any] = field(default_factory=dict)
+    _status: Status | None = None  # without ages, which a message has as they are when it is made
     _status_sequence: int = 0
-    _before: Status | None = None
     _heard: int = 0
     _stride: int = 1
     _versions: dict[int, VersionHistory] = field(default_factory=dict)  # who changed last is last
@@ -109,11 +109,10 @@ class History:
 
     def look(self, status: Status, sequence: int, now: float) -> bool:
         """Whether the status says something else than before, but for ages, which go on by themselves."""
-        ageless = replace(status, lag_seconds=None, since_publication_seconds=None, serving_age_seconds=None)
-        before, self._before = self._before, ageless
-        if before == ageless:
+        before, self._status = self._status, status.ageless()
+        if before == self._status:
             return False
-        self._status, self._status_sequence = of_status(status), sequence
+        self._status_sequence = sequence
         if before is not None:
             for what in _differences(before, status):
                 self._happened.append({"sequence": sequence, "at": now, **what})
@@ -122,11 +121,11 @@ class History:
     def sample(self, values: dict[str, Any]) -> None:
         self._samples.append(values)
 
-    def since(self, sequence: int) -> dict[str, Any]:
-        """All that changed after that; empty where nothing did."""
+    def since(self, sequence: int, now: float) -> dict[str, Any]:
+        """All that changed after that, with ages at this time since the epoch; empty where nothing did."""
         found: dict[str, Any] = {}
-        if self._status_sequence > sequence:
-            found["status"] = self._status
+        if self._status is not None and self._status_sequence > sequence:
+            found["status"] = of_status(self._status.at(now, time.monotonic()))
         versions = []
         for seen in reversed(self._versions.values()):
             if seen.sequence <= sequence:

@@ -95,8 +95,9 @@ class Overview:
         return answer
 
     def _message(self, since: int) -> dict[str, Any]:
-        message: dict[str, Any] = {"sequence": self._sequence, "now": time.time()}
-        models = {name: found for name, model in self._models.items() if (found := model.since(since))}
+        now = time.time()
+        message: dict[str, Any] = {"sequence": self._sequence, "now": now}
+        models = {name: found for name, model in self._models.items() if (found := model.since(since, now))}
         if models:
             message["models"] = models
         gone = [name for name, sequence in self._gone.items() if sequence > since]

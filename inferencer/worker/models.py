@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future
@@ -59,8 +60,8 @@ class Model:
         if view.recent and status.serving != view.recent[0].version:
             numbers = tuple(dict.fromkeys(resident.version.number for resident in view.residents))
             state = State.DRAINING if status.state is State.DRAINING else State.SERVING
-            status = replace(status, state=state, serving=view.recent[0].version, resident=numbers)
-        return status.at(time.time())
+            status = replace(status, state=state, serving=view.recent[0].version, served_at=math.inf, resident=numbers)
+        return status.at(time.time(), time.monotonic())
 
 
 class RemoteFollower:

@@ -85,19 +85,24 @@ class Status:
     lag_versions: int | None = None
     since_publication_seconds: float | None = None
     serving_age_seconds: float | None = None  # since the step that answers come from
+    found_at: float = math.inf  # when the newest version was found, by this machine's monotonic clock
+    served_at: float = math.inf  # and when the serving one came to serve
 
-    def at(self, now: float, known_for: float = 0.0, served_for: float = 0.0) -> Status:
-        """This status with its lag and its ages at a time in seconds since the epoch.
+    def ageless(self) -> Status:
+        """This status without its lag and its ages: what stays the same while nothing happens."""
+        return replace(self, lag_seconds=None, since_publication_seconds=None, serving_age_seconds=None)
 
-        What is published has been known here for so many seconds, and what serves has served for so many, whatever
-        clocks were set to since it was recorded.
+    def at(self, now: float, monotonic: float) -> Status:
+        """This status with its lag and its ages at a time in seconds since the epoch, and on the monotonic clock.
+
+        An age is at least what the monotonic clock says, whatever the other clock was set to since.
         """
         published, serving = self.published, self.serving
         ages: dict[str, float | int | None] = {}
         if serving is not None:
-            ages["serving_age_seconds"] = max(served_for, now - serving.step_done_at)
+            ages["serving_age_seconds"] = max(0.0, monotonic - self.served_at, now - serving.step_done_at)
         if published is not None:
-            age = _age(published, now, known_for)
+            age = _age(published.committed_at, now, monotonic - self.found_at)
             serves = serving is not None and serving.number == published.number
             ages["since_publication_seconds"] = age
             ages["lag_seconds"] = 0.0 if serves else age
@@ -156,8 +161,8 @@ def _short(text: str) -> str:
     return text if len(text) <= _SHORT else f"{text[:_SHORT]}..."
 
 
-def _age(version: Version, now: float, known_for: float) -> float | None:
-    return None if version.committed_at is None else max(known_for, now - version.committed_at)
+def _age(committed_at: float | None, now: float, known_for: float) -> float | None:
+    return None if committed_at is None else max(0.0, known_for, now - committed_at)
 
 
 # Events --------------------------------------------------------------------------------------------------------------
@@ -260,7 +265,6 @@ class Report:
         self._status = Status(model=model, store=store, pinned=pinned)
         self._progress: Progress | None = None
         self._told_at = 0.0
-        self._found_at = self._served_at = time.monotonic()
         self._swaps = SwapLog(model)
         self._on_trial = False
 
@@ -278,10 +282,7 @@ class Report:
         """How the model is doing now."""
         status = self._status
         progress = self._progress if status.restoring is not None else None
-        now = time.monotonic()
-        return replace(status, restoring_progress=progress).at(
-            self._clock(), known_for=now - self._found_at, served_for=now - self._served_at
-        )
+        return replace(status, restoring_progress=progress).at(self._clock(), time.monotonic())
 
     def now(self) -> Status:
         """The same without lags and ages."""
@@ -303,9 +304,9 @@ class Report:
         self._log_swaps()
         known = self._status.published
         news = latest is not None and (known is None or known.number != latest.number)
-        if news:
-            self._found_at = time.monotonic()
         self._set(published=latest, in_store=tuple(numbers))
+        if news:
+            self._set(found_at=time.monotonic())
         if latest is not None and news:
             self._tell(EventKind.FOUND, latest)
 
@@ -339,9 +340,8 @@ class Report:
 
     def swapped(self, version: Version, seconds: float, *, not_served: Mapping[str, str], signed_by: str) -> None:
         """It serves, without the signatures that are not served; `signed_by` a trusted key, or ""."""
-        self._served_at = time.monotonic()
         swaps = self._status.swaps + 1
-        serves = {"serving": version, "signed_by": signed_by, "not_served": not_served}
+        serves = {"serving": version, "served_at": time.monotonic(), "signed_by": signed_by, "not_served": not_served}
         self._set(state=State.SERVING, **serves, swaps=swaps, restore_seconds=seconds)
         self._swaps.add(version.number, seconds)
         self._log_swaps()

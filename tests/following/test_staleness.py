@@ -41,7 +41,7 @@ def test_ages_go_on_while_nothing_new_is_published(
     published: Version | None, serving: Version | None, now: float, served_for: float, since: float, age: float
 ) -> None:
     status = Status(model="m", store=Path("m"), published=published, serving=serving, state=State.SERVING)
-    found = status.at(now, known_for=4.0, served_for=served_for)
+    found = replace(status, found_at=1000.0, served_at=1004.0 - served_for).at(now, monotonic=1004.0)
     assert (found.since_publication_seconds, found.serving_age_seconds) == (since, age)
 
 

@@ -8,6 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from inferencer.protocols.page import messages
 from inferencer.serving.counts import REQUEST_SECONDS, Histogram
 from inferencer.supervisor.history import MOST_HAPPENED, MOST_VERSIONS, History
@@ -28,7 +30,7 @@ def event(kind: EventKind, number: int, at: float = 3.0, **more: Any) -> Event:
 
 
 def versions(history: History) -> dict[int, Any]:
-    return {one["number"]: one for one in history.since(-1)["versions"]}
+    return {one["number"]: one for one in history.since(-1, 0.0)["versions"]}
 
 
 def test_a_version_is_told_with_all_that_became_of_it() -> None:
@@ -49,8 +51,8 @@ def test_only_what_changed_since_is_told() -> None:
     for sequence, number in enumerate((1, 2, 3), start=1):
         history.hear(event(EventKind.FOUND, number), sequence)
     history.hear(event(EventKind.SWAPPED, 1), 4)
-    assert [one["number"] for one in history.since(2)["versions"]] == [3, 1]
-    assert history.since(4) == {}
+    assert [one["number"] for one in history.since(2, 0.0)["versions"]] == [3, 1]
+    assert history.since(4, 0.0) == {}
 
 
 def test_ten_thousand_versions_stay_few_and_what_was_wrong_stays_longest() -> None:
@@ -82,7 +84,7 @@ def test_what_is_chosen_is_told_whoever_chose_it() -> None:
     ]
     for sequence, change in enumerate(changes, start=3):
         assert history.look(change, sequence, 5.0)
-    told = [(one["kind"], one.get("number"), one.get("label")) for one in history.since(0)["happened"]]
+    told = [(one["kind"], one.get("number"), one.get("label")) for one in history.since(0, 0.0)["happened"]]
     assert told == [
         ("pinned", 9, None),
         ("rolled back", 7, None),
@@ -93,7 +95,7 @@ def test_what_is_chosen_is_told_whoever_chose_it() -> None:
     ]
     for sequence in range(10, 10 + 2 * MOST_HAPPENED):
         history.look(replace(status, pinned=sequence), sequence, 6.0)
-    assert len(history.since(0)["happened"]) == MOST_HAPPENED
+    assert len(history.since(0, 0.0)["happened"]) == MOST_HAPPENED
 
 
 def test_what_a_version_says_of_itself_cannot_break_the_json() -> None:
@@ -159,3 +161,17 @@ def test_of_models_that_are_served_no_more_the_last_ones_are_told() -> None:
     overview.look({}, "")
     _, told = overview.ask().result(0)
     assert json.loads(told)["gone"] == [f"m{number}" for number in range(10, MOST_GONE + 10)]
+
+
+@pytest.mark.parametrize("pinned", [None, 7])
+def test_a_page_that_is_opened_late_is_told_how_old_answers_are_now(pinned: int | None) -> None:
+    old = time.time() - 152
+    serving = version(7, step_done_at=old, committed_at=old + 1)
+    case = Quarantined(number=8, reason="not finite", since=old + 3)
+    status = Status(model="m", store=Path("s"), published=serving, serving=serving, pinned=pinned, quarantined=(case,))
+    overview = Overview(list, list, lambda: ({}, ""))
+    overview.look({"m": status.at(old + 1.1, time.monotonic())}, "")  # and nothing has happened since
+    first = json.loads(overview.ask().result(0)[1])
+    told = first["models"]["m"]["status"]
+    assert told["serving_age_seconds"] == first["now"] - old
+    assert told["since_publication_seconds"] == first["now"] - old - 1
