@@ -19,7 +19,7 @@ from paramsync.cli.observer import HeldOut, Ledger, Observer, Prober
 from paramsync.cli.programs import Child, end_all
 from paramsync.errors import CallError, ParamsyncError
 from paramsync.program.process import ending_signals
-from paramsync.rpc.addresses import HOST, check_ports
+from paramsync.rpc.addresses import HOST, address, check_ports, free_port
 from paramsync.rpc.client import Credentials, Inferencer, Predictor, Trainer
 
 _MODEL, _INPUT = "digits", "image"
@@ -44,6 +44,7 @@ def run(arguments: Namespace) -> bool:
             "--trainer-port": arguments.trainer_port,
         },
     )
+    arguments.trainer_port = arguments.trainer_port or free_port(HOST)  # the inferencer, which starts first, is told it
     ledger, faults = Ledger(), []
     people = console(stderr=arguments.json)
     children: list[Child] = []
@@ -74,6 +75,7 @@ def _inferencer(arguments: Namespace, folder: Path) -> Child:
     options = ["--model", f"{_MODEL}={folder / 'store'}", "--state", str(folder / "inferencer")]
     options += ["--port", str(arguments.port), "--rest-port", str(arguments.rest_port)]
     options += ["--control-port", str(arguments.control_port)]
+    options += ["--trainer", address(HOST, arguments.trainer_port)]
     return Child("inferencer", options, log=folder / "inferencer.log")
 
 

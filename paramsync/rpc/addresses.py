@@ -73,6 +73,12 @@ def check_different(ports: Mapping[str, int]) -> None:
             raise SettingsError(f"expected two different ports, found {port} for both {first} and {second}")
 
 
+def free_port(host: str) -> int:
+    """A port that was free a moment ago, for a program that must be named to another one before it listens."""
+    with socket.create_server((host, 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
 def check_port(host: str, port: int, option: str) -> None:
     """Raises SettingsError where no server could listen on the port now."""
     try:

@@ -118,6 +118,11 @@ def test_versions_flow_and_answers_become_better() -> None:
         shown = [run.read_until_match(r"serving (\d+) .* accuracy (9\d|100)\.\d%")[1]]
         while len(shown) < 5:  # two of which have answered at least: it asks once between two lines
             shown.append(run.read_until_match(rf"serving (?!(?:{'|'.join(shown)}) )(\d+) ")[1])
+        ready = re.search(r"control (\S+:\d+), HTTP", (run.folder / "inferencer.log").read_text())
+        assert ready is not None
+        fresh = [sys.executable, "-m", "paramsync.cli", "sync", "digits", "--fresh", "--server", ready[1], "--json"]
+        synced = json.loads(subprocess.run(fresh, stdout=subprocess.PIPE, check=True).stdout)
+        assert synced["status"]["serving"]["number"] > int(shown[-1])
         run.process.send_signal(signal.SIGINT)
         out, err = run.process.communicate(timeout=60)
         assert run.children_end()
