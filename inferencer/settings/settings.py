@@ -257,7 +257,10 @@ def check_store(path: Path) -> None:
 def prepare_environment() -> None:
     """What TensorFlow and gRPC read when they are imported. What the operator has set stays."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")  # it serves on the CPU: no look for GPUs, no words about them
+    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")  # it serves on the CPU
+    os.environ.setdefault(
+        "TF_ENABLED_DEVICE_TYPES", "CPU"
+    )  # else TensorFlow looks for GPUs, and logs that it finds none
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 
