@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import hashlib
 import json
 import uuid
@@ -63,13 +64,15 @@ _LABELLED = (Action.LABEL, Action.UNLABEL)
 @dataclass(frozen=True)
 class File:
     content: bytes
+    packed: bytes  # the same by gzip
     kind: str
     tag: str
 
     @classmethod
     def read(cls, path: Path) -> File:
         content = path.read_bytes()
-        return cls(content, _KINDS[path.suffix], f'"{hashlib.sha256(content).hexdigest()[:32]}"')
+        tag = f'W/"{hashlib.sha256(content).hexdigest()[:32]}"'  # weak: of both forms
+        return cls(content, gzip.compress(content, mtime=0), _KINDS[path.suffix], tag)
 
 
 def files() -> dict[str, File]:
@@ -215,9 +218,12 @@ class _Waiting:
 
 
 def _file(request: web.BaseRequest, file: File) -> web.Response:
-    headers = {**_HEADERS, "Content-Type": file.kind, "ETag": file.tag, "Cache-Control": "no-cache"}
+    cached = {"ETag": file.tag, "Cache-Control": "no-cache", "Vary": "Accept-Encoding"}
+    headers = {**_HEADERS, "Content-Type": file.kind, **cached}
     if file.tag in request.headers.get("If-None-Match", ""):
         return reply(304, b"", headers)
+    if "gzip" in {encoding.strip() for encoding in request.headers.get("Accept-Encoding", "").split(",")}:
+        return reply(200, file.packed, {**headers, "Content-Encoding": "gzip"})
     return reply(200, file.content, headers)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import http.client
 import json
 import re
@@ -115,13 +116,25 @@ def test_the_page_and_its_files_are_sent_once_and_need_nothing_of_others(server:
     assert server.get("/page/../live.py").status == 404
 
 
-def test_what_is_ours_is_small_and_asks_no_other_host() -> None:
-    ours = {path: file for path, file in files().items() if "uPlot" not in path and not path.endswith(".txt")}
-    assert {"/", "/page/page.js", "/page/page.css"} <= ours.keys()
-    assert sum(len(file.content) for file in ours.values()) < 60_000
-    for path, file in ours.items():
-        assert set(re.findall(rb"https?://[^\s\"']+", file.content)) <= {b"http://www.w3.org/2000/svg"}, path
-    assert b"innerHTML" not in ours["/page/page.js"].content
+def test_all_that_is_sent_is_small_and_asks_no_other_host(server: Server) -> None:
+    sent = 0
+    for path, file in files().items():
+        if path.endswith(".txt"):
+            continue
+        got = server.get(path, Accept_Encoding="gzip, deflate")
+        assert (got.headers["Content-Encoding"], gzip.decompress(got.body)) == ("gzip", file.content)
+        sent += len(got.body)
+        if "uPlot" not in path:
+            assert set(re.findall(rb"https?://[^\s\"']+", file.content)) <= {b"http://www.w3.org/2000/svg"}, path
+            assert b"innerHTML" not in file.content
+    assert sent < 60_000
+
+
+@pytest.mark.parametrize("accepted", ["", "identity", "br", "gzip;q=0"])
+def test_a_caller_that_cannot_unpack_gets_files_as_they_are(server: Server, accepted: str) -> None:
+    got = server.get("/page/page.js", Accept_Encoding=accepted)
+    assert ("Content-Encoding" in got.headers, got.body) == (False, files()["/page/page.js"].content)
+    assert got.headers["Vary"] == "Accept-Encoding"
 
 
 def test_the_state_has_what_serves_and_what_became_of_versions(server: Server) -> None:

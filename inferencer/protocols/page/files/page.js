@@ -1,59 +1,15 @@
 // The operator's page: shows what /api/events tells, and asks for what an operator wants. All names are text, never markup.
 
+import { get, headers, keep, post, token } from "./calls.js";
+import { clear, metricOf, plot, readColours } from "./charts.js";
+import { describe } from "./digit.js";
+import { $, ago, clock, duration, figure, list, make, many, mib, put, rate, seconds, serverNow, short, time } from "./words.js";
+
 const MOST = { versions: 1000, happened: 200, traffic: 600 };
 const QUIET = 12; // seconds without a word after which the server counts as lost: it has one every five
 const ROWS = 14;
-const $ = (id) => document.getElementById(id);
 const models = new Map(); // by name: what the server said, and what is on the screen
 const server = { workers: [], server: {}, actions: { allowed: false, why: "" } };
-const clock = { now: Date.now() / 1000, at: performance.now() / 1000, heard: null };
-
-// Words ---
-
-const seconds = () => performance.now() / 1000;
-const serverNow = () => clock.now + seconds() - clock.at; // the server's clock: the browser's may jump
-
-function duration(value) {
-  if (value === null || value === undefined || Number.isNaN(value)) return "–";
-  const s = Math.max(0, value);
-  if (s < 0.0005) return `${Math.round(s * 1e6)} µs`;
-  if (s < 0.01) return `${(s * 1000).toFixed(s < 0.001 ? 2 : 1)} ms`;
-  if (s < 0.95) return `${Math.round(s * 1000)} ms`;
-  if (s < 10) return `${s.toFixed(1)} s`;
-  if (s < 60) return `${Math.floor(s)} s`;
-  if (s < 3600) return `${Math.floor(s / 60)} min ${Math.floor(s % 60)} s`;
-  if (s < 86400) return `${Math.floor(s / 3600)} h ${Math.floor((s % 3600) / 60)} min`;
-  return `${Math.floor(s / 86400)} d ${Math.floor((s % 86400) / 3600)} h`;
-}
-const figure = (value) => (typeof value === "number" ? value.toLocaleString("en-US") : String(value).replace(/\B(?=(\d{3})+$)/g, ","));
-const short = (value) => (value === null || value === undefined ? "–" : Math.abs(value) >= 1e5 || (value && Math.abs(value) < 1e-3)
-  ? value.toExponential(2) : String(Number(value.toPrecision(4))));
-const rate = (value) => (value >= 100 ? Math.round(value).toLocaleString("en-US") : String(Number((value ?? 0).toFixed(value < 10 ? 1 : 0))));
-const ago = (at) => { const s = Math.floor(serverNow() - at); return s < 1 ? "now" : s < 60 ? `${s} s ago` : `${duration(s)} ago`; };
-const mib = (bytes) => (bytes >= 2 ** 30 ? `${(bytes / 2 ** 30).toFixed(2)} GiB` : `${Math.round(bytes / 2 ** 20)} MiB`);
-const many = (count, what) => `${figure(count)} ${what}${count === 1 ? "" : "s"}`;
-const time = (at) => new Date(at * 1000).toLocaleTimeString("en-GB");
-
-function make(tag, attributes = {}, ...children) {
-  const node = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes)) {
-    if (name === "on") node.addEventListener("click", value);
-    else if (name === "text") node.textContent = value;
-    else if (value !== undefined) node.setAttribute(name, value);
-  }
-  node.append(...children);
-  return node;
-}
-function put(node, text) {
-  if (node.textContent !== text) node.textContent = text;
-}
-function list(node, signature, build) { // built again only where it is another one
-  if (node.dataset.signature === signature) return;
-  const focus = node.contains(document.activeElement) ? document.activeElement.dataset.key : null;
-  node.dataset.signature = signature;
-  node.replaceChildren(...build());
-  if (focus) [...node.querySelectorAll("[data-key]")].find((one) => one.dataset.key === focus)?.focus();
-}
 
 // What the server says ---
 
@@ -93,7 +49,7 @@ function thin(model) { // as the server does: of older versions every second, fo
 
 function forget(name) {
   const model = models.get(name);
-  for (const chart of Object.values(model?.charts ?? {})) chart.plot?.destroy();
+  if (model?.charts) clear(model);
   model?.node?.remove();
   models.delete(name);
 }
@@ -101,8 +57,6 @@ function forget(name) {
 // The connection ---
 
 const connection = { pause: 0.5, lost: null, again: null, abort: null };
-const token = () => sessionStorage.getItem("paramsync-token");
-const headers = () => (token() ? { Authorization: `Bearer ${token()}` } : {});
 
 async function connect() {
   clearTimeout(connection.again);
@@ -277,7 +231,7 @@ function drawModel(model) {
   drawErrors(model);
   drawDiff(model);
   if (status.serving && !model.described) describe(model);
-  model.digit?.changed();
+  if (connection.lost === null) model.digit?.changed();
 }
 
 function build(model) {
@@ -400,9 +354,7 @@ async function compare(model, part) {
   const said = part.querySelector("form span");
   put(said, "Comparing…");
   try {
-    const answer = await fetch(`/api/diff?${new URLSearchParams({ model: model.name, old, new: now })}`, { headers: headers() });
-    const found = await answer.json();
-    if (!answer.ok) throw new Error(found.error);
+    const found = await get(`/api/diff?${new URLSearchParams({ model: model.name, old, new: now })}`);
     put(said, Object.entries(found.kinds).map(([kind, count]) => `${count} ${kind}`).join(", "));
     part.querySelector(".scroll").hidden = !found.parameters.length;
     part.querySelector("tbody").replaceChildren(...found.parameters.map((one) => make("tr", {},
@@ -446,182 +398,6 @@ function drawServer() {
   }));
 }
 
-// Charts ---
-
-const LANES = ["chosen", "quarantined", "serves", "restored", "published"];
-let colours = {};
-function readColours() {
-  const style = getComputedStyle(document.documentElement);
-  colours = Object.fromEntries(["ink", "dim", "line", "accent", "good", "warn", "bad", "shade"].map((name) => [name, style.getPropertyValue(`--${name}`).trim()]));
-}
-readColours();
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
-  readColours();
-  for (const model of models.values()) for (const chart of Object.values(model.charts ?? {})) {
-    chart.plot?.destroy();
-    chart.plot = null;
-  }
-  plotted = -Infinity;
-  ask();
-});
-
-const clockTime = (splits, span) => splits.map((at) => new Date(at * 1000).toLocaleTimeString("en-GB", span < 600 ? {} : { hour: "2-digit", minute: "2-digit" }));
-
-function show(chart, data, options) { // options are read where there is no plot yet
-  const one = chart;
-  if (!window.uPlot) return;
-  const height = options.height ?? 130;
-  if (!one.plot) {
-    const axis = { stroke: colours.dim, font: "12px system-ui, sans-serif", grid: { stroke: colours.line, width: 1 }, ticks: { show: false }, size: 54, gap: 6 };
-    const x = options.x ?? { values: (_, splits) => clockTime(splits, splits.at(-1) - splits[0]), space: 90 };
-    const place = make("div");
-    one.figure.append(place);
-    one.plot = new window.uPlot({
-      width: Math.max(100, place.clientWidth), height, padding: [6, 18, 0, 0],
-      scales: { x: { time: false }, ...options.scales },
-      legend: { show: false },
-      cursor: { y: false, points: { size: 6 }, drag: { x: false, y: false } },
-      axes: [{ ...axis, size: 26, ...x }, { ...axis, ...options.y }],
-      series: [{}, ...options.series],
-      hooks: { draw: options.draw ? [options.draw] : [], setCursor: [(plot) => caption(one, plot)] },
-    }, data, place);
-    one.sizes = new ResizeObserver(([entry]) => {
-      const width = Math.floor(entry.contentRect.width);
-      if (width > 50 && one.plot && one.plot.width !== width) one.plot.setSize({ width, height });
-    });
-    one.sizes.observe(place);
-    const destroy = one.plot.destroy.bind(one.plot);
-    one.plot.destroy = () => {
-      one.sizes.disconnect();
-      destroy();
-      place.remove();
-    };
-  } else {
-    one.plot.setData(data);
-  }
-  one.words = options.words;
-  one.figure.classList.toggle("none", data[0].length === 0);
-  caption(one, one.plot);
-}
-
-function caption(chart, plot) {
-  const at = plot.cursor.idx;
-  put(chart.figure.querySelector("figcaption > span"), plot.data[0].length ? chart.words(at ?? plot.data[0].length - 1, at !== null && at !== undefined) : "nothing yet");
-}
-
-const line = (colour, more) => ({ stroke: colours[colour], width: 1.5, points: { show: false }, ...more });
-
-function metricsOf(model) {
-  const names = new Map();
-  for (const one of model.versions.values()) for (const name of Object.keys(one.metrics)) names.set(name, (names.get(name) ?? 0) + 1);
-  return [...names.keys()].sort((a, b) => (b === "loss") - (a === "loss") || (a < b ? -1 : 1));
-}
-function metricOf(model) {
-  const names = metricsOf(model);
-  return names.includes(model.metric) ? model.metric : names[0];
-}
-
-function plot(model) {
-  if (!model.status || !model.node) return;
-  const versions = [...model.versions.values()].sort((a, b) => a.number - b.number);
-  plotTimeline(model, versions);
-  plotMetric(model, versions);
-  const samples = model.traffic;
-  const x = samples.map((one) => one.at);
-  show(model.charts.freshness, [x, samples.map((one) => one.age), samples.map((one) => one.behind)], {
-    series: [line("accent", { fill: colours.shade }), line("warn")],
-    scales: { y: { range: (_, low, high) => [0, Math.max(1, (high ?? 1) * 1.1)] } },
-    y: { values: (_, splits) => splits.map((one) => (one ? duration(one) : "0")), size: 62 },
-    words: (at, pointed) => `${pointed ? `${time(samples[at].at)}  ` : ""}${duration(samples[at].age)} since its step${samples[at].behind ? `, ${duration(samples[at].behind)} behind` : ""}`,
-  });
-  const apart = steady(samples);
-  if (model.charts.rate.apart !== apart.join()) {
-    model.charts.rate.plot?.destroy();
-    Object.assign(model.charts.rate, { plot: null, apart: apart.join() });
-  }
-  const tints = ["good", "warn", "dim"];
-  show(model.charts.rate, [x, samples.map((one) => one.rate), samples.map((one) => one.failed), ...apart.map((number) => samples.map((one) => one.versions[number]?.[0] ?? null))], {
-    series: [line("accent", { fill: colours.shade }), line("bad"), ...apart.map((_, at) => line(tints[at], { dash: [5, 3] }))],
-    scales: { y: { range: (_, low, high) => [0, Math.max(1, (high ?? 1) * 1.1)] } },
-    y: { values: (_, splits) => splits.map(rate) },
-    words: (at, pointed) => [pointed ? time(samples[at].at) : "", `${rate(samples[at].rate)}/s`, samples[at].failed ? `${rate(samples[at].failed)}/s failed` : "",
-      ...apart.map((number) => `${figure(number)}: ${rate(samples[at].versions[number]?.[0] ?? 0)}/s`)].filter(Boolean).join("  "),
-  });
-  const busiest = samples.map((one) => Object.entries(one.versions).reduce((best, next) => (next[1][0] > (best?.[1][0] ?? 0) ? next : best), null));
-  show(model.charts.latency, [x, busiest.map((one) => one?.[1][1] ?? null), busiest.map((one) => one?.[1][2] ?? null)], {
-    series: [line("accent", { spanGaps: false }), line("warn")],
-    scales: { y: { range: (_, low, high) => [0, (high || 0.001) * 1.1] } },
-    y: { values: (_, splits) => splits.map((one) => (one ? duration(one) : "0")), size: 62 },
-    words: (at, pointed) => (busiest[at] ? `${pointed ? `${time(samples[at].at)}  ` : ""}p50 ${duration(busiest[at][1][1])}, p99 ${duration(busiest[at][1][2])} of version ${figure(busiest[at][0])}` : "no requests"),
-  });
-}
-
-function steady(samples) { // versions that answer side by side for long enough to be told apart
-  const counts = new Map();
-  for (const one of samples.slice(-60)) for (const number of Object.keys(one.versions)) counts.set(number, (counts.get(number) ?? 0) + 1);
-  const long = [...counts].filter(([, count]) => count >= 10).sort((a, b) => b[1] - a[1]).slice(0, 3).map(([number]) => number);
-  return long.length > 1 ? long.sort() : [];
-}
-
-function plotTimeline(model, versions) {
-  const events = [];
-  for (const one of versions) {
-    if (one.committed_at) events.push([one.committed_at, 4, one.number]);
-    if (one.restored_at) events.push([one.restored_at, 3, one.number]);
-    if (one.served_at) events.push([one.served_at, 2, one.number]);
-    if (one.quarantined_at) events.push([one.quarantined_at, 1, one.number]);
-  }
-  for (const one of model.happened) if (one.kind !== "error") events.push([one.at, 0, one.number, one.kind]);
-  const from = model.traffic[0] && versions.length > 400 ? Math.min(model.traffic[0].at, serverNow() - 120) : -Infinity;
-  const seen = events.filter((one) => one[0] >= from).sort((a, b) => a[0] - b[0]);
-  const tints = ["warn", "bad", "accent", "good", "dim"];
-  show(model.charts.timeline, [seen.map((one) => one[0]), ...LANES.map((_, lane) => seen.map((one) => (one[1] === lane ? lane : null)))], {
-    height: 140,
-    series: LANES.map((_, lane) => ({ paths: () => null, points: { show: true, size: lane < 2 ? 9 : 6, fill: colours[tints[lane]], stroke: colours[tints[lane]], width: 0 } })),
-    scales: { x: { time: false, range: (_, low, high) => [Math.min(low ?? high, high - 20), Math.max(high ?? 0, serverNow())] }, y: { range: [-0.6, 4.6] } },
-    y: { splits: [0, 1, 2, 3, 4], values: () => LANES, size: 84, grid: { show: true, stroke: colours.line } },
-    words: (at) => `${time(seen[at][0])}  ${seen[at][2] === null ? "" : figure(seen[at][2])} ${seen[at][3] ?? LANES[seen[at][1]]}`,
-  });
-}
-
-function plotMetric(model, versions) {
-  const names = metricsOf(model);
-  const metric = metricOf(model);
-  const select = model.node.querySelector("figcaption select");
-  select.hidden = names.length < 2;
-  list(select, JSON.stringify(names), () => names.map((name) => make("option", { value: name, text: name })));
-  if (metric !== undefined && select.value !== metric) select.value = metric;
-  const chart = model.charts.metric;
-  chart.figure.hidden = metric === undefined;
-  if (metric === undefined) return;
-  const seen = versions.filter((one) => typeof one.metrics[metric] === "number").sort((a, b) => a.step - b.step || a.number - b.number);
-  chart.serving = model.status.serving;
-  show(chart, [seen.map((one) => Number(one.step)), seen.map((one) => one.metrics[metric]), seen.map((one) => (one.reason ? one.metrics[metric] : null))], {
-    series: [line("accent", { points: { show: seen.length < 30, size: 4 } }), { paths: () => null, points: { show: true, size: 9, stroke: colours.bad, fill: colours.bad } }],
-    x: { values: (_, splits) => splits.map((one) => figure(one)) },
-    y: { values: (_, splits) => splits.map(short) },
-    draw: (plot) => {
-      if (!chart.serving) return;
-      const { ctx, bbox } = plot;
-      const at = Math.round(plot.valToPos(Number(chart.serving.step), "x", true));
-      if (at < bbox.left || at > bbox.left + bbox.width) return;
-      ctx.save();
-      ctx.strokeStyle = ctx.fillStyle = colours.good;
-      ctx.lineWidth = 2 * devicePixelRatio;
-      ctx.beginPath();
-      ctx.moveTo(at, bbox.top);
-      ctx.lineTo(at, bbox.top + bbox.height);
-      ctx.stroke();
-      ctx.font = `${12 * devicePixelRatio}px system-ui, sans-serif`;
-      ctx.textAlign = at > bbox.left + bbox.width - 60 * devicePixelRatio ? "right" : "left";
-      ctx.textBaseline = "top";
-      ctx.fillText(" serves ", at, bbox.top + 2);
-      ctx.restore();
-    },
-    words: (at) => `${metric} ${short(seen[at].metrics[metric])} at step ${figure(seen[at].step)}, version ${figure(seen[at].number)}`,
-  });
-}
-
 // What is asked for: once more before it is done ---
 
 const ACTS = {
@@ -655,13 +431,6 @@ function act(model, what, number, label) {
   (what === "label" ? $("ask-input") : $("ask-no")).focus();
 }
 
-async function post(path, body) {
-  const answer = await fetch(path, { method: "POST", headers: { "Content-Type": "application/json", ...headers() }, body: JSON.stringify(body) });
-  const found = await answer.json().catch(() => ({}));
-  if (!answer.ok) throw new Error(found.error ?? `HTTP status ${answer.status}`);
-  return found;
-}
-
 $("ask").querySelector("form").addEventListener("submit", async (event) => {
   event.preventDefault();
   if ($("ask-yes").disabled) return;
@@ -687,8 +456,7 @@ $("sign-in").addEventListener("click", () => {
   Object.assign($("ask-input"), { value: "", type: "password", required: false });
   doing = async () => {
     const value = $("ask-input").value.trim();
-    if (value) sessionStorage.setItem("paramsync-token", value);
-    else sessionStorage.removeItem("paramsync-token");
+    keep(value);
     $("ask-input").value = "";
     connection.abort?.abort();
     connection.pause = 0.1;
@@ -697,167 +465,11 @@ $("sign-in").addEventListener("click", () => {
   $("ask-input").focus();
 });
 
-// Draw a digit ---
-
-async function describe(model) {
-  model.described = true;
-  try {
-    const answer = await fetch(`/v1/models/${encodeURIComponent(model.name)}/metadata`, { headers: headers() });
-    if (!answer.ok) return void setTimeout(() => { model.described = false; }, 5000);
-    const signatures = (await answer.json()).metadata.signature_def.signature_def;
-    const signature = signatures.serving_default;
-    const inputs = Object.entries(signature?.inputs ?? {});
-    const outputs = Object.entries(signature?.outputs ?? {});
-    if (inputs.length !== 1) return;
-    const sizes = (inputs[0][1].tensor_shape?.dim ?? []).map((one) => Number(one.size));
-    const shape = sizes.slice(1).join("x");
-    const scores = outputs.find(([, one]) => Number(one.tensor_shape?.dim?.at(-1)?.size) === 10);
-    if (!scores || !["784", "28x28", "28x28x1"].includes(shape) || inputs[0][1].dtype !== "DT_FLOAT") return;
-    model.digit = new Digit(model, shape, outputs.length > 1 ? scores[0] : null);
-  } catch { /* a model that does not say what it takes gets no field to draw in */ }
-}
-
-const STROKES = [ // of the samples, in a square of 28
-  "9,8 14,5 19,8 20,14 19,20 14,23 9,20 8,14 9,8", "11,9 15,5 15,23", "9,9 13,5 18,7 18,11 9,22 20,22", "9,7 15,5 18,9 13,13 18,17 15,22 8,20",
-  "16,23 16,5 8,16 20,16", "19,5 10,5 9,13 15,12 19,16 15,22 8,20", "17,5 10,12 9,19 14,23 18,19 15,14 10,16", "8,6 20,6 12,23",
-  "14,13 9,9 14,5 19,9 14,13 9,18 14,23 19,18 14,13", "18,11 13,14 9,10 13,5 18,7 18,13 16,23",
-];
-
-class Digit {
-  constructor(model, shape, output) {
-    Object.assign(this, { model, shape, output, last: null, story: [], busy: false, again: false, blank: true });
-    this.part = model.node.querySelector(".digit");
-    this.part.hidden = false;
-    this.canvas = this.part.querySelector("canvas");
-    this.context = this.canvas.getContext("2d", { willReadFrequently: true });
-    Object.assign(this.context, { lineWidth: 24, lineCap: "round", lineJoin: "round", strokeStyle: "#fff" });
-    this.small = make("canvas", { width: 28, height: 28 }).getContext("2d", { willReadFrequently: true });
-    this.part.querySelector(".samples").append(...STROKES.map((_, digit) => make("button", { type: "button", "aria-label": `Draw a ${digit}`, text: String(digit), on: () => this.sample(digit) })));
-    this.part.querySelector(".clear").addEventListener("click", () => this.clear());
-    this.bars = STROKES.map((_, digit) => {
-      const bar = make("progress", { max: 1, value: 0, "aria-label": `Probability of ${digit}` });
-      const words = make("span", { text: "" });
-      this.part.querySelector(".bars").append(make("li", {}, make("span", { text: String(digit) }), bar, words));
-      return [bar, words];
-    });
-    this.canvas.addEventListener("pointerdown", (event) => {
-      this.canvas.setPointerCapture(event.pointerId);
-      this.from = this.place(event);
-      this.to(this.from);
-    });
-    this.canvas.addEventListener("pointermove", (event) => {
-      if (this.from) for (const one of event.getCoalescedEvents?.() ?? [event]) this.to(this.place(one));
-    });
-    for (const name of ["pointerup", "pointercancel"]) this.canvas.addEventListener(name, () => { this.from = null; });
-    this.canvas.addEventListener("keydown", (event) => {
-      if (/^[0-9]$/.test(event.key)) this.sample(Number(event.key));
-      else if (["Delete", "Backspace", "Escape"].includes(event.key)) this.clear();
-    });
-    this.sample(3);
-  }
-
-  place(event) {
-    const box = this.canvas.getBoundingClientRect();
-    return [(event.clientX - box.left) * (280 / box.width), (event.clientY - box.top) * (280 / box.height)];
-  }
-
-  to(point) {
-    this.context.beginPath();
-    this.context.moveTo(...this.from);
-    this.context.lineTo(...point);
-    this.context.stroke();
-    this.from = point;
-    this.drawn();
-  }
-
-  sample(digit) {
-    this.clear();
-    const points = STROKES[digit].split(" ").map((one) => one.split(",").map((value) => Number(value) * 10));
-    this.context.beginPath();
-    this.context.moveTo(...points[0]);
-    for (const point of points.slice(1)) this.context.lineTo(...point);
-    this.context.stroke();
-    this.drawn();
-  }
-
-  clear() {
-    this.context.clearRect(0, 0, 280, 280);
-    Object.assign(this, { blank: true, story: [] });
-    this.shown(null);
-  }
-
-  drawn() {
-    Object.assign(this, { blank: false, story: [] });
-    this.predict();
-  }
-
-  changed() { // another version serves
-    const number = this.model.status.serving?.number;
-    if (number !== this.last && !this.blank && connection.lost === null) this.predict();
-  }
-
-  pixels() {
-    this.small.clearRect(0, 0, 28, 28);
-    this.small.imageSmoothingQuality = "high";
-    this.small.drawImage(this.canvas, 0, 0, 28, 28);
-    const { data } = this.small.getImageData(0, 0, 28, 28);
-    const flat = Array.from({ length: 784 }, (_, at) => Math.round((data[4 * at + 3] / 255) * 1000) / 1000);
-    if (this.shape === "784") return flat;
-    return Array.from({ length: 28 }, (_, row) => flat.slice(28 * row, 28 * row + 28).map((one) => (this.shape === "28x28x1" ? [one] : one)));
-  }
-
-  async predict() {
-    if (this.busy) {
-      this.again = true;
-      return;
-    }
-    this.busy = true;
-    this.last = this.model.status.serving?.number;
-    try {
-      const answer = await fetch(`/v1/models/${encodeURIComponent(this.model.name)}:predict?model_spec=1`, {
-        method: "POST", headers: { "Content-Type": "application/json", ...headers() }, body: JSON.stringify({ instances: [this.pixels()] }),
-      });
-      const found = await answer.json();
-      if (!answer.ok) throw new Error(found.error);
-      const row = found.predictions[0];
-      const scores = this.output === null ? row : row[this.output];
-      if (!this.blank) this.shown(scores, found.model_spec?.version);
-    } catch (error) {
-      put(this.part.querySelector(".story"), `No answer: ${error.message}`);
-    }
-    await new Promise((then) => setTimeout(then, 100)); // ten a second are enough to watch
-    this.busy = false;
-    if (this.again) {
-      this.again = false;
-      this.predict();
-    }
-  }
-
-  shown(scores, version) {
-    const [big, dim] = this.part.querySelector(".guess").children;
-    let shares = scores ?? [];
-    if (scores && (Math.min(...scores) < 0 || Math.abs(scores.reduce((a, b) => a + b, 0) - 1) > 0.01)) { // logits
-      const most = Math.max(...scores);
-      const powers = scores.map((one) => Math.exp(one - most));
-      const sum = powers.reduce((a, b) => a + b, 0);
-      shares = powers.map((one) => one / sum);
-    }
-    const best = scores ? shares.indexOf(Math.max(...shares)) : -1;
-    for (const [digit, [bar, words]] of this.bars.entries()) {
-      bar.value = shares[digit] ?? 0;
-      put(words, scores ? `${(100 * shares[digit]).toFixed(1)} %` : "");
-      bar.parentElement.classList.toggle("best", digit === best);
-    }
-    put(big, scores ? String(best) : "–");
-    put(dim, version ? `answers version ${figure(version)}` : "");
-    if (!scores) return void put(this.part.querySelector(".story"), "Draw with mouse, finger or pen; or press a digit.");
-    if (version && this.story.at(-1)?.version !== version) this.story.push({ version, best, share: shares[best] });
-    if (this.story.length > 200) this.story.splice(1, 1);
-    const first = this.story[0];
-    put(this.part.querySelector(".story"), this.story.length > 1
-      ? `${many(this.story.length, "version")} answered for this drawing: from ${first.best} (${Math.round(100 * first.share)} %, version ${figure(first.version)}) to ${best} (${Math.round(100 * shares[best])} %).`
-      : "It is asked again whenever another version serves.");
-  }
-}
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+  readColours();
+  for (const model of models.values()) if (model.charts) clear(model);
+  plotted = -Infinity;
+  ask();
+});
 
 connect();

@@ -1,0 +1,15 @@
+// How the server is asked: with the token of this tab, if it has one.
+
+const KEY = "paramsync-token";
+export const token = () => sessionStorage.getItem(KEY);
+export const keep = (value) => (value ? sessionStorage.setItem(KEY, value) : sessionStorage.removeItem(KEY));
+export const headers = () => (token() ? { Authorization: `Bearer ${token()}` } : {});
+
+async function answered(path, options) { // what an answer says, or an error that says it
+  const answer = await fetch(path, options);
+  const found = await answer.json().catch(() => ({}));
+  if (!answer.ok) throw new Error(found.error ?? `HTTP status ${answer.status}`);
+  return found;
+}
+export const get = (path) => answered(path, { headers: headers() });
+export const post = (path, body) => answered(path, { method: "POST", headers: { "Content-Type": "application/json", ...headers() }, body: JSON.stringify(body) });
