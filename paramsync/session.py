@@ -49,7 +49,7 @@ class SessionPublisher(Publisher):
         inputs: Any,
         outputs: Any,
         *,
-        schedule: PublishSchedule,
+        schedule: PublishSchedule | None = None,
         saver: Any = None,
         averages: Averages | None = None,
         **options: Unpack[PublishOptions],

@@ -87,7 +87,8 @@ class Publisher:
                 publisher.publish_if_due(step)
 
     Leaving the block without an error is the end of training: where the schedule has `at_end`, the step that was seen
-    last is published, with the values that the variables have then. Call `finish` to say another step.
+    last is published, with the values that the variables have then. Call `finish` to say another step. Without a
+    `schedule`, the loop calls `publish` when it wants to.
 
     `publish_if_due`, `publish` and `finish` belong to the thread that trains: they pin the values of the step in
     microseconds a variable, and one thread in the background writes them. Where publications come faster than they can
@@ -95,8 +96,8 @@ class Publisher:
     any thread.
 
     A publication that fails in the background is logged and in the status, and training goes on; with
-    `on_error="raise"` it is raised as PublishError at the next call. Parameters that are NaN or infinite are such a
-    failure, NotFiniteError, and count as `refused`: the version before stays the latest, unless `allow_nan`. Metrics
+    `on_error="raise"` it is raised once, as PublishError at the next call. Parameters that are NaN or infinite are such
+    a failure, NotFiniteError, and count as `refused`: the version before stays the latest, unless `allow_nan`. Metrics
     may be tensors still being computed; one that is no number is left out with a warning. A step is a whole number,
     also of another framework, or a variable that holds one; anything else is a SettingsError at the call. One lower
     than the one before is published under a number that rises all the same, with one warning.
@@ -132,7 +133,7 @@ class Publisher:
         store: str | Path | StoreWriter,
         source: keras.Model | tf.Module | Capture | ValueSource,
         *,
-        schedule: PublishSchedule,
+        schedule: PublishSchedule | None = None,
         keep: int = 5,
         durable: bool = False,
         on_error: OnError = "log",
@@ -152,10 +153,11 @@ class Publisher:
         self._gate = None if publish_if is None else Gate(publish_if)
         self._is_live = not isinstance(source, ValueSource)
         self._source = source if isinstance(source, ValueSource) else _live(source, averages)
-        self._schedule = schedule
+        self._schedule = PublishSchedule() if schedule is None else schedule
         self._raise = on_error == "raise"
         self._since: Moment | None = None  # the last snapshot, or where the counting began
         self._seen: tuple[int, Metrics | None, Values | None] | None = None  # the arguments of the last call
+        self._told: str | None = None  # the last failure that was raised
         self._warned = False  # of steps that fall back
         self._lock = threading.Lock()  # guards the next two
         self._requests: list[Future[Version]] = []
@@ -187,7 +189,7 @@ class Publisher:
         store: str | Path,
         digest: str | None = None,
         *,
-        schedule: PublishSchedule,
+        schedule: PublishSchedule | None = None,
         copy: bool = True,
         **options: Unpack[PublishOptions],
     ) -> Publisher:
@@ -228,11 +230,11 @@ class Publisher:
         """
         self._surface()
         step = step_number(step)
-        self._seen = (step, metrics, values)
         now = time.monotonic()
         self.meter.advance(step, metrics.get("loss") if metrics else None, now)
         if self.is_due(step, now) and not self._is_held_back(step, metrics):
             return self._publish(step, now, metrics, values)
+        self._seen = (step, metrics, values)
         if self._since is None:
             self._since = Moment(step, now)
         return None
@@ -259,7 +261,7 @@ class Publisher:
         try:
             return future.result()
         except PublishError:
-            self._behind.take_error()  # it surfaces here
+            self._told = self._behind.take_error()  # it surfaces here
             raise
 
     def finish(self, step: int, metrics: Metrics | None = None, *, values: Values | None = None) -> Version | None:
@@ -322,13 +324,14 @@ class Publisher:
     def _publish(
         self, step: int, now: float, metrics: Metrics | None, values: Values | None, *waiting: Future[Version]
     ) -> Version:
-        self._seen = (step, metrics, values)
+        self._seen = None  # values that are refused here are not tried again at the end
         self._warn_of_lower(step)
         done_at = time.time()
         try:
             pinned, problem = self._source.pin(values), ""
         except StructureError as error:  # told like any publication that fails, on the writing thread
             pinned, problem = {}, str(error)
+        self._seen = (step, metrics, values)
         with self._lock:
             requests, self._requests = self._requests, []
         number = self._store.next_number(step)
@@ -366,9 +369,11 @@ class Publisher:
         self._behind.flush(None)
         committed = self.status().published
         due = self._schedule.due_at_end(step, published=committed.step if committed else self._begun)
+        told = self._told if self._since is not None and self._since.step == step else None
         if self._requests or (due and not self._is_held_back(step, metrics)):
             self._publish(step, time.monotonic(), metrics, values)
-        self.flush(None)
+        self._behind.flush(None)
+        self._surface(told)
         return self.status().published
 
     def _is_held_back(self, step: int, metrics: Metrics | None) -> bool:
@@ -388,8 +393,10 @@ class Publisher:
                 self._since.step,
             )
 
-    def _surface(self) -> None:
-        if self._raise and (error := self._behind.take_error()) is not None:
+    def _surface(self, told: str | None = None) -> None:
+        """Raise the error of an earlier publication, unless the caller was `told` of it."""
+        if self._raise and (error := self._behind.take_error()) not in (None, told):
+            self._told = error
             raise PublishError(f"an earlier publication failed: {error}")
 
     def _release(self) -> None:

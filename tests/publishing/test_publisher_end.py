@@ -98,3 +98,12 @@ def test_close_publishes_nothing_and_answers_who_asked(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="training has stopped"):
         future.result(0)
     assert Store(tmp_path).latest() is None
+
+
+def test_without_a_schedule_a_loop_publishes_when_it_says_so(tmp_path: Path) -> None:
+    with Publisher(tmp_path, Counters()) as publisher:
+        for step in range(1, 6):
+            if step % 2 == 0:
+                publisher.publish(step, wait=True)
+        assert publisher.status().publishes == 2
+    assert (publications(publisher), step_of_latest(tmp_path)) == (2, 4)
