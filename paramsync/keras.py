@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -69,6 +70,7 @@ class PublishCallback(keras.callbacks.Callback):
         self._publisher: Publisher | None = None
         self._step = 0
         self._begun = False
+        self._recorded = 0  # epochs that the History knew at this callback's end of the last one
 
     def on_train_begin(self, logs: Any = None) -> None:
         self._release()  # of a fit that was interrupted
@@ -78,6 +80,7 @@ class PublishCallback(keras.callbacks.Callback):
                 " publish from a loop of your own with Publisher.of_graph, as examples/jax_trainer.py does"
             )
         self._step, self._begun = _counted(self.model.optimizer), False
+        self._recorded = _recorded(self.model)
         if self.model.built:
             self._open()
 
@@ -85,6 +88,7 @@ class PublishCallback(keras.callbacks.Callback):
         self._begin()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self._recorded = _recorded(self.model)
         if self._options.get("publish_if") is not None and self._publisher is not None:
             self._publisher.publish_if_due(self._step, logs)
 
@@ -95,6 +99,17 @@ class PublishCallback(keras.callbacks.Callback):
         self._open().publish_if_due(self._step, logs)
 
     def on_train_end(self, logs: Any = None) -> None:
+        """Publishes what the model has once the other callbacks have restored what they restore.
+
+        Keras calls its History after all callbacks that it was given, and this one is then called by it. A History that
+        comes before this callback, or none, has nothing to wait for.
+        """
+        if _recorded(self.model) > self._recorded:
+            _after(self.model.history, weakref.WeakMethod(self._end))
+        else:
+            self._end(logs)
+
+    def _end(self, logs: Any) -> None:
         try:
             if self._publisher is not None:
                 self._begin()  # of a fit without an epoch
@@ -134,6 +149,26 @@ class PublishCallback(keras.callbacks.Callback):
         if publisher is not None:
             self._forgotten.detach()
             publisher.close()
+
+
+def _recorded(model: keras.Model) -> int:
+    """The epochs that the model's History has recorded of this fit."""
+    return len(getattr(getattr(model, "history", None), "epoch", ()))
+
+
+def _after(history: keras.callbacks.History, end: weakref.WeakMethod[Callable[[Any], None]]) -> None:
+    """Have the method called once, after the History was told that training has ended."""
+    before = history.on_train_end  # or what another PublishCallback has called
+
+    def on_train_end(logs: Any = None) -> None:
+        vars(history).pop("on_train_end", None)
+        try:
+            before(logs)
+        finally:
+            if (method := end()) is not None:
+                method(logs)
+
+    history.on_train_end = on_train_end
 
 
 def _counted(optimizer: keras.Optimizer | None) -> int:

@@ -159,6 +159,12 @@ class CheckpointWriter:
             written = self._write(prefix, sources, decide(sizes, same, ()), finite=finite, copied=let_go)
         return replace(written, unchanged=frozenset(same))
 
+    def has(self, tensors: Mapping[str, Tensor]) -> bool:
+        """Whether the checkpoint that `remember` was given last has these tensors, and no others."""
+        sources = {name: _Source(name, tensor) for name, tensor in tensors.items()}
+        sound = [shard.is_sound() for shard in self._last.shards]
+        return sources.keys() == self._last.entries.keys() == self._same(sources, (), sound)
+
     def remember(self, written: Written) -> None:
         """Compare the next checkpoint with this one."""
         self._last = written

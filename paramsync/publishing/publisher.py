@@ -18,7 +18,14 @@ from paramsync.errors import ParamsyncError, PublishError, SettingsError, Stoppe
 from paramsync.publishing.external_values import ExternalValues, Values
 from paramsync.publishing.metrics import Gate, Meter, Metrics, PublishIf
 from paramsync.publishing.schedule import Moment, PublishSchedule
-from paramsync.publishing.write_behind import PublisherStatus, Snapshot, SnapshotWriter, WriteBehind, device_name
+from paramsync.publishing.write_behind import (
+    PublisherStatus,
+    Snapshot,
+    SnapshotWriter,
+    WriteBehind,
+    device_name,
+    fetch,
+)
 from paramsync.rpc.addresses import HOST
 from paramsync.store.commit import StoreWriter
 from paramsync.version import NUMBERS, Version
@@ -368,13 +375,25 @@ class Publisher:
             self._control.training_ends()
         self._behind.flush(None)
         committed = self.status().published
-        due = self._schedule.due_at_end(step, published=committed.step if committed else self._begun)
+        due = self._schedule.due_at_end(step, published=committed.step if committed else self._begun) or (
+            self._schedule.at_end and committed is not None and self._has_changed(committed)
+        )
         told = self._told if self._since is not None and self._since.step == step else None
         if self._requests or (due and not self._is_held_back(step, metrics)):
             self._publish(step, time.monotonic(), metrics, values)
         self._behind.flush(None)
         self._surface(told)
         return self.status().published
+
+    def _has_changed(self, published: Version) -> bool:
+        """Whether the model has other values than this version, the last one: some are restored where training ends."""
+        if not self._is_live:
+            return False  # values are given at the call: there are none of a later time
+        try:
+            pinned = self._source.pin()
+        except StructureError:
+            return True  # told like any publication that fails
+        return self._source.digest != published.graph or not self._store.has(fetch(pinned))
 
     def _is_held_back(self, step: int, metrics: Metrics | None) -> bool:
         """Whether the gate keeps a step that is due from being published."""

@@ -177,6 +177,10 @@ class StoreWriter:
                 _log.warning("%s: old versions were not removed: %s", self._path, error)
         return version
 
+    def has(self, tensors: Mapping[str, Tensor]) -> bool:
+        """Whether the last commit of this writer has these tensors, and no others."""
+        return self._checkpoints.has(tensors)
+
     def close(self) -> None:
         """Let another publish here. Closing twice is fine."""
         self._closed = True

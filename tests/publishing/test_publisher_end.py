@@ -107,3 +107,12 @@ def test_without_a_schedule_a_loop_publishes_when_it_says_so(tmp_path: Path) -> 
                 publisher.publish(step, wait=True)
         assert publisher.status().publishes == 2
     assert (publications(publisher), step_of_latest(tmp_path)) == (2, 4)
+
+
+def test_leaving_the_block_publishes_values_that_changed_after_their_step_was_published(tmp_path: Path) -> None:
+    model = Counters()
+    with Publisher(tmp_path, model, schedule=EVERY_STEP) as publisher:
+        publisher.publish(1, wait=True)
+        model.train()
+    assert (publisher.status().publishes, step_of_latest(tmp_path)) == (2, 1)
+    assert tf.train.load_checkpoint(str(tmp_path)).get_tensor("step/.ATTRIBUTES/VARIABLE_VALUE") == 1
