@@ -10,6 +10,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
+from paramsync.cli.graph_files import shown_names, variables_of
 from paramsync.errors import BusyError, RequestError
 from paramsync.store.differences import EDGES, Difference, differences
 from paramsync.store.store import Store
@@ -90,15 +91,19 @@ class Comparing:
                     f"the comparison took longer than {self._seconds:g} s: paramsync diff takes as long as it takes"
                 )
 
-        found = differences(store, store.find(old), store.find(new), threads=1, advance=advance)
+        before, after = store.find(old), store.find(new)
+        found = differences(store, before, after, threads=1, advance=advance)
+        variables = variables_of(store, before) | variables_of(store, after)
+        names = shown_names((one.name, variables.get(one.name)) for one in found)
         kinds = {kind: sum(one.kind == kind for one in found) for kind in dict.fromkeys(one.kind for one in found)}
-        rows = [_of(one) for one in found if one.kind != "unchanged"][:_MOST]
+        rows = [_of(one, names[one.name]) for one in found if one.kind != "unchanged"][:_MOST]
         return messages.text({"kinds": kinds, "histogram_edges": EDGES, "parameters": rows})
 
 
-def _of(one: Difference) -> dict[str, Any]:
+def _of(one: Difference, shown: str) -> dict[str, Any]:
     return {
         "name": one.name[:_NAME],
+        "shown": shown[:_NAME],
         "kind": one.kind,
         "dtype": one.dtype,
         "shape": list(one.shape),

@@ -7,11 +7,13 @@ import threading
 import time
 from pathlib import Path
 
+import keras
 import numpy as np
 import pytest
 
 from inferencer.supervisor.comparing import Comparing
 from paramsync.errors import BusyError, RequestError
+from paramsync.graphs.capturing import capture
 from paramsync.store.commit import StoreWriter
 from tests.support.written import version
 
@@ -24,6 +26,21 @@ def store(tmp_path: Path) -> Path:
         for number in (1, 2):
             writer.commit(version(number), {"w": np.full(4, number, np.float32)})
     return tmp_path
+
+
+def test_parameters_have_the_names_that_people_know(tmp_path: Path) -> None:
+    dense = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(3, name="dense")], name="net")
+    graph = capture(dense).graph
+    names = [spec.name for spec in graph.parameters]
+    lone = "w/.ATTRIBUTES/VARIABLE_VALUE"
+    with StoreWriter(tmp_path) as writer:
+        writer.add_graph(graph.digest, graph.to_bytes())
+        for number in (1, 2):
+            values = {spec.name: np.full(spec.shape, number, np.float32) for spec in graph.parameters}
+            writer.commit(version(number, graph=graph.digest), {**values, lone: np.full(2, number, np.float32)})
+    found = json.loads(Comparing().ask(tmp_path, 1, 2).result(LONG))["parameters"]
+    assert {one["name"] for one in found} == {*names, lone}
+    assert sorted(one["shown"] for one in found) == ["net/dense/bias", "net/dense/kernel", "w"]
 
 
 def test_what_nobody_waits_for_is_given_up_and_one_pair_is_compared_at_a_time(store: Path) -> None:

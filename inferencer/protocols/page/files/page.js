@@ -358,7 +358,7 @@ async function compare(model, part) {
     put(said, Object.entries(found.kinds).map(([kind, count]) => `${count} ${kind}`).join(", "));
     part.querySelector(".scroll").hidden = !found.parameters.length;
     part.querySelector("tbody").replaceChildren(...found.parameters.map((one) => make("tr", {},
-      make("td", {}, one.name, make("span", { class: "dim", text: ` ${one.shape.join("×") || "scalar"}` })),
+      make("td", { title: one.name }, one.shown, make("span", { class: "dim", text: ` ${one.shape.join("×") || "scalar"}` })),
       make("td", { class: "n", text: one.kind !== "changed" ? one.kind : one.norm === null ? `${figure(one.changed)} values` : one.relative === null ? `${short(one.norm)}, from 0` : `${short(100 * one.relative)} %` }),
       make("td", { class: "n", text: short(one.largest) }),
       make("td", {}, one.histogram.some(Boolean) ? bars(one.histogram, found.histogram_edges) : ""))));
