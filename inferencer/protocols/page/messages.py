@@ -10,6 +10,8 @@ from typing import Any
 from paramsync.following.status import Status
 from paramsync.version import Version
 
+from .advice import advice
+
 _EXACT = (1 << 53) - 1  # the largest whole number that JavaScript holds
 _TEXT = 4000  # characters of a reason
 _NAME = 200  # and of the name of a metric
@@ -72,7 +74,12 @@ def of_status(status: Status) -> dict[str, Any]:
         "restoring": maybe_number(status.restoring),
         "restored_share": _share(progress.bytes_done, progress.bytes_total) if progress is not None else None,
         "quarantined": [
-            {"number": number(case.number), "reason": short(case.reason), "since": case.since}
+            {
+                "number": number(case.number),
+                "reason": short(case.reason),
+                "advice": advice(case.reason),
+                "since": case.since,
+            }
             for case in status.quarantined[-_QUARANTINED:]
         ],
         "not_served": {name: short(why) for name, why in status.not_served.items()},
