@@ -64,6 +64,8 @@ class History:
     _stride: int = 1
     _versions: dict[int, VersionHistory] = field(default_factory=dict)  # who changed last is last
     _happened: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=MOST_HAPPENED))
+    _step_done_at: float | None = None  # of the version that served last
+    _ages: list[float] = field(default_factory=list)  # at swaps since the last sample, the lowest and the highest
     _samples: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=MOST_SAMPLES))
 
     def hear(self, event: Event, sequence: int) -> None:
@@ -87,12 +89,19 @@ class History:
             seen.restored_at, seen.restore_seconds = event.at, round(event.restore_seconds, 6)
         elif event.kind is EventKind.SWAPPED:
             seen.served_at = event.at
+            self._swapped(event.at, version.step_done_at)
         elif event.kind is EventKind.QUARANTINED:
             seen.quarantined_at, seen.reason = event.at, short(event.reason)
         seen.sequence = sequence
         self._versions[version.number] = seen
         if len(self._versions) > MOST_VERSIONS:
             self._thin()
+
+    def _swapped(self, at: float, step_done_at: float) -> None:
+        """The age is highest just before a swap, and lowest just after it."""
+        before = step_done_at if self._step_done_at is None else self._step_done_at
+        self._step_done_at = step_done_at
+        self._ages = _ends([*self._ages, at - before, at - step_done_at])
 
     def _thin(self) -> None:
         """Of those that are not among the newest, every second, fourth, eighth stays; what is wrong with one stays as
@@ -119,6 +128,11 @@ class History:
         return True
 
     def sample(self, values: dict[str, Any]) -> None:
+        """With the lowest and the highest age since the last sample: what was swapped meanwhile, a sample misses."""
+        ages, self._ages = self._ages, []
+        if values["age"] is not None:
+            low, high = _ends([*ages, values["age"]])
+            values |= {"age_low": round(low, 3), "age_high": round(high, 3)}
         self._samples.append(values)
 
     def since(self, sequence: int, now: float) -> dict[str, Any]:
@@ -139,6 +153,10 @@ class History:
             if what:
                 found[name] = what[::-1]
         return found
+
+
+def _ends(values: list[float]) -> list[float]:
+    return [min(values), max(values)]
 
 
 def _after(items: deque[dict[str, Any]], sequence: int) -> list[dict[str, Any]]:

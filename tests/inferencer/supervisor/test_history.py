@@ -46,6 +46,18 @@ def test_a_version_is_told_with_all_that_became_of_it() -> None:
     assert (seen[8]["quarantined_at"], seen[8]["reason"]) == (6.0, "truncated")
 
 
+def test_a_sample_has_the_lowest_and_the_highest_age_since_the_one_before() -> None:
+    history = History()
+    for number, done, served in ((1, 10.0, 10.5), (2, 13.0, 13.25), (3, 14.0, 14.5)):
+        swapped = replace(event(EventKind.SWAPPED, number, served), version=version(number, step_done_at=done))
+        history.hear(swapped, number)
+    history.sample({"sequence": 4, "age": 0.75})
+    history.sample({"sequence": 5, "age": 1.75})
+    history.sample({"sequence": 6, "age": None})
+    ages = [(one.get("age_low"), one.get("age_high")) for one in history.since(3, 0.0)["traffic"]]
+    assert ages == [(0.25, 3.25), (1.75, 1.75), (None, None)]
+
+
 def test_only_what_changed_since_is_told() -> None:
     history = History()
     for sequence, number in enumerate((1, 2, 3), start=1):
