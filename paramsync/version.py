@@ -25,6 +25,7 @@ class Version:
     seal           of its data files at that time, see `paramsync.checkpoint.data_file`; "" where they are not in memory
     digest         of all tensors, see `paramsync.checkpoint.digests`, which no forger can match; "" where nobody signed
     graph_file     the SHA-256 of the file of its graph, likewise
+    publications   how many versions this store published up to this one, which nobody signs; 0 where it does not say
     traceparent    of the trace of its publication, as W3C has it, which nobody signs; "" where nobody traced it
     signed_by      the key that `signature`, of all of this, was made with: see `paramsync.store.signing`
     """
@@ -43,6 +44,7 @@ class Version:
     seal: str = ""
     digest: str = ""
     graph_file: str = ""
+    publications: int = 0
     traceparent: str = ""
     signed_by: str = ""
     signature: str = ""

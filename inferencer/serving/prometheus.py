@@ -100,12 +100,13 @@ class Exposition(MetricsPage):
         version = _gauge("paramsync_served_version", "The version that serves.")
         step = _gauge("paramsync_served_step", "Training step of the version that serves.")
         seconds = _gauge(
-            "paramsync_lag_seconds", "How long the newest published version has not served; 0 where it serves."
+            "paramsync_lag_seconds",
+            "Time since the first version newer than the serving one was published; 0 while there is none.",
         )
         steps = _gauge(
             "paramsync_lag_steps", "Training steps from the version that serves to the newest published one."
         )
-        versions = _gauge("paramsync_lag_versions", "Published versions newer than the one that serves.")
+        versions = _gauge("paramsync_lag_versions", "Publications since the version that serves.")
         since = _gauge(
             "paramsync_since_publication_seconds", "Time since the newest version in the store was published."
         )

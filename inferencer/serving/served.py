@@ -115,7 +115,14 @@ class ServedJoined(ABC):
         """What is joined, in the words of a model. What is published is what the second one's store has."""
         status, last = self.joined(), self.followers[1].status()
         state = State.DRAINING if last.state is State.DRAINING else status.state
-        status = replace(status, state=state, published=last.published, found_at=last.found_at)
+        status = replace(
+            status,
+            state=state,
+            published=last.published,
+            found_at=last.found_at,
+            overdue=last.overdue,
+            lag_versions=last.lag_versions,
+        )
         return status.at(time.time(), time.monotonic())
 
 

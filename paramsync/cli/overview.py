@@ -106,12 +106,14 @@ def behind(model: pb.ModelStatus, seconds: float = 0.0) -> str:
 
 
 def lag(model: pb.ModelStatus, seconds: float = 0.0) -> str:
-    """The same as time and steps."""
+    """The same as time, steps and versions."""
     parts = []
     if model.HasField("lag_seconds"):
         parts.append(duration(model.lag_seconds + (seconds if model.lag_seconds else 0.0)))
     if model.HasField("lag_steps"):
         parts.append(f"{model.lag_steps} step{'' if model.lag_steps == 1 else 's'}")
+    if model.lag_versions:
+        parts.append(f"{model.lag_versions} version{'' if model.lag_versions == 1 else 's'}")
     return ", ".join(parts) or NOTHING
 
 

@@ -1,12 +1,13 @@
 """Which version to restore, which served before, and which are not to be tried now: in quarantine, not complete yet, or
-beyond what this machine could do. Pure: no clock, disk or thread; the standard library only."""
+beyond what this machine could do; how far the serving version is behind what was published. Pure: no clock, disk or
+thread; the standard library only."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from paramsync.version import Candidate, V
+from paramsync.version import Candidate, V, Version
 
 MOST_BEFORE = 16  # versions that served before which a rollback knows of
 
@@ -195,3 +196,62 @@ class Failures:
     def _no_more_postponed(self, failure: _Failure) -> None:
         failure.machine = ""
         failure.back_off = Backoff()
+
+
+# How far the serving version is behind --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """A version that was published. `found_at` is on the monotonic clock."""
+
+    number: int
+    count: int
+    """How many versions were published up to this one, itself included."""
+    committed_at: float | None
+    found_at: float
+
+
+class Publications:
+    """The publications of one store. One thread owns it.
+
+    Remembers the versions in the store and in memory, and the first one after each version in memory: a lag counts from
+    there, even long after the store dropped it.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[int, Publication] = {}
+        self._latest: Publication | None = None
+
+    def found(self, published: Sequence[Version], in_memory: Collection[int], now: float) -> None:
+        """The versions that are in the store now, ascending up to the latest. `in_memory` includes the serving one."""
+        if not published:
+            return
+        highest = published[-1].number
+        seen = {number: one for number, one in self._seen.items() if number <= highest or number in in_memory}
+        count = max((one.count for number, one in seen.items() if number <= highest), default=0)
+        for version in published:
+            if version.number not in seen:
+                count = max(count + 1, version.publications)
+                seen[version.number] = Publication(version.number, count, version.committed_at, now)
+        kept = {version.number for version in published}
+        for before in in_memory or (-1,):
+            kept |= {before, min((number for number in seen if number > before), default=before)}
+        self._seen = {number: one for number, one in seen.items() if number in kept}
+        self._latest = seen[highest]
+
+    def newer(self, serving: int | None) -> tuple[Publication | None, int]:
+        """The oldest publication newer than the serving version, and how many there were.
+
+        All are newer than a version from before the store started over with lower numbers.
+        """
+        latest = self._latest
+        if latest is None:
+            return None, 0
+        after = serving if serving is not None and serving <= latest.number else -1
+        numbers = [number for number in self._seen if after < number <= latest.number]
+        if not numbers:
+            return None, 0
+        oldest = self._seen[min(numbers)]
+        own = self._seen.get(after)
+        return oldest, max(len(numbers), latest.count - (oldest.count - 1 if own is None else own.count))

@@ -89,8 +89,8 @@ class Reconciler:
     def _look(self) -> Look:
         look = self._replica.source.look()
         problem = None if look.problem is None else told(look.problem)
-        if look.numbers is not None:
-            self._report.found(look.latest, look.numbers)
+        if look.published is not None and look.numbers is not None:
+            self._report.found(look.latest, [candidate.version for candidate in look.published])
             self._failures.keep(look.numbers)
             problem = problem or self._missing(look.numbers)
         if look.problem is not None and fault_of(look.problem) is Fault.THE_MACHINES:

@@ -14,7 +14,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from paramsync.following.policy import Quarantined
+from paramsync.following.policy import Publication, Publications, Quarantined
 from paramsync.following.residents import Residents
 from paramsync.sources.source import Progress
 from paramsync.version import Version
@@ -82,11 +82,12 @@ class Status:
     restore_seconds: float | None = None
     lag_seconds: float | None = None
     lag_steps: int | None = None
-    lag_versions: int | None = None
+    lag_versions: int | None = None  # publications since the serving version
     since_publication_seconds: float | None = None
     serving_age_seconds: float | None = None  # since the step that answers come from
     found_at: float = math.inf  # when the newest version was found, by this machine's monotonic clock
     served_at: float = math.inf  # and when the serving one came to serve
+    overdue: Publication | None = None  # the oldest one newer than the serving version
 
     def ageless(self) -> Status:
         """This status without its lag and its ages: what stays the same while nothing happens."""
@@ -103,13 +104,20 @@ class Status:
             ages["serving_age_seconds"] = max(0.0, monotonic - self.served_at, now - serving.step_done_at)
         if published is not None:
             age = _age(published.committed_at, now, monotonic - self.found_at)
-            serves = serving is not None and serving.number == published.number
             ages["since_publication_seconds"] = age
-            ages["lag_seconds"] = 0.0 if serves else age
-            ages["lag_versions"] = sum(serving is None or number > serving.number for number in self.in_store)
-            if serving is not None:
+            if serving is None:  # nothing is known of the time before it was found
+                ages["lag_seconds"] = None if self.overdue is None else monotonic - self.overdue.found_at
+            else:
+                serves = serving.number == published.number
+                ages["lag_seconds"] = 0.0 if serves else self._lag(now, monotonic, since_published=age)
+                ages["lag_versions"] = 0 if serves else self.lag_versions
                 ages["lag_steps"] = published.step - serving.step
         return replace(self, **ages)  # type: ignore[arg-type]
+
+    def _lag(self, now: float, monotonic: float, *, since_published: float | None) -> float | None:
+        if self.overdue is None:
+            return since_published
+        return _age(self.overdue.committed_at, now, monotonic - self.overdue.found_at)
 
     @property
     def obstacle(self) -> str:
@@ -265,6 +273,7 @@ class Report:
         self._status = Status(model=model, store=store, pinned=pinned)
         self._progress: Progress | None = None
         self._told_at = 0.0
+        self._publications = Publications()
         self._swaps = SwapLog(model)
         self._on_trial = False
 
@@ -300,15 +309,26 @@ class Report:
             _log.warning("%s: waits for a version: %s", self.called, reason, extra={"model": self._status.model})
         self._set(waiting_for=reason)
 
-    def found(self, latest: Version | None, numbers: Sequence[int]) -> None:
+    def found(self, latest: Version | None, published: Sequence[Version]) -> None:
         self._log_swaps()
         known = self._status.published
         news = latest is not None and (known is None or known.number != latest.number)
-        self._set(published=latest, in_store=tuple(numbers))
+        now = time.monotonic()
+        serving = self._status.serving
+        in_memory = () if serving is None else (serving.number, *self._status.resident)
+        self._publications.found(published, in_memory, now)
+        self._set(published=latest, in_store=tuple(version.number for version in published))
         if news:
-            self._set(found_at=time.monotonic())
+            self._set(found_at=now)
+        self._compare()
         if latest is not None and news:
             self._tell(EventKind.FOUND, latest)
+
+    def _compare(self) -> None:
+        """The serving version with what was published."""
+        serving = self._status.serving
+        overdue, count = self._publications.newer(None if serving is None else serving.number)
+        self._set(overdue=overdue, lag_versions=None if serving is None else count)
 
     def pinned(self, number: int | None) -> None:
         self._set(pinned=number)
@@ -343,6 +363,7 @@ class Report:
         swaps = self._status.swaps + 1
         serves = {"serving": version, "served_at": time.monotonic(), "signed_by": signed_by, "not_served": not_served}
         self._set(state=State.SERVING, **serves, swaps=swaps, restore_seconds=seconds)
+        self._compare()
         self._swaps.add(version.number, seconds)
         self._log_swaps()
         self._tell(EventKind.SWAPPED, version, restore_seconds=seconds)
@@ -350,6 +371,7 @@ class Report:
     def nothing_serves(self) -> None:
         """What served does not any more, and nothing else does."""
         self._set(state=State.WAITING, serving=None, signed_by="")
+        self._compare()
 
     def _log_swaps(self) -> None:
         """What is on trial serves nobody yet."""

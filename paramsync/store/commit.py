@@ -63,6 +63,7 @@ class StoreWriter:
         self._pool: FilePool | None = None
         self._unchanged: frozenset[str] = frozenset()
         self._reserved = -1
+        self._publications = 0  # since the store was made
         self._closed = False
         self._lock: int | None = None
         self._take()
@@ -154,6 +155,7 @@ class StoreWriter:
                     checksum=written.checksum(),
                     finite=written.finite,
                     seal=written.seal,
+                    publications=self._publications + 1,
                     committed_at=time.time(),
                 )
                 if self._signer is not None:
@@ -164,6 +166,7 @@ class StoreWriter:
                 self._sync()
                 self._state.publish(version, names)
             published = names
+            self._publications += 1
             self._fresh_graphs.discard(version.graph)
             with self._faults(f"version {version.number} was published, but it may not be on the disk"):
                 self._sync()
@@ -219,6 +222,9 @@ class StoreWriter:
                 for version in self._state.remains():
                     self._mark(version.prefix, version.graph)
                 self._sweep(self._state.names())
+                versions = self._store.versions()
+                counts = [len(versions), *(version.publications for version in versions)]
+                self._publications = min(max(counts), NUMBERS)
         except BaseException:
             self._let_go()
             raise

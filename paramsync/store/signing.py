@@ -1,8 +1,8 @@
 """Signed versions: keys, how a record is signed, and whether a version is one that a trusted key signed.
 
 Ed25519, by the package `cryptography`, which is imported once there is a key. A signature covers all of a record but
-its trace: number, step, times, metrics, and the digests of all tensors and of the graph's file. So a record is good for
-these bytes, under this number, alone.
+its trace and its count of publications: number, step, times, metrics, and the digests of all tensors and of the graph's
+file. So a record is good for these bytes, under this number, alone.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ SIGNED = (
     "signed_by",
     "metrics",
 )
-"""The fields of a record that its signature covers, all but itself and `traceparent`: a reader that does not know
-a field would refuse what signs it."""
+"""The fields of a record that its signature covers, all but itself, `publications` and `traceparent`: a reader
+that does not know a field would refuse what signs it."""
 
 _STATEMENT = b"paramsync: the record of a version, 1\n"  # a signature of anything else never passes for one of a record
 _EXPECTED_PRIVATE = "expected an Ed25519 private key in PEM, as paramsync keys new makes it"

@@ -272,8 +272,9 @@ def problem(record: Version) -> tuple[str, str] | None:
     """What a record should say and what it says instead, where nobody could show, send or follow it."""
     if record.graph and not is_digest(record.graph):
         return "the hexadecimal digest of a graph", files.shown(record.graph)
-    if not (0 <= record.step < _INT64 and 0 <= record.bytes < _INT64):
-        return "step and bytes of 63 bits", files.shown((record.step, record.bytes))
+    counts = (record.step, record.bytes, record.publications)
+    if not all(0 <= count < _INT64 for count in counts):
+        return "step, bytes and publications of 63 bits", files.shown(counts)
     times = [record.step_done_at, record.snapshot_at, record.committed_at or 0.0]
     if not all(abs(time) < _YEAR_10000 for time in times):  # nor is NaN
         return "times in seconds since the epoch", files.shown(times)

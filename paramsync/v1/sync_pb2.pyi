@@ -109,7 +109,7 @@ class WorkerStatus(_message.Message):
     def __init__(self, number: _Optional[int] = ..., state: _Optional[_Union[WorkerStatus.State, str]] = ..., since: _Optional[float] = ..., pid: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., private_bytes: _Optional[int] = ..., restarts: _Optional[int] = ...) -> None: ...
 
 class ModelStatus(_message.Message):
-    __slots__ = ("model", "store", "state", "published", "serving", "resident", "quarantined", "lag_seconds", "lag_steps", "pinned", "last_error", "swaps", "restore_seconds", "labels", "restores", "quarantines", "parts", "waiting_for", "serving_age_seconds", "since_publication_seconds", "not_served", "signed_by")
+    __slots__ = ("model", "store", "state", "published", "serving", "resident", "quarantined", "lag_seconds", "lag_steps", "pinned", "last_error", "swaps", "restore_seconds", "labels", "restores", "quarantines", "parts", "waiting_for", "serving_age_seconds", "since_publication_seconds", "not_served", "signed_by", "lag_versions")
     class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         STATE_UNSPECIFIED: _ClassVar[ModelStatus.State]
@@ -156,6 +156,7 @@ class ModelStatus(_message.Message):
     SINCE_PUBLICATION_SECONDS_FIELD_NUMBER: _ClassVar[int]
     NOT_SERVED_FIELD_NUMBER: _ClassVar[int]
     SIGNED_BY_FIELD_NUMBER: _ClassVar[int]
+    LAG_VERSIONS_FIELD_NUMBER: _ClassVar[int]
     model: str
     store: str
     state: ModelStatus.State
@@ -178,7 +179,8 @@ class ModelStatus(_message.Message):
     since_publication_seconds: float
     not_served: _containers.ScalarMap[str, str]
     signed_by: str
-    def __init__(self, model: _Optional[str] = ..., store: _Optional[str] = ..., state: _Optional[_Union[ModelStatus.State, str]] = ..., published: _Optional[_Union[Version, _Mapping]] = ..., serving: _Optional[_Union[Version, _Mapping]] = ..., resident: _Optional[_Iterable[int]] = ..., quarantined: _Optional[_Iterable[_Union[Quarantine, _Mapping]]] = ..., lag_seconds: _Optional[float] = ..., lag_steps: _Optional[int] = ..., pinned: _Optional[int] = ..., last_error: _Optional[str] = ..., swaps: _Optional[int] = ..., restore_seconds: _Optional[float] = ..., labels: _Optional[_Mapping[str, int]] = ..., restores: _Optional[int] = ..., quarantines: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ..., waiting_for: _Optional[str] = ..., serving_age_seconds: _Optional[float] = ..., since_publication_seconds: _Optional[float] = ..., not_served: _Optional[_Mapping[str, str]] = ..., signed_by: _Optional[str] = ...) -> None: ...
+    lag_versions: int
+    def __init__(self, model: _Optional[str] = ..., store: _Optional[str] = ..., state: _Optional[_Union[ModelStatus.State, str]] = ..., published: _Optional[_Union[Version, _Mapping]] = ..., serving: _Optional[_Union[Version, _Mapping]] = ..., resident: _Optional[_Iterable[int]] = ..., quarantined: _Optional[_Iterable[_Union[Quarantine, _Mapping]]] = ..., lag_seconds: _Optional[float] = ..., lag_steps: _Optional[int] = ..., pinned: _Optional[int] = ..., last_error: _Optional[str] = ..., swaps: _Optional[int] = ..., restore_seconds: _Optional[float] = ..., labels: _Optional[_Mapping[str, int]] = ..., restores: _Optional[int] = ..., quarantines: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ..., waiting_for: _Optional[str] = ..., serving_age_seconds: _Optional[float] = ..., since_publication_seconds: _Optional[float] = ..., not_served: _Optional[_Mapping[str, str]] = ..., signed_by: _Optional[str] = ..., lag_versions: _Optional[int] = ...) -> None: ...
 
 class Part(_message.Message):
     __slots__ = ("model", "version")

@@ -111,6 +111,7 @@ def test_nothing_is_coloured_where_that_is_not_wanted(environment: dict[str, str
     ("status", "seconds", "said"),
     [
         (pb.ModelStatus(lag_seconds=3.2, lag_steps=41), 0, "3.2 s behind, 41 steps"),
+        (pb.ModelStatus(lag_seconds=3.2, lag_steps=9, lag_versions=24), 0, "3.2 s behind, 9 steps, 24 versions"),
         (pb.ModelStatus(lag_seconds=3.2, lag_steps=1), 0, "3.2 s behind, 1 step"),
         (pb.ModelStatus(lag_seconds=3.2), 2, "5.2 s behind"),
         (pb.ModelStatus(lag_seconds=0, lag_steps=0), 60, "up to date"),

@@ -11,7 +11,7 @@ import pytest
 
 from paramsync.errors import StoreError
 from paramsync.store.commit import StoreWriter
-from paramsync.store.store import Store
+from paramsync.store.store import Store, record_file
 from tests.support.whole import assert_whole
 from tests.support.written import FROZEN, is_spare, names, publish, tensors, version
 
@@ -38,6 +38,14 @@ def test_a_record_says_what_was_written_and_what_it_is(tmp_path: Path) -> None:
     assert second.bytes_written == first.bytes - FROZEN.nbytes
     assert len({first.checksum, second.checksum, third.checksum}) == 3
     assert Store(tmp_path).versions() == [first, second, third]
+
+
+def test_a_record_counts_the_publications_of_its_store(tmp_path: Path) -> None:
+    first = publish(tmp_path, 10, 20, 30)
+    assert [version.publications for version in first] == [1, 2, 3]
+    for found in first:  # as an earlier release wrote them
+        record_file(tmp_path, found.prefix).write_text(replace(found, publications=0).to_json())
+    assert [version.publications for version in publish(tmp_path, 40, 50)] == [4, 5]
 
 
 def test_a_publication_that_failed_is_not_what_the_next_is_compared_with(tmp_path: Path) -> None:

@@ -50,6 +50,7 @@ def of_status(status: Status) -> pb.ModelStatus:
         ],
         lag_seconds=status.lag_seconds,
         lag_steps=status.lag_steps,
+        lag_versions=status.lag_versions,
         pinned=status.pinned,
         last_error=status.last_error or "",
         swaps=status.swaps,

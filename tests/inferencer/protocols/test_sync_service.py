@@ -66,7 +66,7 @@ def test_status_tells_all_there_is_to_know(served: Running, publisher: Publisher
     assert (status.model, status.store, status.state) == ("m", str(tmp_path / "m"), pb.ModelStatus.SERVING)
     assert (status.published.number, status.serving.number, list(status.resident)) == (9, 7, [7])
     assert [(one.number, "finite" in one.reason) for one in status.quarantined] == [(9, True)]
-    assert status.lag_steps == 2
+    assert (status.lag_steps, status.lag_versions) == (2, 1)
     assert status.lag_seconds > 0
     assert (status.HasField("pinned"), status.last_error, status.swaps) == (False, "", 1)
 

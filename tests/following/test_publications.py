@@ -1,0 +1,107 @@
+"""The lag: since the first version was published that is newer than the serving one, and how many came since."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from paramsync.following.follower import Follower
+from paramsync.following.operator_requests import Action
+from paramsync.following.policy import Publications
+from paramsync.following.replica import Replica
+from paramsync.store.store import record_file
+from paramsync.version import Version
+from tests.support.followers import quarantined, serving
+from tests.support.published import Publisher
+
+
+def listed(*numbers: int, counted: bool = False) -> list[Version]:
+    base = Version(number=0, step=0, prefix="", step_done_at=0.0, snapshot_at=0.0)
+    return [
+        replace(base, number=number, committed_at=100.0 + number, publications=2 * number if counted else 0)
+        for number in numbers
+    ]
+
+
+def lag(publications: Publications, serving: int | None) -> tuple[int | None, int]:
+    oldest, count = publications.newer(serving)
+    return None if oldest is None else oldest.number, count
+
+
+def test_the_first_newer_version_is_remembered_after_the_store_dropped_it() -> None:
+    publications = Publications()
+    for newest in range(1, 25):
+        publications.found(listed(*range(max(1, newest - 4), newest + 1)), [1], float(newest))
+    assert lag(publications, 1) == (2, 23)
+    assert lag(publications, 22) == (23, 2)
+    assert lag(publications, 24) == (None, 0)
+
+
+def test_versions_that_nobody_here_saw_are_counted_where_the_store_counts_them() -> None:
+    publications = Publications()
+    publications.found(listed(1, 2, counted=True), [1], 0.0)
+    publications.found(listed(50, 51, counted=True), [1], 0.0)
+    assert lag(publications, 1) == (2, 100)
+
+
+def test_while_nothing_serves_the_first_one_found_counts() -> None:
+    publications = Publications()
+    for newest in range(5, 30):
+        publications.found(listed(*range(newest - 4, newest + 1)), [], float(newest))
+    assert lag(publications, None) == (1, 29)
+
+
+def test_all_is_newer_once_the_store_started_over() -> None:
+    publications = Publications()
+    publications.found(listed(90, 100), [100], 0.0)
+    assert lag(publications, 100) == (None, 0)
+    publications.found(listed(3, 5), [100], 1.0)
+    assert lag(publications, 100) == (3, 2)
+    assert lag(publications, 5) == (None, 0)
+
+
+def long_ago(publisher: Publisher, version: Version, *, seconds: float) -> None:
+    assert version.committed_at is not None
+    record = replace(version, committed_at=version.committed_at - seconds)
+    record_file(publisher.path, version.prefix).write_text(record.to_json())
+
+
+@pytest.mark.parametrize("why", ["pinned", "quarantined"])
+def test_the_lag_goes_on_while_newer_versions_come_and_none_serves(publisher: Publisher, why: str) -> None:
+    follower = Follower(Replica("m", publisher.path))
+    publisher.publish(1)
+    follower.run_once()
+    if why == "pinned":
+        follower.ask(Action.PIN, 1)
+        follower.run_once()
+    publish = publisher.publish if why == "pinned" else publisher.publish_bad
+    long_ago(publisher, publish(2), seconds=135)
+    follower.run_once()
+    for step in range(3, 26):
+        publish(step)
+        follower.run_once()
+    status = follower.status()
+    assert (serving(follower), status.lag_versions, status.lag_steps) == (1, 24, 24)
+    assert status.lag_seconds is not None
+    assert status.since_publication_seconds is not None
+    assert status.lag_seconds - status.since_publication_seconds >= 135
+    assert len(status.in_store) == 5
+    assert (quarantined(follower) == []) is (why == "pinned")
+    follower.ask(Action.UNPIN)
+    publisher.publish(26)
+    follower.run_once()
+    status = follower.status()
+    assert (serving(follower), status.lag_seconds, status.lag_versions) == (26, 0.0, 0)
+
+
+def test_a_follower_that_starts_late_counts_all_publications(publisher: Publisher) -> None:
+    publisher.publish(1)
+    follower = Follower(Replica("m", publisher.path))
+    follower.run_once()
+    follower.ask(Action.PIN, 1)
+    follower.run_once()
+    for step in range(2, 26):
+        publisher.publish(step)
+    follower.run_once()
+    assert follower.status().lag_versions == 24
