@@ -26,8 +26,8 @@ _ADVICE = (
     ),
     (
         "^/.*: expected .*, found ",
-        "Its files were changed after they were published: run paramsync verify STORE, look after the disk, and let only"
-        " the publisher write there. The next good version serves by itself.",
+        "Its files were changed after they were published: run paramsync verify STORE, look after the disk, and let"
+        " only the publisher write there. The next good version serves by itself.",
     ),
 )
 _OTHERWISE = "Mend what the reason names, then press Sync now: it tries the version once more."
