@@ -36,7 +36,10 @@ def test_parameters_have_the_names_that_people_know(tmp_path: Path) -> None:
     with StoreWriter(tmp_path) as writer:
         writer.add_graph(graph.digest, graph.to_bytes())
         for number in (1, 2):
-            values = {spec.name: np.full(spec.shape, number, np.float32) for spec in graph.parameters}
+            values = {
+                spec.name: np.full([size or 0 for size in spec.shape or ()], number, np.float32)
+                for spec in graph.parameters
+            }
             writer.commit(version(number, graph=graph.digest), {**values, lone: np.full(2, number, np.float32)})
     found = json.loads(Comparing().ask(tmp_path, 1, 2).result(LONG))["parameters"]
     assert {one["name"] for one in found} == {*names, lone}
