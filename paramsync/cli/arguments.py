@@ -147,6 +147,8 @@ def _add_operating(commands: _Commands[argparse.ArgumentParser]) -> None:
     label.add_argument("label", metavar="LABEL", help="such as stable or canary")
     label.add_argument("version", type=_number, metavar="N", help="it stays in memory as long as it has a label")
     unlabel.add_argument("label", metavar="LABEL")
+    text = "say which version would serve, and change nothing"
+    rollback.add_argument("--dry-run", action="store_true", help=text)
     status.add_argument("--watch", action="store_true", help="show it again whenever it changes, until Ctrl-C")
     which = sync.add_mutually_exclusive_group()
     which.add_argument("--version", type=_number, metavar="N", help="this version in place of the newest")

@@ -27,6 +27,7 @@ class ServerChange:
     seconds: float = 0.0
 
     def run(self, ask: Callable[[], pb.ModelStatus]) -> None:
+        self.status = None
         started = time.monotonic()
         try:
             self.status = ask()

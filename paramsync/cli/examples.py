@@ -72,6 +72,7 @@ examples:
     "rollback": """\
 examples:
   paramsync rollback digits               until `paramsync unpin digits`
+  paramsync rollback digits --dry-run     which version that would be
 """,
     "label": """\
 examples:

@@ -41,6 +41,8 @@ def run(arguments: Namespace) -> bool:
 def _change(inferencers: Sequence[Inferencer], arguments: Namespace) -> bool:
     sentence = _labels if arguments.command in ("label", "unlabel") else _pinned
     changes = [ServerChange(inferencer, arguments.model) for inferencer in inferencers]
+    if arguments.command == "rollback":
+        return _roll_back(changes, arguments)
     ask_all(changes, lambda change: change.run(lambda: _ask(change.inferencer, arguments)))
     return tell(arguments, changes, lambda change, status: sentence(status))
 
@@ -51,12 +53,39 @@ def _ask(inferencer: Inferencer, arguments: Namespace) -> pb.ModelStatus:
             return inferencer.pin(arguments.model, arguments.version)
         case "unpin":
             return inferencer.unpin(arguments.model)
-        case "rollback":
-            return inferencer.rollback(arguments.model)
         case "label":
             return inferencer.label(arguments.model, arguments.label, arguments.version)
         case _:
             return inferencer.unlabel(arguments.model, arguments.label)
+
+
+def _roll_back(changes: Sequence[ServerChange], arguments: Namespace) -> bool:
+    """Says where each server goes back to, and has it go there, whatever comes to serve meanwhile."""
+    ask_all(changes, lambda change: change.run(lambda: change.inferencer.status(arguments.model)[0]))
+    if arguments.dry_run:
+        return tell(arguments, changes, lambda change, status: _way_back(status))
+    if not arguments.json:
+        several = len(changes) > 1
+        for change in changes:
+            if change.status is not None:
+                server = f"{change.inferencer.address} " if several else ""
+                sys.stdout.write(f"{line(server + _way_back(change.status))}\n")
+        sys.stdout.flush()
+    named = [(change, change.status) for change in changes if change.status is not None]
+    ask_all(named, lambda pair: pair[0].run(lambda: _back(pair[0].inferencer, arguments.model, pair[1])))
+    return tell(arguments, changes, lambda change, status: _pinned(status))
+
+
+def _back(inferencer: Inferencer, model: str, status: pb.ModelStatus) -> pb.ModelStatus:
+    return inferencer.rollback(model, status.rollback_to if status.HasField("rollback_to") else None)
+
+
+def _way_back(status: pb.ModelStatus) -> str:
+    serving = f"version {status.serving.number}" if status.HasField("serving") else "no version"
+    if not status.HasField("rollback_to"):
+        return f"{status.model}: {serving} serves, and there is no version to go back to"
+    why = "which served before" if status.rollback_served else "the next lower one, which has not served here"
+    return f"{status.model}: back from {serving} to version {status.rollback_to}, {why}"
 
 
 def _labels(status: pb.ModelStatus) -> str:

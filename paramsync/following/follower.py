@@ -151,12 +151,13 @@ class Follower(Generic[V]):
         """Follow the newest version again."""
         return self._wait(self.ask(Action.UNPIN), None, timeout)
 
-    def rollback(self, *, timeout: float | None = None) -> Status:
+    def rollback(self, version: int | None = None, *, timeout: float | None = None) -> Status:
         """Pin the version that served before the one that serves, at once where it is in memory. Raises as `pin` does.
 
-        What a rollback left behind is not gone back to: the next one goes further back.
+        `version` is the one that `status().back` named: a newer one that came to serve meanwhile changes nothing about
+        where this goes. What a rollback left behind is not gone back to: the next one goes further back.
         """
-        return self._wait(self.ask(Action.ROLLBACK), None, timeout)
+        return self._wait(self.ask(Action.ROLLBACK, version), version, timeout)
 
     def label(self, label: str, version: int, *, timeout: float | None = None) -> Status:
         """Returns once requests that name the label are answered from that version, which stays in memory until then.

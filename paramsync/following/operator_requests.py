@@ -11,6 +11,7 @@ from itertools import takewhile
 from paramsync.errors import ParamsyncError, SyncError, UnknownLabelError
 from paramsync.following.operator_request import PINNING, PREPARING, Action, Change, OperatorRequest
 from paramsync.following.pins_file import MOST_LABELS, Choices, check_label
+from paramsync.following.policy import back_to
 from paramsync.following.status import Status
 
 __all__ = ["Action", "Known", "OperatorRequests"]
@@ -165,8 +166,15 @@ class OperatorRequests:
 
     def _try(self, request: OperatorRequest, status: Status, known: Known) -> None:
         there = {*status.resident, *(known.published or ())}
-        if request.action is Action.ROLLBACK:
-            request.number = _before(status, known, there)
+        if request.action is Action.ROLLBACK and request.number is None:
+            back = back_to(
+                None if status.serving is None else status.serving.number,
+                known.before,
+                resident=status.resident,
+                published=known.published,
+                quarantined=[case.number for case in status.quarantined],
+            )
+            request.number = None if back is None else back.number
             if request.number is None and known.published is not None:
                 request.failure = _nothing_before(status, known.before)
         is_there = request.number is not None and request.number in there
@@ -239,10 +247,10 @@ class OperatorRequests:
 
 def _in_memory(request: OperatorRequest, resident: Collection[int], before: Sequence[int]) -> bool:
     """Whether it is about versions in memory alone."""
-    if request.action in (Action.PIN, Action.LABEL):
-        return request.number in resident
-    if request.action is Action.ROLLBACK:
+    if request.action is Action.ROLLBACK and request.number is None:
         return bool(before) and before[0] in resident
+    if request.action in (*PINNING, Action.LABEL):
+        return request.number in resident
     if request.action is Action.CHANGE:
         return not request.change.unpin  # which is answered when the store was looked at
     return request.action is Action.UNLABEL
@@ -254,16 +262,6 @@ def _sync_admitted(request: OperatorRequest, status: Status, known: Known) -> bo
         return True
     request.number = known.latest
     return request.number is not None
-
-
-def _before(status: Status, known: Known, there: Collection[int]) -> int | None:
-    """The version that served before what serves. Where that is not known, as after a restart, or is gone, the next
-    lower one that is not in quarantine: the store says whether there is one."""
-    number_before = next((number for number in known.before if number in there), None)
-    if number_before is not None or known.published is None or status.serving is None:
-        return number_before
-    lower = [number for number in there if number < status.serving.number and status.quarantine_of(number) is None]
-    return max(lower, default=None)
 
 
 def _too_many(status: Status) -> SyncError:

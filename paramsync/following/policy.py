@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from paramsync.version import Candidate, V, Version
 
@@ -64,6 +65,34 @@ def served_before(before: Sequence[int], *, left: int | None, now: int, back: bo
         return tuple(before[before.index(now) + 1 :]) if now in before else ()
     earlier = before if left is None else (left, *before)
     return tuple(dict.fromkeys(number for number in earlier if number != now))[:MOST_BEFORE]
+
+
+class Back(NamedTuple):
+    """Where a rollback goes: to a version that `served` before, or where none is left to the next lower number."""
+
+    number: int
+    served: bool
+
+
+def back_to(
+    serving: int | None,
+    before: Sequence[int],
+    *,
+    resident: Collection[int],
+    published: Collection[int] | None,
+    quarantined: Collection[int],
+) -> Back | None:
+    """Where a rollback goes: to the last version that served `before` and can be used. Where none is left, as after a
+    restart, to the next lower number, but not while nobody knows what is published."""
+    there = {*resident, *(published or ())}
+    good = {*usable(there, quarantined), *resident}
+    for number in before:
+        if number in good:
+            return Back(number, served=True)
+    if published is None or serving is None:
+        return None
+    lower = [number for number in usable(there, quarantined) if number < serving]
+    return Back(lower[0], served=False) if lower else None
 
 
 # What is not to be tried now ------------------------------------------------------------------------------------------

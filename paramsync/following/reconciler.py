@@ -227,6 +227,7 @@ class Reconciler:
         left = None if self._serving is None else self._serving.number
         self._before = served_before(self._before, left=left, now=candidate.number, back=self._requests.going_back)
         self._serving = candidate
+        self._report.served_before(self._before)
         self._report.memory(self._replica)
         self._swapped(resident, seconds)
 
@@ -244,6 +245,7 @@ class Reconciler:
         self._newest = [one for one in self._newest if one is not resident]
         self._replica.drop(resident)
         self._before = tuple(one for one in self._before if one != number)
+        self._report.served_before(self._before)
         if served is None or served.number != number:
             return
         recent = self._replica.view.recent

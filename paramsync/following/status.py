@@ -14,7 +14,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from paramsync.following.policy import Publication, Publications, Quarantined
+from paramsync.following.policy import Back, Publication, Publications, Quarantined, back_to
 from paramsync.following.residents import Residents
 from paramsync.sources.source import Progress
 from paramsync.version import Version
@@ -63,6 +63,7 @@ class Status:
     published: Version | None = None
     in_store: tuple[int, ...] = ()  # every published version
     serving: Version | None = None
+    before: tuple[int, ...] = ()  # what served before that, the last one first
     signed_by: str = ""  # the trusted key that signed it; empty where unsigned versions serve, too
     not_served: Mapping[str, str] = field(default_factory=dict)  # signatures left out of its graph, and why
     restoring: int | None = None
@@ -135,6 +136,19 @@ class Status:
         """Why nothing serves, as callers are told."""
         why = f"no version from store {self.store} serves yet"
         return f"{why}: {self.obstacle}" if self.obstacle else why
+
+    @property
+    def back(self) -> Back | None:
+        """Where a rollback would go now; None where there is nothing to go back to."""
+        if self.parts:
+            return None
+        return back_to(
+            None if self.serving is None else self.serving.number,
+            self.before,
+            resident=self.resident,
+            published=self.in_store,
+            quarantined=[case.number for case in self.quarantined],
+        )
 
     def quarantine_of(self, number: int) -> Quarantined | None:
         return next((case for case in self.quarantined if case.number == number), None)
@@ -367,6 +381,10 @@ class Report:
         self._swaps.add(version.number, seconds)
         self._log_swaps()
         self._tell(EventKind.SWAPPED, version, restore_seconds=seconds)
+
+    def served_before(self, before: tuple[int, ...]) -> None:
+        """What served before what serves, the last one first."""
+        self._set(before=before)
 
     def nothing_serves(self) -> None:
         """What served does not any more, and nothing else does."""

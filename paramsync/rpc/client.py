@@ -223,9 +223,9 @@ class Inferencer(_Client):
         """Follow the newest version again."""
         return self._change("Unpin", pb.UnpinRequest(model=model), seconds)
 
-    def rollback(self, model: str, *, seconds: float = CHANGING_SECONDS) -> pb.ModelStatus:
-        """Serve the version that served before, and stay there until unpinned."""
-        return self._change("Rollback", pb.RollbackRequest(model=model), seconds)
+    def rollback(self, model: str, version: int | None = None, *, seconds: float = CHANGING_SECONDS) -> pb.ModelStatus:
+        """Serve the version that served before, `version` where it was named, and stay there until unpinned."""
+        return self._change("Rollback", pb.RollbackRequest(model=model, version=version), seconds)
 
     def label(self, model: str, label: str, version: int, *, seconds: float = CHANGING_SECONDS) -> pb.ModelStatus:
         """Give this version a name that requests may ask for, in place of the version that had it."""

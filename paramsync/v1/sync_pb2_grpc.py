@@ -122,7 +122,7 @@ class SyncServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Rollback(self, request, context):
-        """Serve the version that served before, which is in memory still, and stay there until Unpin.
+        """Serve the version that served before, and stay there until Unpin.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

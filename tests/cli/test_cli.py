@@ -6,6 +6,7 @@ import argparse
 import json
 import socket
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -249,9 +250,28 @@ def test_a_fresh_sync_says_which_version_serves(inferencer: str, capsys: pytest.
     assert only_line(capsys.readouterr().out).startswith("digits: version 420 (step 420) serves, ")
 
 
-def test_rollback_says_what_holds_now(inferencer: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rollback_says_where_it_goes_and_goes_there(inferencer: str, capsys: pytest.CaptureFixture[str]) -> None:
+    where = "digits: back from version 420 to version 419, which served before"
+    assert main(["rollback", "digits", "--dry-run", "--inferencer", inferencer]) == 0
+    assert only_line(capsys.readouterr().out) == where
     assert main(["rollback", "digits", "--inferencer", inferencer]) == 0
-    assert only_line(capsys.readouterr().out) == "digits: pinned to version 419; version 419 serves"
+    assert capsys.readouterr().out.splitlines() == [where, "digits: pinned to version 419; version 419 serves"]
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        ({"rollback_to": 7}, "back from version 9 to version 7, the next lower one, which has not served here"),
+        ({}, "version 9 serves, and there is no version to go back to"),
+    ],
+)
+def test_rollback_names_what_never_served_and_what_is_not_there(
+    status: Any, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = pb.ModelStatus(model="m", serving=pb.Version(number=9), **status)
+    with serving(add_models(model)) as address:
+        assert main(["rollback", "m", "--dry-run", "--inferencer", address]) == 0
+    assert only_line(capsys.readouterr().out) == f"m: {said}"
 
 
 def test_label_and_unlabel_say_what_holds_now(inferencer: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -52,6 +52,16 @@ def test_a_rollback_serves_the_version_before_at_once_and_stays_there(served: Ru
     assert synced(served)[-1].status.serving.number == 9
 
 
+def test_a_rollback_goes_to_the_version_that_the_status_named(served: Running, publisher: Publisher) -> None:
+    publisher.publish(8)
+    status = synced(served)[-1].status
+    assert (status.rollback_to, status.rollback_served) == (7, True)
+    publisher.publish(9)
+    synced(served)
+    request = pb.RollbackRequest(model="m", version=status.rollback_to)
+    assert served.sync.Rollback(request, timeout=LONG).serving.number == 7
+
+
 def test_a_rollback_without_a_version_before_says_so(served: Running) -> None:
     code, text = refused(served.sync.Rollback, pb.RollbackRequest(model="m"))
     assert code in (Code.FAILED_PRECONDITION, Code.NOT_FOUND)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from paramsync.following.policy import newest, next_restore, served_before
+from paramsync.following.policy import Back, back_to, newest, next_restore, served_before
 from paramsync.version import Candidate
 
 
@@ -134,6 +134,48 @@ def test_served_before(case: Swaps) -> None:
     for swap in case.swaps:
         before, serving = served_before(before, left=serving, now=abs(swap), back=swap < 0), abs(swap)
     assert before == case.expected
+
+
+@dataclass(frozen=True, kw_only=True)
+class Return:
+    name: str
+    expected: Back | None
+    serving: int | None = 5
+    before: Sequence[int] = ()
+    resident: Sequence[int] = (5,)
+    published: Sequence[int] | None = (1, 2, 3, 4, 5)
+    quarantined: Sequence[int] = ()
+
+
+RETURNS = [
+    Return(name="what served before is gone back to", before=(3, 1), expected=Back(3, True)),
+    Return(name="also a newer one", before=(9, 1), resident=(5, 9), expected=Back(9, True)),
+    Return(name="what is gone is passed over", before=(0, 1), expected=Back(1, True)),
+    Return(name="what cannot be used is passed over", before=(3, 1), quarantined=(3,), expected=Back(1, True)),
+    Return(
+        name="what is in memory can be used", before=(3,), resident=(5, 3), quarantined=(3,), expected=Back(3, True)
+    ),
+    Return(name="without a history the next lower one is", expected=Back(4, False)),
+    Return(name="without a bad one", quarantined=(4, 3), expected=Back(2, False)),
+    Return(name="below the lowest is nothing", serving=1, resident=(1,), expected=None),
+    Return(name="nothing serves, nothing served", serving=None, resident=(), expected=None),
+    Return(
+        name="what served goes without the store", before=(3,), resident=(5, 3), published=None, expected=Back(3, True)
+    ),
+    Return(name="the next lower one does not", resident=(5, 3), published=None, expected=None),
+]
+
+
+@pytest.mark.parametrize("case", RETURNS, ids=lambda case: case.name)
+def test_back_to(case: Return) -> None:
+    found = back_to(
+        case.serving,
+        case.before,
+        resident=case.resident,
+        published=case.published,
+        quarantined=case.quarantined,
+    )
+    assert found == case.expected
 
 
 @pytest.mark.parametrize(

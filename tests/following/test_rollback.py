@@ -13,6 +13,7 @@ import pytest
 from paramsync.errors import SyncError
 from paramsync.following.follower import Follower
 from paramsync.following.operator_requests import Action
+from paramsync.following.policy import Back
 from paramsync.following.replica import Replica
 from paramsync.following.status import EventKind, Status
 from tests.support.followers import LONG, SILENT, quarantined, serving
@@ -49,6 +50,27 @@ def test_rollback_serves_what_served_before_until_it_is_unpinned(publisher: Publ
     follower.ask(Action.UNPIN)
     follower.run_once()
     assert serving(follower) == 4
+
+
+def test_the_version_that_was_named_is_gone_back_to_whatever_came_meanwhile(publisher: Publisher) -> None:
+    follower = followed(publisher, 1, 2, 3, resident=3)
+    assert follower.status().back == Back(2, served=True)
+    publisher.publish(4)
+    follower.run_once()
+    answer = follower.ask(Action.ROLLBACK, 2)
+    follower.run_once()
+    assert (answer.result(0).pinned, serving(follower)) == (2, 2)
+    assert follower.status().back == Back(1, served=True)
+
+
+def test_after_a_restart_the_status_says_that_the_next_lower_version_did_not_serve(publisher: Publisher) -> None:
+    for step in (1, 2):
+        publisher.publish(step)
+    follower = follower_of(publisher.path)
+    follower.run_once()
+    assert follower.status().back == Back(1, served=False)
+    rolled_back(follower)
+    assert follower.status().back is None
 
 
 def test_each_rollback_goes_further_back(publisher: Publisher) -> None:

@@ -25,6 +25,8 @@ SERVING = pb.ModelStatus(
     quarantined=[pb.Quarantine(number=421, reason="[not finite] dense/kernel", since=1000.0)],
     lag_seconds=12.0,
     lag_steps=1,
+    rollback_to=419,
+    rollback_served=True,
 )
 TRAINING = pb.PublisherStatus(
     state=pb.PublisherStatus.TRAINING, device="CPU", step=7, steps_per_epoch=100, steps_per_second=412.0,
@@ -81,7 +83,8 @@ class Sync(sync_pb2_grpc.SyncServicer):
 
     def Rollback(self, request: pb.RollbackRequest, context: grpc.ServicerContext) -> pb.ModelStatus:
         self._check(request.model, context)
-        return pb.ModelStatus(model=request.model, serving=pb.Version(number=419), pinned=419)
+        number = request.version if request.HasField("version") else 418
+        return pb.ModelStatus(model=request.model, serving=pb.Version(number=number), pinned=number)
 
     def Label(self, request: pb.LabelRequest, context: grpc.ServicerContext) -> pb.ModelStatus:
         self._check(request.model, context)

@@ -59,7 +59,7 @@ def of_version(version: Version | None) -> dict[str, Any] | None:
 
 def of_status(status: Status) -> dict[str, Any]:
     """Of one model: what serves and what is published, and all that is wrong with it."""
-    progress = status.restoring_progress
+    progress, back = status.restoring_progress, status.back
     return {
         "model": status.model,
         "store": str(status.store),
@@ -69,6 +69,8 @@ def of_status(status: Status) -> dict[str, Any]:
         "signed_by": status.signed_by,
         "parts": {model: of_version(version) for model, version in status.parts},
         "pinned": maybe_number(status.pinned),
+        "rollback_to": None if back is None else number(back.number),
+        "rollback_served": back is not None and back.served,
         "resident": [number(one) for one in status.resident],
         "labels": {label: number(one) for label, one in status.labels.items()},
         "restoring": maybe_number(status.restoring),

@@ -37,6 +37,7 @@ _PHASES = {
 
 
 def of_status(status: Status) -> pb.ModelStatus:
+    back = status.back
     return pb.ModelStatus(
         model=status.model,
         store=str(status.store),
@@ -63,6 +64,8 @@ def of_status(status: Status) -> pb.ModelStatus:
         waiting_for=status.waiting_for or "",
         serving_age_seconds=status.serving_age_seconds,
         since_publication_seconds=status.since_publication_seconds,
+        rollback_to=None if back is None else back.number,
+        rollback_served=back is not None and back.served,
         parts=[pb.Part(model=model, version=of_version(version)) for model, version in status.parts],
     )
 

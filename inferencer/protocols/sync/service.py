@@ -127,7 +127,9 @@ class SyncService:
         return await self._change(request, Action.UNPIN, context)
 
     async def Rollback(self, request: pb.RollbackRequest, context: Any) -> pb.ModelStatus:
-        return await self._change(request, Action.ROLLBACK, context)
+        return await self._change(
+            request, Action.ROLLBACK, context, request.version if request.HasField("version") else None
+        )
 
     async def Label(self, request: pb.LabelRequest, context: Any) -> pb.ModelStatus:
         return await self._change(request, Action.LABEL, context, _number(request), _label(request))
