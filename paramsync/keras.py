@@ -36,12 +36,12 @@ class PublishCallback(keras.callbacks.Callback):
     published only where that says so, at the end of the fit too: the name of a metric that must not get worse, such as
     "val_loss", or a function of Keras' logs. The ends of epochs, where logs are whole, are then asked about as well.
 
-    What `inputs` are is for models that do not say it themselves, as `capture` has it; `keep`, `durable`, `on_error`,
-    `allow_nan`, `signing_key`, and `control_port`, where an operator is answered during a fit, with `host`, `tls_cert`,
-    `tls_key` and `tls_client_ca`, are as Publisher has them. With `averages`, the moving averages of an optimizer that
-    has `use_ema` are published in place of the variables that it trains, from its first step on. A fit that is
-    interrupted leaves the store locked until nothing refers to the callback any more, it is used again, or the process
-    ends.
+    What `inputs` are is for models that do not say it themselves, as `capture` has it; `keep`, `keep_for`,
+    `keep_every`, `durable`, `on_error`, `allow_nan`, `signing_key`, and `control_port`, where an operator is answered
+    during a fit, with `host`, `tls_cert`, `tls_key` and `tls_client_ca`, are as Publisher has them. With `averages`,
+    the moving averages of an optimizer that has `use_ema` are published in place of the variables that it trains, from
+    its first step on. A fit that is interrupted leaves the store locked until nothing refers to the callback any more,
+    it is used again, or the process ends.
 
     Raises what Publisher does, when training begins, and SettingsError for `averages` of an optimizer that has none,
     and where Keras runs on another backend than TensorFlow.

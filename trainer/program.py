@@ -60,7 +60,16 @@ def run(settings: Settings, *, stop: Stop) -> None:
         enter = stack.enter_context
         enter(traces.exported("paramsync-trainer"))
         key = settings.signing_key
-        store = enter(StoreWriter(settings.store, keep=settings.keep, durable=settings.durable, signing_key=key))
+        store = enter(
+            StoreWriter(
+                settings.store,
+                keep=settings.keep,
+                keep_for=settings.keep_for,
+                keep_every=settings.keep_every,
+                durable=settings.durable,
+                signing_key=key,
+            )
+        )
         states = enter(StoreWriter(settings.state, keep=STATES, durable=settings.durable))
         access, tls = _access(settings), None if settings.tls is None else ServerTls(settings.tls)
         port, of = settings.control_port, settings.store

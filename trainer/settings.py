@@ -40,6 +40,8 @@ class Settings:
     data: Path | None
     seed: int
     keep: int
+    keep_for: float | None
+    keep_every: float | None
     durable: bool
     signing_key: Path | None
     allow_nan: bool
@@ -67,6 +69,8 @@ def parse(arguments: Sequence[str]) -> Settings:
     given["state"] = given["state"] or given["store"] / "training"
     if given["state"].resolve() == given["store"].resolve():  # each has a file `checkpoint`
         raise SettingsError(f"--state {given['state']}: expected another directory than the store, found the same")
+    if given["keep_every"] is not None and given["keep_for"] is None:
+        raise SettingsError(f"--keep-every: expected --keep-for T with it, found {given['keep_every']:g} alone")
     tokens = credentials.tokens(given.pop("token_file"))
     tls = tls_files(given.pop("tls_cert"), given.pop("tls_key"), given.pop("tls_client_ca"))
     if given["auth_reads"] and tokens is None and (tls is None or tls.client_ca is None):
@@ -99,6 +103,10 @@ def _parser() -> argparse.ArgumentParser:
     seed = "given to the job; digits: of drawn examples, weights and batches (default: 0)"
     add("--seed", seed, type=whole(0, _SEEDS - 1), default=0, metavar="N")
     add("--keep", "how many versions stay in the store (default: 5)", type=_COUNT, default=5, metavar="N")
+    keep_for = "older ones stay for T seconds too (default: they go)"
+    add("--keep-for", keep_for, type=_SECONDS, metavar="T")
+    keep_every = "of these one for every T seconds, such as 3600 (default: all of them)"
+    add("--keep-every", keep_every, type=_SECONDS, metavar="T")
     add("--durable", "have each version, and each state, on the disk before it counts", action="store_true")
     add("--signing-key", "sign versions with this key, which paramsync keys new makes", type=Path, metavar="FILE")
     add("--allow-nan", "publish NaN and infinity too (default: such a version is refused)", action="store_true")

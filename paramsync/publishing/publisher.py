@@ -28,6 +28,7 @@ from paramsync.publishing.write_behind import (
 )
 from paramsync.rpc.addresses import HOST
 from paramsync.store.commit import StoreWriter
+from paramsync.store.retention import Retention
 from paramsync.version import NUMBERS, Version
 
 if TYPE_CHECKING:
@@ -49,6 +50,8 @@ class PublishOptions(TypedDict, total=False):
     """What Publisher takes, whatever it publishes."""
 
     keep: int
+    keep_for: float | None
+    keep_every: float | None
     durable: bool
     on_error: OnError
     allow_nan: bool
@@ -67,6 +70,7 @@ def check_options(options: PublishOptions) -> None:
         raise TypeError(f"unexpected keyword arguments: {', '.join(sorted(others))}")
     if (publish_if := options.get("publish_if")) is not None:
         Gate(publish_if)
+    Retention(keep=options.get("keep", 5), keep_for=options.get("keep_for"), keep_every=options.get("keep_every"))
     _port_tls(options.get("control_port"), *(options.get(name) for name in _TLS))
 
 
@@ -124,8 +128,9 @@ class Publisher:
 
     With `durable`, a version is on the disk when it is published, and survives the machine's end too; that costs what
     the disk takes, in the background. With the file of a `signing_key`, as `paramsync keys new` makes it, versions are
-    signed, for inferencers that serve no others. `store` is its directory, or one open already, with its own `keep`,
-    `durable` and `signing_key`.
+    signed, for inferencers that serve no others. The `keep` newest versions stay in the store; with `keep_for` older
+    ones stay for as many seconds, with `keep_every` of these one for each period of as many seconds. `store` is its
+    directory, or one open already, with its own `keep`, `keep_for`, `keep_every`, `durable` and `signing_key`.
 
     What is published is a model, or the Capture of anything else that has variables: a function, several signatures,
     a model that has to be told its inputs. `averages` gives the variable that is published in place of another, as
@@ -142,6 +147,8 @@ class Publisher:
         *,
         schedule: PublishSchedule | None = None,
         keep: int = 5,
+        keep_for: float | None = None,
+        keep_every: float | None = None,
         durable: bool = False,
         on_error: OnError = "log",
         averages: Averages | None = None,
@@ -177,7 +184,9 @@ class Publisher:
             self._store = (
                 store
                 if isinstance(store, StoreWriter)
-                else StoreWriter(path, keep=keep, durable=durable, signing_key=key)
+                else StoreWriter(
+                    path, keep=keep, keep_for=keep_for, keep_every=keep_every, durable=durable, signing_key=key
+                )
             )
         except BaseException:
             self._hang_up()

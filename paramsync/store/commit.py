@@ -9,12 +9,14 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from paramsync.checkpoint.data_file import NO_ROOM, FilePool, FileStamp
 from paramsync.checkpoint.writer import CheckpointWriter, Tensor
-from paramsync.errors import CorruptCheckpointError, SettingsError, StoreError, UnreadableError
+from paramsync.errors import CorruptCheckpointError, StoreError, UnreadableError
 from paramsync.host import files
 from paramsync.store import store
+from paramsync.store.retention import Retention
 from paramsync.store.signing import Signer, graph_digest
 from paramsync.store.store import Store
 from paramsync.tensorbundle import index
@@ -43,17 +45,24 @@ class StoreWriter:
     Versions that TensorFlow wrote are never removed, see `StateFile`. A damaged graph is written again.
     """
 
-    def __init__(self, path: Path, *, keep: int = 5, durable: bool = False, signing_key: Path | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        keep: int = 5,
+        keep_for: float | None = None,
+        keep_every: float | None = None,
+        durable: bool = False,
+        signing_key: Path | None = None,
+    ) -> None:
         """Make and lock the store, and clear away what a killed publisher left.
 
-        With the file of a `signing_key`, the records of versions are signed, see `paramsync.store.signing`. Raises
-        SettingsError, StoreLockedError, StoreError.
+        For `keep`, `keep_for` and `keep_every` see Retention. With the file of a `signing_key`, the records of versions
+        are signed, see `paramsync.store.signing`. Raises SettingsError, StoreLockedError, StoreError.
         """
-        if keep < 1:
-            raise SettingsError(f"keep: expected at least 1 version, found {keep}")
+        self._retention = Retention(keep=keep, keep_for=keep_for, keep_every=keep_every)
         self._store = Store(path)
         self._path = path
-        self._keep = keep
         self._durable = durable
         self._signer = None if signing_key is None else Signer(signing_key)
         self._graph_files: dict[str, tuple[bytes, str]] = {}  # by graph: the content, and its digest
@@ -139,7 +148,7 @@ class StoreWriter:
         listed = self._state.names()
         self._check(version, listed)
         name = f"ckpt-{version.number}"
-        names = (*self._state.kept(listed, self._keep), name)
+        names = (*self._state.kept(listed, self._retention, now=time.time()), name)
         published: tuple[str, ...] | None = None
         try:
             with self._faults(f"version {version.number} was not published"):
@@ -312,6 +321,17 @@ class StoreWriter:
             raise StoreError(self._path, f"{problem}: {error.strerror}") from error
 
 
+class _Record(NamedTuple):
+    """What is remembered of a record; this where it is broken."""
+
+    graph: str = ""
+    committed_at: float = 0.0
+
+    @classmethod
+    def of(cls, version: Version) -> _Record:
+        return cls(version.graph, version.committed_at or 0.0)
+
+
 class StateFile:
     """The state file of a store, which lists its versions, oldest first. The publisher's thread owns it.
 
@@ -329,7 +349,7 @@ class StateFile:
         self._faults = faults
         self._state: store.CheckpointState | None = None  # what `checkpoint` said last
         self._names: tuple[str, ...] | None = None  # what it lists, and our unlisted ones; None before the first look
-        self._graphs: dict[str, str | None] = {}  # by version; None where there is no record
+        self._records: dict[str, _Record | None] = {}  # by version; None where there is no record
 
     def names(self) -> tuple[str, ...]:
         """The listed names, and our unlisted ones. Raises StoreError."""
@@ -338,23 +358,23 @@ class StateFile:
         except CorruptCheckpointError as error:
             return self._heal(error)
         if self._names is None or state != self._state:  # a stranger's, or of an earlier publisher
-            self._state, self._names, self._graphs = state, self._with_unlisted(state.names if state else ()), {}
+            self._state, self._names, self._records = state, self._with_unlisted(state.names if state else ()), {}
         return self._names
 
     def publish(self, version: Version, names: tuple[str, ...]) -> None:
         """Replace `checkpoint` by one that lists these names, with the version as the latest. Raises OSError."""
         self._write(names)
-        self._graphs = {name: self._graphs[name] for name in names if name in self._graphs}
-        self._graphs[version.prefix] = version.graph
+        self._records = {name: self._records[name] for name in names if name in self._records}
+        self._records[version.prefix] = _Record.of(version)
 
-    def kept(self, names: Collection[str], keep: int) -> list[str]:
-        """The names that stay listed beside one more version, where `keep` of ours are kept."""
-        ours = []
+    def kept(self, names: Collection[str], retention: Retention, *, now: float) -> list[str]:
+        """The names that stay listed beside one more version, of which ours stay as the retention says."""
+        ours = {}
         for name in names:
             with suppress(UnreadableError):  # nobody can tell now whose it is: it stays
-                if self.graph(name) is not None:
-                    ours.append(name)
-        dropped = {*ours[: max(0, len(ours) + 1 - keep)], *self.gone(set(names) - set(ours))}
+                if (record := self._known(name)) is not None:
+                    ours[name] = record.committed_at
+        dropped = {*retention.dropped([*ours.items()], now=now), *self.gone(set(names) - set(ours))}
         return [name for name in names if name not in dropped]
 
     def gone(self, names: Collection[str]) -> set[str]:
@@ -377,13 +397,18 @@ class StateFile:
 
     def graph(self, name: str) -> str | None:
         """The graph's digest in a record, "" where the record is broken, None without one. Raises UnreadableError."""
-        if name not in self._graphs:
+        record = self._known(name)
+        return None if record is None else record.graph
+
+    def _known(self, name: str) -> _Record | None:
+        """Of the record of a version what is to be remembered; None without one. Raises UnreadableError."""
+        if name not in self._records:
             try:
                 record = self._record(name)
-                self._graphs[name] = record.graph if record else None
+                self._records[name] = None if record is None else _Record.of(record)
             except CorruptCheckpointError:
-                self._graphs[name] = ""
-        return self._graphs[name]
+                self._records[name] = _Record()
+        return self._records[name]
 
     def _heal(self, error: CorruptCheckpointError) -> tuple[str, ...]:
         """Set a damaged `checkpoint` aside, and write it anew. Returns the names that it lists now."""
@@ -403,7 +428,7 @@ class StateFile:
                 files.sync_directory(self._directory)
         outcome = f"written anew with {names[-1]} as the latest" if names else "no version of ours is there"
         _log.warning("%s: set aside as %s, %s", error, damaged.name, outcome)
-        self._graphs = {}
+        self._records = {}
         return names
 
     def _write(self, names: tuple[str, ...]) -> None:

@@ -65,6 +65,7 @@ def test_without_a_schedule_every_second_is_published() -> None:
         (["--job", "x:"], "--job: expected MODULE:FUNCTION, found 'x:'"),
         (["--job", "./x.py:build"], "--job: expected MODULE:FUNCTION, found './x.py:build'"),
         (["--job", "x:y.z"], "--job: expected MODULE:FUNCTION, found 'x:y.z'"),
+        (["--keep-every", "3600"], "--keep-every: expected --keep-for T with it, found 3600 alone"),
         (["--state-seconds", "0"], "--state-seconds: expected seconds above 0, found '0'"),
         (["--publish-if", "accuracy"], "--publish-if: invalid choice: 'accuracy' (choose from 'loss', 'min loss', "),
         (["--durable", "yes"], "unrecognized arguments: yes"),
