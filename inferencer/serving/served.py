@@ -113,8 +113,11 @@ class ServedJoined(ABC):
 
     def status(self) -> Status:
         """What is joined, in the words of a model. What is published is what the second one's store has."""
-        status, last = self.joined(), self.followers[1].status()
+        status, parts = self.joined(), [follower.status() for follower in self.followers]
+        last, states = parts[-1], [part.state for part in parts]
         state = State.DRAINING if last.state is State.DRAINING else status.state
+        if state is State.SERVING and State.DAMAGED in states:
+            state = State.DAMAGED
         status = replace(
             status,
             state=state,

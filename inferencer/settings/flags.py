@@ -16,6 +16,7 @@ OF_MODELS = {
     "outputs": "--outputs",
     "graph": "--graph",
     "verify": "--verify",
+    "serve_damaged": "--serve-damaged",
     "resident": "--resident",
     "allowed": "--allow-op",
     "trust": "--trust",
@@ -86,6 +87,12 @@ def _add_models(parser: argparse.ArgumentParser) -> None:
         " look (checksums); or that as well, unless its files are in this machine's memory as our publisher left"
         " them, or were verified for the version that serves (auto, the default); or only names, shapes, dtypes and"
         " sizes; what TensorFlow itself wrote is always checked in full",
+    )
+    add(
+        "--serve-damaged",
+        action="store_true",
+        help="a version whose files were damaged after they were checked goes on answering where there is no other one;"
+        " without it answers fail with the reason",
     )
     add(
         "--resident",

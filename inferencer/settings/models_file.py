@@ -135,6 +135,7 @@ def _stored(base: Path) -> dict[str, tuple[str, Read]]:
         "inputs": ("inputs", _texts(readers.tensor)),
         "outputs": ("outputs", _texts(readers.tensor)),
         "verify": ("verify", _text(_verification)),
+        "serve_damaged": ("serve_damaged", _either),
         "resident": ("resident", _whole(flags.read_resident)),
         "trainer": ("trainer", _text(readers.called)),
         "allow_op": ("allowed", _texts(readers.op)),

@@ -30,7 +30,8 @@ class ModelSettings:
     that come without one. `labels` are set at the start where no other ones are remembered. `trainer` is asked to
     publish by a sync that wants what is not published yet. So many of the `latest` versions stay in memory where that
     is said, and are brought there, in place of `resident` ones that served last. With files of public keys to `trust`,
-    only versions are served that one of these keys signed.
+    only versions are served that one of these keys signed. With `serve_damaged` a damaged version goes on answering
+    where there is no other.
     """
 
     name: str
@@ -39,6 +40,7 @@ class ModelSettings:
     outputs: tuple[str, ...] = ()
     graph: Path | None = None
     verify: Literal["auto", "checksums", "sizes"] = "auto"
+    serve_damaged: bool = False
     resident: int = 2
     latest: int | None = None
     allowed: tuple[str, ...] = ()

@@ -34,6 +34,7 @@ class SharedMaker(Maker):
             labels=settings.labels,
             latest=settings.latest,
             change=change,
+            serve_damaged=settings.serve_damaged,
         )
         if self._tracing:
             from ..serving.spans import VersionSpans

@@ -62,6 +62,7 @@ class SharedRestores:
         self._checkpoints: Checkpoints[SharedVersion] = Checkpoints(
             self._store, located, verification=settings.verify, answers_here=False, trust=self._trust
         )
+        self.damage = self._checkpoints.damage
         self.tend = self._checkpoints.tend
 
     def saved_model(self, version: Version, directory: Path, tell: ProgressCallback) -> SharedVersion:

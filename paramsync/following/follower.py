@@ -60,11 +60,13 @@ class Follower(Generic[V]):
         labels: Mapping[str, int] | None = None,
         latest: int | None = None,
         change: Change | None = None,
+        serve_damaged: bool = False,
     ) -> None:
         """In the directory `keep` pins and labels survive a restart; `labels` given before are as its file says.
 
         `latest` is how many of the newest versions stay in memory, in place of those that served last. A `change`
-        counts from the start, and is kept once it is asked for.
+        counts from the start, and is kept once it is asked for. A version whose files are damaged answers no more; with
+        `serve_damaged` it does where there is no other.
         """
         kept = PinsFile(keep, replica.model, replica.source.path, given=labels)
         choices = kept.read() if change is None else change.of(kept.read())
@@ -86,6 +88,7 @@ class Follower(Generic[V]):
             ended=self._draining.is_set,
             notify=self.notify,
             notified=self._rung.is_set,
+            serve_damaged=serve_damaged,
         )
 
     # For everybody ----------------------------------------------------------------------------------------------------

@@ -25,12 +25,13 @@ def next_restore(
 
     `published` ascends and ends with the latest. `quarantined` maps the number of each version that could not be used
     to the files it had then: it is passed over for as long as it has them. Pinned, only that version counts, but that
-    any is better than none while nothing serves. Otherwise it is the newest that is not quarantined, and never one
-    older than what serves, unless the store itself started over with lower numbers, and may: where versions are signed,
-    old ones might be put in the place of newer ones.
+    any is better than none while nothing serves, the newest older one first. Otherwise it is the newest that is not
+    quarantined, and never one older than what serves, unless the store itself started over with lower numbers, and may:
+    where versions are signed, old ones might be put in the place of newer ones.
     """
     if pinned is not None:
-        wanted = [candidate for candidate in published if serving is None and candidate.number != pinned]
+        others = [candidate for candidate in published if serving is None and candidate.number != pinned]
+        wanted = sorted(others, key=lambda candidate: (candidate.number < pinned, candidate.number))
         wanted += [candidate for candidate in published if candidate.number == pinned]
     elif serving is None or (starts_over and published and published[-1].number < serving.number):
         wanted = list(published)
@@ -42,6 +43,14 @@ def next_restore(
         if candidate.number not in quarantined or quarantined[candidate.number] != candidate.files:
             return candidate
     return None
+
+
+def stand_in(resident: Collection[int], *, pinned: int | None) -> int | None:
+    """The version in memory that takes the place of a damaged one at once; the store may have a better one.
+
+    It is the newest. Pinned, it is none newer than the pin, for an operator may have gone back from that one.
+    """
+    return max((number for number in resident if pinned is None or number <= pinned), default=None)
 
 
 def newest(published: Sequence[Candidate[V]], *, quarantined: Mapping[int, Hashable], count: int) -> list[Candidate[V]]:
@@ -151,10 +160,11 @@ class Failures:
 
     def quarantine(self, candidate: Candidate[V], reason: str, *, since: float, own_fault: bool) -> bool:
         """Whether this is news. Where the fault is not the version's own, it is tried at every look."""
+        before = self._failures.get(candidate.number)
+        known = None if before is None else before.quarantined  # for the same reason it is no news with other files
         failure = self._of(candidate)
-        news = failure.quarantined is None or failure.quarantined.reason != reason
-        if news:
-            failure.quarantined = Quarantined(number=candidate.number, reason=reason, since=since)
+        news = known is None or known.reason != reason
+        failure.quarantined = Quarantined(number=candidate.number, reason=reason, since=since) if news else known
         failure.own_fault = own_fault
         return news
 

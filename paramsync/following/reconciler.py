@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 from paramsync.following.faults import Fault, fault_of, let_go, told
 from paramsync.following.operator_request import OperatorRequest
 from paramsync.following.operator_requests import Known, OperatorRequests
-from paramsync.following.policy import Backoff, Failures, newest, next_restore, served_before
+from paramsync.following.policy import Backoff, Failures, newest, next_restore, served_before, stand_in
 from paramsync.following.residents import Residents
 from paramsync.following.status import Report
 from paramsync.sources import diagnosis
@@ -42,6 +42,7 @@ class Reconciler:
         ended: Callable[[], bool],
         notify: Callable[[], None],
         notified: Callable[[], bool],
+        serve_damaged: bool = False,
     ) -> None:
         self.look_again: float | None = None  # seconds, where that is sooner than the next poll
         self._replica = replica
@@ -51,9 +52,12 @@ class Reconciler:
         self._ended = ended
         self._notify = notify
         self._notified = notified
+        self._serve_damaged = serve_damaged
         self._serving: Candidate[Version] | None = None
         self._before: tuple[int, ...] = ()  # what served before that, the last one first
         self._files: WeakKeyDictionary[InMemory, Hashable] = WeakKeyDictionary()
+        self._examined: WeakKeyDictionary[InMemory, Hashable] = WeakKeyDictionary()  # with the files they had since
+        self._damaged: InMemory | None = None  # which serves for want of another one
         self._failures = Failures()
         self._wanted: set[int] = set()  # the versions that this round would restore, or did
         self._looks = Backoff()
@@ -129,8 +133,10 @@ class Reconciler:
         pinned = self._requests.pinned
         self._report.pinned(pinned)
         self._report.quarantine(self._failures.quarantined())
-        for resident, reason in self._replica.failing().items():
-            self._drop(resident, reason)
+        if failing := self._replica.failing():
+            self._drop(failing)
+        if damaged := self._damages(look.published or []):
+            self._drop(damaged, damaged=True)
         self._label()
         swapped = None
         self._wanted.clear()
@@ -159,12 +165,13 @@ class Reconciler:
             published = [candidate for candidate in published if candidate.number >= serving.number]
         if serving is not None and any(candidate.same_as(serving) for candidate in published):
             self._failures.pardon(serving.number)  # its files could not be read for a while
-        candidates = list(published)
-        if (
-            pinned not in {candidate.number for candidate in published}
-            and (kept := self._by_number(pinned)) is not None
-        ):
-            candidates.insert(0, Candidate(kept.version, self._files.get(kept)))  # whatever became of its files
+        numbers = {candidate.number for candidate in published}
+        kept = [  # whatever became of its files
+            Candidate(resident.version, self._files.get(resident))
+            for resident in self._residents
+            if resident.version.number not in numbers and (serving is None or resident.version.number == pinned)
+        ]
+        candidates = sorted([*kept, *published], key=lambda candidate: candidate.number)
         passed_over = self._failures.files()
         while not self._ended():
             candidate = next_restore(
@@ -181,14 +188,14 @@ class Reconciler:
             if self._ended():
                 return None
             if resident is not None:
-                self._swap(candidate, resident, time.monotonic() - began)
+                self._swap(candidate, resident, time.monotonic() - began, back=self._requests.going_back)
                 return candidate.version
             passed_over[candidate.number] = candidate.files
         return None
 
     def _resident(self, candidate: Candidate[Version]) -> InMemory | None:
         """That version with these files, where it is in memory."""
-        residents = self._replica.residents
+        residents = self._residents
         same = (one for one in residents if candidate.same_as(Candidate(one.version, self._files.get(one))))
         return next(same, None)
 
@@ -222,12 +229,15 @@ class Reconciler:
         self._report.restored(version, time.monotonic() - began)
         return resident
 
-    def _swap(self, candidate: Candidate[Version], resident: InMemory, seconds: float) -> None:
+    def _swap(self, candidate: Candidate[Version], resident: InMemory, seconds: float, *, back: bool) -> None:
         self._replica.swap(resident)
         left = None if self._serving is None else self._serving.number
-        self._before = served_before(self._before, left=left, now=candidate.number, back=self._requests.going_back)
+        self._before = served_before(self._before, left=left, now=candidate.number, back=back)
         self._serving = candidate
         self._report.served_before(self._before)
+        if self._damaged is not None:
+            self._replica.drop([self._damaged])
+            self._damaged = None
         self._report.memory(self._replica)
         self._swapped(resident, seconds)
 
@@ -235,26 +245,56 @@ class Reconciler:
         signed_by = resident.version.signed_by if self._replica.source.signed else ""
         self._report.swapped(resident.version, seconds, not_served=resident.graph.refused, signed_by=signed_by)
 
-    def _drop(self, resident: InMemory, reason: str) -> None:
-        """Quarantine a version that was restored well; what served before it answers until another one is chosen."""
-        number, served = resident.version.number, self._serving
-        files = self._files.get(resident)
-        candidate = Candidate(resident.version, files)
-        self._failures.quarantine(candidate, reason, since=self._clock(), own_fault=files is not None)
-        self._report.quarantined(resident.version, reason, self._failures.quarantined())
-        self._newest = [one for one in self._newest if one is not resident]
-        self._replica.drop(resident)
-        self._before = tuple(one for one in self._before if one != number)
+    @property
+    def _residents(self) -> list[InMemory]:
+        """The good versions in memory."""
+        return [resident for resident in self._replica.residents if resident is not self._damaged]
+
+    def _damages(self, published: Iterable[Candidate[Version]]) -> dict[InMemory, str]:
+        """Versions in memory that are damaged, and how. Examined are those whose files were written to; where one of
+        these is damaged, the others too, which may have the same files."""
+        files = {candidate.number: candidate.files for candidate in published}
+        examined = {resident: self._examined.get(resident, self._files.get(resident)) for resident in self._residents}
+        now = {resident: files.get(resident.version.number, before) for resident, before in examined.items()}
+        damages: dict[InMemory, str] = {}
+        for resident in sorted(examined, key=lambda resident: now[resident] == examined[resident]):
+            if (now[resident] != examined[resident] or damages) and (damage := self._replica.damage(resident)):
+                damages[resident] = told(damage)
+            self._examined[resident] = now[resident]
+        return damages
+
+    def _drop(self, bad: Mapping[InMemory, str], *, damaged: bool = False) -> None:
+        """Quarantine versions that were restored well, and answer from them no more.
+
+        1. Say so.
+        2. Where one of them serves, another one in memory takes its place, as in a rollback. Where there is none,
+           nothing serves, or a damaged one goes on, until the store is found to have another one.
+        3. Let go of them.
+        """
+        numbers = {resident.version.number for resident in bad}
+        for resident, reason in bad.items():
+            files = self._files.get(resident)
+            candidate = Candidate(resident.version, files)
+            if self._failures.quarantine(candidate, reason, since=self._clock(), own_fault=files is not None):
+                self._report.quarantined(resident.version, reason, self._failures.quarantined())
+        self._newest = [resident for resident in self._newest if resident not in bad]
+        self._before = tuple(number for number in self._before if number not in numbers)
         self._report.served_before(self._before)
-        if served is None or served.number != number:
-            return
-        recent = self._replica.view.recent
-        if recent:
-            self._serving = Candidate(recent[0].version, self._files.get(recent[0]))
-            self._swapped(recent[0], 0.0)
-        else:
+        serving = next(iter(self._replica.view.recent), None)
+        if serving in bad:
+            good = {resident.version.number: resident for resident in self._residents if resident not in bad}
+            number = stand_in(good, pinned=self._requests.pinned)
             self._serving = None
-            self._report.nothing_serves()
+            if number is not None:
+                candidate = Candidate(good[number].version, self._files.get(good[number]))
+                self._swap(candidate, good[number], 0.0, back=number in self._before)
+            elif damaged and self._serve_damaged:
+                self._damaged = serving
+                self._report.damaged()
+            else:
+                self._report.nothing_serves()
+        if gone := [resident for resident in bad if resident is not self._damaged]:
+            self._replica.drop(gone)
         self._report.memory(self._replica)
 
     def _label(self) -> None:
@@ -315,8 +355,7 @@ class Reconciler:
         self._report.memory(self._replica)
 
     def _by_number(self, number: int | None) -> InMemory | None:
-        residents = self._replica.residents
-        return next((resident for resident in residents if resident.version.number == number), None)
+        return next((resident for resident in self._residents if resident.version.number == number), None)
 
     def _beside(self, candidates: Mapping[int, Candidate[Version]], number: int) -> InMemory | None:
         """That version in memory, restored where it is not; None where it cannot be."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -193,9 +193,13 @@ class Residents(Generic[R]):
         """Versions in memory that turned out not to be fit to serve, and why."""
         return {}
 
-    def drop(self, resident: R) -> None:
-        """Answer from it no more: what served before it does, where that is in memory."""
-        self._show(self._view.mapped(lambda other: None if other is resident else other))
+    def damage(self, resident: R) -> Exception | None:
+        """Why a version in memory has other bytes by now than were checked; None where it has not."""
+        return self.source.damage(resident)
+
+    def drop(self, residents: Collection[R]) -> None:
+        """Answer from these no more: what served before them does, where that is in memory."""
+        self._show(self._view.mapped(lambda other: None if other in residents else other))
 
     def hold(self, beside: Sequence[R], *, recent: int, most: int) -> None:
         """Keep these in memory beside so many of those that served last; from the next swap on that is `most`."""

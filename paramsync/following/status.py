@@ -31,6 +31,7 @@ _ENDED = 8  # versions that left and are still spoken of
 class State(Enum):
     WAITING = "waiting"  # no version serves yet
     SERVING = "serving"
+    DAMAGED = "damaged"  # what serves is damaged, there is no other version, and it was to serve all the same
     DRAINING = "draining"
 
 
@@ -122,14 +123,15 @@ class Status:
 
     @property
     def obstacle(self) -> str:
-        """Why nothing serves, in short: the newest quarantine, else the trouble with the store; empty where nothing is
-        known but that no version has come."""
-        if self.serving is not None:
+        """Why no good version serves, in short: the newest quarantine, else the trouble with the store; empty where
+        nothing is known but that no version has come."""
+        if self.serving is not None and self.state is not State.DAMAGED:
             return ""
-        if not self.quarantined:
+        of_serving = None if self.serving is None else self.quarantine_of(self.serving.number)
+        case = of_serving or (self.quarantined[-1] if self.quarantined else None)
+        if case is None:
             return _short(self.last_error or (self.waiting_for or "").removeprefix(f"{self.store}: "))
-        newest = self.quarantined[-1]
-        return f"version {newest.number} is quarantined: {_short(newest.reason)}"
+        return f"version {case.number} is quarantined: {_short(case.reason)}"
 
     @property
     def absence(self) -> str:
@@ -390,6 +392,10 @@ class Report:
         """What served does not any more, and nothing else does."""
         self._set(state=State.WAITING, serving=None, signed_by="")
         self._compare()
+
+    def damaged(self) -> None:
+        """What serves is damaged, and goes on: there is nothing else."""
+        self._set(state=State.DAMAGED)
 
     def _log_swaps(self) -> None:
         """What is on trial serves nobody yet."""

@@ -87,6 +87,8 @@ class _Known:
 
     version: Version
     bundle: Bundle
+    keys: tuple[str, ...]
+    """The tensors that answers are computed from."""
     verified: frozenset[str]
     """The tensors whose checksums were computed."""
 
@@ -117,6 +119,7 @@ class Checkpoints(Generic[R]):
         self._answers_here = answers_here
         self._trust = trust
         self._known: WeakKeyDictionary[InMemory, _Known] = WeakKeyDictionary()
+        self._damaged: set[FileStamp] = set()  # files whose bytes changed without a trace: nothing else is believed
         self._postponed: list[tuple[Bundle, Sequence[str]]] = []
 
     def restore(
@@ -143,8 +146,24 @@ class Checkpoints(Generic[R]):
         verified = self._check(version, graph, bundle, keys, tell)
         resident = build(bundle, keys)
         if version.checksum:  # without it all bytes are copied, and nothing but the tensors is to keep the copies
-            self._known[resident] = _Known(version, bundle, frozenset(verified))
+            self._known[resident] = _Known(version, bundle, tuple(keys), frozenset(verified))
         return resident
+
+    def damage(self, resident: InMemory) -> CorruptCheckpointError | None:
+        """Why a version in memory has other bytes by now than were published; None where it has not.
+
+        None as well where the bytes are a copy, and with "sizes", which believes the files.
+        """
+        known = self._known.get(resident)
+        if known is None or self._trust is not None or self._verification == "sizes":
+            return None
+        try:
+            known.bundle.verify(known.keys, threads=_THREADS)
+        except CorruptCheckpointError as error:
+            self._damaged.update(known.bundle.mapped_files)
+            del self._known[resident]  # nothing counts as verified for it
+            return error
+        return None
 
     def tend(self) -> None:
         """Bring in what restores by sizes left for later."""
@@ -172,7 +191,8 @@ class Checkpoints(Generic[R]):
 
         Returns the tensors whose checksums match.
         """
-        sealed = bool(version.checksum and version.finite and version.seal) and version.seal == bundle.seal
+        believed = self._damaged.isdisjoint(bundle.mapped_files)
+        sealed = believed and bool(version.checksum and version.finite and version.seal) and version.seal == bundle.seal
         untouched = sealed and self._verification != "checksums"
         if self._trust is not None:
             done = 0
@@ -193,7 +213,7 @@ class Checkpoints(Generic[R]):
         if untouched:
             _bring_in(bundle, keys, needed, tell)
             return ()
-        known = self._verified_before(version, bundle, keys) if self._verification == "auto" else set()
+        known = self._verified_before(version, bundle, keys) if believed and self._verification == "auto" else set()
         finite = not (version.finite and version.checksum)
         verify(bundle, [key for key in keys if key not in known], tell, finite=finite)
         bundle.check(known)

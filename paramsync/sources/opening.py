@@ -99,6 +99,7 @@ class _Restores:
         self._called: WeakSet[Graph] = WeakSet()
         self._graphs: GraphCache[Graph] = GraphCache()
         self._checkpoints: Checkpoints[Resident] = Checkpoints(store, located, verification=verification, trust=trust)
+        self.damage = self._checkpoints.damage
         self.tend = self._checkpoints.tend
 
     def checkpoint(self, version: Version, tell: ProgressCallback) -> Resident:

@@ -12,7 +12,7 @@ from paramsync.sources import diagnosis, identity, saved_models
 from paramsync.sources.identity import VersionRecords
 from paramsync.sources.watch import Watch, WatchedPlace, graph_places, numbered_places, store_places
 from paramsync.store.store import Store, state_file
-from paramsync.version import Candidate, R, R_co, Version
+from paramsync.version import Candidate, InMemory, R, R_co, Version
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +73,9 @@ class Restores(Protocol[R_co]):
     def checkpoint(self, version: Version, tell: ProgressCallback) -> R_co: ...
 
     def saved_model(self, version: Version, directory: Path, tell: ProgressCallback) -> R_co: ...
+
+    def damage(self, resident: InMemory) -> Exception | None:
+        """Why a version that it restored has other bytes by now than were published; None where it has not."""
 
     def tend(self) -> None:
         """Do after a swap what need not be done before it."""
@@ -144,6 +147,10 @@ class Source(Generic[R]):
         if self.identity(version) != before:
             raise UnfinishedError(f"{directory}: expected files at rest, found some that changed while they were read")
         return resident
+
+    def damage(self, resident: R) -> Exception | None:
+        """Why a version in memory has other bytes by now than were published; None where it has not."""
+        return self.restores.damage(resident)
 
     def tend(self) -> None:
         """Do after a swap what need not be done before it."""

@@ -116,10 +116,12 @@ class ModelStatus(_message.Message):
         WAITING: _ClassVar[ModelStatus.State]
         SERVING: _ClassVar[ModelStatus.State]
         DRAINING: _ClassVar[ModelStatus.State]
+        DAMAGED: _ClassVar[ModelStatus.State]
     STATE_UNSPECIFIED: ModelStatus.State
     WAITING: ModelStatus.State
     SERVING: ModelStatus.State
     DRAINING: ModelStatus.State
+    DAMAGED: ModelStatus.State
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]

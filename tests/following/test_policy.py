@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from paramsync.following.policy import Back, back_to, newest, next_restore, served_before
+from paramsync.following.policy import Back, back_to, newest, next_restore, served_before, stand_in
 from paramsync.version import Candidate
 
 
@@ -82,6 +82,15 @@ CASES = [
     Case("pinned to what is nowhere, any is better than none", [one(1), one(2)], one(2), pinned=7),
     Case("pinned to what is nowhere, none that is quarantined", [one(1), one(2)], one(1), None, {2: BAD}, pinned=7),
     Case("pinned to what is quarantined, any is better than none", [one(1), one(2)], one(2), None, {1: BAD}, pinned=1),
+    Case(
+        "pinned to what is quarantined, older ones come before newer",
+        [one(1), one(2), one(3)],
+        one(1),
+        None,
+        {2: BAD},
+        2,
+    ),
+    Case("pinned to what is quarantined, the nearest older one", [one(1), one(2), one(4)], one(2), None, {3: BAD}, 3),
     Case("what is pinned comes before what is newer", [one(1), one(2)], one(1), pinned=1),
     Case("what is pinned comes before what is older", [one(1), one(2), one(3)], one(3), pinned=3),
     Case("number 0 is a version like any other", [one(0)], one(0)),
@@ -99,6 +108,20 @@ def test_next_restore(case: Case) -> None:
         starts_over=case.starts_over,
     )
     assert found == case.expected
+
+
+@pytest.mark.parametrize(
+    ("resident", "pinned", "expected"),
+    [
+        pytest.param([], None, None, id="nothing is in memory"),
+        pytest.param([4, 2], None, 4, id="the newest in memory"),
+        pytest.param([4, 2], 3, 2, id="pinned, none newer than the pin"),
+        pytest.param([4], 3, None, id="pinned, what an operator went back from does not come back at once"),
+        pytest.param([0], None, 0, id="number 0 is a version like any other"),
+    ],
+)
+def test_stand_in_for_a_damaged_version(resident: list[int], pinned: int | None, expected: int | None) -> None:
+    assert stand_in(resident, pinned=pinned) == expected
 
 
 @dataclass(frozen=True)

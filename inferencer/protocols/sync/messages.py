@@ -13,6 +13,7 @@ from ...serving.worker_status import Replaced, WorkerState, WorkerStatus
 _STATES = {
     State.WAITING: pb.ModelStatus.WAITING,
     State.SERVING: pb.ModelStatus.SERVING,
+    State.DAMAGED: pb.ModelStatus.DAMAGED,
     State.DRAINING: pb.ModelStatus.DRAINING,
 }
 _KINDS = {

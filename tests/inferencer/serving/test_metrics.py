@@ -142,7 +142,7 @@ def test_without_models_nothing_is_known_by_name() -> None:
 def test_before_anything_serves_it_says_so(metrics: Metrics, running: LocalRunning) -> None:
     found = read(metrics)
     states = {dict(one)["state"]: value for one, value in found["paramsync_model_state"].items()}
-    assert states == {"waiting": 1, "serving": 0, "draining": 0}
+    assert states == {"waiting": 1, "serving": 0, "damaged": 0, "draining": 0}
     assert found["paramsync_resident_versions"] == {_M: 0}
     assert "paramsync_served_version" not in found
 

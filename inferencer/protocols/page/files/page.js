@@ -172,6 +172,7 @@ function wrongs(model) {
   if (!status) return [];
   const found = [];
   if (!status.serving) found.push(status.waiting_for ? `Nothing serves: ${status.waiting_for}` : "Nothing serves yet.");
+  if (status.state === "damaged") found.push("What serves is damaged, and there is nothing else.");
   if (status.last_error) found.push(status.last_error);
   const newest = status.quarantined.at(-1);
   if (newest && (!status.serving || newest.number > status.serving.number)) found.push(`Version ${figure(newest.number)} is quarantined: ${newest.reason}`);

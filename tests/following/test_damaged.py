@@ -1,0 +1,159 @@
+"""Versions whose files somebody overwrites where they are mapped answer no more."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from paramsync.errors import NotServingError, SyncError, UnknownLabelError, UnknownVersionError
+from paramsync.following.follower import Follower
+from paramsync.following.operator_requests import Action
+from paramsync.following.replica import Replica
+from paramsync.following.status import State, Status
+from tests.support.followers import quarantined, serving
+from tests.support.published import Publisher, ask, captured, proven, rewrite, values
+
+
+def followed(follower: Follower, publisher: Publisher, *steps: int) -> None:
+    """Each is published, and served."""
+    for step in steps:
+        publisher.publish(step)
+        follower.run_once()
+        assert serving(follower) == step
+
+
+def asked(follower: Follower, action: Action, number: int, label: str = "") -> Status:
+    answer = follower.ask(action, number, label)
+    follower.run_once()
+    return answer.result(0)
+
+
+def test_the_version_in_memory_takes_the_place_of_the_damaged_one(follower: Follower, publisher: Publisher) -> None:
+    followed(follower, publisher, 1, 2)
+    publisher.overwrite(2)
+    follower.run_once()
+    status = follower.status()
+    assert (serving(follower), quarantined(follower), status.state) == (1, [2], State.SERVING)
+    assert (status.quarantines, status.resident) == (1, (1,))
+    assert proven(*ask(follower))
+    with pytest.raises(UnknownVersionError):
+        ask(follower, version=2)
+    followed(follower, publisher, 3)
+    assert proven(*ask(follower))
+
+
+def test_the_newest_good_version_of_the_store_takes_its_place(publisher: Publisher) -> None:
+    follower = Follower(Replica("m", publisher.path, resident=1))
+    followed(follower, publisher, 1, 2, 3)
+    publisher.overwrite(3)
+    follower.run_once()
+    assert (serving(follower), quarantined(follower), proven(*ask(follower))) == (2, [3], True)
+
+
+def test_a_newer_version_of_the_store_is_preferred_to_an_older_one_in_memory(
+    follower: Follower, publisher: Publisher
+) -> None:
+    followed(follower, publisher, 1)
+    publisher.publish(2)
+    followed(follower, publisher, 3)
+    assert follower.status().resident == (3, 1)
+    publisher.overwrite(3)
+    follower.run_once()
+    assert (serving(follower), follower.status().resident) == (2, (2, 1))
+
+
+def test_without_another_version_answers_fail_with_the_reason_until_there_is_one(
+    follower: Follower, publisher: Publisher
+) -> None:
+    followed(follower, publisher, 1)
+    content = publisher.overwrite(1)
+    follower.run_once()
+    assert (serving(follower), quarantined(follower), follower.status().state) == (None, [1], State.WAITING)
+    with pytest.raises(NotServingError, match=r"version 1 is quarantined: .*expected checksum"):
+        ask(follower)
+    rewrite(publisher.path / "ckpt-1.data-00000-of-00001", content)
+    follower.run_once()
+    assert (serving(follower), quarantined(follower), proven(*ask(follower))) == (1, [], True)
+
+
+def test_told_to_serve_damaged_versions_it_does_until_there_is_a_good_one_and_says_so(publisher: Publisher) -> None:
+    follower = Follower(Replica("m", publisher.path), serve_damaged=True)
+    followed(follower, publisher, 1)
+    publisher.overwrite(1)
+    for _ in range(2):
+        follower.run_once()
+        status = follower.status()
+        assert (status.state, serving(follower), quarantined(follower)) == (State.DAMAGED, 1, [1])
+        assert "version 1 is quarantined" in status.obstacle
+        assert (ask(follower)[1], proven(*ask(follower))) == (1, False)
+    followed(follower, publisher, 2)
+    assert (follower.status().state, follower.status().resident) == (State.SERVING, (2,))
+    publisher.publish(3)
+    follower.run_once()
+    publisher.overwrite(3)
+    follower.run_once()
+    assert (serving(follower), follower.status().state, proven(*ask(follower))) == (2, State.SERVING, True)
+
+
+def test_a_damaged_version_that_does_not_serve_is_answered_neither_by_number_nor_by_label(
+    follower: Follower, publisher: Publisher
+) -> None:
+    followed(follower, publisher, 1)
+    asked(follower, Action.LABEL, 1, "old")
+    followed(follower, publisher, 2)
+    publisher.overwrite(1)
+    follower.run_once()
+    status = follower.status()
+    assert (serving(follower), status.resident, dict(status.labels), quarantined(follower)) == (2, (2,), {}, [1])
+    with pytest.raises(UnknownLabelError):
+        follower.replica.predict({"x": np.ones([1, 2], np.float32)}, label="old")
+    with pytest.raises(UnknownVersionError):
+        ask(follower, version=1)
+
+
+def test_a_damaged_pinned_version_is_replaced_by_an_older_one_and_not_by_one_that_was_rolled_back(
+    follower: Follower, publisher: Publisher
+) -> None:
+    followed(follower, publisher, 1, 2, 3)
+    asked(follower, Action.PIN, 2)
+    assert follower.status().resident == (2, 3)
+    publisher.overwrite(2)
+    follower.run_once()
+    assert (serving(follower), follower.status().pinned) == (1, 2)
+    with pytest.raises(SyncError, match="version 2 of model 'm' is quarantined"):
+        asked(follower, Action.PIN, 2)
+
+
+def test_a_version_that_has_the_damaged_file_too_does_not_take_its_place(
+    follower: Follower, publisher: Publisher
+) -> None:
+    followed(follower, publisher, 1, 2)
+    publisher.publish(3, tensors=values(2, captured()))  # a hard link to the file of version 2
+    follower.run_once()
+    assert follower.status().resident == (3, 2)
+    publisher.overwrite(3)
+    follower.run_once()
+    assert (serving(follower), quarantined(follower), follower.status().resident) == (1, [2, 3], (1,))
+
+
+def test_a_version_rewritten_in_place_by_another_whole_one_is_taken_anew(
+    follower: Follower, publisher: Publisher, tmp_path: Path
+) -> None:
+    followed(follower, publisher, 1)
+    other = Publisher(tmp_path / "other")
+    other.publish(1, tensors=values(7, captured()))
+    for file in other.path.glob("ckpt-1.*"):
+        rewrite(publisher.path / file.name, file.read_bytes())
+    follower.run_once()
+    assert (serving(follower), quarantined(follower), ask(follower)[0][0]) == (1, [], 7.0)
+    other.close()
+
+
+def test_files_that_were_only_touched_harm_nothing(follower: Follower, publisher: Publisher) -> None:
+    followed(follower, publisher, 1, 2)
+    for number in (1, 2):
+        (publisher.path / f"ckpt-{number}.data-00000-of-00001").touch()
+    follower.run_once()
+    assert (serving(follower), quarantined(follower), follower.status().state) == (2, [], State.SERVING)
