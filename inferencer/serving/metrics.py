@@ -26,6 +26,8 @@ OLDER = "older"
 APART = 8
 """How many versions of a model are told apart: those that answered last."""
 
+_FAILURES, _FAILING_SECONDS = 20, 10.0  # in a row, and for so long: then a process is not well
+
 _Called = tuple[str, str, str]  # model, signature, version
 _Answered = tuple[str, str, str, str, str]  # the same, protocol, code
 
@@ -77,20 +79,38 @@ class Metrics:
         """What makes a span of each request, where traces are on."""
         self.requests: dict[_Answered, Histogram] = {}
         self.calls: dict[_Called, Calls] = {}
+        self._failures = 0  # requests in a row that failed in ways nobody foresaw
+        self._failing_since = 0.0
         self._clock = clock
         self._exposition = Exposition(self, as_tf_serving=as_tf_serving)
         self._asking = threading.Lock()
 
     # On the path of requests ------------------------------------------------------------------------------------------
 
-    def answered(self, *, model: str, signature: str, version: str, protocol: str, code: str, seconds: float) -> None:
-        """A request was answered, or refused. `code` is gRPC's name of a status, "OK" among them."""
+    def answered(
+        self,
+        *,
+        model: str,
+        signature: str,
+        version: str,
+        protocol: str,
+        code: str,
+        seconds: float,
+        unforeseen: bool = False,
+    ) -> None:
+        """A request was answered, or refused. `code` is gRPC's name of a status, "OK" among them. `unforeseen` says
+        that this process is at fault."""
         histogram = self.requests.get((model, signature, version, protocol, code))
         if histogram is None:
             histogram = self._request(self._known(model, signature, version), protocol, code)
         histogram.buckets[bisect_left(REQUEST_SECONDS, seconds)] += 1
         histogram.sum += seconds
         histogram.last = self._clock()
+        if code == OK:
+            self._failures = 0
+        elif unforeseen:
+            self._failing_since = self._failing_since if self._failures else histogram.last
+            self._failures += 1
 
     def called(
         self, *, model: str, signature: str, version: str = "", requests: int, rows: int, seconds: float
@@ -146,6 +166,16 @@ class Metrics:
             self._request((model, answered[1], OLDER), *answered[3:]).take_in(self.requests.pop(answered))
         for called in [key for key in self.calls if (key[0], key[2]) == (model, version)]:
             self._call((model, called[1], OLDER)).take_in(self.calls.pop(called))
+
+    @property
+    def failing(self) -> str:
+        """Why this process is to be replaced: for a while every request failed in a way nobody foresaw. Else empty."""
+        seconds = self._clock() - self._failing_since
+        if self._failures < _FAILURES or seconds < _FAILING_SECONDS:
+            return ""
+        return (
+            f"{self._failures} requests in a row failed in ways nobody foresaw, for {seconds:.0f} s; the log has them"
+        )
 
     # Of several processes ---------------------------------------------------------------------------------------------
 

@@ -429,14 +429,16 @@ class Fleet:
             worker.channel.tell(what, *arguments)
 
     def check(self) -> None:
-        """End workers that do not answer, such as stopped ones. Returns at once while they map or show something."""
+        """End workers that do not answer, such as stopped ones, and those whose every request fails. Returns at once
+        while they map or show something."""
         if not self._lock.acquire(blocking=False):
             return
         try:
             there = [worker for worker in self._workers if worker.state is not WorkerState.STARTING]
             for worker, answer in _asked(there, "alive", seconds=_ALIVE_SECONDS):
                 try:
-                    answer()
+                    if failing := answer():
+                        worker.end(failing)
                 except LateError:
                     if not worker.is_stopped:
                         self._hung.add(worker)

@@ -14,7 +14,7 @@ from paramsync.rpc.connection_limit import most_connections
 from .errors import logged_status
 from .grpc_call import Call, Method
 from .grpc_connection import GrpcConnection
-from .memory_budget import LARGE, MemoryBudget
+from .memory_budget import LARGE, MemoryBudget, MemoryShare
 from .read_timeout import ReadTimeouts
 
 _MOST = 1 << 13  # calls of all kinds; beyond it each connection may have its part of so many
@@ -46,7 +46,7 @@ class Calls:
         self.loop = asyncio.get_running_loop()
         self.read_timeouts = ReadTimeouts(_MOST_SILENT)
         self.coming = 0
-        """Bytes of messages that were not taken up, as most have not come whole."""
+        """Bytes of messages that were not taken up, as most have not come whole: the sum of what calls hold."""
         self.connections: set[GrpcConnection] = set()
         self._budget = budget
         self._most_connections = most_connections()
@@ -59,7 +59,7 @@ class Calls:
         self._streams = 0
         self._looking: asyncio.TimerHandle | None = None
         self.unpacking = asyncio.Semaphore(_UNPACKED_AT_ONCE)
-        """For a compressed message, which counts as what came of it until it is unpacked."""
+        """Turns of threads. A turn ends when its thread does, also where the call was over before."""
 
     # Calls ------------------------------------------------------------------------------------------------------------
 
@@ -112,15 +112,19 @@ class Calls:
     def ran(self, call: Call) -> None:
         self._streams -= call.method.is_stream
 
-    def held(self, connection: GrpcConnection, size: int) -> None:
-        """So much more came of messages, or so much less is here. Where too much is here, the calls of the connection
-        that most came by are ended."""
-        self.coming += size
-        self._budget.coming += size
-        connection.held += size
-        if size <= -LARGE:
-            self._budget.left(-size)
-        elif size > 0 and self.coming > LARGE and self._budget.over:
+    def share(self) -> MemoryShare:
+        return self._budget.share()
+
+    def held(self, connection: GrpcConnection, share: MemoryShare, size: int) -> None:
+        """Count this many bytes of messages for the call that has the share. Over budget, end the calls of the
+        connection that holds most."""
+        more = size - share.size
+        share.keep(size)
+        self.coming += more
+        connection.held += more
+        if more <= -LARGE:
+            self._budget.left(-more)
+        elif more > 0 and self.coming > LARGE and self._budget.over:
             self._crowd_out()
 
     def _crowd_out(self) -> None:

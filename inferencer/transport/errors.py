@@ -23,6 +23,11 @@ def status_of(error: BaseException) -> tuple[grpc.StatusCode, str]:
     return (grpc.StatusCode.INTERNAL, UNFORESEEN) if code is None else (code, one_line(_text(error)))
 
 
+def is_unforeseen(error: BaseException) -> bool:
+    """Whether this process is at fault: no table has the error, and no graph raised it."""
+    return code_of(error, CODES) is None and not hasattr(error, "error_code")
+
+
 def logged_status(error: Exception) -> tuple[grpc.StatusCode, str]:
     """As `status_of`; what nobody foresaw is logged."""
     code, text = status_of(error)

@@ -6,6 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import grpc
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 _SMALL = 1 << 16  # bytes of an answer that is copied to go in one piece
 _OF_MESSAGE = 128  # bytes that one takes beside its content while it waits
 _NO_MESSAGE = "request: expected one message, found none"
+_MORE_MESSAGES = "request: expected one message, found more"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,25 +43,23 @@ class Call:
     """Lives on one event loop. It is over once it was answered to its end, or given up by either side."""
 
     __slots__ = (
-        "_began", "_connection", "_counted", "_credit", "_deadline", "_expiry", "_has_message", "_messages",
-        "_packed", "_queue", "_runs", "_sent", "_task", "_waiter", "asked", "caller", "content", "has_ended",
-        "is_over", "method", "share", "stream",
+        "_began", "_connection", "_credit", "_deadline", "_expiry", "_here", "_messages", "_queue", "_queued", "_runs",
+        "_sent", "_task", "_waiter", "asked", "caller", "content", "has_ended", "is_over", "method", "share", "stream",
     )  # fmt: skip
 
     def __init__(self, connection: GrpcConnection, stream: int, asked: Asked, method: Method) -> None:
         self._connection = connection
         self.stream = stream
         self._messages = Messages(connection.port.message_bytes)
-        self._queue: deque[Message] = deque()
+        self._queue: deque[Message] = deque()  # messages that are whole
+        self._queued = 0  # bytes that they take
+        self._here = connection.port.share()  # of messages that were not taken up: these, and the one that is coming
         self._waiter: asyncio.Future[None] | None = None
         self._credit = 0  # bytes that came and were not made up for yet
-        self._counted = 0  # bytes of messages that the port knows to be here
         self._task: asyncio.Task[None] | None = None
         self._sent: asyncio.Future[None] | None = None
         self._began = False  # to be answered
         self._runs = False
-        self._has_message = False  # a call that has one needs no more
-        self._packed: Message | None = None
         self._deadline: float | None = None
         self._expiry: asyncio.TimerHandle | None = None
         self.asked = asked
@@ -103,9 +103,7 @@ class Call:
                 return None
             self._waiter = self._connection.loop.create_future()
             await self._waiter
-        message = self._queue.popleft()
-        content = message.content if not message.compressed else await self._unpacked(message)
-        self._count(self._counted - _OF_MESSAGE - len(message.content))
+        content = await self._unpacked() if self._queue[0].compressed else self._pop().content
         if not self._queue:
             self._make_up()
         return content
@@ -152,13 +150,13 @@ class Call:
 
     @property
     def is_silent(self) -> bool:
-        """Whether its message is awaited."""
-        return not (self.method.is_stream or self._has_message or self.is_over)
+        """Whether its message is awaited, when it has begun."""
+        return not (self.method.is_stream or self.is_over)
 
     @property
     def is_coming(self) -> bool:
         """Whether something of a message is here that was not taken up."""
-        return self._counted > 0
+        return self._here.size > 0
 
     def begin(self) -> None:
         """Its headers came."""
@@ -178,8 +176,8 @@ class Call:
 
     def start(self) -> None:
         """Answer it."""
-        if self._packed is None and self._has_message and self._counted:
-            self._count(0)
+        if not self.method.is_stream and self._queue and not self._queue[0].compressed:
+            self.content = self._pop().content
         self._task = self._connection.loop.create_task(self._run())
 
     def came(self, content: bytes, *, ended: bool) -> None:
@@ -187,24 +185,22 @@ class Call:
         self.has_ended = ended
         if self.method.is_stream:
             self._credit += len(content)
-            self._queue_messages(content, ended=ended)
-            return
-        self._connection.consumed(self.stream, len(content))
-        if self._has_message:
-            return
+        else:
+            self._connection.consumed(self.stream, len(content))
         try:
             messages = self._messages.came(content, ended=ended)
         except RequestError as error:
             self.refuse(*logged_status(error))
             return
-        if messages:
-            self._messages = Messages(0)
-        if self._messages.held != self._counted:
-            self._count(self._messages.held)
-        if messages:
-            self._take_up(messages[0])
-        elif ended:
-            self.refuse(grpc.StatusCode.INVALID_ARGUMENT, _NO_MESSAGE)
+        self._queue.extend(messages)
+        self._queued += sum([_OF_MESSAGE + len(message.content) for message in messages])
+        if not self.method.is_stream:
+            self._begin_with_one()
+        self._recount()
+        if self.method.is_stream:
+            if not self._queue:
+                self._make_up()
+            self._wake()
 
     def sent(self) -> None:
         """What was written has been handed over to be sent."""
@@ -222,46 +218,39 @@ class Call:
         if self._expiry is not None:
             self._expiry.cancel()
         self._queue.clear()
+        self._queued = 0
         self._messages = Messages(0)
-        if self._task is None:
-            self.content, self._packed = b"", None
-        self._count(0)
+        self._recount()
         self._make_up()
 
     # Within -----------------------------------------------------------------------------------------------------------
 
-    def _queue_messages(self, content: bytes, *, ended: bool) -> None:
-        before = self._messages.held
-        try:
-            messages = self._messages.came(content, ended=ended)
-        except RequestError as error:
-            self.refuse(*logged_status(error))
-            return
-        self._queue.extend(messages)
-        arrived = sum([_OF_MESSAGE + len(message.content) for message in messages])
-        self._count(self._counted + self._messages.held - before + arrived)
-        if not self._queue:
-            self._make_up()
-        self._wake()
+    def _begin_with_one(self) -> None:
+        """Begin to answer a call with one message, once its caller sends no more."""
+        if len(self._queue) > 1 or (self._queue and self._messages.is_within):
+            self.refuse(grpc.StatusCode.INVALID_ARGUMENT, _MORE_MESSAGES)
+        elif self.has_ended and self._queue:
+            self._connection.port.begins(self, self._connection)
+        elif self.has_ended:
+            self.refuse(grpc.StatusCode.INVALID_ARGUMENT, _NO_MESSAGE)
 
-    def _count(self, size: int) -> None:
-        """So many bytes of messages are here now that were not taken up."""
-        more, self._counted = size - self._counted, size
-        if more:
-            self._connection.port.held(self._connection, more)
+    def _recount(self) -> None:
+        """Have as much of the memory as messages take that are here: nothing, once the call is over."""
+        size = self._messages.held + self._queued
+        if size != self._here.size:
+            self._connection.port.held(self._connection, self._here, size)
+
+    def _pop(self) -> Message:
+        """Take a message up."""
+        message = self._queue.popleft()
+        self._queued -= _OF_MESSAGE + len(message.content)
+        self._recount()
+        return message
 
     def _begin(self) -> None:
         if not self._began and not self.is_over:
             self._began = True
             self._connection.begin(self.stream, BEGINNING)
-
-    def _take_up(self, message: Message) -> None:
-        self.content = message.content
-        self._packed = message if message.compressed else None
-        self._has_message = True
-        self._connection.port.begins(self, self._connection)
-        if (self._task is None or message.compressed) and not self.is_over:
-            self._count(len(message.content))
 
     async def _run(self) -> None:
         self._connection.port.begun(self)
@@ -269,11 +258,8 @@ class Call:
         try:
             if self.is_over:
                 return
-            if self._packed is not None:
-                packed, self._packed, self.content = self._packed, None, b""
-                self.content = await self._unpacked(packed)
-                del packed
-                self._count(0)
+            if not self.method.is_stream and self._queue:
+                self.content = await self._unpacked()
             await self.method.run(self)
         except asyncio.CancelledError:
             self._fail(grpc.StatusCode.CANCELLED, "the call was ended")
@@ -285,12 +271,27 @@ class Call:
             if self.share is not None and self.share.size:
                 self._connection.leave_once_written(self.stream, self.share)
 
-    async def _unpacked(self, message: Message) -> bytes:
+    async def _unpacked(self) -> bytes:
+        """Take up the next message, which is compressed. It has memory of its own until its thread is done with it,
+        which may be after the call is over."""
         if not self.asked.window:
             raise RequestError("message: expected none that is compressed without grpc-encoding, found one")
         port = self._connection.port
-        async with port.unpacking:
-            return await asyncio.to_thread(message.unpacked, self.asked.window, most=port.message_bytes)
+        await port.unpacking.acquire()
+        if self.is_over:
+            port.unpacking.release()
+            raise asyncio.CancelledError
+        message, share = self._pop(), port.share()
+        share.keep(len(message.content))
+
+        def unpacked(_: object) -> None:
+            share.leave()
+            port.unpacking.release()
+
+        unpack = partial(message.unpacked, self.asked.window, most=port.message_bytes)
+        unpacking = self._connection.loop.run_in_executor(None, unpack)
+        unpacking.add_done_callback(unpacked)
+        return await asyncio.shield(unpacking)
 
     def _make_up(self) -> None:
         if self._credit:

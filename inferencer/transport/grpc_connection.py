@@ -183,7 +183,9 @@ class GrpcConnection(asyncio.Protocol):
         self._http2.consumed(stream, size)
 
     def leave_once_written(self, stream: int, share: MemoryShare) -> None:
-        if stream in self._http2.streams:
+        if self._transport is None:  # it is gone, and what it had is left already
+            share.leave()
+        elif stream in self._http2.streams:
             self._unsent[stream] = share
         elif self._http2.held or self._is_due:
             self._unwritten.append(share)

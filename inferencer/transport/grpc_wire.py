@@ -154,10 +154,15 @@ class Messages:
         self.held = 0
         """Bytes of a message that has not come whole."""
 
+    @property
+    def is_within(self) -> bool:
+        """Whether a message has begun to come, and not ended."""
+        return self._missing >= 0 or bool(self._prefix)
+
     def came(self, content: bytes, *, ended: bool) -> list[Message]:
         """Those that are whole now. Raises TooLargeError, RequestError."""
         found = self._cut(content)
-        if ended and (self._missing >= 0 or self._prefix):
+        if ended and self.is_within:
             raise RequestError("message: expected as many bytes as its length says, found that they end before")
         return found
 

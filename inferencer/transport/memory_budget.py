@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import threading
+from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
 from paramsync.errors import BusyError, TooLargeError
 from paramsync.host import memory
+
+_log = logging.getLogger("paramsync.services")
 
 SHARES = 12  # of the largest message
 _STRING = 40  # bytes that one takes beside its own
@@ -18,7 +22,9 @@ BRIEF = 4096  # bytes, below which what a request takes is bounded by how many r
 
 
 class MemoryBudget:
-    """Lives on one event loop, but for `left` and `over`. Every request that is more than brief has a share of it."""
+    """Lives on one event loop, but for `left`. Every request that is more than brief has a share of it, and so have
+    messages that come. What is taken is the sum of the shares, which nothing else changes: no share is below zero, and
+    one that is dropped with a size gives it back."""
 
     def __init__(self, most: int, all_taken: memoryview | None = None, slot: int = 0) -> None:
         """The processes of one server have one budget: in memory that they share, `all_taken` has what each of them
@@ -30,8 +36,8 @@ class MemoryBudget:
         self._all_taken[slot] = 0  # of one that had it before
         self._freed = 0
         self._trimming = False
-        self.coming = 0
-        """What messages take that have not come whole: whoever waits for them adds to it."""
+        self._dropped: deque[int] = deque()  # sizes of shares that were not left; any thread collects garbage
+        self._said = False
 
     def share(self) -> MemoryShare:
         return MemoryShare(self)
@@ -55,17 +61,31 @@ class MemoryBudget:
 
     @property
     def used(self) -> int:
-        """What requests take, and messages that have not come whole, in all processes."""
-        self._tell()
+        """What requests and messages take, in all processes."""
+        if self._dropped:
+            self._give_back()
         return sum(self._all_taken)
 
     def take(self, size: int) -> None:
-        """Take so much more, or less."""
+        """Take so much more, or less. For shares alone."""
         self.taken += size
-        self._tell()
+        self._all_taken[self._slot] = self.taken
 
-    def _tell(self) -> None:
-        self._all_taken[self._slot] = self.taken + self.coming
+    def dropped(self, size: int) -> None:
+        """A share of this size is gone without being left. Any thread."""
+        self._dropped.append(size)
+
+    def _give_back(self) -> None:
+        while self._dropped:
+            size = self._dropped.popleft()
+            self.take(-size)
+            self.mended(f"{size} bytes belonged to a request that is gone")
+
+    def mended(self, found: str) -> None:
+        """Log a fault in how memory was counted, the first of this process."""
+        if not self._said:
+            self._said = True
+            _log.error("the memory of requests was counted wrong, and is put right: %s; please report this", found)
 
 
 class MemoryShare:
@@ -102,6 +122,9 @@ class MemoryShare:
 
     def keep(self, size: int) -> None:
         """Have so much, whether there is room or not: what is there is there."""
+        if size < 0:
+            self._budget.mended(f"a request was to have {size} bytes")
+            size = 0
         self._budget.take(size - self.size)
         self.size = size
 
@@ -109,6 +132,10 @@ class MemoryShare:
         if self.size >= LARGE:
             self._budget.left(self.size)
         self.keep(0)
+
+    def __del__(self) -> None:
+        if self.size:
+            self._budget.dropped(self.size)
 
 
 def weight(arrays: Mapping[str, Any]) -> int:

@@ -17,7 +17,7 @@ from paramsync.errors import TooLargeError
 from paramsync.inference.questions import Answer, Question
 
 from ..batching.batcher import Batcher
-from .errors import status_of
+from .errors import is_unforeseen, status_of
 from .memory_budget import BRIEF, MemoryBudget, MemoryShare, weight
 from .partial_parsing import beginning, read
 from .trailers import Trailers, trailers
@@ -86,7 +86,7 @@ class Predictions:
         size = len(content)
         metadata = None if self._batcher.metrics.spans is None else context.invocation_metadata() or ()
         questions: list[Question] = []
-        code = grpc.StatusCode.OK
+        code, unforeseen = grpc.StatusCode.OK, False
         try:
             self._batcher.check()
             if size <= _LARGE:
@@ -119,7 +119,7 @@ class Predictions:
             code = grpc.StatusCode.CANCELLED
             raise
         except Exception as error:
-            code = status_of(error)[0]
+            code, unforeseen = status_of(error)[0], is_unforeseen(error)
             raise
         finally:
             seconds = perf_counter() - began
@@ -131,6 +131,7 @@ class Predictions:
                 protocol=method.protocol,
                 code=code.name,
                 seconds=seconds,
+                unforeseen=unforeseen,
             )
             if metadata is not None and (spans := self._batcher.metrics.spans) is not None:  # once the answer is sent
                 called = partial(spans.called, model=model, signature=signature, version=version)

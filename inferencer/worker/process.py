@@ -128,8 +128,12 @@ class _Worker:
         self._models.trouble = trouble
         self._versions.states(statuses)
 
-    async def _alive(self) -> None:
-        """The event loop goes on."""
+    async def _alive(self) -> str:
+        """The event loop goes on. Why this process is to be replaced all the same, if it is: health says so too."""
+        if failing := self._metrics.failing:
+            self._models.trouble = failing
+            self._models.news()
+        return failing
 
     async def _leave(self, quiet_seconds: float) -> Any:
         """Another worker has taken its place, and listens. Returns what it counted, all told."""

@@ -25,7 +25,7 @@ from ...batching.batcher import Batcher
 from ...serving.access import caller_of, check_origin
 from ...serving.metrics import Metrics
 from ...serving.served import Models
-from ...transport.errors import logged_status, status_of
+from ...transport.errors import is_unforeseen, logged_status, status_of
 from ...transport.memory_budget import MemoryBudget, MemoryShare, weight
 from ...transport.trailers import trailers
 from ..json_arrays import is_small
@@ -231,7 +231,7 @@ class HttpPort:
         self, call: RestPrediction | Infer, request: web.BaseRequest, share: MemoryShare
     ) -> web.Response:
         began = asyncio.get_running_loop().time()
-        code, resident, signature = grpc.StatusCode.CANCELLED, None, ""
+        code, resident, signature, unforeseen = grpc.StatusCode.CANCELLED, None, "", False
         try:
             self._check_refusing(call.model)
             async with self._intake.body(request, share) as content:
@@ -244,7 +244,7 @@ class HttpPort:
             response = reply(200, body, {**self._headers(resident), **headers})
             code = grpc.StatusCode.OK
         except Exception as error:  # noqa: BLE001, the edge
-            code, _ = status_of(error)
+            code, unforeseen = status_of(error)[0], is_unforeseen(error)
             return _refusal(error, None if resident is None else self._headers(resident))
         else:
             return response
@@ -258,6 +258,7 @@ class HttpPort:
                 protocol=call.protocol,
                 code=code.name,
                 seconds=seconds,
+                unforeseen=unforeseen,
             )
             if self._metrics.spans is not None:
                 requested = partial(self._metrics.spans.requested, call.route, request.headers, status=STATUS[code])

@@ -64,6 +64,21 @@ def answered(metrics: Metrics, served: LocalRunning) -> Callable[..., None]:
     return count
 
 
+def test_a_process_fails_once_requests_failed_for_a_while_and_none_was_answered() -> None:
+    now = 100.0
+    metrics = Metrics(clock=lambda: now)
+    request: dict[str, Any] = {"model": "", "signature": "", "version": "", "protocol": "rest", "seconds": 0.1}
+    for _ in range(30):
+        metrics.answered(**request, code="INTERNAL", unforeseen=True)
+        metrics.answered(**request, code="INTERNAL")  # a graph's fault
+        metrics.answered(**request, code="NOT_FOUND")
+    assert metrics.failing == ""
+    now += 12.0
+    assert metrics.failing == "30 requests in a row failed in ways nobody foresaw, for 12 s; the log has them"
+    metrics.answered(**request, code="OK")
+    assert metrics.failing == ""
+
+
 def test_requests_are_counted_by_what_they_were_and_timed_where_they_were_answered(
     metrics: Metrics, answered: Callable[..., None]
 ) -> None:

@@ -1,8 +1,11 @@
-"""Messages that come take room of the budget that their port was given, whichever port it is."""
+"""Messages that come take room of the budget that their port was given, whichever port it is; a wrong count heals."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
+
+import pytest
 
 from inferencer.transport.calls import Calls
 from inferencer.transport.grpc_connection import GrpcConnection
@@ -10,21 +13,49 @@ from inferencer.transport.memory_budget import MemoryBudget
 
 
 async def held(budget: MemoryBudget, *sizes: int) -> list[int]:
-    """What is used after each of these sizes came, or left, at two ports by turns."""
+    """What is used after a message of two ports, by turns, has each of these sizes."""
     ports = [Calls({}, budget, message_bytes=1 << 20, connection_seconds=None) for _ in range(2)]
-    connections = [GrpcConnection(port) for port in ports]
+    connections, shares = [GrpcConnection(port) for port in ports], [budget.share() for _ in ports]
     used = []
     for turn, size in enumerate(sizes):
-        ports[turn % 2].held(connections[turn % 2], size)
+        ports[turn % 2].held(connections[turn % 2], shares[turn % 2], size)
         used.append(budget.used)
+        assert sum(port.coming for port in ports) == sum(connection.held for connection in connections) == used[-1]
+    for share in shares:
+        share.leave()
     return used
 
 
 def test_what_comes_at_two_ports_of_one_budget_is_counted_together() -> None:
-    assert asyncio.run(held(MemoryBudget(100), 30, 50, 40, -50)) == [30, 80, 120, 70]
+    assert asyncio.run(held(MemoryBudget(100), 30, 50, 70, 0)) == [30, 80, 120, 70]
 
 
-def test_more_than_there_may_be_is_known_to_the_port_that_it_comes_at() -> None:
+def test_more_than_there_may_be_is_over() -> None:
     budget = MemoryBudget(100)
-    asyncio.run(held(budget, 101))
+    share = budget.share()
+    share.keep(100)
+    assert not budget.over
+    share.keep(101)
     assert budget.over
+
+
+def test_a_share_that_nobody_left_is_given_back_with_the_request_and_the_log_says_so_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    budget = MemoryBudget(100)
+    for size in (60, 70):
+        budget.share().keep(size)
+        assert budget.used == 0
+    assert [record.levelno for record in caplog.records] == [logging.ERROR]
+    assert "60 bytes belonged to a request that is gone" in caplog.text
+
+
+def test_a_share_is_never_below_zero_and_the_log_says_who_wanted_that(caplog: pytest.LogCaptureFixture) -> None:
+    budget = MemoryBudget(100)
+    other, share = budget.share(), budget.share()
+    other.keep(10)
+    share.keep(-1)
+    assert (share.size, budget.used) == (0, 10)
+    assert "a request was to have -1 bytes" in caplog.text
+    other.leave()
+    assert budget.used == 0
