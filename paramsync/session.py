@@ -80,8 +80,8 @@ class SessionPublisher(Publisher):
         self._values.tidy()
         return version
 
-    def _release(self) -> None:
-        super()._release()
+    def _release(self, *, finished: bool = True) -> None:
+        super()._release(finished=finished)
         self._values.tidy()
 
 

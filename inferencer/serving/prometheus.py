@@ -15,6 +15,7 @@ from paramsync.following.status import State, Status
 from paramsync.host.processes import memory_of
 from paramsync.program.process import release
 from paramsync.program.prometheus import MetricsPage
+from paramsync.store.store import PublisherState
 
 from .counts import Histogram
 from .worker_status import WorkerState
@@ -114,6 +115,11 @@ class Exposition(MetricsPage):
         resident = _gauge("paramsync_resident_versions", "Versions in memory that requests may name.")
         quarantined = _gauge("paramsync_quarantined_versions", "Versions in quarantine now.")
         pinned = _gauge("paramsync_pinned", "1 where the model is pinned to a version, else 0.")
+        publisher = _gauge(
+            "paramsync_publisher_state",
+            "1 for what became of the store's last publisher, 0 for the others; absent where the store does not say.",
+            "state",
+        )
         labels = _gauge("paramsync_label_version", "The version that a label names.", "label")
         for name, status in self._statuses():
             serving = status.serving
@@ -133,9 +139,26 @@ class Exposition(MetricsPage):
             ):
                 if value is not None:
                     gauge.add_metric([name], value)
+            if status.publisher is not None:
+                for one_of in PublisherState:
+                    publisher.add_metric([name, one_of.value], one_of is status.publisher.state)
             for label, number in sorted(status.labels.items()):
                 labels.add_metric([name, label], number)
-        yield from (state, version, step, seconds, steps, versions, since, age, resident, quarantined, pinned, labels)
+        yield from (
+            state,
+            version,
+            step,
+            seconds,
+            steps,
+            versions,
+            since,
+            age,
+            resident,
+            quarantined,
+            pinned,
+            publisher,
+        )
+        yield labels
 
     def _statuses(self) -> list[tuple[str, Status]]:
         models = self._metrics.models

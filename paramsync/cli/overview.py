@@ -129,15 +129,28 @@ def _notes(row: StatusRow, now: float, *, several: bool) -> list[Text]:
     ]
     bad += [f"signature {name} is not served: {why}" for name, why in sorted(model.not_served.items())]
     bad += [f"last error: {model.last_error}"] if model.last_error else []
+    if model.publisher == pb.ModelStatus.DIED:
+        bad.insert(0, publishing(model, now))
     notes = [Text(line(f"{who}: {note}"), BAD) for note in bad]
     if model.waiting_for:
         notes.append(Text(line(f"{who}: waits for a version: {model.waiting_for}"), DOUBTFUL))
-    told = [] if several else _told(model, row.seconds)
+    told = [] if several else _told(model, row.seconds, now)
     return [*([Text(line(f"{who}: {', '.join(told)}"))] if told else []), *notes]
 
 
-def _told(model: pb.ModelStatus, seconds: float) -> list[str]:
-    told = [f"pinned to version {model.pinned}"] if model.HasField("pinned") else []
+def publishing(model: pb.ModelStatus, now: float) -> str:
+    """What became of the publisher of its store; empty where the store does not say."""
+    since = duration(max(0.0, now - model.publisher_since))
+    return {
+        pb.ModelStatus.TRAINING: f"training for {since}",
+        pb.ModelStatus.FINISHED: f"training finished {since} ago",
+        pb.ModelStatus.DIED: f"the trainer died {since} ago",
+    }.get(model.publisher, "")
+
+
+def _told(model: pb.ModelStatus, seconds: float, now: float) -> list[str]:
+    told = [publishing(model, now)] if model.publisher in (pb.ModelStatus.TRAINING, pb.ModelStatus.FINISHED) else []
+    told += [f"pinned to version {model.pinned}"] if model.HasField("pinned") else []
     told += [f"{label} is version {number}" for label, number in sorted(model.labels.items())]
     told += [f"{part.model} is version {part.version.number}" for part in model.parts]
     told += [f"signed by key {model.signed_by}"] if model.signed_by else []

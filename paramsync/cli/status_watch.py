@@ -17,7 +17,7 @@ from rich.text import Text
 
 from paramsync.cli.credentials import credentials
 from paramsync.cli.formatting import console, duration, redraws, to_json
-from paramsync.cli.overview import BAD, StatusRow, StatusTable, behind, workers
+from paramsync.cli.overview import BAD, StatusRow, StatusTable, behind, publishing, workers
 from paramsync.cli.process import check_reader
 from paramsync.cli.servers import addresses, connected, short, trainer
 from paramsync.cli.status import report, rows
@@ -138,12 +138,16 @@ def _models(last: Last[pb.GetStatusResponse]) -> Sequence[pb.ModelStatus]:
 def _essence(model: pb.ModelStatus) -> str:
     """What makes a line worth its place: not how old everything is."""
     refused = [quarantined.number for quarantined in model.quarantined]
-    return repr((model.state, model.serving.number, model.pinned, model.HasField("pinned"), refused, model.last_error))
+    pinned = model.pinned if model.HasField("pinned") else None
+    return repr((model.state, model.serving.number, pinned, refused, model.last_error, model.publisher))
 
 
 def _sentence(model: pb.ModelStatus) -> str:
     serving = f"version {model.serving.number} serves" if model.HasField("serving") else "no version serves"
     parts = [serving + (", pinned" if model.HasField("pinned") else ""), behind(model)]
+    parts += (
+        [publishing(model, time.time())] if model.publisher in (pb.ModelStatus.FINISHED, pb.ModelStatus.DIED) else []
+    )
     parts += [f"version {refused.number} is refused: {refused.reason}" for refused in model.quarantined[-1:]]
     parts += [f"last error: {model.last_error}"] if model.last_error else []
     parts += [f"waits for a version: {model.waiting_for}"] if model.waiting_for else []

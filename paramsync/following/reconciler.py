@@ -103,6 +103,7 @@ class Reconciler:
             self._soon(self._looks.left(now))
         else:
             self._looks = Backoff()
+        self._report.publisher(look.publisher)
         absent = look.latest is None and look.problem is None
         self._report.waiting(diagnosis.absence(self._replica.source.path) if absent else None)
         self._problem = problem

@@ -17,6 +17,7 @@ from typing import Any
 from paramsync.following.policy import Back, Publication, Publications, Quarantined, back_to
 from paramsync.following.residents import Residents
 from paramsync.sources.source import Progress
+from paramsync.store.store import LastPublisher, PublisherState
 from paramsync.version import Version
 
 _log = logging.getLogger("paramsync.follower")
@@ -76,6 +77,7 @@ class Status:
     ended: tuple[int, ...] = ()  # the last few that left, the latest last
     quarantined: tuple[Quarantined, ...] = ()
     pinned: int | None = None
+    publisher: LastPublisher | None = None  # of one that died: since about when; None where the store does not say
     last_error: str | None = None
     waiting_for: str | None = None  # why the store has no version, with its path
     swaps: int = 0
@@ -339,6 +341,20 @@ class Report:
         self._compare()
         if latest is not None and news:
             self._tell(EventKind.FOUND, latest)
+
+    def publisher(self, publisher: LastPublisher | None) -> None:
+        """The lock tells only that a publisher died: since this look, if it lived at the one before.
+
+        Else since its last sign of life, which is its latest version.
+        """
+        before, latest = self._status.publisher, self._status.published
+        if publisher is None or publisher.state is not PublisherState.DIED:
+            self._set(publisher=publisher)
+        elif before is not None and before.state is PublisherState.TRAINING:
+            self._set(publisher=replace(publisher, since=self._clock()))
+        elif before is None or before.state is PublisherState.FINISHED or before.began != publisher.began:
+            published_at = 0.0 if latest is None else latest.committed_at or 0.0
+            self._set(publisher=replace(publisher, since=max(publisher.since, published_at)))
 
     def _compare(self) -> None:
         """The serving version with what was published."""

@@ -333,7 +333,7 @@ class Publisher:
             if error is None and self._accepting and self._seen is not None:
                 self._finish(*self._seen)
         finally:
-            self._release()
+            self._release(finished=not isinstance(error, Exception))  # Ctrl-C is somebody's wish
         if error is None:
             self._surface()
 
@@ -427,7 +427,7 @@ class Publisher:
             self._told = error
             raise PublishError(f"an earlier publication failed: {error}")
 
-    def _release(self) -> None:
+    def _release(self, *, finished: bool = True) -> None:
         with self._lock:
             self._accepting = False
             requests, self._requests = self._requests, []
@@ -435,7 +435,7 @@ class Publisher:
             if future.set_running_or_notify_cancel():
                 future.set_exception(StoppedError())
         self._behind.close()
-        self._store.close()
+        self._store.close(finished=finished)
         self._hang_up()
 
     def _answer(self, control: ControlPort) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import Generic, Literal, Protocol, TypeAlias
 
@@ -11,7 +11,7 @@ from paramsync.errors import CorruptCheckpointError, ParamsyncError, StoreError,
 from paramsync.sources import diagnosis, identity, saved_models
 from paramsync.sources.identity import VersionRecords
 from paramsync.sources.watch import Watch, WatchedPlace, graph_places, numbered_places, store_places
-from paramsync.store.store import Store, state_file
+from paramsync.store.store import LastPublisher, Store, last_publisher, state_file
 from paramsync.version import Candidate, InMemory, R, R_co, Version
 
 
@@ -45,11 +45,13 @@ were verified for another version that serves.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """`published` ascends up to the latest; it is None where the store cannot be read."""
+    """`published` ascends up to the latest; it is None where the store cannot be read. `publisher` is None where the
+    store says nothing of one, as TensorFlow's do not."""
 
     latest: Version | None = None
     published: list[Candidate[Version]] | None = None
     problem: Exception | None = None
+    publisher: LastPublisher | None = None
 
     @property
     def numbers(self) -> list[int] | None:
@@ -121,7 +123,7 @@ class Source(Generic[R]):
             return Look(problem=StoreError(self.path, f"{wrong}: leave that out"))
         look = self._saved_models() if self._is_numbered else self._checkpoints()
         if look.latest is None and look.problem is None and (misplaced := diagnosis.misplaced(self.path)):
-            return Look(published=look.published, problem=StoreError(self.path, misplaced))
+            return replace(look, problem=StoreError(self.path, misplaced))
         return look
 
     def identity(self, version: Version) -> Hashable:
@@ -173,7 +175,9 @@ class Source(Generic[R]):
             for version in versions
             if latest is not None and version.number <= latest.number
         ]
-        return Look(latest=latest, published=published, problem=listed.problem)
+        ours = latest is None or bool(latest.checksum)
+        publisher = last_publisher(self.path) if ours else None
+        return Look(latest=latest, published=published, problem=listed.problem, publisher=publisher)
 
     def _saved_models(self) -> Look:
         try:

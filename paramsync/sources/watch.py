@@ -43,8 +43,9 @@ _NEWS: list[type[FileSystemEvent]] = [
 ]
 
 _TRIES = 10  # folders that come and go faster than this are found by polling
-# A publisher and TensorFlow rename onto `checkpoint`; a Saver writes its graph after that, and so may anybody.
-_STORE = re.compile(r"checkpoint|[^/]*\.meta|graph-[^/]*\.pb|\d{1,18}|saved_model\.pb")
+# A publisher and TensorFlow rename onto `checkpoint`; a Saver writes its graph after that, and so may anybody. The lock
+# of a publisher that ends is closed.
+_STORE = re.compile(r"checkpoint|publisher\.lock|[^/]*\.meta|graph-[^/]*\.pb|\d{1,18}|saved_model\.pb")
 _NUMBERED = re.compile(r"checkpoint|\d{1,18}")
 # `saved_model.pb` comes last where TensorFlow writes, and in any order where a folder is copied.
 _SAVED_MODEL = re.compile(r"saved_model\.pb(txt)?|variables")

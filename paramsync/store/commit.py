@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from types import TracebackType
 from typing import NamedTuple
 
 from paramsync.checkpoint.data_file import NO_ROOM, FilePool, FileStamp
@@ -193,24 +194,29 @@ class StoreWriter:
         """Whether the last commit of this writer has these tensors, and no others."""
         return self._checkpoints.has(tensors)
 
-    def close(self) -> None:
-        """Let another publish here. Closing twice is fine."""
-        self._closed = True
-        self._let_go()
+    def close(self, *, finished: bool = True) -> None:
+        """Let another publish here. Closing twice is fine.
 
-    def _let_go(self) -> None:
+        Without `finished`, followers say that the publisher died.
+        """
+        self._closed = True
+        self._let_go(finished=finished)
+
+    def _let_go(self, *, finished: bool = False) -> None:
         if self._pool is not None:
             self._pool.close()
             self._pool = None
         if self._lock is not None:
-            store.release_lock(self._lock)
+            store.release_lock(self._lock, finished=finished)
             self._lock = None
 
     def __enter__(self) -> StoreWriter:
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self.close()
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self.close(finished=not isinstance(error, Exception))  # Ctrl-C is somebody's wish
 
     def _take(self) -> None:
         with self._faults("cannot be made a store"):

@@ -5,7 +5,8 @@ checkpoint.damaged      the last `checkpoint` that could not be read
 ckpt-420.index  .data-* the parameters, complete before that rename
 ckpt-420.json           the Version record
 graph-<digest>.pb       a graph; with .damaged, a folder that was in its place
-publisher.lock          locked while there is a publisher, whose death ends the lock; says which, or which was the last
+publisher.lock          locked while there is a publisher, whose death ends the lock; says which, or which was the last,
+                        and when that one ended, unless it died
 .tmp-*                  files being written
 .spare-*                data files of versions that are gone, waiting to be overwritten with those of another
 .unlisted-ckpt-420      marks the files of this name as rubbish unless `checkpoint` lists it: the version is being
@@ -20,9 +21,12 @@ import json
 import os
 import re
 import socket
+import time
 import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 
@@ -40,6 +44,7 @@ from paramsync.version import Version
 LOCK = "publisher.lock"
 
 _LOCK_LIMIT = 1024  # bytes
+_READERS_SECONDS = 1.0  # that a publisher waits for those who look at the lock
 _STATE = "checkpoint"
 _MARK = ".unlisted-"
 _LOOKS = 10  # how often `latest` follows a state file that is replaced faster than it can be followed
@@ -337,9 +342,15 @@ def take_lock(store: Path) -> int:
     """Take the lock; returns the descriptor that holds it. Raises StoreLockedError, which names the holder, OSError."""
     descriptor = os.open(store / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _lock_alone(descriptor)
         os.ftruncate(descriptor, 0)
-        owner = {"pid": os.getpid(), "host": socket.gethostname(), "id": uuid.uuid4().hex}
+        owner = {
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+            "id": uuid.uuid4().hex,
+            "since": time.time(),
+            "inode": os.fstat(descriptor).st_ino,
+        }
         os.pwrite(descriptor, json.dumps(owner).encode() + b"\n", 0)
     except BlockingIOError as error:
         holder = _lock_content(descriptor)
@@ -350,6 +361,21 @@ def take_lock(store: Path) -> int:
         os.close(descriptor)
         raise
     return descriptor
+
+
+def _lock_alone(descriptor: int) -> None:
+    """Raises BlockingIOError where a publisher has the lock. Readers share it for a moment, see `last_publisher`."""
+    end = time.monotonic() + _READERS_SECONDS
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # which a publisher shares with nobody
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+            if time.monotonic() > end:
+                raise
+        else:
+            return
 
 
 def holds_lock(descriptor: int, store: Path) -> bool:
@@ -365,12 +391,64 @@ def holds_lock(descriptor: int, store: Path) -> bool:
         raise
 
 
-def release_lock(descriptor: int) -> None:
-    """Give the lock back, even where a forked child has the descriptor too; such a child only closes its own."""
+def release_lock(descriptor: int, *, finished: bool = False) -> None:
+    """Give the lock back, even where a forked child has the descriptor too; such a child only closes its own.
+
+    With `finished`, the lock says that its holder ended as it should.
+    """
     holder = _lock_content(descriptor)
     if holder and (holder["pid"], holder["host"]) == (os.getpid(), socket.gethostname()):
+        if finished:
+            with suppress(OSError):
+                os.pwrite(descriptor, json.dumps({**holder, "ended": time.time()}).encode() + b"\n", 0)
         fcntl.flock(descriptor, fcntl.LOCK_UN)
     os.close(descriptor)
+
+
+class PublisherState(Enum):
+    TRAINING = "training"  # it has the lock
+    FINISHED = "finished"  # it gave the lock back
+    DIED = "died"  # it lost the lock
+
+
+@dataclass(frozen=True, slots=True)
+class LastPublisher:
+    """What became of the last publisher of a store, when it began, and since when that is so.
+
+    Of one that died the lock does not say since when: then `since` is when it began, too.
+    """
+
+    state: PublisherState
+    began: float
+    since: float
+
+
+def last_publisher(store: Path) -> LastPublisher | None:
+    """None where the store has no publisher's lock that can be read, or a copy of one.
+
+    Shares the lock for a moment, so that it must not be called on the way of a request.
+    """
+    try:
+        with files.regular(store / LOCK) as descriptor:
+            holder = _lock_content(descriptor) or {}
+            began = _seconds(holder.get("since")) or os.fstat(descriptor).st_mtime
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return LastPublisher(PublisherState.TRAINING, began, began)
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+            if holder.get("inode") != os.fstat(descriptor).st_ino:
+                return None
+    except (OSError, CorruptCheckpointError):
+        return None
+    ended = _seconds(holder.get("ended"))
+    state = PublisherState.DIED if ended is None else PublisherState.FINISHED
+    return LastPublisher(state, began, began if ended is None else ended)
+
+
+def _seconds(value: object) -> float | None:
+    """A time that somebody wrote, where it is one."""
+    return float(value) if isinstance(value, (int, float)) and abs(value) < _YEAR_10000 else None
 
 
 def lock_owner(store: Path) -> str:
@@ -388,6 +466,6 @@ def _lock_content(descriptor: int) -> dict[str, object] | None:
     """What the holder wrote into the lock; None where a stranger wrote there."""
     try:
         values = json.loads(os.pread(descriptor, _LOCK_LIMIT, 0))
-        return {"pid": values["pid"], "host": values["host"]}
+        return {**values, "pid": values["pid"], "host": values["host"]}
     except (ValueError, TypeError, KeyError, RecursionError):
         return None

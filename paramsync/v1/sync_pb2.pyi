@@ -109,7 +109,7 @@ class WorkerStatus(_message.Message):
     def __init__(self, number: _Optional[int] = ..., state: _Optional[_Union[WorkerStatus.State, str]] = ..., since: _Optional[float] = ..., pid: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., private_bytes: _Optional[int] = ..., restarts: _Optional[int] = ...) -> None: ...
 
 class ModelStatus(_message.Message):
-    __slots__ = ("model", "store", "state", "published", "serving", "resident", "quarantined", "lag_seconds", "lag_steps", "pinned", "last_error", "swaps", "restore_seconds", "labels", "restores", "quarantines", "parts", "waiting_for", "serving_age_seconds", "since_publication_seconds", "not_served", "signed_by", "lag_versions", "rollback_to", "rollback_served")
+    __slots__ = ("model", "store", "state", "published", "serving", "resident", "quarantined", "lag_seconds", "lag_steps", "pinned", "last_error", "swaps", "restore_seconds", "labels", "restores", "quarantines", "parts", "waiting_for", "serving_age_seconds", "since_publication_seconds", "not_served", "signed_by", "lag_versions", "publisher", "publisher_since", "rollback_to", "rollback_served")
     class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         STATE_UNSPECIFIED: _ClassVar[ModelStatus.State]
@@ -122,6 +122,16 @@ class ModelStatus(_message.Message):
     SERVING: ModelStatus.State
     DRAINING: ModelStatus.State
     DAMAGED: ModelStatus.State
+    class Publisher(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        PUBLISHER_UNSPECIFIED: _ClassVar[ModelStatus.Publisher]
+        TRAINING: _ClassVar[ModelStatus.Publisher]
+        FINISHED: _ClassVar[ModelStatus.Publisher]
+        DIED: _ClassVar[ModelStatus.Publisher]
+    PUBLISHER_UNSPECIFIED: ModelStatus.Publisher
+    TRAINING: ModelStatus.Publisher
+    FINISHED: ModelStatus.Publisher
+    DIED: ModelStatus.Publisher
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -159,6 +169,8 @@ class ModelStatus(_message.Message):
     NOT_SERVED_FIELD_NUMBER: _ClassVar[int]
     SIGNED_BY_FIELD_NUMBER: _ClassVar[int]
     LAG_VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    PUBLISHER_FIELD_NUMBER: _ClassVar[int]
+    PUBLISHER_SINCE_FIELD_NUMBER: _ClassVar[int]
     ROLLBACK_TO_FIELD_NUMBER: _ClassVar[int]
     ROLLBACK_SERVED_FIELD_NUMBER: _ClassVar[int]
     model: str
@@ -184,9 +196,11 @@ class ModelStatus(_message.Message):
     not_served: _containers.ScalarMap[str, str]
     signed_by: str
     lag_versions: int
+    publisher: ModelStatus.Publisher
+    publisher_since: float
     rollback_to: int
     rollback_served: bool
-    def __init__(self, model: _Optional[str] = ..., store: _Optional[str] = ..., state: _Optional[_Union[ModelStatus.State, str]] = ..., published: _Optional[_Union[Version, _Mapping]] = ..., serving: _Optional[_Union[Version, _Mapping]] = ..., resident: _Optional[_Iterable[int]] = ..., quarantined: _Optional[_Iterable[_Union[Quarantine, _Mapping]]] = ..., lag_seconds: _Optional[float] = ..., lag_steps: _Optional[int] = ..., pinned: _Optional[int] = ..., last_error: _Optional[str] = ..., swaps: _Optional[int] = ..., restore_seconds: _Optional[float] = ..., labels: _Optional[_Mapping[str, int]] = ..., restores: _Optional[int] = ..., quarantines: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ..., waiting_for: _Optional[str] = ..., serving_age_seconds: _Optional[float] = ..., since_publication_seconds: _Optional[float] = ..., not_served: _Optional[_Mapping[str, str]] = ..., signed_by: _Optional[str] = ..., lag_versions: _Optional[int] = ..., rollback_to: _Optional[int] = ..., rollback_served: bool = ...) -> None: ...
+    def __init__(self, model: _Optional[str] = ..., store: _Optional[str] = ..., state: _Optional[_Union[ModelStatus.State, str]] = ..., published: _Optional[_Union[Version, _Mapping]] = ..., serving: _Optional[_Union[Version, _Mapping]] = ..., resident: _Optional[_Iterable[int]] = ..., quarantined: _Optional[_Iterable[_Union[Quarantine, _Mapping]]] = ..., lag_seconds: _Optional[float] = ..., lag_steps: _Optional[int] = ..., pinned: _Optional[int] = ..., last_error: _Optional[str] = ..., swaps: _Optional[int] = ..., restore_seconds: _Optional[float] = ..., labels: _Optional[_Mapping[str, int]] = ..., restores: _Optional[int] = ..., quarantines: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ..., waiting_for: _Optional[str] = ..., serving_age_seconds: _Optional[float] = ..., since_publication_seconds: _Optional[float] = ..., not_served: _Optional[_Mapping[str, str]] = ..., signed_by: _Optional[str] = ..., lag_versions: _Optional[int] = ..., publisher: _Optional[_Union[ModelStatus.Publisher, str]] = ..., publisher_since: _Optional[float] = ..., rollback_to: _Optional[int] = ..., rollback_served: bool = ...) -> None: ...
 
 class Part(_message.Message):
     __slots__ = ("model", "version")

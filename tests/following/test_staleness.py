@@ -15,6 +15,7 @@ import pytest
 from paramsync.cli.__main__ import main
 from paramsync.following.status import State, Status
 from paramsync.rpc.client import Inferencer
+from paramsync.v1 import sync_pb2 as pb
 from paramsync.version import Version
 from tests.inferencer.serving.test_metrics import parsed
 from tests.support import jobs
@@ -67,7 +68,7 @@ def test_metrics_and_status_say_how_old_what_serves_is(
     assert "trainer not reachable" in told["trainer"]["error"]
     assert main(arguments) == 0
     text = capsys.readouterr().out
-    assert re.search(r"m: published [\d.]+ s ago, answers are [\d.]+ s old", text)
+    assert re.search(r"m: training finished [\d.]+ m?s ago, published [\d.]+ s ago, answers are [\d.]+ s old", text)
 
 
 @pytest.mark.slow
@@ -85,12 +86,15 @@ def test_a_killed_trainer_shows_in_the_status(tmp_path: Path, nobody: str, capsy
         training.kill()
         killed = time.monotonic()
         with Inferencer(control) as inferencer:
+            eventually(lambda: inferencer.status()[0].publisher == pb.ModelStatus.DIED, lambda: "the death to be seen")
             eventually(lambda: inferencer.status()[0].since_publication_seconds > 2, lambda: "some time")
             (model,) = inferencer.status()
         assert model.lag_seconds == 0
         assert 2 < model.since_publication_seconds <= model.serving_age_seconds < time.monotonic() - killed + 60
         assert main(["status", "--inferencer", control, "--trainer", nobody]) == 0
-        assert "trainer not reachable" in capsys.readouterr().err
+        told = capsys.readouterr()
+        assert "trainer not reachable" in told.err
+        assert re.search(r"m: the trainer died \d\S* s ago", told.out)
         assert serving.stop(signal.SIGTERM) == 0
 
 

@@ -69,6 +69,8 @@ def of_status(status: Status) -> dict[str, Any]:
         "signed_by": status.signed_by,
         "parts": {model: of_version(version) for model, version in status.parts},
         "pinned": maybe_number(status.pinned),
+        "publisher": None if status.publisher is None else status.publisher.state.value,
+        "publisher_since": None if status.publisher is None else status.publisher.since,
         "rollback_to": None if back is None else number(back.number),
         "rollback_served": back is not None and back.served,
         "resident": [number(one) for one in status.resident],

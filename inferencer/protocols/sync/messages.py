@@ -5,6 +5,7 @@ from __future__ import annotations
 from paramsync.following.status import Event, EventKind, State, Status
 from paramsync.host.processes import Memory, memory_of
 from paramsync.rpc.server import of_version
+from paramsync.store.store import PublisherState
 from paramsync.v1 import sync_pb2 as pb
 
 from ...serving.metrics import Load
@@ -15,6 +16,11 @@ _STATES = {
     State.SERVING: pb.ModelStatus.SERVING,
     State.DAMAGED: pb.ModelStatus.DAMAGED,
     State.DRAINING: pb.ModelStatus.DRAINING,
+}
+_PUBLISHERS = {
+    PublisherState.TRAINING: pb.ModelStatus.TRAINING,
+    PublisherState.FINISHED: pb.ModelStatus.FINISHED,
+    PublisherState.DIED: pb.ModelStatus.DIED,
 }
 _KINDS = {
     EventKind.FOUND: pb.Event.FOUND,
@@ -54,6 +60,8 @@ def of_status(status: Status) -> pb.ModelStatus:
         lag_steps=status.lag_steps,
         lag_versions=status.lag_versions,
         pinned=status.pinned,
+        publisher=None if status.publisher is None else _PUBLISHERS[status.publisher.state],
+        publisher_since=None if status.publisher is None else status.publisher.since,
         last_error=status.last_error or "",
         swaps=status.swaps,
         restore_seconds=status.restore_seconds,

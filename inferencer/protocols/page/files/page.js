@@ -174,6 +174,7 @@ function wrongs(model) {
   if (!status.serving) found.push(status.waiting_for ? `Nothing serves: ${status.waiting_for}` : "Nothing serves yet.");
   if (status.state === "damaged") found.push("What serves is damaged, and there is nothing else.");
   if (status.last_error) found.push(status.last_error);
+  if (status.publisher === "died") found.push(`The trainer died at ${time(status.publisher_since)}.`);
   const newest = status.quarantined.at(-1);
   if (newest && (!status.serving || newest.number > status.serving.number)) found.push(`Version ${figure(newest.number)} is quarantined: ${newest.reason}`);
   for (const [signature, why] of Object.entries(status.not_served)) found.push(`Signature ${signature} is not served: ${why}`);
@@ -214,7 +215,7 @@ function drawModel(model) {
   const restoring = status.restoring === null ? "" : ` · restoring ${figure(status.restoring)}${status.restored_share ? ` (${Math.round(100 * status.restored_share)} %)` : ""}`;
   const parts = Object.entries(status.parts ?? {}).map(([name, version]) => `${name} ${figure(version?.number)}`).join(" + ");
   const choice = node.querySelector(".choice");
-  const words = `${status.pinned === null ? "" : `pinned to ${figure(status.pinned)}`}|${parts ? `joined from ${parts}` : status.pinned === null ? `follows the newest in ${status.store}` : ` · follows ${status.store} once unpinned`}${status.signed_by ? ` · signed by key ${status.signed_by}` : ""}${restoring}`;
+  const words = `${status.pinned === null ? "" : `pinned to ${figure(status.pinned)}`}|${parts ? `joined from ${parts}` : status.pinned === null ? `follows the newest in ${status.store}` : ` · follows ${status.store} once unpinned`}${status.publisher === "training" ? " · training" : status.publisher === "finished" ? ` · training finished at ${time(status.publisher_since)}` : ""}${status.signed_by ? ` · signed by key ${status.signed_by}` : ""}${restoring}`;
   list(choice, words, () => [make("b", { text: words.slice(0, words.indexOf("|")) }), words.slice(words.indexOf("|") + 1)]);
   const wrong = wrongs(model);
   node.querySelector(".wrong").hidden = !wrong.length;
