@@ -57,7 +57,7 @@ async def _serve(settings: Settings, template: Template, stop: Stop, manager: Se
     stopping = asyncio.Event()
     server = Server(settings, template=template, tracing=tracing)
     names = ", ".join(model.name for model in settings.models)
-    _log.info("inferencer starts: %s; TensorFlow is imported first, for workers: %d", names, settings.workers)
+    _log.info("inferencer starts: %s; workers: %d", names, settings.workers)
     stop.arm(lambda: loop.is_closed() or loop.call_soon_threadsafe(stopping.set))
     with closing(template):  # here too: threads that wait for its import would hold up the end of the event loop
         await serve(server, settings, stopping, manager)
@@ -75,7 +75,7 @@ async def serve(server: Server, settings: Settings, stop: asyncio.Event, manager
     starting, stopping = asyncio.ensure_future(server.start()), asyncio.ensure_future(stop.wait())
     await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
     if not starting.done():
-        starting.cancel()  # it has not listened yet
+        starting.cancel()  # no predictions have been asked for yet
         await asyncio.wait({starting})
         return
     ports = await starting

@@ -339,7 +339,13 @@ class Fleet:
         ]
         numbers = {status.number for status in there}
         without = [
-            WorkerStatus(number, WorkerState.ENDED, self._without_since[number], None, self._restarts[number])
+            WorkerStatus(
+                number,
+                WorkerState.ENDED if self._restarts[number] else WorkerState.STARTING,  # TensorFlow is imported before
+                self._without_since[number],
+                None,
+                self._restarts[number],
+            )
             for number in range(self._count)
             if number not in numbers
         ]

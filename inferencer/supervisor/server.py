@@ -17,6 +17,7 @@ from tensorflow_serving.config import model_server_config_pb2
 from paramsync.following.operator_request import Change
 from paramsync.following.operator_requests import Action
 from paramsync.following.status import Status
+from paramsync.rpc.addresses import address
 from paramsync.rpc.tls import ServerTls
 from paramsync.v1 import sync_pb2
 
@@ -113,7 +114,10 @@ class Server:
         self._ended = threading.Event()
 
     async def start(self) -> Ports:
-        """Listen, and follow the stores. Raises SettingsError where a port is taken."""
+        """Listen, and follow the stores: the control port at once, those of predictions once TensorFlow is imported.
+
+        Raises SettingsError where a port is taken.
+        """
         self._overview.follow(self.models.followers())
         self.models.start()  # first of all: versions are checked while the workers are started
         host = self._settings.control_host or self._settings.host
@@ -122,6 +126,8 @@ class Server:
             listeners = listeners_at(host, self._settings.control_port, "--control-port")
             control = port_of(listeners)
             self._control.take(listeners, tls)
+            await self._control.start()
+            _log.info("control %s answers; importing TensorFlow for workers", address(host, control))
             if self._settings.tf_serving is not None:
                 await self._first()
             await asyncio.to_thread(self._fleet.start)
@@ -130,7 +136,6 @@ class Server:
             await self._control.stop()
             self._end()
             raise
-        await self._control.start()
         self._following_health = asyncio.ensure_future(self._health.follow())
         threading.Thread(target=self._tell_news, name="news", daemon=True).start()
         self._overview.start()

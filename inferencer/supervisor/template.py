@@ -95,6 +95,7 @@ class Template:
         if not is_ready:
             raise ChildProcessError(errno.ECHILD, "the process that imports TensorFlow ended; its output says why")
         self._ready = True
+        _log.info("TensorFlow is imported: it took %.1f s", time.monotonic() - self._since)
 
     def _take_exits(self, *, seconds: float = 0.0) -> None:
         """Every end that was told meanwhile; waits for the first of them."""
@@ -111,6 +112,7 @@ class Template:
         self._socket, other_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # one message, one process
         package = __package__.rpartition(".")[0]
         command = [sys.executable, "-m", f"{package}.program.template", str(other_end.fileno()), self._log_format]
+        self._since = time.monotonic()
         self._process = subprocess.Popen(command, pass_fds=[other_end.fileno()])
         other_end.close()
         self._ready = False

@@ -31,11 +31,13 @@ class Health:
     def __init__(self, models: Models, services: Iterable[str]) -> None:
         self._models = models
         self._overall = ("", *services)
+        self._follows = False
         self._draining = False
         self._changed = asyncio.Event()
 
     async def follow(self) -> None:
-        """Keep it true, whatever the models are, until cancelled."""
+        """Keep it true, whatever the models are, until cancelled. Nothing serves before."""
+        self._follows = True
         while True:
             others = self._models.changed
             with Feed(self._models.followers(), _CHANGING) as feed:
@@ -74,7 +76,7 @@ class Health:
             if service not in self._overall:
                 return int(_UNKNOWN)
             serves = not self._models.missing()
-        return int(_SERVING if serves and not self._draining else _NOT_SERVING)
+        return int(_SERVING if serves and self._follows and not self._draining else _NOT_SERVING)
 
     def look(self) -> None:
         """Tell watchers what has become of it."""

@@ -113,8 +113,8 @@ class PredictionServer:
         )
         self.grpc.take(grpc, tls)
         await self._rest.start(http, tls)
-        await self.grpc.start()
         self._following_health = asyncio.ensure_future(self.health.follow())
+        await self.grpc.start()
 
     async def leave(self) -> None:
         """Hand its callers over to another process, which has the same listeners. `drain` comes after it."""

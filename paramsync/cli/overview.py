@@ -161,7 +161,7 @@ def _told(model: pb.ModelStatus, seconds: float, now: float) -> list[str]:
     return told
 
 
-def workers(answers: Mapping[str, pb.GetStatusResponse | ParamsyncError]) -> list[Text]:
+def workers(answers: Mapping[str, pb.GetStatusResponse | ParamsyncError], now: float) -> list[Text]:
     """A line about the processes of a server; of several servers, about each where not all answer."""
     lines = []
     for server, answer in answers.items():
@@ -170,7 +170,10 @@ def workers(answers: Mapping[str, pb.GetStatusResponse | ParamsyncError]) -> lis
         numbers = {worker.number for worker in answer.workers}
         answering = {worker.number for worker in answer.workers if worker.state == pb.WorkerStatus.ANSWERING}
         restarts = sum({worker.number: worker.restarts for worker in answer.workers}.values())
-        told = [f"{len(answering)} of {len(numbers)} answer" if answering < numbers else f"{len(answering)} answer"]
+        starting = [worker for worker in answer.workers if worker.state == pb.WorkerStatus.STARTING]
+        importing = [worker.since for worker in starting if not worker.pid]
+        told = [f"starting, importing TensorFlow, {duration(now - min(importing))}"] if importing else []
+        told += [f"{len(answering)} of {len(numbers)} answer" if answering < numbers else f"{len(answering)} answer"]
         told.append(f"{size(sum(worker.private_bytes for worker in answer.workers))} of their own")
         told += [f"{restarts} restart{'' if restarts == 1 else 's'}"] if restarts else []
         if answering < numbers or len(answers) == 1:

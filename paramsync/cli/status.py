@@ -63,8 +63,9 @@ def _show(publisher: Any, servers: Sequence[str], told: Sequence[Any]) -> None:
         shown = [row for row in shown if not row.lost]
     training = None if isinstance(publisher, ParamsyncError) else publisher
     screen = console()
-    notes = workers(dict(zip(servers, told, strict=True)))
-    screen.print(StatusTable(shown, time.time(), trainer=training, several=several, notes=notes))
+    now = time.time()
+    notes = workers(dict(zip(servers, told, strict=True)), now)
+    screen.print(StatusTable(shown, now, trainer=training, several=several, notes=notes))
     screen.file.flush()
 
 

@@ -89,7 +89,9 @@ def _overview(
     """A server that is lost keeps the rows it had; below is since when, and why."""
     now = time.monotonic()
     shown: list[StatusRow] = []
-    notes = workers({address: last.answer for address, last in zip(servers, lasts, strict=True) if last.answer})
+    notes = workers(
+        {address: last.answer for address, last in zip(servers, lasts, strict=True) if last.answer}, time.time()
+    )
     for address, last in zip(servers, lasts, strict=True):
         if last.answer is not None:
             shown += rows(address, last.answer, seconds=now - last.at)

@@ -78,8 +78,13 @@ class Process:
     @property
     def workers(self) -> list[int]:
         """The processes that answer, and for a while such as a graph is tried in."""
+        return _children(self.template)
+
+    @property
+    def template(self) -> int:
+        """The process that they are forked from."""
         [template] = _children(self.process.pid)
-        return _children(template)
+        return template
 
     def http(self, method: str, path: str, content: Any = None) -> tuple[int, Any, bool]:
         """Status and body of an answer, and whether the connection stays."""

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from paramsync.rpc.client import Inferencer
+from paramsync.v1 import sync_pb2 as pb
 from tests.support.inferencers import Process
 from tests.support.programs import PATIENCE, events, eventually
 from tests.support.published import Publisher
@@ -51,7 +56,16 @@ def test_a_service_that_is_stopped_before_it_is_ready_has_nothing_go_wrong(
     publisher.publish(1)
     program = Process("--model", f"m={tmp_path / 'm'}", "--workers", "1")
     try:
-        eventually(lambda: [one for one in program.lines if "inferencer starts" in one], lambda: "it to begin")
+        eventually(lambda: "control " in "".join(program.lines), lambda: "a control port")
+        os.kill(program.template, signal.SIGSTOP)  # which imports TensorFlow
+        [address] = re.findall(r"control (\S+) answers; importing TensorFlow", "".join(program.lines))
+        with Inferencer(address) as inferencer:
+            [worker] = inferencer.report().workers
+            assert (worker.state, worker.pid) == (pb.WorkerStatus.STARTING, 0)
+            assert not inferencer.serves()
+        asked = [sys.executable, "-m", "paramsync.cli", "status", "--server", address]
+        shown = subprocess.run(asked, stdout=subprocess.PIPE, text=True, check=True).stdout
+        assert re.search(r"^workers: starting, importing TensorFlow, \d+", shown, re.MULTILINE), shown
         program.process.send_signal(signal.SIGTERM)
         assert program.ended() == 0
     finally:
