@@ -77,6 +77,8 @@ class Live:
             "a tensor of another graph": self.elsewhere,
             "an eager tensor": tf.constant(1.0),
             "an eager variable": tf.Variable(1.0),
+            "the handle of an eager variable": tf.Variable(1.0).handle,
+            "a Keras variable": keras.Variable(1.0),
             "a Keras tensor": keras.Input((4,)),
             "an array": np.zeros((2, 4)),
             "a closed session": self.closed,
@@ -93,7 +95,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Live:
 
 def key(given: Any) -> Any:
     """What people write where a dict is to have this for a key."""
-    if tf.is_tensor(given):
+    if tf.is_tensor(given) and not isinstance(given, keras.Variable):
         return given.ref()
     return given if given.__hash__ else id(given)
 

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from paramsync.errors import GraphError
@@ -119,7 +120,7 @@ def graph_of(roles: Mapping[str, Iterable[Any]]) -> tf.Graph:
     """The graph that these are of, the default one where all are names. Raises GraphError where they are of several."""
     common: tf.Graph | None = None
     for what, values in roles.items():
-        for value in map(_plain, values):
+        for value in map(plain, values):
             graph = getattr(value, "graph", None) if isinstance(value, (tf.Tensor, tf.Operation, tf.Variable)) else None
             if graph is not None and common is not None and graph is not common:
                 raise GraphError(
@@ -131,7 +132,7 @@ def graph_of(roles: Mapping[str, Iterable[Any]]) -> tf.Graph:
 
 def element(graph: tf.Graph, value: Any, what: str) -> Any:
     """The tensor, operation or variable that is meant. Raises GraphError, which begins with `what` it is for."""
-    value = _plain(value)
+    value = plain(value)
     if isinstance(value, str):
         return _named(graph, value, what)
     if not isinstance(value, (tf.Tensor, tf.Operation, tf.Variable)) or getattr(value, "graph", None) is None:
@@ -163,9 +164,10 @@ def operation_of(item: Any) -> tf.Operation | None:
     return operation if isinstance(operation, tf.Operation) else None
 
 
-def _plain(value: Any) -> Any:
-    """Dereference `tensor.ref()`, which people use as a key."""
-    return value.deref() if hasattr(value, "deref") else value
+def plain(value: Any) -> Any:
+    """What a `tensor.ref()`, which people use as a key, refers to; TensorFlow's variable of a Keras variable."""
+    value = value.deref() if hasattr(value, "deref") else value
+    return value.value if isinstance(value, keras.Variable) else value
 
 
 def _named(graph: tf.Graph, name: str, what: str) -> Any:

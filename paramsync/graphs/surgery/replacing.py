@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from paramsync.errors import GraphError
 from paramsync.graphdef.reading import reach
-from paramsync.graphs.surgery.arguments import element
+from paramsync.graphs.surgery.arguments import element, plain
 from paramsync.graphs.surgery.functions import library_of
 from paramsync.graphs.surgery.variables import is_handle, is_variable, value_of
 from paramsync.host.files import shown
@@ -194,8 +194,10 @@ def _checked(tensor: tf.Tensor, value: Any, target: tf.Graph) -> Any:
     """What is to take the place of a tensor. Raises GraphError where that cannot be."""
     if value is None:
         raise GraphError(f"replace: expected a tensor, an array or a variable for {tensor.name!r}, found None")
-    value = value.deref() if hasattr(value, "deref") else value
+    value = plain(value)
     if tf.is_tensor(value) and hasattr(value, "numpy") and not isinstance(value, tf.Variable):
+        if value.dtype == tf.resource:
+            raise GraphError(f"replace: {shown(value)} for {tensor.name!r} is the handle of a variable of no graph")
         value = value.numpy()
     if not isinstance(value, (tf.Tensor, tf.Variable)):
         return _array(tensor, value)
