@@ -55,7 +55,8 @@ class SessionPublisher(Publisher):
         **options: Unpack[PublishOptions],
     ) -> None:
         check_options(options)
-        self._values = SessionValues(inputs, outputs, saver=saver, averages=averages)
+        allow_ops = options.get("allow_ops", ())
+        self._values = SessionValues(inputs, outputs, saver=saver, averages=averages, allow_ops=allow_ops)
         super().__init__(store, self._values, schedule=schedule, **options)
 
     def begin(self, session: Any, step: int) -> Version | None:  # type: ignore[override]  # a session comes first

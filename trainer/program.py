@@ -91,7 +91,16 @@ def run(settings: Settings, *, stop: Stop) -> None:
             _log.info("metrics by HTTP: %s", metrics.address)
         stop.arm()
         allow_nan, gate = settings.allow_nan, settings.publish_if
-        publisher = enter(Publisher(store, job.model, schedule=settings.schedule, allow_nan=allow_nan, publish_if=gate))
+        publisher = enter(
+            Publisher(
+                store,
+                job.model,
+                schedule=settings.schedule,
+                allow_nan=allow_nan,
+                allow_ops=settings.allow_ops,
+                publish_if=gate,
+            )
+        )
         state = enter(closing(TrainingState(states, settings.state, job, allow_nan=allow_nan)))
         scalars = enter(closing(Scalars(settings.tensorboard)))
         state.restore()

@@ -45,6 +45,7 @@ class Settings:
     durable: bool
     signing_key: Path | None
     allow_nan: bool
+    allow_ops: tuple[str, ...]
     publish_if: str | None
     state: Path
     state_seconds: float
@@ -66,6 +67,7 @@ def parse(arguments: Sequence[str]) -> Settings:
     every_steps, every_seconds = given.pop("every_steps"), given.pop("every_seconds")
     if every_steps is None and every_seconds is None:
         every_seconds = 1.0
+    given["allow_ops"] = tuple(given["allow_ops"] or ())
     given["state"] = given["state"] or given["store"] / "training"
     if given["state"].resolve() == given["store"].resolve():  # each has a file `checkpoint`
         raise SettingsError(f"--state {given['state']}: expected another directory than the store, found the same")
@@ -110,6 +112,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--durable", "have each version, and each state, on the disk before it counts", action="store_true")
     add("--signing-key", "sign versions with this key, which paramsync keys new makes", type=Path, metavar="FILE")
     add("--allow-nan", "publish NaN and infinity too (default: such a version is refused)", action="store_true")
+    allow_op = "publish a graph with this op, which the inferencer is told to allow too; may be repeated"
+    add("--allow-op", allow_op, dest="allow_ops", action="append", metavar="NAME")
     gate = "publish only where this is no worse than in the newest version: loss, which should fall, or 'max loss'"
     add("--publish-if", gate, choices=_GATES, metavar="METRIC")
     add("--state", "where to save what resuming needs (default: STORE/training)", type=Path, metavar="DIR")

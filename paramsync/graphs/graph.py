@@ -83,11 +83,19 @@ class Graph:
     def from_bytes(cls, content: bytes, *, allowed: Collection[str] = ()) -> Graph:
         """The graph of a file that somebody else may have made.
 
+        Raises as `check_file` does, and GraphError where it cannot be built.
+        """
+        return cls(cls.check_file(content, allowed=allowed))
+
+    @staticmethod
+    def check_file(content: bytes, *, allowed: Collection[str] = ()) -> graph_pb2.Graph:
+        """The content of a graph file, once nothing in it is refused: what a publisher and its followers check.
+
         Raises UnsafeGraphError where it uses ops that are neither known to be safe nor `allowed` by name, or would cost
-        more memory than a graph may, and GraphError where it cannot be read or built.
+        more memory than a graph may, and GraphError where it cannot be read.
         """
         check_weight(content, GRAPH_FILE)
-        message = _parsed(graph_pb2.Graph, content, "graph file")
+        message: graph_pb2.Graph = _parsed(graph_pb2.Graph, content, "graph file")
         if not message.signatures:
             raise GraphError("the graph file: expected a signature or more, found none")
         size = sum(len(table.keys) + len(table.values) for table in message.tables)
@@ -96,7 +104,7 @@ class Graph:
         graph_def = _parsed(tf.compat.v1.GraphDef, message.graph_def, "graph_def")
         safety.check(graph_def, allowed=allowed)
         safety.check_signatures(message, graph_def)
-        return cls(message)
+        return message
 
     @classmethod
     def load(cls, path: str | Path, *, allowed: Collection[str] = ()) -> Graph:

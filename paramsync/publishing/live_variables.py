@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import operator
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -14,6 +14,7 @@ from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2
 
 from paramsync.errors import SettingsError, StructureError
 from paramsync.graphs.capturing import Capture
+from paramsync.graphs.graph import Graph
 from paramsync.tensorbundle.index import OBJECT_GRAPH
 
 Averages: TypeAlias = Callable[[tf.Variable], "tf.Variable | None"]
@@ -100,9 +101,11 @@ def _read(handle: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
 class LiveVariables:
     """The variables of a model, or averages of them, as what is published."""
 
-    def __init__(self, capture: Capture, averages: Averages | None = None) -> None:
-        """Raises SettingsError for a graph of a file, which has no variables, and what `pin` does."""
+    def __init__(self, capture: Capture, averages: Averages | None = None, *, allow_ops: Collection[str] = ()) -> None:
+        """Raises SettingsError for a graph of a file, which has no variables, UnsafeGraphError for one that followers
+        refuse unless they allow these ops, and what `pin` does."""
         self._averages = averages
+        self._allow_ops = tuple(allow_ops)
         self._problem = ""
         self._take(capture)
         self._read = VariableReader(self._published())
@@ -113,8 +116,9 @@ class LiveVariables:
                 "what was captured has no live variables, as that of a file: capture the model itself, or put its graph"
                 " into the store and publish values by name with Publisher.of_graph"
             )
-        self.digest = capture.graph.digest
-        self.content = capture.graph.to_bytes()
+        content = capture.graph.to_bytes()
+        Graph.check_file(content, allowed=self._allow_ops)
+        self.digest, self.content = capture.graph.digest, content
         self._names = [parameter.name for parameter in capture.graph.parameters]
         self._objects = np.array(capture.object_graph, dtype=object) if capture.object_graph else None
         self._variables = capture.variables

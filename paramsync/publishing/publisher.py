@@ -7,7 +7,7 @@ import operator
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -55,6 +55,7 @@ class PublishOptions(TypedDict, total=False):
     durable: bool
     on_error: OnError
     allow_nan: bool
+    allow_ops: Collection[str]
     publish_if: PublishIf | None
     control_port: int | None
     host: str
@@ -137,7 +138,8 @@ class Publisher:
     `tf.train.ExponentialMovingAverage.average` does. For values of other frameworks, see `of_graph`.
 
     Raises, when made: SettingsError, StoreError (StoreLockedError for a second publisher), GraphError for a model that
-    cannot be captured, such as one not built yet.
+    cannot be captured, such as one not built yet, and UnsafeGraphError for one with ops that followers refuse, such as
+    a function in Python. Where followers were told to allow an op, `allow_ops` does so here.
     """
 
     def __init__(
@@ -153,6 +155,7 @@ class Publisher:
         on_error: OnError = "log",
         averages: Averages | None = None,
         allow_nan: bool = False,
+        allow_ops: Collection[str] = (),
         publish_if: PublishIf | None = None,
         control_port: int | None = None,
         host: str = HOST,
@@ -166,7 +169,7 @@ class Publisher:
         tls = _port_tls(control_port, tls_cert, tls_key, tls_client_ca)
         self._gate = None if publish_if is None else Gate(publish_if)
         self._is_live = not isinstance(source, ValueSource)
-        self._source = source if isinstance(source, ValueSource) else _live(source, averages)
+        self._source = source if isinstance(source, ValueSource) else _live(source, averages, allow_ops)
         self._schedule = PublishSchedule() if schedule is None else schedule
         self._raise = on_error == "raise"
         self._since: Moment | None = None  # the last snapshot, or where the counting began
@@ -511,8 +514,9 @@ def _found(store: StoreWriter) -> tuple[bool, Metrics]:
     return latest is None, latest.metrics if latest else {}
 
 
-def _live(source: Any, averages: Averages | None) -> LiveVariables:
+def _live(source: Any, averages: Averages | None, allow_ops: Collection[str]) -> LiveVariables:
     from paramsync.graphs.capturing import Capture, capture  # here: publishing itself needs no TensorFlow
     from paramsync.publishing.live_variables import LiveVariables
 
-    return LiveVariables(source if isinstance(source, Capture) else capture(source), averages)
+    captured = source if isinstance(source, Capture) else capture(source)
+    return LiveVariables(captured, averages, allow_ops=allow_ops)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
@@ -17,6 +17,7 @@ from paramsync.dtypes import Array
 from paramsync.errors import GraphError, PublishError, SettingsError
 from paramsync.graphdef.reading import full
 from paramsync.graphs.draft import Parameter, PartRange, finish
+from paramsync.graphs.graph import Graph
 from paramsync.graphs.sources.saver_names import saved_by
 from paramsync.graphs.sources.v1_graphs import draft_of_tensors
 from paramsync.publishing.write_behind import PIECE, divide
@@ -55,20 +56,30 @@ class SessionValues:
     values that nobody asks for any more are released at the next pin or fetch.
     """
 
-    def __init__(self, inputs: Any, outputs: Any, *, saver: Any = None, averages: Averages | None = None) -> None:
+    def __init__(
+        self,
+        inputs: Any,
+        outputs: Any,
+        *,
+        saver: Any = None,
+        averages: Averages | None = None,
+        allow_ops: Collection[str] = (),
+    ) -> None:
         """Adds what is needed to the graph.
 
         `inputs` and `outputs` are one tensor or several, or by what callers say; names of tensors in the default graph
         do as well. With `saver`, all that it saves is published, called as it calls it, so that it can restore it;
         without, only what is between the tensors, by the variables' own names. `averages` gives the variable to be
         published in place of one, or None. Raises GraphError for a graph that is finalised or cannot be captured,
-        SettingsError for an average that cannot be one.
+        UnsafeGraphError for one that followers refuse unless they allow these ops, SettingsError for an average that
+        cannot be one.
         """
         inputs, outputs = tensors(inputs), tensors(outputs)
         draft = draft_of_tensors(inputs, outputs, saver=saver)
         captured = finish(draft)
         self.digest = captured.digest
         self.content = captured.to_bytes()
+        Graph.check_file(self.content, allowed=tuple(allow_ops))
         self.graph = tf.nest.flatten(outputs, expand_composites=True)[0].graph
         if self.graph.finalized:
             raise GraphError("the graph is finalised: publish with a PublishHook, or prepare that before the session")

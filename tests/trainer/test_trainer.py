@@ -36,6 +36,8 @@ def test_settings_say_what_the_command_line_says() -> None:
     assert (found.job, found.durable, found.state_seconds) == ("trainer.jobs.digits:job", False, 10)
     assert (found.tensorboard, found.allow_nan, found.publish_if) == (None, False, None)
     assert settings.parse(["--store", "here", "--allow-nan"]).allow_nan
+    ops = settings.parse(["--store", "here", "--allow-op", "ReadFile", "--allow-op", "Own"]).allow_ops
+    assert (ops, settings.parse(["--store", "here"]).allow_ops) == (("ReadFile", "Own"), ())
 
 
 def test_without_a_schedule_every_second_is_published() -> None:

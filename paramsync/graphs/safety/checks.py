@@ -88,7 +88,8 @@ def _check_ops(graph_def: Any, *, allowed: Collection[str] = ()) -> None:
         listed = ", ".join(f"{shown(op)} (node {shown(node)})" for op, node in sorted(unsafe.items())[:8])
         raise UnsafeGraphError(
             f"the graph is not safe: {len(unsafe)} of its ops are not on the list of those that only compute: {listed};"
-            " if you trust who made it, allow each by its name (inferencer: --allow-op NAME)"
+            " if you trust who made it, allow each by its name (inferencer, trainer: --allow-op NAME;"
+            " publisher: allow_ops=[NAME])"
         )
 
 
