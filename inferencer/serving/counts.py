@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from paramsync.following.status import EventKind
@@ -72,6 +73,14 @@ class Calls:
         self.rows.take_in(other.rows)
         self.waited += other.waited
         self.last = max(self.last, other.last)
+
+
+@dataclass(frozen=True, slots=True)
+class Scrubbed:
+    """What was read again of versions in memory: bytes, and when all of it had been, in seconds since the epoch."""
+
+    bytes: int = 0
+    at: float | None = None
 
 
 class Followed:

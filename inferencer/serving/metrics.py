@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from paramsync.errors import ParamsyncError, UnknownModelError
 
-from .counts import REQUEST_SECONDS, Calls, Followed, Histogram
+from .counts import REQUEST_SECONDS, Calls, Followed, Histogram, Scrubbed
 from .prometheus import CONTENT_TYPE, Exposition
 from .served import Models, ServedModel
 
@@ -75,6 +75,8 @@ class Metrics:
         """Of a server of several processes."""
         self.trouble: Callable[[], str] = str
         """Which of them end again and again."""
+        self.scrubbed: Callable[[], Scrubbed | None] = lambda: None
+        """What was read again of what serves, where it is."""
         self.spans: RequestSpans | None = None
         """What makes a span of each request, where traces are on."""
         self.requests: dict[_Answered, Histogram] = {}

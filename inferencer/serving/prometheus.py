@@ -44,6 +44,7 @@ class Exposition(MetricsPage):
         yield from self._of_models()
         yield from self._of_followers()
         yield from self._of_workers()
+        yield from self._of_scrub()
         if self._as_tf_serving:
             yield from self._of_requests_as_tf_serving()
         yield self._build
@@ -184,6 +185,21 @@ class Exposition(MetricsPage):
             _add(restoring, [status.model], one.restores)
             _add(swapping, [status.model], one.swaps)
         yield from (restores, swaps, quarantines, restoring, swapping)
+
+    def _of_scrub(self) -> Iterator[Metric]:
+        if (scrubbed := self._metrics.scrubbed()) is None:
+            return
+        yield CounterMetricFamily(
+            "paramsync_scrubbed_bytes",
+            "Bytes of versions in memory that were compared with their checksums again.",
+            value=scrubbed.bytes,
+        )
+        if scrubbed.at is not None:
+            yield GaugeMetricFamily(
+                "paramsync_scrubbed_timestamp_seconds",
+                "When all that was in memory had been compared with its checksums again.",
+                value=scrubbed.at,
+            )
 
     def _of_workers(self) -> Iterator[Metric]:
         workers = self._metrics.workers()

@@ -60,7 +60,7 @@ class Registry:
         """The one of that name; all where none is named. Raises UnknownModelError."""
         return [self.find(model)] if model else list(self)
 
-    def followers(self, model: str = "") -> list[Follower]:
+    def followers(self, model: str = "") -> list[Follower[Any]]:
         """Those of one model, or of all, each once. Raises UnknownModelError."""
         return followers_of(self.some(model))
 

@@ -39,6 +39,8 @@ from .fleet import Fleet, Shown
 from .listeners import Listeners
 from .maker import SharedJoined, SharedMaker, message_of
 from .overview import Answer, Overview
+from .scrub import Scrub
+from .shared import SharedVersion
 from .template import Template
 from .versions import SharedResidents
 
@@ -87,6 +89,8 @@ class Server:
         self._metrics = Metrics(self.models, as_tf_serving=tf_serving.metrics_path is not None)
         self._metrics.workers = self._fleet.statuses
         self._metrics.trouble = lambda: self._fleet.trouble
+        self._scrub = Scrub(self._in_memory, self._suspect)
+        self._metrics.scrubbed = lambda: self._scrub.scrubbed
         self._news = threading.Event()
         self._overview = Overview(self._fleet.statuses, self._counts, self._states, heard=self._news.set)
         self._summing = threading.Lock()
@@ -138,6 +142,7 @@ class Server:
             raise
         self._following_health = asyncio.ensure_future(self._health.follow())
         threading.Thread(target=self._tell_news, name="news", daemon=True).start()
+        threading.Thread(target=self._scrub.run, args=(self._ended,), name="scrub", daemon=True).start()
         self._overview.start()
         return Ports(self._listeners.port, self._listeners.rest_port, control)
 
@@ -241,6 +246,15 @@ class Server:
         return metrics
 
     # What becomes of workers ------------------------------------------------------------------------------------------
+
+    def _in_memory(self) -> list[SharedVersion]:
+        return [version for follower in self.models.followers() for version in follower.replica.residents]
+
+    def _suspect(self, version: SharedVersion) -> None:
+        for follower in self.models.followers():
+            if version in follower.replica.residents:
+                follower.replica.suspects.add(version)
+                follower.notify()
 
     def _on_crashing(self, key: int, reason: str) -> None:
         for follower in self.models.followers():

@@ -74,6 +74,8 @@ class SharedVersion:
     descriptors: tuple[int, ...]
     held: Bundle | None = None
     """Keeps its files from being overwritten, where they are in a store."""
+    keys: Sequence[str] = ()
+    """The tensors of these files that somebody could damage: none of a copy."""
 
     @property
     def version(self) -> Version:

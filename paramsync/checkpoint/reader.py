@@ -24,6 +24,7 @@ from paramsync.tensorbundle.sstable import mask
 
 _OBJECTS = 1 << 30  # bytes of strings in one tensor that are worth looking at: their lengths have to be known together
 _LOOKS = 5  # how often a checkpoint that changes while it is opened is looked at again
+_EXAMINED = 1 << 20  # bytes that are examined at a time, beside others who want the processor
 _GAP = 1 << 12  # bytes: fewer lie between two tensors side by side, which begin on a page or on 64 bytes
 
 _Place = tuple[int, int, int, int]  # shard, offset, size, dtype
@@ -175,6 +176,28 @@ class Bundle:
 
         each(look, places.values())
         return wrong
+
+    def examine(self, name: str, descriptors: Sequence[int]) -> Iterator[int]:
+        """Verify the checksum of a tensor a portion at a time; gives how many bytes each portion has. Maps nothing.
+
+        `descriptors` are those of a loan. Strings, of which a loan has copies, are left out. Raises
+        CorruptCheckpointError for a tensor that differs, or a file that was cut, OSError where it cannot be read now.
+        """
+        numbers = {shard: at for at, shard in enumerate(self._shards)}
+        room = bytearray(_EXAMINED)
+        for piece in self.entries[name].pieces:
+            if piece.dtype in (dtypes.STRING, dtypes.VARIANT):
+                continue
+            checksum = 0
+            for start in range(0, piece.size, _EXAMINED):
+                portion = memoryview(room)[: min(_EXAMINED, piece.size - start)]
+                if os.preadv(descriptors[numbers[piece.shard]], [portion], piece.offset + start) < len(portion):
+                    path = self._shards[piece.shard].path
+                    raise CorruptCheckpointError(path, expected="the file that was mapped", found="one that was cut")
+                checksum = crc32c(portion, checksum)
+                yield len(portion)
+            if error := self._mismatch(name, piece, checksum):
+                raise error
 
     def digest(self, *, advance: Callable[[int], None] = lambda count: None, threads: int = THREADS) -> str:
         """The digest of all tensors, see `digests.of_checkpoint`; of sealed files' what was hashed before is not again.

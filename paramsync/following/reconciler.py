@@ -252,14 +252,16 @@ class Reconciler:
         return [resident for resident in self._replica.residents if resident is not self._damaged]
 
     def _damages(self, published: Iterable[Candidate[Version]]) -> dict[InMemory, str]:
-        """Versions in memory that are damaged, and how. Examined are those whose files were written to; where one of
-        these is damaged, the others too, which may have the same files."""
+        """Versions in memory that are damaged, and how. Examined are suspects, and those whose files were written to;
+        where one of these is damaged, the others too, which may have the same files."""
+        suspects = {self._replica.suspects.pop() for _ in range(len(self._replica.suspects))}
         files = {candidate.number: candidate.files for candidate in published}
         examined = {resident: self._examined.get(resident, self._files.get(resident)) for resident in self._residents}
         now = {resident: files.get(resident.version.number, before) for resident, before in examined.items()}
+        suspects |= {resident for resident in examined if now[resident] != examined[resident]}
         damages: dict[InMemory, str] = {}
-        for resident in sorted(examined, key=lambda resident: now[resident] == examined[resident]):
-            if (now[resident] != examined[resident] or damages) and (damage := self._replica.damage(resident)):
+        for resident in sorted(examined, key=lambda resident: resident not in suspects):
+            if (resident in suspects or damages) and (damage := self._replica.damage(resident)):
                 damages[resident] = told(damage)
             self._examined[resident] = now[resident]
         return damages

@@ -105,6 +105,8 @@ class Residents(Generic[R]):
         self._view: View[R] = View()
         self._leaving: list[_Leaving] = []
         self._prepares: tuple[Prepare[R], ...] = ()
+        self.suspects: set[R] = set()
+        """Versions in memory that may be damaged: its follower examines them. Any thread adds to it."""
         self.obstacle = ""
         """Why nothing serves, where its follower knows more than that no version has come."""
 

@@ -37,7 +37,12 @@ class StoreListing:
                 self._of_checkpoints[match["prefix"]].append(name)
 
     def of_checkpoint(self, prefix: str) -> Hashable:
-        return frozenset((name, _identity(self._facts_of(name))) for name in self._of_checkpoints[prefix])
+        """Data files may get new names, by which nothing else changes; other files keep the one that they have."""
+        facts = {name: self._facts_of(name) for name in self._of_checkpoints[prefix]}
+        return frozenset(
+            (name, _identity(file), None if ".data-" in name else getattr(file, "st_ctime_ns", 0))
+            for name, file in facts.items()
+        )
 
     def trace(self, prefix: str) -> Hashable:
         """A value that changes with a checkpoint's files even where their times were put back, and with new links."""

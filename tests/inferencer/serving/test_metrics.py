@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from inferencer.serving.counts import Scrubbed
 from inferencer.serving.metrics import APART, Metrics
 from inferencer.serving.worker_status import WorkerState, WorkerStatus
 from paramsync.kserve import open_inference_pb2 as kserve_pb2
@@ -227,6 +228,7 @@ def whole_text(metrics: Metrics, answered: Callable[..., None]) -> bytes:
     answered()
     metrics.called(model="m", signature="serving_default", version="7", requests=1, rows=1, seconds=0.1)
     metrics.workers = lambda: [WorkerStatus(0, WorkerState.ANSWERING, 1.0, os.getpid(), 3)]
+    metrics.scrubbed = lambda: Scrubbed(bytes=4096, at=1.0)
     return metrics.text()
 
 

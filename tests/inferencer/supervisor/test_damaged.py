@@ -10,6 +10,7 @@ import grpc
 import pytest
 
 from inferencer.settings.settings import ModelSettings
+from inferencer.supervisor import scrub
 from paramsync.following.status import State, Status
 from tests.support.http import call
 from tests.support.programs import eventually
@@ -19,7 +20,10 @@ from tests.support.running import LONG, NOT_SERVING, SERVING, Running, refused, 
 pytestmark = pytest.mark.slow
 
 
-def test_another_version_answers_in_its_place_or_none_or_it_says_that_it_is_damaged(tmp_path: Path) -> None:
+def test_another_version_answers_in_its_place_or_none_or_it_says_that_it_is_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scrub, "BETWEEN_SECONDS", 0.1)
     one, other = Publisher(tmp_path / "one"), Publisher(tmp_path / "other")
     models = (
         ModelSettings(name="one", store=one.path, resident=1),
@@ -64,6 +68,12 @@ def test_another_version_answers_in_its_place_or_none_or_it_says_that_it_is_dama
     other.publish(2)
     eventually(lambda: answered("other")[0] == 2, lambda: f"version 2 to answer: {status('other')}")
     assert running.health("other", control=True) == SERVING
+
+    other.publish(3)
+    eventually(lambda: answered("other")[0] == 3, lambda: f"version 3 to answer: {status('other')}")
+    other.overwrite(3, unseen=True)  # which no look finds
+    eventually(lambda: answered("other")[0] == 2, lambda: f"version 2 to answer: {status('other')}")
+    assert "paramsync_scrubbed_bytes_total" in running.server._text().decode()
     running.close()
     for publisher in (one, other):
         publisher.close()

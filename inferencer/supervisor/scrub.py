@@ -1,0 +1,109 @@
+"""Scrub: reads again and again what workers answer from, and compares it with its checksums. Knows no follower."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection, Generator, Iterator
+from dataclasses import replace
+from threading import Event
+
+from paramsync.errors import CorruptCheckpointError
+
+from ..serving.counts import Scrubbed
+from .shared import SharedVersion
+
+_log = logging.getLogger("paramsync.supervisor")
+SHARE = 0.02  # of a processor, at most
+BETWEEN_SECONDS = 60.0  # from the begin of one scrub to that of the next, at least
+
+
+class Scrub:
+    """One thread, which calls `run_once` and pauses; any thread may read `scrubbed`.
+
+    A tensor that several versions have in the same place is read once in each scrub, also where versions come and go
+    faster than they can be read. A version that leaves is let go of after the portion that is being read.
+    """
+
+    def __init__(
+        self,
+        versions: Callable[[], Collection[SharedVersion]],
+        suspect: Callable[[SharedVersion], object],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`versions` are those in memory now; `suspect` is called with one that is damaged."""
+        self._versions = versions
+        self._suspect = suspect
+        self._clock = clock
+        self.scrubbed = Scrubbed()
+        self._portions: Iterator[int] = iter(())
+        self._begins_at = clock()
+
+    def run(self, ended: Event) -> None:
+        """Until then."""
+        pause = 0.0
+        while not ended.wait(pause):
+            try:
+                pause = self.run_once()
+            except Exception:  # noqa: BLE001, nothing would be scrubbed any more
+                _log.exception("the scrub begins anew after an error of its own")
+                self._portions, pause = iter(()), BETWEEN_SECONDS
+
+    def run_once(self) -> float:
+        """Read the next portion. Returns for how many seconds to pause, so that the scrub takes no more than its share
+        of a processor."""
+        began = self._clock()
+        size = next(self._portions, None)
+        if size is None:
+            if began < self._begins_at:
+                return self._begins_at - began
+            self._begins_at = began + BETWEEN_SECONDS
+            self._portions = self._scrub()
+            return 0.0
+        self.scrubbed = replace(self.scrubbed, bytes=self.scrubbed.bytes + size)
+        return (self._clock() - began) * (1 / SHARE - 1)
+
+    def _scrub(self) -> Iterator[int]:
+        """Read what is in memory, until all that there is has been read."""
+        done: set[object] = set()
+        while True:
+            versions = self._versions()
+            done &= {_mark(version, name) for version in versions for name in version.keys}
+            version = next((version for version in versions if _unread(version, done)), None)
+            del versions
+            if version is None:
+                break
+            for name in _unread(version, done):
+                if not self._is_there(version):
+                    break
+                if (yield from self._tensor(version, name)):
+                    done.add(_mark(version, name))
+        self.scrubbed = replace(self.scrubbed, at=time.time())
+
+    def _is_there(self, version: SharedVersion) -> bool:
+        return any(version is other for other in self._versions())
+
+    def _tensor(self, version: SharedVersion, name: str) -> Generator[int, None, bool]:
+        """Whether it is done with in this scrub, damaged or not; else the version left meanwhile."""
+        assert version.held is not None
+        try:
+            for size in version.held.examine(name, version.descriptors):
+                yield size
+                if not self._is_there(version):
+                    return False
+        except CorruptCheckpointError:
+            self._suspect(version)  # its follower says so
+        except OSError as error:
+            _log.debug("version %d cannot be scrubbed now: %s", version.version.number, error)
+        return True
+
+
+def _unread(version: SharedVersion, done: Collection[object]) -> list[str]:
+    return [name for name in version.keys if _mark(version, name) not in done]
+
+
+def _mark(version: SharedVersion, name: str) -> object:
+    """Tells the bytes of a tensor from others."""
+    assert version.held is not None
+    return tuple(version.held.marks(name))
