@@ -18,8 +18,9 @@ import tensorflow as tf
 
 from paramsync.checkpoint.reader import Bundle
 from paramsync.checkpoint.tensor_bytes import soundness
-from paramsync.errors import CorruptCheckpointError, NotFiniteError, SettingsError, UnreadableError
+from paramsync.errors import CorruptCheckpointError, NotFiniteError, ParamsyncError, SettingsError, UnreadableError
 from paramsync.graphs.sources.objects import object_graph, parts, variable_keys
+from paramsync.host.repeats import Repeats
 from paramsync.publishing.job import Job
 from paramsync.publishing.live_variables import VariableReader
 from paramsync.publishing.write_behind import Snapshot
@@ -63,6 +64,7 @@ class TrainingState:
             shutil.rmtree(leftover, ignore_errors=True)
         self.saved: int | None = None  # the step that was saved last, or resumed from
         self.error: str | None = None  # of the last save; None where it went well
+        self._repeats = Repeats()  # of saves that failed
         self._directory = directory
         self._store = store
         self._job = job
@@ -137,11 +139,13 @@ class TrainingState:
             self._failed(error)
         else:
             self.saved, self.error = snapshot.version.step, None
+            self._repeats.over()
             self._commits += 1
 
     def _failed(self, error: Exception) -> None:
         self.error = _first_line(error)
-        _log.error("training state was not saved, training goes on: %s", self.error)
+        if (told := self._repeats.text(self.error)) is not None:
+            _log.error("training state was not saved, training goes on: %s", told)
 
     def _follow_structure(self) -> None:
         """Have the variables that there are now saved. Raises SettingsError for what cannot be saved.
@@ -212,7 +216,7 @@ def _only_variables(name: str, found: object) -> str:
     return f"Job.state[{name!r}]: expected variables, or objects that have them, found {type(found).__name__}"
 
 
-def _problem(prefix: Path) -> CorruptCheckpointError | None:
+def _problem(prefix: Path) -> ParamsyncError | None:
     """What is wrong with a save, of which every tensor is read: a restore must not stop halfway.
 
     Raises UnreadableError where it cannot be read now, and is not to be trained once more.

@@ -22,6 +22,7 @@ import numpy as np
 from paramsync.dtypes import Array
 from paramsync.errors import NotFiniteError, ParamsyncError, PublishError, StructureError
 from paramsync.host import files
+from paramsync.host.repeats import Repeats
 from paramsync.store.commit import StoreWriter
 from paramsync.version import Version
 
@@ -61,6 +62,7 @@ class WriteBehind(Generic[T]):
         self._closed = False
         self._status = PublisherStatus()
         self._error: str | None = None
+        self._repeats = Repeats()  # the writing thread's
         self._listeners: tuple[Callable[[Version], None], ...] = ()
         self._thread = threading.Thread(target=self._run, name="publisher", daemon=True)
 
@@ -154,6 +156,8 @@ class WriteBehind(Generic[T]):
             self._status = replace(self._status, published=version, publishes=count, last_error=None)
             listeners = self._listeners
         _log.debug("published version %d, step %d", version.number, version.step)
+        if (failed := self._repeats.over()) > 1:
+            _log.warning("version %d is published, after %d failures in a row", version.number, failed)
         for future in waiting:
             if future.set_running_or_notify_cancel():
                 future.set_result(version)
@@ -169,12 +173,11 @@ class WriteBehind(Generic[T]):
         with self._changed:
             # the text, not the error: its traceback would keep the whole snapshot in memory
             self._error = text
-            again = self._status.last_error == text
             refused = self._status.refused + isinstance(error, NotFiniteError)
             failed = self._status.failed + 1
             self._status = replace(self._status, failed=failed, refused=refused, last_error=text)
-        if not again:  # else it was logged: a training that diverged would fill the log
-            _log.error("a publication failed, training goes on: %s", text, exc_info=None if expected else error)
+        if (told := self._repeats.text(text)) is not None:  # a full disk, or NaN, would fill the log
+            _log.error("a publication failed, training goes on: %s", told, exc_info=None if expected else error)
         for future in waiting:
             if future.set_running_or_notify_cancel():
                 failure = NotFiniteError(error.names) if isinstance(error, NotFiniteError) else PublishError(text)

@@ -16,6 +16,7 @@ from paramsync.checkpoint.data_file import NO_ROOM, FilePool, FileStamp
 from paramsync.checkpoint.writer import CheckpointWriter, Tensor
 from paramsync.errors import CorruptCheckpointError, StoreError, UnreadableError
 from paramsync.host import files
+from paramsync.host.repeats import Repeats
 from paramsync.store import store
 from paramsync.store.retention import Retention
 from paramsync.store.signing import Signer, graph_digest
@@ -74,6 +75,7 @@ class StoreWriter:
         self._unchanged: frozenset[str] = frozenset()
         self._reserved = -1
         self._publications = 0  # since the store was made
+        self._repeats = Repeats()  # of removals that failed
         self._closed = False
         self._lock: int | None = None
         self._take()
@@ -187,7 +189,10 @@ class StoreWriter:
             try:
                 self._sweep(self._state.names() if published is None else published)
             except (OSError, StoreError, CorruptCheckpointError) as error:  # what stays is marked until the next time
-                _log.warning("%s: old versions were not removed: %s", self._path, error)
+                if (told := self._repeats.text(str(error))) is not None:
+                    _log.warning("%s: old versions were not removed: %s", self._path, told)
+            else:
+                self._repeats.over()
         return version
 
     def has(self, tensors: Mapping[str, Tensor]) -> bool:
