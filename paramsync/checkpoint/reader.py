@@ -14,9 +14,9 @@ from crc32c import crc32c
 from paramsync import dtypes
 from paramsync.checkpoint import digests
 from paramsync.checkpoint.data_file import DataFile, FileId, FileStamp, FindMapped, hold, seal_of
-from paramsync.checkpoint.tensor_bytes import PORTION, THREADS, Finding, Region, each, examine
+from paramsync.checkpoint.tensor_bytes import PORTION, THREADS, Finding, Region, each, examine, soundness
 from paramsync.dtypes import Array
-from paramsync.errors import CorruptCheckpointError, ParameterError, UnreadableError
+from paramsync.errors import CorruptCheckpointError, ParameterError, ParamsyncError, UnreadableError
 from paramsync.host import files
 from paramsync.tensorbundle import index
 from paramsync.tensorbundle.index import Entry, data_file, index_file
@@ -150,16 +150,15 @@ class Bundle:
             if error := self._mismatch(name, piece, finding.checksum):
                 raise error
             if not finding.sound:
-                wrong = "bytes other than 0 and 1" if piece.dtype == dtypes.BOOL else "NaN or infinity"
-                path = self._shards[piece.shard].path
-                raise ParameterError(str(path), expected=f"finite values in {files.shown(name)}", found=wrong)
+                raise self._unsound(name, piece)
 
-    def faults(self, advance: Callable[[int], None]) -> dict[str, CorruptCheckpointError | UnreadableError]:
+    def faults(self, advance: Callable[[int], None], *, finite: bool = False) -> dict[str, ParamsyncError]:
         """The error of each tensor that differs from its checksum, found with little memory, however large the files.
 
-        Keeps nothing of what it reads. Runs on several threads, each of which tells `advance` how many bytes it read.
+        With `finite` also of each that `verify` would refuse for its values. Keeps nothing of what it reads. Runs on
+        several threads, each of which tells `advance` how many bytes it read.
         """
-        wrong: dict[str, CorruptCheckpointError | UnreadableError] = {}
+        wrong: dict[str, ParamsyncError] = {}
         places: dict[_Place, list[tuple[str, Entry]]] = {}
         for name, entry in self.entries.items():
             for piece in entry.pieces:
@@ -167,12 +166,14 @@ class Bundle:
 
         def look(claims: list[tuple[str, Entry]]) -> None:
             try:
-                checksum = self._checksum(*claims[0], advance)
+                checksum, sound = self._looked_at(*claims[0], advance, finite=finite)
             except (CorruptCheckpointError, UnreadableError) as error:
                 wrong.update((name, error) for name, _ in claims)
                 return
             mismatches = ((name, self._mismatch(name, piece, checksum)) for name, piece in claims)
             wrong.update((name, error) for name, error in mismatches if error)
+            if not sound:
+                wrong.update((name, self._unsound(name, piece)) for name, piece in claims if name not in wrong)
 
         each(look, places.values())
         return wrong
@@ -344,20 +345,25 @@ class Bundle:
         dtype = dtypes.to_numpy(piece.dtype) if finite or piece.dtype == dtypes.BOOL else None
         return Region(self._memory(piece), dtype, lambda start, size: check(piece.offset + start, size))
 
-    def _checksum(self, name: str, piece: Entry, advance: Callable[[int], None]) -> int:
-        """The checksum of the bytes in the file, not masked. They are read in chunks, of which none is kept."""
+    def _looked_at(self, name: str, piece: Entry, advance: Callable[[int], None], *, finite: bool) -> tuple[int, bool]:
+        """The checksum of the bytes in the file, not masked, and whether the values are sound, where that matters.
+
+        They are read in chunks, of which none is kept.
+        """
         shard = self._shards[piece.shard]
         if piece.dtype in (dtypes.STRING, dtypes.VARIANT):
             checksum = self._checksum_of_objects(name, piece, self._objects(name, piece))
             advance(piece.size)
-            return checksum
-        self._numpy_dtype(name, piece)
-        checksum = 0
-        for start in range(0, piece.size, PORTION):
-            chunk = shard.read(piece.offset + start, min(PORTION, piece.size - start))
+            return checksum, True
+        dtype = self._numpy_dtype(name, piece)
+        test = soundness(dtype) if finite else None
+        checksum, sound, step = 0, True, max(1, PORTION // dtype.itemsize) * dtype.itemsize
+        for start in range(0, piece.size, step):
+            chunk = shard.read(piece.offset + start, min(step, piece.size - start))
             checksum = crc32c(chunk, checksum)
+            sound = sound and (test is None or test(chunk))
             advance(len(chunk))
-        return checksum
+        return checksum, sound
 
     def _objects(self, name: str, piece: Entry) -> memoryview:
         """The bytes of strings or variants as they are now, which have to be known together."""
@@ -366,6 +372,11 @@ class Bundle:
             expected = f"at most {_OBJECTS} bytes of {dtypes.name(piece.dtype)} in {files.shown(name)}"
             raise CorruptCheckpointError(shard.path, expected=expected, found=piece.size)
         return shard.read(piece.offset, piece.size)
+
+    def _unsound(self, name: str, piece: Entry) -> ParameterError:
+        wrong = "bytes other than 0 and 1" if piece.dtype == dtypes.BOOL else "NaN or infinity"
+        path = self._shards[piece.shard].path
+        return ParameterError(str(path), expected=f"finite values in {files.shown(name)}", found=wrong)
 
     def _mismatch(self, name: str, piece: Entry, checksum: int) -> CorruptCheckpointError | None:
         if (stored := mask(checksum)) == piece.crc32c:

@@ -75,7 +75,7 @@ def _show(screen: Console, found: Sequence[Difference], names: Mapping[str, str]
     for each in found:
         if each.kind not in ("changed", "unchanged"):
             screen.print(f"{each.kind}: {names[each.name]}, {_form(each)}", soft_wrap=True)
-    for each in changed[:top]:
+    for each in found[:top]:
         if each.not_finite:
             what = f"NaN or infinity in {each.not_finite} of {each.elements} elements, which no other figure counts"
             screen.print(f"{names[each.name]}: {what}", style="red", soft_wrap=True)
@@ -95,7 +95,7 @@ def _table(changed: Sequence[Difference], names: Mapping[str, str]) -> Table:
         table.add_row(
             names[each.name],
             str(list(each.shape)),
-            _number(each.norm),
+            "NaN" if each.not_finite and each.norm is None else _number(each.norm),
             _number(each.relative),
             _number(each.largest),
             share(each.changed / each.elements),

@@ -5,7 +5,8 @@ Pure: from what was answered, and how many seconds ago, to what rich draws.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -21,6 +22,7 @@ GOOD, DOUBTFUL, BAD = "green", "yellow", "red"
 
 _STATES = {pb.ModelStatus.SERVING: GOOD, pb.ModelStatus.WAITING: DOUBTFUL, pb.ModelStatus.DRAINING: DOUBTFUL}
 _LATE_SECONDS = 5.0  # a version that takes longer than the slow poll does not just come
+_NAMED = 5  # versions in one sentence
 _DISPENSABLE = ("in memory", "age", "published")
 
 
@@ -123,10 +125,7 @@ def _notes(row: StatusRow, now: float, *, several: bool) -> list[Text]:
     if model is None:
         return []
     who = f"{row.server} {model.model}" if several else model.model
-    bad = [
-        f"version {refused.number} was refused {ago(refused.since, now)}: {refused.reason}"
-        for refused in model.quarantined
-    ]
+    bad = refusals(model.quarantined, now)
     bad += [f"signature {name} is not served: {why}" for name, why in sorted(model.not_served.items())]
     bad += [f"last error: {model.last_error}"] if model.last_error else []
     if model.publisher == pb.ModelStatus.DIED:
@@ -146,6 +145,27 @@ def publishing(model: pb.ModelStatus, now: float) -> str:
         pb.ModelStatus.FINISHED: f"training finished {since} ago",
         pb.ModelStatus.DIED: f"the trainer died {since} ago",
     }.get(model.publisher, "")
+
+
+def refusals(quarantined: Iterable[pb.Quarantine], now: float) -> list[str]:
+    """A sentence about all versions that were refused for one reason, in which only their own number differs."""
+    groups: dict[str, list[pb.Quarantine]] = {}
+    for refused in quarantined:
+        reason = re.sub(rf"(?<!\d){refused.number}(?!\d)", "N", refused.reason)
+        groups.setdefault(reason, []).append(refused)
+    return [_refusal(group, now) for group in sorted(groups.values(), key=lambda group: group[-1].number)]
+
+
+def _refusal(group: Sequence[pb.Quarantine], now: float) -> str:
+    last = group[-1]
+    when = ago(last.since, now)
+    if len(group) == 1:
+        return f"version {last.number} was refused {when}: {last.reason}"
+    if len(group) <= _NAMED:
+        which = f"versions {', '.join(str(refused.number) for refused in group[:-1])} and {last.number}"
+    else:
+        which = f"{len(group)} versions from {group[0].number} to {last.number}"
+    return f"{which} were refused, the last {when}: {last.reason}"
 
 
 def _told(model: pb.ModelStatus, seconds: float, now: float) -> list[str]:

@@ -22,6 +22,7 @@ from paramsync.cli.versions import look
 from paramsync.errors import (
     CorruptCheckpointError,
     GraphError,
+    ParameterError,
     StoreError,
     UnknownVersionError,
     UnreadableError,
@@ -37,7 +38,8 @@ from paramsync.version import Version
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorFinding:
-    """One tensor. `problem` is None where its bytes are what its checksum says, `variable` where nobody says."""
+    """One tensor. `problem` is None where its bytes are what its checksum says, and where a graph needs it, no value is
+    NaN or infinite: such a version is not served. `variable` is None where nobody says."""
 
     name: str
     variable: str | None
@@ -133,8 +135,14 @@ def _verify(store: Store, version: Version, trust: TrustedKeys | None) -> Verdic
     else:
         total = sum(entry.size for entry in bundle.entries.values())
         with progress(f"version {version.number}", total) as advance:
-            wrong = bundle.faults(advance)
+            wrong = bundle.faults(advance, finite=True)
         variables = graph_files.variables_of(store, version)
+        if variables:  # nobody serves the others: an optimizer's, say, may well be infinite
+            wrong = {
+                name: error
+                for name, error in wrong.items()
+                if name in variables or not isinstance(error, ParameterError)
+            }
         findings = [
             _finding(name, bundle.entries[name], wrong.get(name), variables.get(name))
             for name in sorted(bundle.entries)

@@ -38,7 +38,7 @@ class Difference:
     dtype, shape   in the newer version, or in the older one where the newer has no such parameter
     elements       of that shape
     changed        how many of them have another value; of variants, which are opaque, all or none
-    norm           the L2 norm of the difference; None where nothing can be subtracted, such as strings
+    norm           the L2 norm of the difference; None where nothing can be subtracted, such as strings, or NaN alone
     norm_before    the L2 norm in the older version; None where nothing had to be read
     relative       `norm` by `norm_before`; infinite where all was zero
     largest        the largest absolute difference of an element
@@ -71,7 +71,8 @@ def differences(
     threads: int = THREADS,
     advance: Callable[[int], None] = lambda count: None,
 ) -> list[Difference]:
-    """All parameters of two versions: those that changed first, by their relative change, then others, by name.
+    """All parameters of two versions: those that changed first, by their relative change, those that are not finite
+    before all others, then those that did not, by name.
 
     Holds the files of both, so that no publisher of ours overwrites them, reads them in portions, and checks the
     checksum of whatever it reads. A tensor that lies in a file which both versions have is unchanged without a look,
@@ -95,7 +96,7 @@ def differences(
 def _order(difference: Difference) -> tuple[Any, ...]:
     kinds: list[Kind] = ["changed", "reshaped", "added", "removed", "unchanged"]
     relative = 0.0 if difference.relative is None else difference.relative
-    return kinds.index(difference.kind), -relative, difference.name
+    return kinds.index(difference.kind), -(math.inf if difference.not_finite else relative), difference.name
 
 
 def _difference(name: str, before: Bundle, after: Bundle, *, same: bool, look: Callable[[], None]) -> Difference:
@@ -160,6 +161,7 @@ class _Sums:
     norm_before: float = 0.0
     largest: float = 0.0
     not_finite: int = 0
+    finite: int = 0
     histogram: np.ndarray[tuple[int], np.dtype[np.int64]] = field(default_factory=lambda: np.zeros(_BINS, np.int64))
 
     def add(self, before: Array, after: Array) -> None:
@@ -179,6 +181,7 @@ class _Sums:
             is_other &= ~(np.isnan(wide_before) & np.isnan(wide))
             self.not_finite += int(np.count_nonzero(~is_finite))
             wide_before, difference = wide_before[is_finite], difference[is_finite]
+        self.finite += len(difference)
         self.norm_before = math.hypot(self.norm_before, _norm(np.abs(wide_before)))
         if not (changed := int(np.count_nonzero(is_other))):
             return
@@ -192,7 +195,7 @@ class _Sums:
 
     def figures(self) -> dict[str, Any]:
         figures: dict[str, Any] = {"changed": self.changed, "not_finite": self.not_finite}
-        if not self.is_number:
+        if not self.is_number or (self.not_finite and not self.finite):
             return figures
         relative = 0.0 if not self.norm else self.norm / self.norm_before if self.norm_before else math.inf
         figures |= {"norm": self.norm, "relative": relative, "largest": self.largest}

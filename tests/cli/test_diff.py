@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 from paramsync.cli.__main__ import main
+from paramsync.cli.formatting import NOTHING
 from paramsync.store.commit import StoreWriter
 from tests.support.commands import json_of, only_line, three_versions
 from tests.support.written import version
@@ -125,3 +126,18 @@ def test_diff_of_a_single_version_says_that_there_is_no_other(
     assert main(["diff", str(tmp_path)]) == 1
     problem = "expected a version before 5 to compare with, found none"
     assert only_line(capsys.readouterr().err) == f"paramsync diff: store {tmp_path}: {problem}"
+
+
+def test_diff_of_a_version_that_is_nan_alone_says_so_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with StoreWriter(tmp_path) as writer:
+        for number, values in ((1, np.ones(4)), (2, np.full(4, math.nan)), (3, np.full(4, math.nan))):
+            writer.commit(version(number), {"a": np.full(3, number, np.float32), "z": values})
+    assert main(["diff", str(tmp_path), "1", "2"]) == 0
+    _, _, *rows, note = capsys.readouterr().out.splitlines()
+    assert [row.split() for row in rows] == [
+        ["z", "[4]", "NaN", NOTHING, NOTHING, "100.0%"],
+        ["a", "[3]", "1.73", "1", "1", "100.0%"],
+    ]
+    assert note == "z: NaN or infinity in 4 of 4 elements, which no other figure counts"
+    (z, _) = json_of(["diff", str(tmp_path), "1", "2"], capsys)["parameters"]
+    assert (z["name"], z["changed"], z["not_finite"], z["norm"], z["relative"]) == ("z", 4, 4, None, None)

@@ -8,7 +8,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from paramsync.cli.overview import StatusRow, StatusTable, behind, lag
+from paramsync.cli.overview import StatusRow, StatusTable, behind, lag, refusals
 from paramsync.v1 import sync_pb2 as pb
 from tests.support.servers import SERVING, TRAINING
 
@@ -83,6 +83,39 @@ def test_a_wide_terminal_has_what_is_in_memory_too() -> None:
     text = shown(StatusTable([StatusRow("", SERVING)], 1000.0), width=120)
     assert "in memory" in text
     assert "420, 419" in text
+
+
+def refused(*numbers: int, why: str = "/store/ckpt-{}.data: found NaN") -> list[pb.Quarantine]:
+    return [pb.Quarantine(number=number, reason=why.format(number), since=1000.0 + number) for number in numbers]
+
+
+@pytest.mark.parametrize(
+    ("quarantined", "said"),
+    [
+        ([], []),
+        (refused(7), ["version 7 was refused 3.0 s ago: /store/ckpt-7.data: found NaN"]),
+        (refused(6, 7), ["versions 6 and 7 were refused, the last 3.0 s ago: /store/ckpt-7.data: found NaN"]),
+        (
+            refused(3, 5, 6, 7),
+            ["versions 3, 5, 6 and 7 were refused, the last 3.0 s ago: /store/ckpt-7.data: found NaN"],
+        ),
+        (
+            refused(*range(1, 8)),
+            ["7 versions from 1 to 7 were refused, the last 3.0 s ago: /store/ckpt-7.data: found NaN"],
+        ),
+        (
+            [*refused(4, why="cut"), *refused(5), *refused(6, why="cut"), *refused(7)],
+            [
+                "versions 4 and 6 were refused, the last 4.0 s ago: cut",
+                "versions 5 and 7 were refused, the last 3.0 s ago: /store/ckpt-7.data: found NaN",
+            ],
+        ),
+    ],
+)
+def test_versions_that_were_refused_for_one_reason_are_one_sentence(
+    quarantined: list[pb.Quarantine], said: list[str]
+) -> None:
+    assert refusals(quarantined, 1010.0) == said
 
 
 def test_what_is_wrong_is_red_and_what_waits_is_yellow() -> None:

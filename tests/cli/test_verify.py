@@ -20,10 +20,14 @@ from rich.cells import cell_len
 
 from paramsync.checkpoint.reader import Bundle
 from paramsync.cli.__main__ import main
+from paramsync.store.commit import StoreWriter
+from paramsync.store.store import sealed
 from paramsync.tensorbundle import index
 from paramsync.tensorbundle.index import Entry, Index, data_file, index_file
+from paramsync.v1 import graph_pb2
 from tests.support import checkpoints
 from tests.support.commands import NAMES, cut, json_of, only_line, three_versions
+from tests.support.written import version
 
 FLOAT32 = 1  # as TensorFlow counts dtypes
 
@@ -141,6 +145,30 @@ def test_verify_names_the_tensor_whose_bytes_are_wrong(store: Path, capsys: pyte
     assert [line.split()[-1] for line in text.splitlines()[2:5]] == ["ok", "wrong", "ok"]
     assert "expected checksum 0x" in text.splitlines()[5]
     assert main(["verify", str(store), "20"]) == 0
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_verify_refuses_the_values_that_serving_refuses(
+    tmp_path: Path, value: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with StoreWriter(tmp_path) as writer:
+        for number in (1, 2):
+            kernel = np.full([3, 500], value if number == 2 else 1.0, np.float32)
+            writer.commit(version(number), {"kernel": kernel, "steps": np.arange(5)})
+    assert main(["verify", str(tmp_path), "1"]) == 0
+    capsys.readouterr()
+    assert main(["verify", str(tmp_path)]) == 1
+    head, *_, last = capsys.readouterr().out.splitlines()
+    assert head == "version 2, step 2: 1 of 2 tensors, 6.0 kB wrong: not ok"
+    assert last.endswith("expected finite values in 'kernel', found NaN or infinity")
+
+
+def test_verify_takes_what_no_graph_needs_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    graph = graph_pb2.Graph(digest="ab" * 20, parameters=[graph_pb2.Parameter(name="kernel")])
+    with StoreWriter(tmp_path) as writer:
+        writer.add_graph("ab" * 20, sealed(graph.SerializeToString()))
+        writer.commit(version(1, graph="ab" * 20), {"kernel": np.ones(3), "slot/of/an/optimizer": np.full(3, np.inf)})
+    assert main(["verify", str(tmp_path)]) == 0
 
 
 def test_verify_of_all_finds_the_wrong_one(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
