@@ -1,7 +1,7 @@
 // A field to draw a digit in, which the model answers, again whenever another version serves.
 
 import { get, post } from "./calls.js";
-import { figure, make, many, put } from "./words.js";
+import { figure, make, many, percent, put } from "./words.js";
 
 export async function describe(model) {
   model.described = true;
@@ -145,7 +145,7 @@ class Digit {
     const best = scores ? shares.indexOf(Math.max(...shares)) : -1;
     for (const [digit, [bar, words]] of this.bars.entries()) {
       bar.value = shares[digit] ?? 0;
-      put(words, scores ? `${(100 * shares[digit]).toFixed(1)} %` : "");
+      put(words, scores ? percent(shares[digit], 1) : "");
       bar.parentElement.classList.toggle("best", digit === best);
     }
     put(big, scores ? String(best) : "–");
@@ -155,7 +155,7 @@ class Digit {
     if (this.story.length > 200) this.story.splice(1, 1);
     const first = this.story[0];
     put(this.part.querySelector(".story"), this.story.length > 1
-      ? `${many(this.story.length, "version")} answered for this drawing: from ${first.best} (${Math.round(100 * first.share)} %, version ${figure(first.version)}) to ${best} (${Math.round(100 * shares[best])} %).`
+      ? `${many(this.story.length, "version")} answered for this drawing: from ${first.best} (${percent(first.share)}, version ${figure(first.version)}) to ${best} (${percent(shares[best])}).`
       : "It is asked again whenever another version serves.");
   }
 }

@@ -3,7 +3,7 @@
 import { get, headers, keep, post, token } from "./calls.js";
 import { clear, metricOf, plot, readColours } from "./charts.js";
 import { describe } from "./digit.js";
-import { $, ago, clock, duration, figure, list, make, many, mib, put, rate, seconds, serverNow, short, time } from "./words.js";
+import { $, ago, clock, duration, figure, list, make, many, mib, percent, put, rate, seconds, serverNow, short, time } from "./words.js";
 
 const MOST = { versions: 1000, happened: 200, traffic: 600 };
 const QUIET = 12; // seconds without a word after which the server counts as lost: it has one every five
@@ -212,7 +212,7 @@ function drawModel(model) {
   const { node, status } = model;
   if (!status) return;
   drawHeadline(model);
-  const restoring = status.restoring === null ? "" : ` · restoring ${figure(status.restoring)}${status.restored_share ? ` (${Math.round(100 * status.restored_share)} %)` : ""}`;
+  const restoring = status.restoring === null ? "" : ` · restoring ${figure(status.restoring)}${status.restored_share ? ` (${percent(status.restored_share)})` : ""}`;
   const parts = Object.entries(status.parts ?? {}).map(([name, version]) => `${name} ${figure(version?.number)}`).join(" + ");
   const choice = node.querySelector(".choice");
   const words = `${status.pinned === null ? "" : `pinned to ${figure(status.pinned)}`}|${parts ? `joined from ${parts}` : status.pinned === null ? `follows the newest in ${status.store}` : ` · follows ${status.store} once unpinned`}${status.publisher === "training" ? " · training" : status.publisher === "finished" ? ` · training finished at ${time(status.publisher_since)}` : ""}${status.signed_by ? ` · signed by key ${status.signed_by}` : ""}${restoring}`;
@@ -361,7 +361,7 @@ async function compare(model, part) {
     part.querySelector(".scroll").hidden = !found.parameters.length;
     part.querySelector("tbody").replaceChildren(...found.parameters.map((one) => make("tr", {},
       make("td", { title: one.name }, one.shown, make("span", { class: "dim", text: ` ${one.shape.join("×") || "scalar"}` })),
-      make("td", { class: "n", text: one.kind !== "changed" ? one.kind : one.norm === null ? `${figure(one.changed)} values` : one.relative === null ? `${short(one.norm)}, from 0` : `${short(100 * one.relative)} %` }),
+      make("td", { class: "n", text: one.kind !== "changed" ? one.kind : one.norm === null ? `${figure(one.changed)} values` : one.relative === null ? `${short(one.norm)}, from 0` : `${short(100 * one.relative)}\u00a0%` }),
       make("td", { class: "n", text: short(one.largest) }),
       make("td", {}, one.histogram.some(Boolean) ? bars(one.histogram, found.histogram_edges) : ""))));
   } catch (error) {

@@ -5,23 +5,25 @@ export const $ = (id) => document.getElementById(id);
 export const seconds = () => performance.now() / 1000;
 export const serverNow = () => clock.now + seconds() - clock.at; // the server's clock: the browser's may jump
 
-export function duration(value) {
+export function duration(value) { // which no line is broken in
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
   const s = Math.max(0, value);
-  if (s < 0.0005) return `${Math.round(s * 1e6)} µs`;
-  if (s < 0.01) return `${(s * 1000).toFixed(s < 0.001 ? 2 : 1)} ms`;
-  if (s < 0.95) return `${Math.round(s * 1000)} ms`;
-  if (s < 10) return `${s.toFixed(1)} s`;
-  if (s < 60) return `${Math.floor(s)} s`;
-  if (s < 3600) return `${Math.floor(s / 60)} min ${Math.floor(s % 60)} s`;
-  if (s < 86400) return `${Math.floor(s / 3600)} h ${Math.floor((s % 3600) / 60)} min`;
-  return `${Math.floor(s / 86400)} d ${Math.floor((s % 86400) / 3600)} h`;
+  const two = (first, one, second, other) => `${Math.floor(first)}\u00a0${one}\u00a0${Math.floor(second)}\u00a0${other}`;
+  if (s < 0.0005) return `${Math.round(s * 1e6)}\u00a0µs`;
+  if (s < 0.01) return `${(s * 1000).toFixed(s < 0.001 ? 2 : 1)}\u00a0ms`;
+  if (s < 0.95) return `${Math.round(s * 1000)}\u00a0ms`;
+  if (s < 10) return `${s.toFixed(1)}\u00a0s`;
+  if (s < 60) return `${Math.floor(s)}\u00a0s`;
+  if (s < 3600) return two(s / 60, "min", s % 60, "s");
+  if (s < 86400) return two(s / 3600, "h", (s % 3600) / 60, "min");
+  return two(s / 86400, "d", (s % 86400) / 3600, "h");
 }
+export const percent = (share, digits = 0) => `${(100 * share).toFixed(digits)}\u00a0%`;
 export const figure = (value) => (typeof value === "number" ? value.toLocaleString("en-US") : String(value).replace(/\B(?=(\d{3})+$)/g, ","));
 export const short = (value) => (value === null || value === undefined ? "–" : Math.abs(value) >= 1e5 || (value && Math.abs(value) < 1e-3)
   ? value.toExponential(2) : String(Number(value.toPrecision(4))));
 export const rate = (value) => (value >= 100 ? Math.round(value).toLocaleString("en-US") : String(Number((value ?? 0).toFixed(value < 10 ? 1 : 0))));
-export const ago = (at) => { const s = Math.floor(serverNow() - at); return s < 1 ? "now" : s < 60 ? `${s} s ago` : `${duration(s)} ago`; };
+export const ago = (at) => { const s = Math.floor(serverNow() - at); return s < 1 ? "now" : s < 60 ? `${s}\u00a0s ago` : `${duration(s)} ago`; };
 export const mib = (bytes) => (bytes >= 2 ** 30 ? `${(bytes / 2 ** 30).toFixed(2)} GiB` : `${Math.round(bytes / 2 ** 20)} MiB`);
 export const many = (count, what) => `${figure(count)} ${what}${count === 1 ? "" : "s"}`;
 export const time = (at) => new Date(at * 1000).toLocaleTimeString("en-GB");
