@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,6 +25,7 @@ SAVED_MODEL = "saved_model.pb"
 _MOST_PARTS = 1 << 18  # parameters, tables or graphs: as many as a checkpoint may have tensors
 _SERVING = "serve"  # the tag of the graph that predicts
 _VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"  # ends the keys of TensorFlow's object-based checkpoints
+_UNNAMED = re.compile(r"variable(_\d+)?", re.IGNORECASE)  # what TensorFlow and Keras call one without a name
 _OWN = "__saved_model_"  # begins the names of signatures that TensorFlow keeps for itself
 
 
@@ -74,9 +76,13 @@ def shown_names(names: Iterable[tuple[str, str | None]]) -> dict[str, str]:
     """What people are shown for parameters, of which the name and that of the variable are given, if it is known.
 
     TensorFlow's key of a compiled Keras model's variable leads through the optimizer, and misleads who reads it: where
-    only one parameter has a variable of that name it is called like that. Other keys lose the ending that all have.
+    only one parameter has a variable of that name it is called like that. Other keys lose the ending that all have, and
+    so do those of variables that nobody named.
     """
-    pairs = [(name, variable or name.removesuffix(_VALUE)) for name, variable in names]
+    pairs = [
+        (name, variable if variable and not _UNNAMED.fullmatch(variable) else name.removesuffix(_VALUE))
+        for name, variable in names
+    ]
     counts = Counter(shown for _, shown in pairs)
     return {name: shown if counts[shown] == 1 else name for name, shown in pairs}
 
