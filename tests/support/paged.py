@@ -42,7 +42,8 @@ class Store:
         self._found = capture(Answers())
         self._writer.add_graph(self._found.graph.digest, self._found.graph.to_bytes())
 
-    def publish(self, *, bad: bool = False, metrics: dict[str, float] | None = None) -> int:
+    def publish(self, *, bad: bool = False, metrics: dict[str, float] | None = None, age: float = 0.0) -> int:
+        """The step was done `age` seconds ago."""
         self.number += 1
         now = time.time()
         loss = 0.2 + 2.1 * math.exp(-self.number / 12) + 0.04 * math.sin(2.4 * self.number)
@@ -52,7 +53,7 @@ class Store:
             step=10 * self.number,
             prefix=f"ckpt-{self.number}",
             graph=self._found.graph.digest,
-            step_done_at=now,
+            step_done_at=now - age,
             snapshot_at=now,
             metrics=values,
         )

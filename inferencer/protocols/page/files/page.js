@@ -140,57 +140,148 @@ function ask() {
 
 function draw() {
   const names = [...models.keys()].sort();
-  for (const name of names) drawModel(models.get(name));
-  list($("nav"), JSON.stringify(names.length > 1 ? names.map((name) => [name, mood(models.get(name))]) : []), () =>
-    names.length < 2 ? [] : names.map((name) => make("a", { href: `#${models.get(name).node.id}`, class: mood(models.get(name)), text: name })));
+  const opened = openedModel();
+  for (const model of models.values()) if (model.node) model.node.hidden = model !== opened;
+  $("overview").hidden = Boolean(opened) || !names.length;
+  if (opened) drawModel(opened);
+  else drawRows(names);
+  const listed = names.length > 1 && opened ? names.map((name) => [name, mood(models.get(name)), name === opened.name]) : [];
+  list($("nav"), JSON.stringify(listed), () => listed.length < 2 ? [] : [make("a", { class: "all", href: "#/", "data-key": "all", text: "All models" }),
+    ...listed.map(([name, feeling, here]) => make("a", { href: fragment(name), class: feeling, "data-key": name, "aria-current": here ? "page" : undefined, text: name }))]);
   drawServer();
-  if (seconds() - plotted >= 0.5 && !document.hidden) {
+  if (opened && seconds() - plotted >= 0.5 && !document.hidden) {
     plotted = seconds();
-    for (const model of models.values()) plot(model);
+    plot(opened);
   }
-  const first = models.get(names.find((name) => wrongs(models.get(name)).length) ?? names[0]);
+  if (shown !== opened) turn(opened);
+  const first = opened ?? models.get(names.find((name) => wrongs(models.get(name)).length) ?? names[0]);
   const serving = first?.status?.serving;
   document.title = first ? `${wrongs(first).length ? "▲ " : ""}${serving ? figure(serving.number) : "nothing"} · ${first.name} · paramsync` : "paramsync";
   tick();
 }
 
 function tick() { // what time alone changes
-  for (const model of models.values()) if (model.node) drawHeadline(model);
+  for (const model of models.values()) if (model.node && !model.node.hidden) drawHeadline(model);
+  if (!$("overview").hidden) drawAges();
   if (connection.lost !== null) {
     const left = Math.max(0, Math.ceil((connection.tryAt ?? 0) - seconds()));
-    put($("lost-when"), `What is below is ${duration(serverNow() - connection.lost)} old. ${left ? `Trying again in ${left} s.` : "Trying…"}`);
+    put($("lost-when"), `${models.size ? `What is below is ${duration(serverNow() - connection.lost)} old. ` : ""}${left ? `Trying again in ${left} s.` : "Trying…"}`);
   }
 }
 setInterval(tick, 1000);
 setInterval(() => { if (connection.lost === null) ask(); }, 1000);
 
+// All models, or one: the fragment of the address says which ---
+
+let shown; // undefined until something was
+const fragment = (name) => `#/${encodeURIComponent(name)}`;
+
+function openedModel() {
+  if (models.size === 1) return [...models.values()][0];
+  try {
+    return models.get(decodeURIComponent(location.hash.slice(2))) ?? null;
+  } catch { // no fragment of ours
+    return null;
+  }
+}
+
+function turn(opened) { // to another view: what is read and tabbed to begins with it
+  const before = shown;
+  shown = opened;
+  if (before === undefined) return;
+  scrollTo(0, 0);
+  const row = before && !opened && [...$("rows").querySelectorAll("a")].find((one) => one.textContent === before.name);
+  (row || (opened?.node.querySelector("h2") ?? $("overview-title"))).focus({ preventScroll: Boolean(opened) });
+}
+document.querySelector(".skip").addEventListener("click", (event) => {
+  event.preventDefault(); // the fragment says which model is open
+  $("models").focus();
+});
+window.addEventListener("hashchange", () => {
+  plotted = -Infinity;
+  ask();
+});
+
+function stateOf(model) { // in a word or two, and how bad that is
+  const { status } = model;
+  if (!status) return ["starting", "dim"];
+  if (status.state === "damaged") return ["damaged", "bad"];
+  if (!status.serving) return ["nothing serves", "bad"];
+  if (newestIsBad(status)) return ["newest quarantined", "bad"];
+  if (status.publisher === "died") return ["trainer died", "bad"];
+  if (wrongs(model).length) return ["trouble", "bad"];
+  if (status.pinned !== null) return ["pinned", "warn"];
+  return lag(model) > 2 ? ["behind", "warn"] : ["newest", "good"];
+}
+
+function trainerOf(status) { // its words, and how bad they are
+  if (status?.publisher === "died") return [`died ${ago(status.publisher_since)}`, "bad"];
+  if (status?.publisher === "finished") return [`finished ${ago(status.publisher_since)}`, "dim"];
+  return status?.publisher === "training" ? ["training", "good"] : ["–", "dim"];
+}
+
+function drawRows(names) { // what is wrong comes first
+  const rank = { bad: 0, warn: 1, dim: 1, good: 1 };
+  const rows = names.map((name) => ({ name, state: stateOf(models.get(name)), wrong: wrongs(models.get(name)) })).sort((a, b) => rank[a.state[1]] - rank[b.state[1]]);
+  list($("rows"), JSON.stringify(rows), () => rows.flatMap(({ name, state: [word, tint], wrong }) => [
+    make("tr", { "data-model": name }, make("th", { scope: "row" }, make("a", { href: fragment(name), "data-key": name, text: name })),
+      make("td", { class: `state ${tint}`, text: word }), ...["n", "n", "n", "more", "n more"].map((one) => make("td", { class: one }))),
+    ...(wrong.length ? [make("tr", { class: "trouble" }, make("td", { colspan: 7 }, ...wrong.slice(0, 2).map((one) => make("p", { text: one.text }))))] : [])]));
+  drawAges();
+}
+
+function drawAges() {
+  for (const row of $("rows").querySelectorAll("[data-model]")) {
+    const model = models.get(row.dataset.model);
+    const { status } = model ?? {};
+    if (!status) continue;
+    const [trainer, tint] = trainerOf(status);
+    const late = lag(model);
+    const [, , version, age, wait, training, requests] = row.children;
+    put(version, status.serving ? figure(status.serving.number) : "–");
+    put(age, status.serving ? duration(ageOf(model)) : "–");
+    put(wait, late === null ? "–" : `${duration(late)}${status.lag_versions ? `, ${many(status.lag_versions, "version")}` : ""}`);
+    put(training, trainer);
+    training.className = `more ${tint}`;
+    put(requests, `${rate(latest(model).rate)}/s`);
+  }
+}
+
 const elapsed = (model) => seconds() - model.statusAt;
 const serves = (model) => model.status?.serving && model.status.published?.number === model.status.serving.number;
 
-function wrongs(model) {
+const ageOf = (model) => model.status.serving_age_seconds + elapsed(model);
+const lag = (model) => (!model.status.serving || serves(model) ? null : (model.status.lag_seconds ?? 0) + elapsed(model));
+const plain = (model, text) => text.replaceAll("/.ATTRIBUTES/VARIABLE_VALUE", "").replaceAll(`${model.status.store}/`, ""); // what all have in common
+
+function newestIsBad(status) {
+  const newest = status.quarantined.at(-1);
+  return newest && (!status.serving || Number(newest.number) > Number(status.serving.number)) ? newest : null;
+}
+
+function wrongs(model) { // each with what to do about it, where that is known
   const status = model.status;
   if (!status) return [];
   const found = [];
-  if (!status.serving) found.push(status.waiting_for ? `Nothing serves: ${status.waiting_for}` : "Nothing serves yet.");
-  if (status.state === "damaged") found.push("What serves is damaged, and there is nothing else.");
-  if (status.last_error) found.push(status.last_error);
-  if (status.publisher === "died") found.push(`The trainer died at ${time(status.publisher_since)}.`);
-  const newest = status.quarantined.at(-1);
-  if (newest && (!status.serving || newest.number > status.serving.number)) found.push(`Version ${figure(newest.number)} is quarantined: ${newest.reason}`);
-  for (const [signature, why] of Object.entries(status.not_served)) found.push(`Signature ${signature} is not served: ${why}`);
+  const add = (text, advice = "") => found.push({ text: plain(model, text), advice });
+  if (!status.serving) add(status.waiting_for ? `Nothing serves: ${status.waiting_for}` : "Nothing serves yet.");
+  if (status.state === "damaged") add("What serves is damaged, and there is nothing else.");
+  if (status.last_error) add(status.last_error);
+  const bad = newestIsBad(status);
+  if (bad) add(`Version ${figure(bad.number)} is quarantined: ${bad.reason}`, bad.advice);
+  if (status.publisher === "died") add(`The trainer died at ${time(status.publisher_since)}.`, "Answers get older until it is started again: look at its log.");
+  for (const [signature, why] of Object.entries(status.not_served)) add(`Signature ${signature} is not served: ${why}`);
   return found;
 }
 
-function mood(model) {
-  if (wrongs(model).length) return "wrong";
-  return model.status && (model.status.pinned !== null || !serves(model)) ? "late" : "";
-}
+const MOODS = { bad: "wrong", warn: "late" };
+const mood = (model) => MOODS[stateOf(model)[1]] ?? "";
 
 function behind(model) {
   const status = model.status;
   if (!status.serving) return status.published ? `version ${figure(status.published.number)} is published` : "nothing is published";
-  if (serves(model)) return `newest · its step was ${duration(status.serving_age_seconds + elapsed(model))} ago`;
-  const words = [`${duration((status.lag_seconds ?? 0) + elapsed(model))} behind`];
+  if (serves(model)) return `newest · its step was ${duration(ageOf(model))} ago`;
+  const words = [`${duration(lag(model))} behind`];
   if (status.lag_steps) words.push(many(status.lag_steps, "step"));
   if (status.lag_versions) words.push(many(status.lag_versions, "version"));
   return words.join(", ");
@@ -203,8 +294,11 @@ function drawHeadline(model) {
   put(node.querySelector(".serves .big"), status.serving ? figure(status.serving.number) : "–");
   const late = node.querySelector(".behind");
   put(late, behind(model));
-  const words = !serves(model) && (status.lag_seconds ?? 0) + elapsed(model) > 2;
-  late.classList.toggle("warn", Boolean(words || !status.serving));
+  late.classList.toggle("warn", !status.serving || lag(model) > 2);
+  const [trainer, tint] = trainerOf(status);
+  const training = node.querySelector(".trainer");
+  put(training, trainer === "–" ? "" : tint === "good" ? "training" : `trainer ${trainer}`);
+  training.className = `trainer ${tint}`;
 }
 
 function drawModel(model) {
@@ -215,11 +309,11 @@ function drawModel(model) {
   const restoring = status.restoring === null ? "" : ` · restoring ${figure(status.restoring)}${status.restored_share ? ` (${percent(status.restored_share)})` : ""}`;
   const parts = Object.entries(status.parts ?? {}).map(([name, version]) => `${name} ${figure(version?.number)}`).join(" + ");
   const choice = node.querySelector(".choice");
-  const words = `${status.pinned === null ? "" : `pinned to ${figure(status.pinned)}`}|${parts ? `joined from ${parts}` : status.pinned === null ? `follows the newest in ${status.store}` : ` · follows ${status.store} once unpinned`}${status.publisher === "training" ? " · training" : status.publisher === "finished" ? ` · training finished at ${time(status.publisher_since)}` : ""}${status.signed_by ? ` · signed by key ${status.signed_by}` : ""}${restoring}`;
+  const words = `${status.pinned === null ? "" : `pinned to ${figure(status.pinned)}`}|${parts ? `joined from ${parts}` : status.pinned === null ? `follows the newest in ${status.store}` : ` · follows ${status.store} once unpinned`}${status.signed_by ? ` · signed by key ${status.signed_by}` : ""}${restoring}`;
   list(choice, words, () => [make("b", { text: words.slice(0, words.indexOf("|")) }), words.slice(words.indexOf("|") + 1)]);
   const wrong = wrongs(model);
   node.querySelector(".wrong").hidden = !wrong.length;
-  list(node.querySelector(".wrong"), JSON.stringify(wrong), () => wrong.map((text) => make("li", { text: text.length > 300 ? `${text.slice(0, 300)}…` : text })));
+  list(node.querySelector(".wrong"), JSON.stringify(wrong), () => wrong.map(({ text, advice }) => make("li", {}, text.length > 300 ? `${text.slice(0, 300)}…` : text, ...(advice ? [make("p", { text: advice })] : []))));
   const joined = parts !== "";
   const may = server.actions.allowed && !joined;
   node.querySelector(".actions").hidden = !may;
@@ -227,7 +321,6 @@ function drawModel(model) {
   const why = node.querySelector(".why");
   why.hidden = server.actions.allowed || joined || !server.actions.why;
   put(why, server.actions.why);
-  $("sign-in").hidden = !(server.actions.token || token());
   drawVersions(model, may);
   drawHappened(model);
   drawErrors(model);
@@ -245,8 +338,7 @@ function build(model) {
   node.setAttribute("aria-labelledby", title.id);
   node.querySelector(".scroll").setAttribute("aria-label", `Versions of ${model.name}`);
   for (const button of node.querySelectorAll("[data-do]")) button.addEventListener("click", () => act(model, button.dataset.do));
-  const later = [...models.keys()].sort().slice([...models.keys()].sort().indexOf(model.name) + 1).map((name) => models.get(name).node).find(Boolean);
-  $("models").insertBefore(node, later ?? null);
+  $("models").append(node);
   model.charts = Object.fromEntries([...node.querySelectorAll("[data-chart]")].map((one) => [one.dataset.chart, { figure: one }]));
   node.querySelector("figcaption select").addEventListener("change", (event) => {
     model.metric = event.target.value;
@@ -284,15 +376,16 @@ function drawVersions(model, may) {
   list(body, JSON.stringify([rows.map((row) => [row.number, row.state, row.labels]), may]), () =>
     rows.map((row) => make("tr", row.own ? { class: "serving" } : {},
       make("td", { class: "n", text: figure(row.number) }),
-      make("td", { class: row.own ? "" : row.reason ? "bad" : "dim", text: row.state, title: row.reason }),
+      make("td", { class: row.own ? "" : row.reason ? "bad" : "dim", title: row.reason }, row.state, make("span", { class: "less" })),
       make("td", {}, ...row.labels.map((label) => make("span", { class: "chip" }, make("span", { text: label }),
         ...(may ? [make("button", { type: "button", "data-key": `unlabel ${label}`, "aria-label": `Take the label ${label} away`, text: "×", on: () => act(model, "unlabel", row.number, label) })] : [])))),
-      ...["n dim", "n", "n", "n", "n"].map((one) => make("td", { class: one })),
+      ...["n dim more", "n more", "n more", "n more", "n more"].map((one) => make("td", { class: one })),
       make("td", { class: "acts" }, ...(may && row.state !== "gone" ? [["pin", "Pin"], ["label", "Label…"]].map(([what, word]) =>
         make("button", { type: "button", "data-key": `${what} ${row.number}`, "aria-label": `${word} version ${row.number}`, text: word, on: () => act(model, what, row.number) })) : [])))));
   for (const [at, row] of rows.entries()) { // what changes all the time, in place: nobody's click is to miss its button
     const words = [row.at ? ago(row.at) : "–", metric ? short(row.value) : "", ...(row.per ? [`${rate(row.per)}/s`, duration(row.p50), duration(row.p99)] : ["–", "–", "–"])];
     for (const [column, text] of words.entries()) put(body.children[at].children[3 + column], text);
+    put(body.children[at].querySelector(".less"), words[0]);
   }
 }
 
@@ -305,7 +398,7 @@ function drawHappened(model) {
   for (const one of model.versions.values()) {
     if (one.served_at) events.push({ at: one.served_at, kind: "served", number: one.number, took: one.served_at - one.step_done_at });
     else if (one.committed_at && !one.quarantined_at) events.push({ at: one.committed_at, kind: "published", number: one.number });
-    if (one.quarantined_at) events.push({ at: one.quarantined_at, kind: "quarantined", number: one.number, text: one.reason });
+    if (one.quarantined_at) events.push({ at: one.quarantined_at, kind: "quarantined", number: one.number, text: plain(model, one.reason) });
   }
   events.push(...model.happened.filter((one) => one.kind !== "error"));
   events.sort((a, b) => b.at - a.at);
@@ -324,20 +417,26 @@ function drawHappened(model) {
 }
 
 function drawErrors(model) {
-  const errors = model.happened.filter((one) => one.kind === "error").map((one) => ({ at: one.at, what: "", text: one.text }));
+  const errors = model.happened.filter((one) => one.kind === "error").map((one) => ({ at: one.at, what: "", text: plain(model, one.text) }));
   const known = new Set();
   for (const one of model.status.quarantined) {
     known.add(one.number);
-    errors.push({ at: one.since, what: `version ${figure(one.number)} was quarantined`, text: one.reason });
+    errors.push({ at: one.since, what: `version ${figure(one.number)} was quarantined`, text: plain(model, one.reason) });
   }
   for (const one of model.versions.values())
-    if (one.reason && !known.has(one.number)) errors.push({ at: one.quarantined_at, what: `version ${figure(one.number)} was quarantined`, text: one.reason });
+    if (one.reason && !known.has(one.number)) errors.push({ at: one.quarantined_at, what: `version ${figure(one.number)} was quarantined`, text: plain(model, one.reason) });
   errors.sort((a, b) => b.at - a.at);
-  const shown = errors.slice(0, 10);
+  const alike = new Map(); // the newest of those that differ in numbers alone
+  for (const one of errors) {
+    const key = one.text.replace(/\d+/g, "#");
+    if (alike.has(key)) alike.get(key).more += 1;
+    else alike.set(key, { ...one, more: 0 });
+  }
+  const shown = [...alike.values()].slice(0, 10);
   const part = model.node.querySelector(".errors");
   part.hidden = !shown.length;
   list(part.querySelector("ol"), JSON.stringify(shown), () =>
-    shown.map((one) => make("li", {}, make("time", { text: time(one.at) }), make("span", {}, one.what, make("pre", { text: one.text })))));
+    shown.map((one) => make("li", {}, make("time", { text: time(one.at) }), make("span", {}, one.what, one.more ? ` (and ${figure(one.more)} alike before)` : "", make("pre", { text: one.text })))));
 }
 
 function drawDiff(model) {
@@ -387,6 +486,7 @@ function bars(counts, edges) {
 }
 
 function drawServer() {
+  $("sign-in").hidden = !(server.actions.token || token());
   $("server").hidden = !server.workers.length;
   $("trouble").hidden = !server.server.trouble;
   put($("trouble"), server.server.trouble ?? "");
@@ -403,17 +503,18 @@ function drawServer() {
 // What is asked for: once more before it is done ---
 
 const ACTS = {
-  sync: (name) => ["Sync now", "Serve the newest published version now, where it can be. A version in quarantine is tried once more."],
-  pin: (name, number) => [`Pin to ${figure(number)}`, `Version ${figure(number)} serves, and stays whatever is published, until somebody unpins ${name}.`],
+  sync: () => ["Sync now", "Serve the newest published version now, where it can be. A version in quarantine is tried once more."],
+  pin: ({ name }, number) => [`Pin to ${figure(number)}`, `Version ${figure(number)} serves, and stays whatever is published, until somebody unpins ${name}.`],
   unpin: () => ["Unpin", "The newest published version is followed again."],
-  rollback: () => ["Roll back", "The version that served before serves again, and stays until somebody unpins the model."],
-  label: (name, number) => [`Label ${figure(number)}`, `Requests that name the label are answered from version ${figure(number)}, which stays in memory.`],
-  unlabel: (name, number, label) => ["Take the label away", `Requests that name ${label} are refused from then on.`],
+  rollback: ({ name, status: { rollback_to: back, rollback_served: served } }) => (back === null ? ["Roll back", "There is no version to go back to."]
+    : [`Roll back to ${figure(back)}`, `Version ${figure(back)}, which ${served ? "served before, serves again" : "never served here, serves"}, and stays until somebody unpins ${name}.`]),
+  label: (_, number) => [`Label ${figure(number)}`, `Requests that name the label are answered from version ${figure(number)}, which stays in memory.`],
+  unlabel: (_, number, label) => ["Take the label away", `Requests that name ${label} are refused from then on.`],
 };
 let doing = null;
 
 function act(model, what, number, label) {
-  const [title, words] = ACTS[what](model.name, number, label);
+  const [title, words] = ACTS[what](model, number, label);
   put($("ask-title"), `${title}: ${model.name}`);
   put($("ask-what"), words);
   put($("ask-yes"), title);
