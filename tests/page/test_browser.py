@@ -218,6 +218,21 @@ def test_a_digit_is_answered_and_asked_again_as_versions_come(shown: Shown) -> N
     assert "2 versions answered" in browser.wait(f"document.querySelector('{digit} .story').textContent")
 
 
+def test_a_form_asks_any_model_what_it_says_it_takes(shown: Shown) -> None:
+    browser, form = shown.browser, f"{shown.section} .try"
+    browser.wait(f"!document.querySelector('{form}').hidden")
+    browser.run(f"document.querySelector('{form} details').open = true")
+    assert "image float32 [any, 784]" in browser.text(f"{form} .inputs")
+    assert json.loads(browser.run(f"return document.querySelector('{form} textarea').value")) == [[0] * 784]
+    browser.click(f"{form} button")
+    browser.wait(f"document.querySelector('{form} pre').textContent.startsWith('[')")
+    assert len(json.loads(browser.text(f"{form} pre"))[0]) == 10
+    assert browser.text(f"{form} [role=status]").startswith(f"version {shown.store.number} answered in ")
+    browser.run(f"document.querySelector('{form} textarea').value = '[[1]'")
+    browser.click(f"{form} button")
+    browser.wait(f"document.querySelector('{form} [role=status]').textContent.startsWith('image: ')")
+
+
 def test_two_versions_are_compared(shown: Shown) -> None:
     shown.browser.click(f"{shown.section} .diff button")
     shown.browser.wait(f"document.querySelector('{shown.section} .diff form span').textContent === '1 changed'")

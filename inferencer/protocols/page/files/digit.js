@@ -1,24 +1,16 @@
 // A field to draw a digit in, which the model answers, again whenever another version serves.
 
-import { get, post } from "./calls.js";
+import { post } from "./calls.js";
 import { figure, make, many, percent, put } from "./words.js";
 
-export async function describe(model) {
-  model.described = true;
-  try {
-    const signatures = (await get(`/v1/models/${encodeURIComponent(model.name)}/metadata`)).metadata.signature_def.signature_def;
-    const signature = signatures.serving_default;
-    const inputs = Object.entries(signature?.inputs ?? {});
-    const outputs = Object.entries(signature?.outputs ?? {});
-    if (inputs.length !== 1) return;
-    const sizes = (inputs[0][1].tensor_shape?.dim ?? []).map((one) => Number(one.size));
-    const shape = sizes.slice(1).join("x");
-    const scores = outputs.find(([, one]) => Number(one.tensor_shape?.dim?.at(-1)?.size) === 10);
-    if (!scores || !["784", "28x28", "28x28x1"].includes(shape) || inputs[0][1].dtype !== "DT_FLOAT") return;
-    model.digit = new Digit(model, shape, outputs.length > 1 ? scores[0] : null);
-  } catch { // a model that does not say what it takes gets no field to draw in
-    setTimeout(() => { model.described = false; }, 5000);
-  }
+export function digitOf(signature) { // the shape of the picture and the name of the scores, of a model of digits
+  const inputs = Object.entries(signature?.inputs ?? {});
+  const outputs = Object.entries(signature?.outputs ?? {});
+  if (inputs.length !== 1) return null;
+  const shape = (inputs[0][1].tensor_shape?.dim ?? []).slice(1).map((one) => one.size).join("x");
+  const scores = outputs.find(([, one]) => Number(one.tensor_shape?.dim?.at(-1)?.size) === 10);
+  if (!scores || !["784", "28x28", "28x28x1"].includes(shape) || inputs[0][1].dtype !== "DT_FLOAT") return null;
+  return [shape, outputs.length > 1 ? scores[0] : null];
 }
 
 const STROKES = [ // of the samples, in a square of 28
@@ -27,7 +19,7 @@ const STROKES = [ // of the samples, in a square of 28
   "14,13 9,9 14,5 19,9 14,13 9,18 14,23 19,18 14,13", "18,11 13,14 9,10 13,5 18,7 18,13 16,23",
 ];
 
-class Digit {
+export class Digit {
   constructor(model, shape, output) {
     Object.assign(this, { model, shape, output, last: null, story: [], busy: false, again: false, blank: true });
     this.part = model.node.querySelector(".digit");

@@ -2,7 +2,7 @@
 
 import { get, headers, keep, post, token } from "./calls.js";
 import { clear, metricOf, plot, readColours } from "./charts.js";
-import { describe } from "./digit.js";
+import { describe } from "./predict.js";
 import { $, ago, clock, duration, figure, list, make, many, mib, percent, put, rate, seconds, serverNow, short, time } from "./words.js";
 
 const MOST = { versions: 1000, happened: 200, traffic: 600 };
