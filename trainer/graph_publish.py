@@ -25,11 +25,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the program; returns its exit code. Prints one line of JSON; what the function prints goes elsewhere."""
     settings.set_environment()
     try:
-        target, store = _parse(sys.argv[1:] if arguments is None else arguments)
+        target, store, allow_ops = _parse(sys.argv[1:] if arguments is None else arguments)
         with contextlib.redirect_stdout(sys.stderr), stderr_filter.left_out():
             graph = _capture(target).graph
+            content = graph.to_bytes()
+            graph.check_file(content, allowed=allow_ops)  # as every follower does
         with StoreWriter(store) as writer:
-            writer.add_graph(graph.digest, graph.to_bytes())
+            writer.add_graph(graph.digest, content)
     except ParamsyncError as error:
         sys.stderr.write(f"trainer.graph_publish: {error}\n")
         return 2 if isinstance(error, SettingsError) else 1
@@ -39,15 +41,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _parse(arguments: Sequence[str]) -> tuple[str, Path]:
+def _parse(arguments: Sequence[str]) -> tuple[str, Path, Sequence[str]]:
     check_text(arguments)
     parser = Parser(prog="trainer.graph_publish", description="Put the graph of what a function builds into a store.")
     parser.add_argument("target", metavar="MODULE:BUILD")
     parser.add_argument("store", type=Path, metavar="STORE")
+    parser.add_argument("--allow-op", dest="allow_ops", action="append", metavar="NAME")
     given = parser.parse_args(arguments)
     if not user_code.is_source(given.target):
         raise SettingsError(f"expected MODULE:BUILD, such as models.digits:build, found {given.target!r}")
-    return given.target, given.store
+    return given.target, given.store, given.allow_ops or ()
 
 
 def _capture(target: str) -> Capture:

@@ -235,6 +235,8 @@ def _add_looking(commands: _Commands[argparse.ArgumentParser]) -> None:
     publish = _command(actions, "publish", "graph", summary, epilog=build)
     publish.add_argument("target", metavar="MODULE:BUILD", help="such as models.digits:build")
     publish.add_argument("store", metavar="STORE", help="the directory that will be published to; made if need be")
+    text = "publish a graph with this op, which the inferencer is told to allow too"
+    publish.add_argument("--allow-op", dest="allow_ops", action="append", default=[], metavar="NAME", help=text)
     for command in (versions, verify, diff, show, tensorboard, publish):
         _add_json(command)
 

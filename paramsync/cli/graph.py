@@ -38,7 +38,7 @@ _WRONG_ARGUMENTS = 2
 
 def run(arguments: Namespace) -> bool:
     if arguments.action == "publish":
-        report, text = _publish(arguments.target, arguments.store)
+        report, text = _publish(arguments.target, arguments.store, arguments.allow_ops)
     else:
         stored = graph_files.find(Path(arguments.source))
         graph = Outline(stored.graph_def, str(stored.path))
@@ -55,10 +55,18 @@ def run(arguments: Namespace) -> bool:
     return True
 
 
-def _publish(target: str, store: str) -> tuple[dict[str, Any], str]:
+def _publish(target: str, store: str, allow_ops: Sequence[str]) -> tuple[dict[str, Any], str]:
     """Have a child process do it, which knows TensorFlow."""
     done = subprocess.run(
-        [sys.executable, "-m", programs.module(_PUBLISH), "--", target, store],
+        [
+            sys.executable,
+            "-m",
+            programs.module(_PUBLISH),
+            *(f"--allow-op={op}" for op in allow_ops),
+            "--",
+            target,
+            store,
+        ],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

@@ -44,6 +44,14 @@ def captured():
     model = Scaled()
     return capture(model, signatures={"one": model.__call__})
 
+def by_python():
+    class ByPython(Scaled):
+        @tf.function(input_signature=[tf.TensorSpec([], name="x")])
+        def __call__(self, x):
+            return tf.ensure_shape(tf.numpy_function(lambda one: one, [x * self.scale], tf.float32), [])
+
+    return ByPython()
+
 def unbuilt():
     return keras.Sequential([keras.layers.Dense(1)])
 
@@ -99,6 +107,12 @@ def test_a_program_gets_nothing_but_json(here: Path, capfd: pytest.CaptureFixtur
     check(json.loads(out), "published_graph")
 
 
+def test_an_op_that_followers_allow_is_allowed_here_too(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["graph", "publish", "their_models:by_python", "store", "--allow-op", "PyFunc"]) == 0, (
+        capfd.readouterr()
+    )
+
+
 def test_people_are_told_in_one_line(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["graph", "publish", "their_models:module", "store"]) == 0
     out, err = capfd.readouterr()
@@ -130,6 +144,7 @@ def test_the_backend_is_tensorflow_whatever_the_environment_says(
         ("broken:build", 1, "module broken cannot be imported: ZeroDivisionError: division by zero ("),
         ("their_models:none", 2, "expected a function 'none' in "),
         ("their_models:number", 1, "int cannot be captured; expected a Keras model"),
+        ("their_models:by_python", 1, "not on the list of those that only compute: 'PyFunc' (node "),
         ("their_models:unbuilt", 1, "has no inputs yet: build it, or call it once"),
         ("their_models:failing", 1, "their_models:failing failed: ValueError: no such size: 7 ("),
         ("their_models:ending", 1, "their_models:ending failed: SystemExit: 3 ("),
