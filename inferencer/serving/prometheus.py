@@ -115,6 +115,10 @@ class Exposition(MetricsPage):
         age = _gauge("paramsync_serving_age_seconds", "Time since the training step that answers come from.")
         resident = _gauge("paramsync_resident_versions", "Versions in memory that requests may name.")
         quarantined = _gauge("paramsync_quarantined_versions", "Versions in quarantine now.")
+        newest = _gauge(
+            "paramsync_newest_quarantined", "1 where the newest published version is in quarantine, else 0."
+        )
+        lost = _gauge("paramsync_store_lost", "1 where the store cannot be read, or is empty all at once, else 0.")
         pinned = _gauge("paramsync_pinned", "1 where the model is pinned to a version, else 0.")
         publisher = _gauge(
             "paramsync_publisher_state",
@@ -136,6 +140,8 @@ class Exposition(MetricsPage):
                 (age, status.serving_age_seconds),
                 (resident, len(status.resident)),
                 (quarantined, len(status.quarantined)),
+                (newest, status.newest_quarantined),
+                (lost, status.store_lost),
                 (pinned, status.pinned is not None),
             ):
                 if value is not None:
@@ -145,21 +151,8 @@ class Exposition(MetricsPage):
                     publisher.add_metric([name, one_of.value], one_of is status.publisher.state)
             for label, number in sorted(status.labels.items()):
                 labels.add_metric([name, label], number)
-        yield from (
-            state,
-            version,
-            step,
-            seconds,
-            steps,
-            versions,
-            since,
-            age,
-            resident,
-            quarantined,
-            pinned,
-            publisher,
-        )
-        yield labels
+        yield from (state, version, step, seconds, steps, versions, since, age, resident)
+        yield from (quarantined, newest, lost, pinned, publisher, labels)
 
     def _statuses(self) -> list[tuple[str, Status]]:
         models = self._metrics.models

@@ -105,7 +105,8 @@ class Reconciler:
             self._looks = Backoff()
         self._report.publisher(look.publisher)
         absent = look.latest is None and look.problem is None
-        self._report.waiting(diagnosis.absence(self._replica.source.path) if absent else None)
+        absence = diagnosis.absence(self._replica.source.path) if absent else None
+        self._report.waiting(absence, unread=look.problem is not None)
         self._problem = problem
         self._report.problem(problem or self._failures.reason or self._replica.trouble or None)
         return look

@@ -80,6 +80,7 @@ class Status:
     publisher: LastPublisher | None = None  # of one that died: since about when; None where the store does not say
     last_error: str | None = None
     waiting_for: str | None = None  # why the store has no version, with its path
+    store_lost: bool = False  # the store cannot be read, or is empty while a version of it serves
     swaps: int = 0
     restores: int = 0  # versions brought in since the start, as all counts
     quarantines: int = 0
@@ -153,6 +154,10 @@ class Status:
             published=self.in_store,
             quarantined=[case.number for case in self.quarantined],
         )
+
+    @property
+    def newest_quarantined(self) -> bool:
+        return self.published is not None and self.quarantine_of(self.published.number) is not None
 
     def quarantine_of(self, number: int) -> Quarantined | None:
         return next((case for case in self.quarantined if case.number == number), None)
@@ -321,11 +326,11 @@ class Report:
             _log.warning("%s: %s", self.called, text, extra={"model": self._status.model})
         self._set(last_error=text)
 
-    def waiting(self, reason: str | None) -> None:
-        """Why the store has no version; None where it has one."""
+    def waiting(self, reason: str | None, *, unread: bool) -> None:
+        """Why the store has no version; None where it has one, or it is `unread`: nobody can tell."""
         if reason is not None and reason != self._status.waiting_for:
             _log.warning("%s: waits for a version: %s", self.called, reason, extra={"model": self._status.model})
-        self._set(waiting_for=reason)
+        self._set(waiting_for=reason, store_lost=unread or (reason is not None and self._status.serving is not None))
 
     def found(self, latest: Version | None, published: Sequence[Version]) -> None:
         self._log_swaps()

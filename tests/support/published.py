@@ -173,6 +173,10 @@ class Publisher:
             os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
         return content
 
+    def fail(self) -> None:
+        """Leave the lock as a publisher that was killed does."""
+        self._writer.close(finished=False)
+
     def close(self) -> None:
         self._writer.close()
 
