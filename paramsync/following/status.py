@@ -16,6 +16,7 @@ from typing import Any
 
 from paramsync.following.policy import Back, Publication, Publications, Quarantined, back_to
 from paramsync.following.residents import Residents
+from paramsync.host.repeats import Repeats
 from paramsync.sources.source import Progress
 from paramsync.store.store import LastPublisher, PublisherState
 from paramsync.version import Version
@@ -298,6 +299,7 @@ class Report:
         self._told_at = 0.0
         self._publications = Publications()
         self._swaps = SwapLog(model)
+        self._repeats = Repeats()  # of trouble with the store
         self._on_trial = False
 
     def on_trial(self, trial: bool) -> None:
@@ -322,8 +324,10 @@ class Report:
 
     def problem(self, text: str | None) -> None:
         """Trouble with the store, which changes nothing about what serves."""
-        if text is not None and text != self._status.last_error:
-            _log.warning("%s: %s", self.called, text, extra={"model": self._status.model})
+        if text is None:
+            self._repeats.over()
+        elif text != self._status.last_error and (told := self._repeats.text(text)) is not None:
+            _log.warning("%s: %s", self.called, told, extra={"model": self._status.model})
         self._set(last_error=text)
 
     def waiting(self, reason: str | None, *, unread: bool) -> None:
