@@ -32,7 +32,6 @@ _MODULES = {
     "Store": "store.store",
     "Version": "version",
 }
-_EXTRA = ("tensorflow", "keras", "watchdog")  # what comes with paramsync[tensorflow]
 __all__ = [
     "Connection",
     "Follower",
@@ -50,13 +49,10 @@ def __getattr__(name: str) -> object:
     """Imports what a name needs, such as TensorFlow, once somebody asks for it."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
+    from paramsync.program.packages import with_tensorflow
+
+    with with_tensorflow(f"paramsync.{name}"):
         return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] not in _EXTRA:
-            raise
-        text = f"paramsync.{name} needs {error.name}, which is not installed: pip install 'paramsync[tensorflow]'"
-        raise ModuleNotFoundError(text, name=error.name) from error
 
 
 def __dir__() -> list[str]:

@@ -8,11 +8,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import keras
-
 from paramsync.errors import PublishError, SettingsError
+from paramsync.program.packages import with_tensorflow
 from paramsync.publishing.publisher import Publisher, PublishOptions, check_options
 from paramsync.publishing.schedule import PublishSchedule
+
+with with_tensorflow("paramsync.keras"):
+    import keras
 
 if TYPE_CHECKING:
     import tensorflow as tf

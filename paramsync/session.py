@@ -7,14 +7,17 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import tensorflow as tf
-
 from paramsync.errors import SettingsError
+from paramsync.program.packages import with_tensorflow
 from paramsync.publishing.metrics import Metrics
 from paramsync.publishing.publisher import Publisher, PublishOptions, check_options
 from paramsync.publishing.schedule import PublishSchedule
-from paramsync.publishing.session_values import Averages, SessionValues, tensors
 from paramsync.version import Version
+
+with with_tensorflow("paramsync.session"):
+    import tensorflow as tf
+
+    from paramsync.publishing.session_values import Averages, SessionValues, tensors
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

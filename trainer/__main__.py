@@ -17,13 +17,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from . import settings
 
     settings.set_environment()
-    from . import program
-
     try:
-        program.run(settings.parse(sys.argv[1:] if arguments is None else arguments), stop=stop)
+        asked = settings.parse(sys.argv[1:] if arguments is None else arguments)
+        from . import program  # only now: it takes several times as long to import as --help does
+
+        program.run(asked, stop=stop)
     except ParamsyncError as error:
         if sys.stderr is not None:  # it was closed before the program began
-            sys.stderr.write(f"trainer: {error}\n")
+            sys.stderr.write(f"paramsync train: {error}\n")
         return 2
     return 0
 

@@ -22,14 +22,14 @@ def main(arguments: Sequence[str] | None = None, *, parsing: str = _SETTINGS) ->
     from paramsync.errors import ParamsyncError
     from paramsync.host.files import line
 
-    from . import start
-
     try:
         settings = importlib.import_module(parsing).parse(sys.argv[1:] if arguments is None else arguments)
+        from . import start  # only now: it takes several times as long to import as --help does
+
         start.run(settings, stop=stop)
     except ParamsyncError as error:
         if sys.stderr is not None:  # it was closed before the program began
-            sys.stderr.write(f"inferencer: {line(str(error))}\n")
+            sys.stderr.write(f"paramsync serve: {line(str(error))}\n")
         return 2
     return 0
 

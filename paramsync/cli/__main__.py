@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _answer(argv: Sequence[str]) -> int:
-    command = "paramsync"
+    command, arguments = "paramsync", None
     try:
         check_text(argv)
         arguments = parse(argv)
@@ -46,8 +46,17 @@ def _answer(argv: Sequence[str]) -> int:
         complain(f"{command}: {error}")
         return WRONG_ARGUMENTS
     except ParamsyncError as error:
+        if getattr(arguments, "json", False):
+            _say_as_json(error)
         complain(f"{command}: {error}")
         return NOT_DONE
+
+
+def _say_as_json(error: ParamsyncError) -> None:
+    from paramsync.cli.formatting import to_json
+
+    sys.stdout.write(to_json({"error": str(error)}))
+    sys.stdout.flush()
 
 
 def _run(arguments: Namespace) -> int:

@@ -47,8 +47,9 @@ def parser() -> argparse.ArgumentParser:
     _add_predict(commands)
     _add_looking(commands)
     _add_programs(commands)
+    text = "bash, zsh or fish; models: the names that these complete, of the models that are served"
     completion = _command(commands, "completion", "completion", "print what a shell needs to complete all of this")
-    completion.add_argument("shell", choices=("bash", "zsh", "fish"), metavar="SHELL", help="bash, zsh or fish")
+    completion.add_argument("shell", choices=("bash", "zsh", "fish", "models"), metavar="SHELL", help=text)
     return top
 
 
@@ -243,12 +244,10 @@ def _add_looking(commands: _Commands[argparse.ArgumentParser]) -> None:
 
 def _add_programs(commands: _Commands[argparse.ArgumentParser]) -> None:
     """Everything that follows is passed on, --help too."""
-    serving = (
-        "serve predictions, as python -m inferencer does; with --tf-serving first, by tensorflow_model_server's flags"
-    )
+    serving = "serve predictions; with --tf-serving first, by tensorflow_model_server's flags"
     for name, program, summary in (
         ("serve", "inferencer", serving),
-        ("train", "trainer", "train and publish, as python -m trainer does"),
+        ("train", "trainer", "train and publish"),
     ):
         command = commands.add_parser(name, help=summary, add_help=False, prefix_chars="\0")
         command.set_defaults(module="programs", program=program)

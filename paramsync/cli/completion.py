@@ -1,8 +1,9 @@
-"""`paramsync completion`: what a shell needs to complete commands, options and files, made from the parser."""
+"""`paramsync completion`: what a shell needs to complete commands, options, files and models, made from the parser."""
 
 from __future__ import annotations
 
 import argparse
+import re
 import shlex
 import sys
 from argparse import Namespace
@@ -10,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from paramsync.cli.arguments import parser
+from paramsync.errors import ParamsyncError
 
 _FILES = {"STORE", "SOURCE", "LOGDIR", "FILE", "PATH", "DIR", "KEYFILE", "PREFIX"}
 """What arguments are called that are names of files."""
@@ -39,6 +41,7 @@ class Command:
     commands: Sequence[Command]
     choices: Sequence[str]
     takes_file: bool
+    takes_model: bool
 
     def every(self) -> Iterator[Command]:
         """Itself and all below."""
@@ -48,14 +51,28 @@ class Command:
 
 
 def run(arguments: Namespace) -> bool:
+    if arguments.shell == "models":
+        sys.stdout.write("".join(f"{name}\n" for name in _models()))
+        return True
     tree = read(parser())
     sys.stdout.write({"bash": _bash, "zsh": _zsh, "fish": _fish}[arguments.shell](tree))
     return True
 
 
+def _models() -> list[str]:
+    """Of the servers that commands ask unless told others. Only names that mean nothing else to a shell."""
+    from paramsync.cli.servers import ask_all, connected  # the scripts are made without
+
+    default = Namespace(servers=None, token_file=None, tls_ca=None, tls_cert=None, tls_key=None)
+    with connected(default) as inferencers:
+        answers = ask_all(inferencers, lambda inferencer: inferencer.status())
+    names = {model.model for answer in answers if not isinstance(answer, ParamsyncError) for model in answer}
+    return sorted(name for name in names if re.fullmatch(r"[\w.@+-]+", name, re.ASCII))
+
+
 def read(known: argparse.ArgumentParser, words: tuple[str, ...] = (), summary: str = "") -> Command:
     """All that the parser takes, but for what its help does not show."""
-    options, commands, choices, takes_file = [], [], [], False
+    options, commands, choices, takes_file, takes_model = [], [], [], False, False
     for action in known._actions:  # argparse has no other way to ask for them
         if isinstance(action, argparse._SubParsersAction):
             summaries = {choice.dest: choice.help or "" for choice in action._choices_actions}
@@ -64,8 +81,9 @@ def read(known: argparse.ArgumentParser, words: tuple[str, ...] = (), summary: s
             options.append(_option(action))
         elif not action.option_strings:
             choices += [str(choice) for choice in action.choices or ()]
+            takes_model = takes_model or action.metavar == "MODEL"
             takes_file = takes_file or action.metavar in _FILES or action.nargs == "*"  # of the programs
-    return Command(words, summary, options, commands, choices, takes_file)
+    return Command(words, summary, options, commands, choices, takes_file, takes_model)
 
 
 def _option(action: argparse.Action) -> Option:
@@ -86,6 +104,7 @@ def _bash(tree: Command) -> str:
     ]
     words = [f"        {shlex.quote(_key(command))}) words={shlex.quote(_words(command))};;\n" for command in commands]
     files = "|".join(shlex.quote(_key(command)) for command in commands if command.takes_file)
+    models = "|".join(shlex.quote(_key(command)) for command in commands if command.takes_model)
     return f"""\
 # paramsync in bash: source <(paramsync completion bash)
 _paramsync() {{
@@ -110,6 +129,7 @@ _paramsync() {{
     if [[ $current != -* ]]; then
         case "$at" in
             {files}) _paramsync_files "$current"; return;;
+            {models}) words=$(paramsync completion models 2>/dev/null);;
         esac
     fi
     COMPREPLY=($(compgen -W "$words" -- "$current"))
@@ -189,6 +209,8 @@ def _zsh_command(command: Command) -> str:
         lines.append("            else _describe command commands\n")
     elif command.takes_file:
         lines.append("            else _files\n")
+    elif command.takes_model:
+        lines.append('            else compadd -- ${(f)"$(paramsync completion models 2>/dev/null)"}\n')
     lines.append("            fi;;\n")
     return "".join(lines)
 
@@ -216,6 +238,8 @@ def _fish(tree: Command) -> str:
             lines.append(f"complete -c paramsync -n {here} -a {choice}")
         if command.takes_file:
             lines.append(f"complete -c paramsync -n {here} -F")
+        if command.takes_model:
+            lines.append(f"complete -c paramsync -n {here} -a '(paramsync completion models 2>/dev/null)'")
         lines += [f"complete -c paramsync -n {here} {_fish_option(option)}" for option in command.options]
     return "\n".join(lines) + "\n"
 

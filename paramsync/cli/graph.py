@@ -57,6 +57,7 @@ def run(arguments: Namespace) -> bool:
 
 def _publish(target: str, store: str, allow_ops: Sequence[str]) -> tuple[dict[str, Any], str]:
     """Have a child process do it, which knows TensorFlow."""
+    programs.check_tensorflow()
     done = subprocess.run(
         [
             sys.executable,

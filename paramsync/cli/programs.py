@@ -19,6 +19,7 @@ from typing import NoReturn
 
 from paramsync.cli.settings import environment_for_logs
 from paramsync.errors import SettingsError
+from paramsync.program.packages import install
 
 _TF_SERVING = "--tf-serving"
 _WITH_PARENT = """
@@ -43,13 +44,18 @@ def module(program: str) -> str:
     return f"paramsync.{program}" if packed else program
 
 
+def check_tensorflow() -> None:
+    """Raises SettingsError where it is not installed."""
+    if find_spec("tensorflow") is None:
+        raise SettingsError(f"needs TensorFlow, which is not installed: {install('tensorflow')}")
+
+
 def run(arguments: Namespace) -> NoReturn:
     """Become the program, with the arguments that follow.
 
     To serve with --tf-serving first, the rest are flags of tensorflow_model_server.
     """
-    if find_spec("tensorflow") is None:
-        raise SettingsError("needs TensorFlow, which is not installed: pip install 'paramsync[tensorflow]'")
+    check_tensorflow()
     given = arguments.arguments
     name = module(arguments.program)
     if arguments.program == "inferencer" and given[:1] == [_TF_SERVING]:

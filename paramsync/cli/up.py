@@ -16,7 +16,7 @@ from paramsync.cli.display import UpScreen
 from paramsync.cli.folders import fast_place, places, remove_left_behind, run_folder
 from paramsync.cli.formatting import console, duration, share, to_json
 from paramsync.cli.observer import HeldOut, Ledger, Observer, Prober
-from paramsync.cli.programs import Child, end_all
+from paramsync.cli.programs import Child, check_tensorflow, end_all
 from paramsync.errors import CallError, ParamsyncError
 from paramsync.program.process import ending_signals
 from paramsync.rpc.addresses import HOST, address, check_ports, free_port
@@ -35,6 +35,7 @@ class _EndedError(Exception):
 
 def run(arguments: Namespace) -> bool:
     """True where nothing failed."""
+    check_tensorflow()
     check_ports(
         HOST,
         {

@@ -32,4 +32,7 @@ __all__ += ["capture", "connect", "duplicate", "join", "synchronise"]
 def __getattr__(name: str) -> object:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    from paramsync.program.packages import with_tensorflow
+
+    with with_tensorflow(f"paramsync.graphs.{name}"):
+        return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

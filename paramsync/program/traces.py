@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from paramsync.errors import SettingsError
+from paramsync.program.packages import install
 
 from .settings import traces_asked_for_by
 
@@ -24,7 +25,7 @@ def start(service: str) -> Callable[[], None] | None:
     except ModuleNotFoundError as error:
         if not (error.name or "").startswith("opentelemetry"):
             raise
-        text = f"{asked} asks for traces, and OpenTelemetry is not installed: pip install 'paramsync[traces]'"
+        text = f"{asked} asks for traces, and OpenTelemetry is not installed: {install('traces')}"
         raise SettingsError(f"{text}, or set OTEL_SDK_DISABLED=true") from error
     try:
         return start_exporting()

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from paramsync.errors import SettingsError, UntrustedError
 from paramsync.host import files
+from paramsync.program.packages import install
 from paramsync.rpc.read_again import ReadAgain, read_file, read_secret
 from paramsync.version import Version
 
@@ -228,5 +229,5 @@ def _need_cryptography(what: str) -> None:
     except ModuleNotFoundError as error:
         if error.name != "cryptography":
             raise
-        text = f"{what} needs cryptography, which is not installed: pip install 'paramsync[signing]'"
+        text = f"{what} needs cryptography, which is not installed: {install('signing')}"
         raise SettingsError(text) from error

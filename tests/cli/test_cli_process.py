@@ -48,6 +48,21 @@ finally:
     assert done.stdout.startswith({"--help": "usage: paramsync", "--version": "paramsync 0."}[option])
 
 
+@pytest.mark.parametrize("program", ["trainer", "inferencer"])
+def test_the_help_of_a_program_imports_nothing_that_takes_time(program: str) -> None:
+    code = f"""
+import sys
+from {program}.{"__main__" if program == "trainer" else "program.main"} import main
+try:
+    main(["--help"])
+finally:
+    slow = {{"grpc", "google.protobuf", "numpy", "rich", "asyncio"}} & set(sys.modules)
+    assert not slow, slow
+"""
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout.startswith(f"usage: paramsync {'train' if program == 'trainer' else 'serve'}")
+
+
 @pytest.mark.parametrize(
     ("command", "slow"),
     [

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -58,6 +60,21 @@ def completed(script: Path, line: str) -> set[str]:
 )
 def test_bash_completes(bash: Path, line: str, found: set[str]) -> None:
     assert completed(bash, line) == found
+
+
+def test_a_shell_completes_the_names_of_models(
+    bash: Path, inferencer: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PARAMSYNC_SERVER", inferencer)
+    assert main(["completion", "models"]) == 0
+    served = {*capsys.readouterr().out.split()}
+    assert "digits" in served
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    for command in ("pin", "status", "predict"):
+        assert completed(bash, f"paramsync {command} ") == served
+    assert completed(bash, "paramsync sync d") == {name for name in served if name.startswith("d")}
+    monkeypatch.setenv("PARAMSYNC_SERVER", "127.0.0.1:1")  # where nobody listens
+    assert completed(bash, "paramsync pin ") == set()
 
 
 def test_bash_completes_all_commands_and_all_options_of_each(bash: Path) -> None:

@@ -90,6 +90,15 @@ def test_a_change_is_one_whatever_changes(server: Running, capsys: pytest.Captur
     assert (change["status"], "version 6" in change["error"]) == (None, True)
 
 
+@pytest.mark.parametrize("words", ["versions", "verify", "diff", "graph show"])
+def test_a_command_that_fails_prints_why(words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*words.split(), str(tmp_path / "nowhere"), "--json"]) == 1
+    out, err = capsys.readouterr()
+    failure = json.loads(out)
+    check(failure, "failure")
+    assert f"paramsync {words.split()[0]}: {failure['error']}\n" == err
+
+
 def test_an_event_is_one(server: Running) -> None:
     control = f"127.0.0.1:{server.control_port}"
     command = [sys.executable, "-m", "paramsync.cli", "watch", "--server", control, "--json"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 
@@ -10,6 +11,7 @@ import pytest
 
 from paramsync.errors import SettingsError
 from paramsync.program import traces
+from paramsync.program.packages import install
 
 _ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 
@@ -53,7 +55,7 @@ def test_without_opentelemetry_one_line_says_what_to_install(monkeypatch: pytest
     monkeypatch.setenv(_ENDPOINT, "http://collector:4317")
     monkeypatch.delitem(sys.modules, "paramsync.program.otlp", raising=False)
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
-    with pytest.raises(SettingsError, match=r"is not installed: pip install 'paramsync\[traces\]', or set OTEL_SDK"):
+    with pytest.raises(SettingsError, match=f"is not installed: {re.escape(install('traces'))}, or set OTEL_SDK"):
         traces.start("test")
 
 

@@ -21,6 +21,7 @@ from paramsync.checkpoint.reader import Bundle
 from paramsync.checkpoint.tensor_bytes import PORTION
 from paramsync.dtypes import Array
 from paramsync.errors import CorruptCheckpointError, SettingsError, UntrustedError
+from paramsync.program.packages import install
 from paramsync.store.commit import StoreWriter
 from paramsync.store.signing import SIGNED, Signer, TrustedKeys, create_keys
 from paramsync.store.store import Store
@@ -366,5 +367,5 @@ for use in (lambda: TrustedKeys([Path("any")]), lambda: StoreWriter(Path("any"),
         print(error)
 """
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    extra = "needs cryptography, which is not installed: pip install 'paramsync[signing]'"
+    extra = f"needs cryptography, which is not installed: {install('signing')}"
     assert ran.stdout.splitlines() == [f"--trust {extra}", f"signing key any {extra}"]

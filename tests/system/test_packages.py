@@ -54,7 +54,7 @@ def test_the_wheel_has_one_name_at_the_top_and_no_tests(built: dict[str, Path]) 
         names = wheel.namelist()
     tops = {name.split("/")[0] for name in names}
     assert {top.partition("-")[0] for top in tops} == {"paramsync"}
-    assert {"paramsync/trainer/__main__.py", "paramsync/inferencer/__main__.py"} <= {*names}
+    assert {"paramsync/py.typed", "paramsync/trainer/__main__.py", "paramsync/inferencer/__main__.py"} <= {*names}
     assert not [name for name in names if "test" in name or "bench" in name]
     with tarfile.open(built["sdist"]) as sdist:
         held = {name.partition("/")[2] for name in sdist.getnames()}
@@ -85,6 +85,12 @@ def test_without_tensorflow_there_are_commands_and_a_publisher(built: dict[str, 
     assert answer(tmp_path / "store") == [5.0] * 4
     assert "5" in run(commands / "paramsync", "versions", tmp_path / "store", folder=tmp_path)
     assert "5" in run(commands / "paramsync", "verify", tmp_path / "store", folder=tmp_path)
-    hint = "pip install 'paramsync[tensorflow]'"
+    hint = f"pip install 'paramsync[tensorflow] @ {built['wheel'].as_uri()}'"
     assert hint in run(commands / "paramsync", "serve", "--model", "m=store", folder=tmp_path, code=2)
-    assert hint in run(commands / "python", "-c", "from paramsync import Follower", folder=tmp_path, code=1)
+    assert hint in run(commands / "paramsync", "up", folder=tmp_path, code=2)
+    published = run(commands / "paramsync", "graph", "publish", "models:build", "store", folder=tmp_path, code=2)
+    assert hint in published
+    assert published.count("\n") == 1
+    for line in ("from paramsync import Follower", "import paramsync.keras", "import paramsync.session"):
+        assert hint in run(commands / "python", "-c", line, folder=tmp_path, code=1)
+    assert hint in run(commands / "python", "-c", "from paramsync.graphs import capture", folder=tmp_path, code=1)

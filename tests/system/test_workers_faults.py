@@ -257,7 +257,7 @@ def test_fewer_descriptors_than_models_need_are_one_clear_line(tmp_path: Path) -
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=LONG)
     assert done.returncode == 2
     assert done.stderr == (
-        "inferencer: 100 models and 2 workers need at least 378 file descriptors, and this process may have 256:"
+        "paramsync serve: 100 models and 2 workers need at least 378 file descriptors, and this process may have 256:"
         " raise the limit (ulimit -n), or serve fewer models\n"
     )
 

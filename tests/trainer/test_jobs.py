@@ -70,14 +70,14 @@ def test_a_job_that_is_not_there_is_refused_before_anything_is_locked(
     jobs.put(tmp_path, "def nothing(settings): ...", name="wrong")
     with StoreWriter(tmp_path / "store"):  # whoever wants the lock first says that
         text = refusal(tmp_path / "store", "--job", source, folder=tmp_path)
-    assert f"trainer: --job {source}: {message.replace('{here}', str(tmp_path))}" in text
+    assert f"paramsync train: --job {source}: {message.replace('{here}', str(tmp_path))}" in text
 
 
 @pytest.mark.slow
 def test_a_function_that_returns_no_job_is_refused(tmp_path: Path) -> None:
     jobs.put(tmp_path, "def nothing(settings): ...", name="wrong")
     text = refusal(tmp_path / "store", "--job", "wrong:nothing", folder=tmp_path)
-    assert "trainer: --job wrong:nothing: expected it to return a paramsync.Job, found NoneType" in text
+    assert "paramsync train: --job wrong:nothing: expected it to return a paramsync.Job, found NoneType" in text
 
 
 @pytest.mark.slow
@@ -85,7 +85,7 @@ def test_a_job_that_does_not_count_its_steps_is_refused_at_the_first(tmp_path: P
     jobs.put(tmp_path, jobs.SMALL.replace("FIRST_STEP = 1", "FIRST_STEP = 2"))
     with trainer(tmp_path / "store", *SMALL, folder=tmp_path) as process:
         assert process.end() == 2
-    assert "trainer: Job.step: expected train_step to add 1, so that it is 1, found 2" in process.text
+    assert "paramsync train: Job.step: expected train_step to add 1, so that it is 1, found 2" in process.text
 
 
 @pytest.mark.slow

@@ -154,7 +154,7 @@ def refusal(store: Path, *arguments: str, folder: Path = ROOT) -> str:
     with trainer(store, *arguments, folder=folder) as process:
         assert process.end() == 2
     assert len(process.lines) == 1, process.text
-    assert process.text.startswith("trainer: ")
+    assert process.text.startswith("paramsync train: ")
     return process.text
 
 
@@ -170,8 +170,8 @@ def test_a_store_below_a_file_is_refused(tmp_path: Path) -> None:
 
 def test_a_store_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
-    assert f"trainer: {tmp_path}/store cannot be made" in refused("trainer", "--store", tmp_path / "store")
-    assert f"trainer: {tmp_path} cannot be read and written" in refused("trainer", "--store", tmp_path)
+    assert f"paramsync train: {tmp_path}/store cannot be made" in refused("trainer", "--store", tmp_path / "store")
+    assert f"paramsync train: {tmp_path} cannot be read and written" in refused("trainer", "--store", tmp_path)
 
 
 def test_a_store_that_has_a_publisher_is_refused(tmp_path: Path) -> None:

@@ -203,7 +203,7 @@ def ended(*arguments: str, user: str | int | None = None) -> tuple[int, str]:
 def test_bad_settings_end_with_one_line_and_exit_code_2(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     code, text = ended("--model", f"digits={tmp_path}/file")
-    assert (code, text) == (2, f"inferencer: store {tmp_path}/file: expected a directory, found a file\n")
+    assert (code, text) == (2, f"paramsync serve: store {tmp_path}/file: expected a directory, found a file\n")
 
 
 def test_a_taken_port_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
@@ -211,12 +211,12 @@ def test_a_taken_port_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
         port = taken.getsockname()[1]
         code, text = ended("--model", f"digits={tmp_path}", "--port", str(port))
     assert code == 2
-    assert text == f"inferencer: port {port} of 127.0.0.1 is taken; choose another with --port (0: any free)\n"
+    assert text == f"paramsync serve: port {port} of 127.0.0.1 is taken; choose another with --port (0: any free)\n"
 
 
 def test_a_path_that_is_not_utf8_is_one_line_and_exit_code_2() -> None:
     code, text = ended("--model", os.fsdecode(b"digits=/n\xff"))
-    assert (code, text) == (2, "inferencer: expected arguments in UTF-8, found 'digits=/n\\udcff'\n")
+    assert (code, text) == (2, "paramsync serve: expected arguments in UTF-8, found 'digits=/n\\udcff'\n")
 
 
 def test_settings_are_judged_before_tensorflow_is_imported(tmp_path: Path) -> None:
@@ -237,7 +237,7 @@ def test_an_unreadable_store_is_refused(tmp_path: Path) -> None:
     store = tmp_path / "store"
     store.mkdir(mode=0)
     said = refused("inferencer", "--model", f"a={store}")
-    assert said.startswith(f"inferencer: store {store}: cannot be read: permission denied")
+    assert said.startswith(f"paramsync serve: store {store}: cannot be read: permission denied")
 
 
 def test_tokens_are_of_a_file_or_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
