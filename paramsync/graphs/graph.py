@@ -186,7 +186,8 @@ class Graph:
         for name, spec in self.signatures[signature].inputs.items():
             dtype, shape = _dtype_name(inputs[name]), tuple(inputs[name].shape)
             if dtype != spec.dtype:
-                raise InputError(f"input {name!r}", expected=spec, found=described(dtype, shape))
+                remedy = "" if "string" in (dtype, spec.dtype) else f": pass astype({spec.dtype!r})"
+                raise InputError(f"input {name!r}", expected=spec, found=described(dtype, shape) + remedy)
             fitting &= spec.accepts(dtype, shape)
         return fitting
 
