@@ -64,9 +64,11 @@ def _run(arguments: Namespace) -> int:
         silence_grpc()
     with importing():  # here because each command's imports cost more than the whole of --help
         module = importlib.import_module(f"paramsync.cli.{arguments.module}")
-    done: bool = module.run(arguments)
+    done: bool | int = module.run(arguments)
     sys.stdout.flush()
-    return DONE if done else NOT_DONE
+    if isinstance(done, bool):
+        return DONE if done else NOT_DONE
+    return int(done)
 
 
 def command() -> NoReturn:

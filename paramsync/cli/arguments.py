@@ -151,6 +151,12 @@ def _add_operating(commands: _Commands[argparse.ArgumentParser]) -> None:
     text = "say which version would serve, and change nothing"
     rollback.add_argument("--dry-run", action="store_true", help=text)
     status.add_argument("--watch", action="store_true", help="show it again whenever it changes, until Ctrl-C")
+    text = "print one line for a monitor; the exit code is 0 where all is good, 1 degraded, 2 bad"
+    status.add_argument("--check", action="store_true", help=text)
+    text = "with --check: a model that is further behind is degraded (default 60)"
+    status.add_argument("--max-lag", type=seconds(below=1e9), metavar="S", help=text)
+    text = "with --check: a model whose answers are older is degraded (default: any age is good)"
+    status.add_argument("--max-age", type=seconds(below=1e9), metavar="S", help=text)
     which = sync.add_mutually_exclusive_group()
     which.add_argument("--version", type=_number, metavar="N", help="this version in place of the newest")
     which.add_argument("--fresh", action="store_true", help="have the trainer publish now, and serve that version")

@@ -12,7 +12,7 @@ from paramsync.cli.credentials import credentials
 from paramsync.cli.formatting import plain, to_json
 from paramsync.cli.process import complain, importing
 from paramsync.cli.servers import addresses, ask_all, connected, short, trainer
-from paramsync.errors import CallError, ParamsyncError
+from paramsync.errors import CallError, ParamsyncError, SettingsError
 from paramsync.rpc.client import Inferencer, Trainer
 from paramsync.v1 import sync_pb2 as pb
 
@@ -22,8 +22,14 @@ if TYPE_CHECKING:
 Answer = pb.GetStatusResponse | ParamsyncError
 
 
-def run(arguments: Namespace) -> bool:
-    """True where every server answers."""
+def run(arguments: Namespace) -> bool | int:
+    """True where every server answers; with `--check` the exit code."""
+    if arguments.check:
+        from paramsync.cli.check import run as check
+
+        return check(arguments)
+    if (arguments.max_lag, arguments.max_age) != (None, None):
+        raise SettingsError("--max-lag and --max-age: expected --check with them")
     if arguments.watch:
         from paramsync.cli.status_watch import watch
 

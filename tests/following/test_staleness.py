@@ -95,6 +95,8 @@ def test_a_killed_trainer_shows_in_the_status(tmp_path: Path, nobody: str, capsy
         told = capsys.readouterr()
         assert "trainer not reachable" in told.err
         assert re.search(r"m: the trainer died \d\S* s ago", told.out)
+        assert main(["status", "--check", "--server", control]) == 1
+        assert re.match(r"degraded: m: the trainer died \d\S* s ago\n", capsys.readouterr().out)
         assert serving.stop(signal.SIGTERM) == 0
 
 

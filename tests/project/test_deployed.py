@@ -186,6 +186,19 @@ def test_programs_take_the_arguments_that_they_are_given(where: str, command: li
 # The composition ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(("code", "healthy"), [(0, True), (1, True), (2, False)])
+def test_a_container_that_is_degraded_is_healthy(tmp_path: Path, code: int, healthy: bool) -> None:
+    composition = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+    kind, command = composition["services"]["inferencer"]["healthcheck"]["test"]
+    assert kind == "CMD-SHELL"
+    paramsync = tmp_path / "paramsync"
+    paramsync.write_text(f"#!/bin/sh\n[ \"$*\" = 'status --check' ] && exit {code}\nexit 9\n")
+    paramsync.chmod(0o755)
+    shell = ["sh", "-c", command.replace("$$", "$")]
+    done = subprocess.run(shell, env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, check=False)
+    assert (done.returncode == 0) is healthy
+
+
 def test_every_container_is_confined_and_listens_on_loopback() -> None:
     composition = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
     assert {"trainer", "inferencer", "prometheus", "grafana"} == composition["services"].keys()
