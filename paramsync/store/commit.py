@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -156,7 +157,8 @@ class StoreWriter:
         try:
             with self._faults(f"version {version.number} was not published"):
                 self._mark(name, version.graph)
-                for dropped in set(listed) - set(names):
+                unlisted = set(listed) - set(names)
+                for dropped in unlisted - self._state.gone(unlisted):  # which leave nothing to clear away
                     self._mark(dropped, self._state.graph(dropped) or "")
                 written = self._checkpoints.write(self._path / name, tensors, unchanged, finite=finite, copied=copied)
                 version = replace(
@@ -287,11 +289,15 @@ class StoreWriter:
     def _sweep(self, listed: Sequence[str]) -> None:
         """Step 4."""
         names = files.names(self._path)
+        data: defaultdict[str, list[str]] = defaultdict(list)
+        for file in names:
+            data[file.rpartition(".data-")[0]].append(file)
+        kept = set(listed)
         problems = []
         for file in names:
             try:
                 if (name := store.marked(file)) is not None:
-                    self._clear(name, listed, names)
+                    self._clear(name, kept, data.get(name, ()))
                 elif file.startswith(files.TEMPORARY):
                     (self._path / file).unlink(missing_ok=True)
             except (OSError, UnreadableError) as error:  # the others can go all the same
@@ -301,14 +307,13 @@ class StoreWriter:
         if problems:
             raise problems[0]
 
-    def _clear(self, name: str, listed: Sequence[str], names: Sequence[str]) -> None:
+    def _clear(self, name: str, listed: Collection[str], data: Iterable[str]) -> None:
         mark = store.mark(self._path, name)
         if store.is_name(name) and name not in listed:
             index_file(self._path / name).unlink(missing_ok=True)
             store.record_file(self._path, name).unlink(missing_ok=True)
-            for data in names:
-                if data.startswith(f"{name}.data-") and self._pool is not None:
-                    self._pool.retire(self._path / data)
+            for file in data if self._pool is not None else ():
+                self._pool.retire(self._path / file)
             graph = mark.read_text(errors="replace")
             if store.is_digest(graph) and graph not in self._fresh_graphs | set(map(self._state.graph, listed)):
                 self._store.graph_file(graph).unlink(missing_ok=True)
@@ -381,11 +386,12 @@ class StateFile:
     def kept(self, names: Collection[str], retention: Retention, *, now: float) -> list[str]:
         """The names that stay listed beside one more version, of which ours stay as the retention says."""
         ours = {}
-        for name in names:
+        gone = self.gone(names)
+        for name in (name for name in names if name not in gone):
             with suppress(UnreadableError):  # nobody can tell now whose it is: it stays
                 if (record := self._known(name)) is not None:
                     ours[name] = record.committed_at
-        dropped = {*retention.dropped([*ours.items()], now=now), *self.gone(set(names) - set(ours))}
+        dropped = {*retention.dropped([*ours.items()], now=now), *gone}
         return [name for name in names if name not in dropped]
 
     def gone(self, names: Collection[str]) -> set[str]:

@@ -105,7 +105,10 @@ class Store:
     ) -> list[Version]:
         """The versions that this state lists, as `versions` has them; files of those that are `known` are not read."""
         versions = {}
+        begun = {file.rpartition(".")[0] for file in files.names(self.path)} if state else set()
         for name in state.names if state else ():
+            if name not in begun:  # a list may name many that are gone
+                continue
             try:
                 version = known.get(name) or self._version(name)
             except (CorruptCheckpointError, StoreError):

@@ -3,45 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 from paramsync.sources.identity import VersionRecords
 from paramsync.store.store import Store, record_file
+from tests.support.opened_files import LISTENERS, opened, opening
 from tests.support.published import Publisher
-
-_LISTENERS: list[Callable[[str], object]] = []
-
-
-def _hear(event: str, arguments: tuple[Any, ...]) -> None:
-    if event == "open":
-        for one in _LISTENERS:
-            one(Path(str(arguments[0])).name)
-
-
-sys.addaudithook(_hear)  # for good: there is no way to take it away
-
-
-@contextmanager
-def opening(tell: Callable[[str], object]) -> Iterator[None]:
-    """Tell the names of files that this process is about to open meanwhile."""
-    _LISTENERS.append(tell)
-    try:
-        yield
-    finally:
-        _LISTENERS.remove(tell)
-
-
-@contextmanager
-def opened() -> Iterator[list[str]]:
-    """The names of files that this process opens meanwhile."""
-    names: list[str] = []
-    with opening(names.append):
-        yield names
 
 
 def test_a_look_reads_what_is_new_and_nothing_else(publisher: Publisher) -> None:
@@ -91,7 +59,7 @@ def test_a_record_that_is_replaced_once_it_was_read_is_told_at_the_next_look(pub
 
     def take_its_place(name: str) -> None:
         if name.endswith(".index"):  # which is opened after the record
-            _LISTENERS.clear()
+            LISTENERS.clear()
             other = record.with_suffix(".other")
             other.write_text(changed.to_json())
             other.replace(record)

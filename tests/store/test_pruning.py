@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 from paramsync.errors import UnknownVersionError
+from paramsync.store import store
 from paramsync.store.commit import StoreWriter
 from paramsync.store.store import Store
+from tests.support.opened_files import opened
 from tests.support.rewritten import write
 from tests.support.whole import assert_serves
 from tests.support.written import changing, files_of, names, publish_changing, version
@@ -134,3 +136,22 @@ def test_followers_always_find_a_whole_version(tmp_path: Path) -> None:
         follower.join()
     assert not problems
     assert len(seen) > 1
+
+
+@pytest.mark.parametrize("listed", [[*range(1, 1001)], [*range(1, 1001), 2000]])
+def test_versions_that_are_listed_and_gone_cost_no_file_operation(tmp_path: Path, listed: list[int]) -> None:
+    publish_changing(tmp_path, 2000)
+    entries = "".join(f'all_model_checkpoint_paths: "ckpt-{number}"\n' for number in listed)
+    store.state_file(tmp_path).write_text(f'model_checkpoint_path: "ckpt-2000"\n{entries}')
+    with opened() as names, StoreWriter(tmp_path) as writer:
+        assert [one.number for one in Store(tmp_path).versions()] == [2000]
+        writer.commit(version(2001), changing(2001))
+    gone = {f"ckpt-{number}" for number in range(1, 1001)}
+    assert [name for name in names if name.removeprefix(".unlisted-").partition(".")[0] in gone] == []
+    assert [one.number for one in Store(tmp_path).versions()] == [2000, 2001]
+
+
+def test_many_versions_that_go_at_once_leave_nothing(tmp_path: Path) -> None:
+    publish_changing(tmp_path, *range(1, 31), keep=100)
+    publish_changing(tmp_path, 31, keep=1)
+    assert names(tmp_path, spares=False) == files_of(31, data=1)

@@ -1,0 +1,38 @@
+"""Which files this process opens."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+LISTENERS: list[Callable[[str], object]] = []
+
+
+def _hear(event: str, arguments: tuple[Any, ...]) -> None:
+    if event == "open":
+        for one in LISTENERS:
+            one(Path(str(arguments[0])).name)
+
+
+sys.addaudithook(_hear)  # for good: there is no way to take it away
+
+
+@contextmanager
+def opening(tell: Callable[[str], object]) -> Iterator[None]:
+    """Tell the names of files that this process is about to open meanwhile."""
+    LISTENERS.append(tell)
+    try:
+        yield
+    finally:
+        LISTENERS.remove(tell)
+
+
+@contextmanager
+def opened() -> Iterator[list[str]]:
+    """The names of files that this process opens meanwhile."""
+    names: list[str] = []
+    with opening(names.append):
+        yield names
