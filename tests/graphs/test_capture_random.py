@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -153,3 +154,63 @@ def test_a_counter_that_is_no_seed_is_refused_as_before() -> None:
 
     with pytest.raises(GraphError, match=r"AssignVariableOp .* changes variable"):
         capture(Counter())
+
+
+def functional(layer: keras.layers.Layer, shape: tuple[int, ...], **how: Any) -> keras.Model:
+    x = keras.Input(shape, name="x")
+    return keras.Model(x, layer(x, **how))
+
+
+def nested(**how: Any) -> keras.Model:
+    return functional(functional(keras.layers.Dropout(0.5), (8,), **how), (8,))
+
+
+class Holding(keras.Model):
+    """A subclassed model around a functional one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nested(training=True)
+
+    def call(self, x: Any) -> Any:
+        return self.net(x)
+
+
+LAYERS = keras.layers
+DRAWING = {
+    "dropout": lambda: functional(LAYERS.Dropout(0.5), (8,), training=True),
+    "spatial": lambda: functional(LAYERS.SpatialDropout1D(0.5), (4, 8), training=True),
+    "noise": lambda: functional(LAYERS.GaussianNoise(0.5), (8,), training=True),
+    "nested": lambda: nested(training=True),
+    "called so as a whole": lambda: functional(functional(LAYERS.Dropout(0.5), (8,)), (8,), training=True),
+    "within sequential": lambda: keras.Sequential([keras.Input((8,)), nested(training=True)]),
+    "within subclassed": Holding,
+}
+
+
+@pytest.mark.parametrize("make", DRAWING.values(), ids=DRAWING)
+def test_a_layer_of_a_functional_model_that_was_called_with_training_draws(make: Callable[[], keras.Model]) -> None:
+    model = make()
+    captured = capture(model, inputs=None if model.built else tf.TensorSpec((None, 8), name="x"))
+    assert captured.graph.stochastic == ("NonDeterministicInts",)
+    ((name, spec),) = captured.graph.signatures["serving_default"].inputs.items()
+    ones = np.ones([5 if size is None else size for size in spec.shape or ()], np.float32)
+    (one,), (other,) = (answers(captured, {name: ones}).values() for _ in range(2))
+    assert not np.array_equal(one, other)
+    assert "call" not in vars(model)
+
+
+def test_what_trains_unless_told_otherwise_predicts() -> None:
+    x = keras.Input((8, 8, 3), name="x")
+    augmented = keras.Sequential([LAYERS.RandomFlip(), LAYERS.RandomBrightness(0.5)])(LAYERS.RandomContrast(0.5)(x))
+    model = keras.Model(x, {"augmented": augmented, "dropped": LAYERS.Dropout(0.5)(x, training=True)})
+    captured = capture(model)
+    images = np.random.default_rng(0).uniform(0, 255, (2, 8, 8, 3)).astype(np.float32)
+    found = answers(captured, {"x": images})
+    np.testing.assert_array_equal(found["augmented"], images)
+    assert (found["dropped"] == 0).any()
+
+
+def test_batch_normalization_that_was_called_with_training_is_refused() -> None:
+    with pytest.raises(GraphError, match=r"changes variable .* whenever it predicts"):
+        capture(functional(LAYERS.BatchNormalization(), (8,), training=True))

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from typing import Any
 
 import keras
@@ -56,7 +58,8 @@ def _traced(model: keras.layers.Layer, arguments: tuple[Sequence[Any], Mapping[s
     def predict(*tensors: Any) -> Any:
         left = iter(tensors)
         positional, named = tf.nest.map_structure(lambda _: next(left), arguments)
-        return model(*positional, training=False, **named)
+        with _as_recorded(model):
+            return model(*positional, training=False, **named)
 
     try:
         function = tf.function(predict, autograph=False).get_concrete_function(*(leaf.spec for leaf in specs))
@@ -68,6 +71,44 @@ def _traced(model: keras.layers.Layer, arguments: tuple[Sequence[Any], Mapping[s
     names = [part for leaf in specs for part in components(leaf.name, leaf.spec)]
     own = Own(f"model {model.name!r}", [leaf.spec for leaf in specs], predict)
     return Trace(function, unique(names), result_names(function, _output_names(model)), own)
+
+
+@contextmanager
+def _as_recorded(model: keras.layers.Layer) -> Iterator[None]:
+    """Have layers of functional models train that were called with `training=True` when the model was built.
+
+    Given False, a functional model passes that to each of its layers, over what a layer was called with.
+    """
+    training = {id(layer): layer for item in objects(model) for layer in _called_with_training(item)}
+    before = [(layer, vars(layer).get("call")) for layer in training.values()]
+    for layer, _ in before:
+        layer.call = partial(_training, layer.call)
+    try:
+        yield
+    finally:
+        for layer, call in before:
+            if call is None:
+                del layer.call
+            else:
+                layer.call = call
+
+
+def _training(call: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+    return call(*arguments, **named | {"training": True})
+
+
+def _called_with_training(model: Any) -> Iterator[keras.Operation]:
+    """The layers of a functional model that were called so; not those whose own default it is, as of augmentation.
+
+    Keras records a default as if it was given, and predicts without augmentation.
+    """
+    if isinstance(model, keras.Model) and hasattr(model, "operations"):
+        # nothing public has what a layer was called with, but the config, which not every layer has
+        for node in chain.from_iterable(model._nodes_by_depth.values()):
+            if node.arguments.kwargs.get("training") is True:
+                parameter = inspect.signature(node.operation.call).parameters.get("training")
+                if parameter is None or parameter.default is not True:
+                    yield node.operation
 
 
 def _symbolically_traced(model: keras.Model) -> Trace:
