@@ -103,6 +103,19 @@ def test_shared_variables_are_the_originals() -> None:
         np.testing.assert_array_equal(*session.run([y, copy.outputs[0]], {x: DATA * 2}))
 
 
+def test_a_shared_variable_may_be_called_like_the_folder_of_another() -> None:
+    with tf.Graph().as_default() as graph:
+        x = v1.placeholder(tf.float32, [None, 4], name="x")
+        weights = v1.get_variable("w", [4, 4], use_resource=False)
+        averages = tf.train.ExponentialMovingAverage(0.9)
+        update = averages.apply([weights])  # in a reference variable w/ExponentialMovingAverage
+        y = tf.matmul(x, weights) - 2 * tf.matmul(x, averages.average(weights))
+        copy = duplicate(y, x, variables="shared")
+    with ready(graph) as session:
+        session.run(update)
+        np.testing.assert_array_equal(*session.run([y, copy.outputs[0]], {x: DATA, copy.inputs[0]: DATA}))
+
+
 @pytest.mark.parametrize("variables", ["own", "shared"])
 @pytest.mark.parametrize("resource", [False, True])
 def test_a_variable_is_replaced_by_a_variable_or_a_value_wherever_it_is_read(resource: bool, variables: Any) -> None:

@@ -113,7 +113,7 @@ def make_aside(
     """Make the copy. Raises GraphError where that cannot be done."""
     operations = selection.operations
     with tf.Graph().as_default() as rehearsal:
-        kept = {name: as_kept(operation.node_def, name) for name, operation in selection.kept.items()}
+        kept = as_kept({name: operation.node_def for name, operation in selection.kept.items()})
         with tf.device(device):
             made = replacements.make(scope, operations, stand_ins=True)
     graph_def = _nodes_of_copy(

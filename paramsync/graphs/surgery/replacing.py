@@ -116,9 +116,8 @@ def _needs_value(tensor: tf.Tensor, value: Any) -> bool:
 def stand_in(value: tf.Tensor | tf.Variable, name: str) -> tf.Tensor:
     """A tensor in the default graph with the dtype, shape and known value of one of another graph."""
     if isinstance(value, tf.Tensor) and is_variable(value.op):
-        node = tf.compat.v1.NodeDef()
-        node.CopyFrom(value.op.node_def)
-        return as_kept(node, tf.compat.v1.get_default_graph().unique_name(name)).outputs[0]
+        free = tf.compat.v1.get_default_graph().unique_name(name)
+        return as_kept({free: value.op.node_def})[free].outputs[0]
     if isinstance(value, tf.Tensor) and value.dtype.is_integer:  # a shape, say, on which the shapes of others depend
         return _with_ancestors(value, name)
     return tf.compat.v1.placeholder(value.dtype.base_dtype, value.shape, name=name)
@@ -140,15 +139,21 @@ def _with_ancestors(tensor: tf.Tensor, name: str) -> tf.Tensor:
     return made
 
 
-def as_kept(node: Any, name: str) -> tf.Operation:
-    """Copy a node, without its inputs, to the default graph."""
+def as_kept(nodes: Mapping[str, Any]) -> dict[str, tf.Operation]:
+    """Copy nodes, without their inputs, to the default graph, under these names.
+
+    All at once: a graph that has `w/avg` gives no operation the name `w` that comes later.
+    """
     graph_def = tf.compat.v1.GraphDef()
-    graph_def.node.add().CopyFrom(node)
-    graph_def.node[0].name = name
-    del graph_def.node[0].input[:]
-    graph_def.node[0].attr.pop("_class", None)
+    for name, node in nodes.items():
+        copy = graph_def.node.add()
+        copy.CopyFrom(node)
+        copy.name = name
+        del copy.input[:]
+        copy.attr.pop("_class", None)
     tf.graph_util.import_graph_def(graph_def, name="")
-    return tf.compat.v1.get_default_graph().get_operation_by_name(name)
+    graph = tf.compat.v1.get_default_graph()
+    return {name: graph.get_operation_by_name(name) for name in nodes}
 
 
 def _free(label: str, taken: set[str]) -> str:
