@@ -16,6 +16,7 @@ from paramsync.errors import GraphError
 from paramsync.graphs.draft import finish
 from paramsync.graphs.graph import Graph
 from paramsync.graphs.sources import functions, keras_models, own_calls
+from paramsync.graphs.sources.kept_values import KeptValues
 from paramsync.graphs.sources.meta_graphs import draft_of_meta, read_meta
 from paramsync.graphs.sources.objects import object_graph, parts, variable_keys, variable_names
 from paramsync.graphs.sources.saved_models import SavedModel
@@ -51,13 +52,15 @@ class Capture:
 class Origin:
     """The object whose variables were captured, which may get others: layers, adapters, a quantized kernel.
 
-    `parts` are its variables and layers when it was captured. `again` captures it as it is now, from its code, and
-    raises StructureError where all there is of that is a trace.
+    `parts` are its variables and layers when it was captured, `kept` is what they kept beside these. `again` captures
+    it as it is now, from its code; where all there is of that is a trace, and it has other parts, it raises
+    StructureError.
     """
 
     root: Any
     parts: tuple[Any, ...]
-    again: Callable[[], Capture]
+    kept: KeptValues
+    again: Callable[[bool], Capture]
 
     def now(self) -> tuple[Any, ...]:
         """Its variables and layers now."""
@@ -113,13 +116,20 @@ def _captured(
     origin = None
     if root is not None:
         draft = replace(draft, called=variable_names(root), object_graph=partial(object_graph, root))
-        again = partial(_captured, traced, outputs, root, compare, functions.trace_anew)
-        origin = Origin(root, parts(root), again)
+        again = partial(_captured_again, traced, outputs, root, compare)
+        origin = Origin(root, parts(root), KeptValues(root), again)
     graph = finish(draft if outputs is None else only(draft, outputs))
     live = tuple(variables[parameter.name] for parameter in graph.parameters)
     for name, trace in traces.items() if compare else ():
         own_calls.compare(graph, name, trace, [parameter.read_value() for parameter in live])
     return Capture(graph, live, graph.object_graph, origin)
+
+
+def _captured_again(
+    traced: Callable[[_Tracing], dict[str, Trace]], outputs: Any, root: Any, compare: bool, other_parts: bool
+) -> Capture:
+    tracing = partial(functions.trace_anew, from_code=other_parts)
+    return _captured(traced, outputs, root, compare, tracing)
 
 
 def _graph_of_path(path: Path, inputs: Any, outputs: Any, signatures: Any, allowed: Collection[str]) -> Graph:

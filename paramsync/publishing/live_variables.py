@@ -13,8 +13,9 @@ import tensorflow as tf
 from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2
 
 from paramsync.errors import SettingsError, StructureError
-from paramsync.graphs.capturing import Capture
+from paramsync.graphs.capturing import Capture, Origin
 from paramsync.graphs.graph import Graph
+from paramsync.graphs.sources.kept_values import KeptValues, Place
 from paramsync.tensorbundle.index import OBJECT_GRAPH
 
 Averages: TypeAlias = Callable[[tf.Variable], "tf.Variable | None"]
@@ -107,6 +108,7 @@ class LiveVariables:
         self._averages = averages
         self._allow_ops = tuple(allow_ops)
         self._problem = ""
+        self._idle: set[Place] = set()  # where what is kept has changed, and the graph was the same
         self._take(capture)
         self._read = VariableReader(self._published())
 
@@ -123,15 +125,16 @@ class LiveVariables:
         self._objects = np.array(capture.object_graph, dtype=object) if capture.object_graph else None
         self._variables = capture.variables
         self._origin = capture.origin
-        self._parts = () if capture.origin is None else capture.origin.parts
+        if capture.origin is not None:
+            self._parts, self._kept = capture.origin.parts, capture.origin.kept
 
     def pin(self, values: Any = None) -> dict[str, Any]:
         """The value of every captured variable, or of its average where there is one, by its key in a checkpoint.
 
         To be called on the thread that updates the variables, between two steps: that is what makes them of one step.
-        Takes microseconds a variable, whatever its size, and as long as capturing does where there are other variables
-        or layers than at the last call. Raises SettingsError for an average that cannot stand for its variable,
-        StructureError where what there is now cannot be captured.
+        Takes microseconds a variable, whatever its size, and as long as capturing does where there are other variables,
+        layers, tables or constants than at the last call. Raises SettingsError for an average that cannot stand for its
+        variable, StructureError where what there is now cannot be captured.
         """
         if values is not None:
             raise SettingsError("values: they are the variables' own here; only Publisher.of_graph is given any")
@@ -142,24 +145,41 @@ class LiveVariables:
         return pinned
 
     def _follow(self) -> None:
-        """Capture what has other variables or layers now; what cannot be captured is tried again once they change."""
+        """Capture what has other variables, layers, tables or constants now.
+
+        What cannot be captured is tried again once they change.
+        """
         if self._origin is None:
             return
-        parts = self._origin.now()
-        if len(parts) != len(self._parts) or not all(map(operator.is_, parts, self._parts)):
-            began, self._parts, self._problem = time.monotonic(), parts, ""
-            try:
-                self._take(self._origin.again())
-            except Exception as error:  # noqa: BLE001, of the model's own code too: training goes on
-                self._problem = (
-                    f"{type(self._origin.root).__name__} has other variables or layers than when it was captured, and"
-                    f" cannot be captured as it is now: {error}"
-                )
-            else:
-                took = time.monotonic() - began
-                _log.info("other variables or layers are published from now on: captured anew in %.1f s", took)
+        parts, kept = self._origin.now(), self._kept.changed(self._idle)
+        others = len(parts) != len(self._parts) or not all(map(operator.is_, parts, self._parts))
+        if others or kept:
+            self._capture_again(self._origin, parts, kept, others=others or bool(self._problem))
         if self._problem:
             raise StructureError(self._problem)
+
+    def _capture_again(self, origin: Origin, parts: tuple[Any, ...], kept: set[Place], *, others: bool) -> None:
+        what = "other variables or layers" if others else f"another value of {self._kept.shown(kept)}"
+        began, self._parts, self._problem, digest = time.monotonic(), parts, "", self.digest
+        self._kept = KeptValues(origin.root)
+        try:
+            self._take(origin.again(others))
+        except Exception as error:  # noqa: BLE001, of the model's own code too: training goes on
+            self._problem = (
+                f"{type(origin.root).__name__} has {what} than when it was captured, and"
+                f" cannot be captured as it is now: {error}"
+            )
+            return
+        took = time.monotonic() - began
+        if self.digest != digest:
+            self._idle.clear()
+        elif not others:  # as what training notes down, which must not be captured at each publication
+            self._idle |= kept
+            _log.info(
+                "%s makes no difference to what is published: seen in %.1f s, and not looked at again", what, took
+            )
+            return
+        _log.info("%s published from now on: captured anew in %.1f s", f"{what} {'are' if others else 'is'}", took)
 
     def _published(self) -> Sequence[tf.Variable]:
         averages = self._averages

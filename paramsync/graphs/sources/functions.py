@@ -40,13 +40,15 @@ def trace(function: Any, inputs: Any = None, *, what: str = "the function") -> T
         ) from error
 
 
-def trace_anew(function: Any, inputs: Any = None, *, what: str = "the function") -> Trace:
+def trace_anew(function: Any, inputs: Any = None, *, what: str = "the function", from_code: bool = True) -> Trace:
     """As `trace` does, from its code as it is now: a tf.function itself goes on computing what it was traced from.
 
-    Raises StructureError where there is no code.
+    Where there is no code, raises StructureError, or, unless it has to be `from_code`, gives what there is.
     """
     code = getattr(function, "python_function", None)
     if code is None or isinstance(function, tf.types.experimental.ConcreteFunction):
+        if not from_code:
+            return trace(function, inputs, what=what)
         raise StructureError(
             f"{what} is a ConcreteFunction, which goes on computing what it was traced from: trace it again, and make"
             " the publisher anew"

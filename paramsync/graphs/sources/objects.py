@@ -11,7 +11,8 @@ import tensorflow as tf
 from tensorflow.core.protobuf import trackable_object_graph_pb2
 
 _VALUE = "VARIABLE_VALUE"
-_KERAS = frozenset(vars(keras.layers.Layer(name="any")))
+KERAS = frozenset(vars(keras.layers.Layer(name="any")))
+"""What every layer of Keras has."""
 _CONTAINERS = (list, tuple, dict)
 _TRACKED = tf.Module.__base__  # modules, checkpoints, and what tf.saved_model.load gives: all that has attributes
 _OWNERS = (keras.layers.Layer, keras.Variable, tf.Variable, _TRACKED, *_CONTAINERS)
@@ -75,6 +76,29 @@ def parts(root: Any) -> tuple[Any, ...]:
     return tuple(members.values())
 
 
+def holders(root: Any) -> list[Any]:
+    """The objects under `root`, and itself, that have attributes: layers, those that layers keep too, and modules."""
+    found: dict[int, Any] = {}
+    waiting = [root]
+    kinds: dict[type, Any] = {}
+    while waiting:
+        item = waiting.pop()
+        kind = kinds.get(type(item))
+        if kind is None:  # asked once a type: there are many items, and few types
+            kind = kinds[type(item)] = _CONTAINERS if isinstance(item, _CONTAINERS) else _may_hold(item)
+        if kind is _CONTAINERS:
+            waiting.extend(item.values() if isinstance(item, dict) else item)
+        elif kind and id(item) not in found:
+            found[id(item)] = item
+            waiting.extend(vars(item).values())
+    return list(found.values())
+
+
+def _may_hold(item: Any) -> bool:
+    unheld = keras.optimizers.Optimizer | keras.Variable | tf.Variable
+    return isinstance(item, keras.layers.Layer | _TRACKED) and not isinstance(item, unheld)
+
+
 def _layers(model: keras.layers.Layer) -> list[Any]:
     """The layers of a model, and of the models among them."""
     layers = list(getattr(model, "layers", ()))
@@ -128,7 +152,7 @@ def _walk(root: Any) -> list[_Tracked]:
         for tracked in every:  # grows while we walk
             layer = tracked.item if isinstance(tracked.item, keras.layers.Layer) else None
             for name, value in list(vars(layer).items()) if layer is not None else ():
-                if (name in _KERAS) == is_keras and isinstance(value, _CONTAINERS) and _has_more(value, numbers):
+                if (name in KERAS) == is_keras and isinstance(value, _CONTAINERS) and _has_more(value, numbers):
                     add(tracked, {name: value})
                     follow()
     return every
