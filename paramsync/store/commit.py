@@ -312,8 +312,9 @@ class StoreWriter:
         if store.is_name(name) and name not in listed:
             index_file(self._path / name).unlink(missing_ok=True)
             store.record_file(self._path, name).unlink(missing_ok=True)
-            for file in data if self._pool is not None else ():
-                self._pool.retire(self._path / file)
+            for file in data:
+                if self._pool is not None:
+                    self._pool.retire(self._path / file)
             graph = mark.read_text(errors="replace")
             if store.is_digest(graph) and graph not in self._fresh_graphs | set(map(self._state.graph, listed)):
                 self._store.graph_file(graph).unlink(missing_ok=True)
