@@ -51,6 +51,13 @@ class Shown:
     def big(self) -> str:
         return f"{self.section} .serves .big"
 
+    def act(self, what: str, body: dict[str, int]) -> None:
+        """As a click does, but at once."""
+        script = """return fetch(`/api/models/${arguments[0]}/${arguments[1]}`, { method: 'POST', headers: {
+            'Content-Type': 'application/json', Authorization: `Bearer ${arguments[2]}` }, body: arguments[3] })
+            .then((one) => one.status)"""
+        assert self.browser.run(script, DIGITS, what, TOKEN, json.dumps(body)) == 200
+
     def confirm(self) -> None:
         self.browser.wait("document.querySelector('#ask').open")
         self.browser.click("#ask-yes")
@@ -282,6 +289,13 @@ def test_a_phone_shows_it_without_moving_it_sideways(shown: Shown) -> None:
     shown.browser.click("#nav .all")
     shown.browser.wait("!document.querySelector('#overview').hidden")
     assert shown.browser.run(script) == [390, []]
+    shown.act("pin", {"version": shown.store.publish(age=200.0)})
+    shown.store.publish()
+    shown.browser.wait("document.querySelector('#rows').textContent.includes('1 version')")
+    wider = """const one = document.querySelector('#overview .scroll');
+        return [one.textContent.includes('3\u00a0min'), one.scrollWidth - one.clientWidth]"""
+    assert shown.browser.run(wider) == [True, 0]
+    shown.act("unpin", {})
     shown.browser.devtools("Emulation.clearDeviceMetricsOverride")
     shown.open()
 

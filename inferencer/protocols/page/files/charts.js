@@ -139,7 +139,7 @@ function envelope(samples) { // the lowest and the highest age around each sampl
     let to = at + 1;
     while (to < samples.length && samples[to].at <= one.at + near) to += 1;
     const some = samples.slice(from, Math.max(to, at + 2)).filter((other) => other.age !== null);
-    if (one.age === null) return [null, null];
+    if (one.age === null || some.every((other) => (other.age_low ?? other.age) === (other.age_high ?? other.age))) return [one.age, one.age]; // it only rises
     return [Math.min(...some.map((other) => other.age_low ?? other.age)), Math.max(...some.map((other) => other.age_high ?? other.age))];
   });
   return [ends.map((one) => one[0]), ends.map((one) => one[1])];

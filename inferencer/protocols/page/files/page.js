@@ -225,7 +225,7 @@ function drawRows(names) { // what is wrong comes first
   const rows = names.map((name) => ({ name, state: stateOf(models.get(name)), wrong: wrongs(models.get(name)) })).sort((a, b) => rank[a.state[1]] - rank[b.state[1]]);
   list($("rows"), JSON.stringify(rows), () => rows.flatMap(({ name, state: [word, tint], wrong }) => [
     make("tr", { "data-model": name }, make("th", { scope: "row" }, make("a", { href: fragment(name), "data-key": name, text: name })),
-      make("td", { class: `state ${tint}`, text: word }), ...["n", "n", "n", "more", "n more"].map((one) => make("td", { class: one }))),
+      make("td", { class: `state ${tint}`, text: word }), ...["n", "n", "n", "more", "n more"].map((one, at) => make("td", { class: one }, ...(at === 2 ? [make("span"), make("span", { class: "more" })] : [])))),
     ...(wrong.length ? [make("tr", { class: "trouble" }, make("td", { colspan: 7 }, ...wrong.slice(0, 2).map((one) => make("p", { text: one.text }))))] : [])]));
   drawAges();
 }
@@ -240,7 +240,8 @@ function drawAges() {
     const [, , version, age, wait, training, requests] = row.children;
     put(version, status.serving ? figure(status.serving.number) : "–");
     put(age, status.serving ? duration(ageOf(model)) : "–");
-    put(wait, late === null ? "–" : `${duration(late)}${status.lag_versions ? `, ${many(status.lag_versions, "version")}` : ""}`);
+    put(wait.firstChild, late === null ? "–" : duration(late));
+    put(wait.lastChild, late !== null && status.lag_versions ? `, ${many(status.lag_versions, "version")}` : "");
     put(training, trainer);
     training.className = `more ${tint}`;
     put(requests, `${rate(latest(model).rate)}/s`);
