@@ -8,6 +8,7 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, cast
 
 from paramsync.http2.connection import Data, GoingAway, Headers, Limits, Lost, Pong, Reset, Sent, ServerConnection
+from paramsync.http2.errors import ErrorCode
 from paramsync.rpc.access import name_in
 from paramsync.rpc.server import ALIVE_SECONDS, IDLE_SECONDS, SILENT_SECONDS
 
@@ -52,13 +53,13 @@ class GrpcConnection(asyncio.Protocol):
         self.began = self.heard = self.loop.time()
         self._http2 = ServerConnection(LIMITS)
         self._transport: asyncio.Transport | None = None
-        self._spoke = False
         self._pinged: float | None = None
         self._is_due = False  # a flush comes soon
         self._unsent: dict[int, MemoryShare] = {}  # of answers that wait for the other end's windows
         self._unwritten: list[MemoryShare] = []  # of those that the kernel has not taken
         self._farewell = _Farewell.NONE
         self._is_ending = False
+        self._is_deaf = False  # the other end sends nothing more
 
     @property
     def unread(self) -> int:
@@ -83,8 +84,22 @@ class GrpcConnection(asyncio.Protocol):
         self._is_due = True
         for event in self._http2.receive(data, self.heard):
             _TAKERS[type(event)](self, event)
-        self._spoke = True
         self.flush()
+
+    def eof_received(self) -> bool:
+        """The other end sends nothing more. Calls that came whole are answered before the connection ends; by TLS it
+        ends at once. Whether it goes on."""
+        assert self._transport is not None
+        self.flush()
+        if not self._transport.can_write_eof() or self._is_ending or not self._http2.streams:
+            return False
+        self._is_deaf = True
+        for call in [*self.calls.values()]:
+            if not call.has_ended:
+                self._http2.reset(call.stream, ErrorCode.CANCEL)
+                call.lost()
+        self.close()
+        return True
 
     def pause_writing(self) -> None:
         self._http2.held = True
@@ -231,9 +246,12 @@ class GrpcConnection(asyncio.Protocol):
         silent = now - self.heard
         if self._is_ending:
             return
-        if not self._spoke:
-            if silent >= SILENT_SECONDS:
+        if not self._http2.has_begun:
+            if now - self.began >= SILENT_SECONDS:
                 self.abort()
+        elif self._is_deaf:  # and answers no ping, but where nobody is there any more, the kernel says so
+            self._http2.ping(_ALIVE)
+            self.flush()
         elif self._farewell is _Farewell.DONE:
             if silent >= _ANSWER_SECONDS:
                 self.abort()
@@ -250,7 +268,7 @@ class GrpcConnection(asyncio.Protocol):
 
     def leave(self) -> None:
         """Have the other end begin no more calls: it is told with the next answer, which it waits for; else at once."""
-        if self._farewell is _Farewell.NONE and self._spoke:
+        if self._farewell is _Farewell.NONE and self._http2.has_begun:
             self._farewell = _Farewell.DUE
             if not self.calls:
                 self._say_farewell()
@@ -276,7 +294,7 @@ class GrpcConnection(asyncio.Protocol):
         """The other end reads what was written before it finds the end: a socket that is closed may drop that."""
         self._is_ending = True
         assert self._transport is not None
-        if self._transport.can_write_eof():
+        if self._transport.can_write_eof() and not self._is_deaf:
             self._transport.write_eof()
             self.loop.call_later(_LINGER_SECONDS, self.abort)
         else:

@@ -6,6 +6,7 @@ import base64
 import re
 import struct
 import zlib
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -26,6 +27,7 @@ _TIMEOUT = re.compile(r"(\d{1,8})([HMSmun])", re.ASCII)
 _SECONDS = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 _WINDOWS = {"identity": 0, "gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 _OURS = frozenset({"te", "content-type", "grpc-timeout", "grpc-encoding", "grpc-accept-encoding", "accept-encoding"})
+_ONCE = frozenset({"content-type", "grpc-timeout", "grpc-encoding"})
 _TYPE = "application/grpc"
 _SMALL = 1 << 12  # bytes, below which parts of a message are joined: as objects each would take many times its size
 _SAFE = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) != "%")  # of a status text, RFC 3986 for all else
@@ -66,6 +68,8 @@ def asked(head: Head) -> Asked | Refusal:
     try:
         if head.too_large:
             raise TooLargeError("headers", limit=MOST_HEADERS, found=head.size)
+        if len(fields) < len(head.fields):
+            _check_once(head.fields)
         return Asked(head.path, _timeout(fields), _window(fields), _metadata(head.fields))
     except (ParamsyncError, NotImplementedError) as error:
         return Refusal(BEGINNING + _ACCEPTS + ending(*status_of(error)))
@@ -73,6 +77,12 @@ def asked(head: Head) -> Asked | Refusal:
 
 MOST_HEADERS = 16 << 10
 """Bytes, as RFC 9113 counts them."""
+
+
+def _check_once(fields: Iterable[tuple[str, str]]) -> None:
+    counts = Counter(name for name, _ in fields)
+    if repeated := [name for name in sorted(_ONCE) if counts[name] > 1]:
+        raise RequestError(f"{repeated[0]}: expected it once, found it {counts[repeated[0]]} times")
 
 
 def _timeout(fields: dict[str, str]) -> float | None:

@@ -72,6 +72,11 @@ class ServerConnection:
         self._lot = max(1, self._room // 2)
         self._stream_lot = max(1, limits.stream_window // 2)
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether the peer has sent its preface and its settings."""
+        return self._begun and self._expects != frames.SETTINGS
+
     # For whoever answers ----------------------------------------------------------------------------------------
 
     @property

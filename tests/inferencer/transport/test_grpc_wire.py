@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import tracemalloc
 import zlib
+from urllib.parse import unquote
 
 import grpc
 import pytest
@@ -121,6 +122,35 @@ def test_an_encoding_that_is_not_known_is_refused_with_those_that_are() -> None:
     found = refusal(grpc_encoding="br")
     assert found["grpc-status"] == str(grpc.StatusCode.UNIMPLEMENTED.value[0])
     assert found["grpc-accept-encoding"] == "identity,gzip,deflate"
+
+
+def said_with(*more: tuple[str, str]) -> Asked | Refusal:
+    """By a call with these headers beside the usual ones."""
+    usual = [(":method", "POST"), (":scheme", "http"), (":path", "/s/M"), ("content-type", "application/grpc")]
+    block = b"".join([encoded(name.encode(), value.encode()) for name, value in [*usual, *more]])
+    return asked(HeaderReader(MOST_HEADERS, 1 << 20).read(block))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        [("content-type", "application/grpc")],
+        [("grpc-timeout", "1S"), ("grpc-timeout", "2S")],
+        [("grpc-encoding", "gzip"), ("mine", "1"), ("grpc-encoding", "identity")],
+    ],
+)
+def test_a_header_of_which_one_counts_is_refused_twice(fields: list[tuple[str, str]]) -> None:
+    found = said_with(*fields)
+    assert isinstance(found, Refusal)
+    status = sent(found.block)
+    text = f"{fields[0][0]}: expected it once, found it 2 times"
+    assert (status["grpc-status"], unquote(status["grpc-message"])) == ("3", text)
+
+
+def test_metadata_may_come_twice() -> None:
+    found = said_with(("mine", "1"), ("mine", "2"))
+    assert isinstance(found, Asked)
+    assert found.metadata == (("mine", "1"), ("mine", "2"))
 
 
 def test_headers_beyond_their_limit_are_refused_with_it() -> None:

@@ -28,6 +28,7 @@ from tests.support.http import call as ask
 from tests.support.programs import eventually
 from tests.support.published import Publisher
 from tests.support.running import LocalRunning, synced
+from tests.support.wires import Clock, Wire, feed
 
 MOST = 3 << 20
 CONTENT = random.Random(1).randbytes(400_000)
@@ -42,13 +43,6 @@ SENT = {
     "nothing": b"",
 }
 UNARY, STREAM = "/test/Unary", "/test/Stream"
-
-
-class Clock(asyncio.SelectorEventLoop):
-    now = 0.0
-
-    def time(self) -> float:
-        return self.now
 
 
 class Threads(ThreadPoolExecutor):
@@ -71,32 +65,6 @@ class Threads(ThreadPoolExecutor):
                 future.set_result(work())
             except Exception as error:  # noqa: BLE001, as a thread does
                 future.set_exception(error)
-
-
-class Wire(asyncio.Transport):
-    """To a client that reads, but for what its windows hold back."""
-
-    def __init__(self, connection: GrpcConnection) -> None:
-        super().__init__()
-        self.connection = connection
-        self.is_open = True
-
-    def write(self, data: Any) -> None:
-        pass
-
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        pass
-
-    def can_write_eof(self) -> bool:
-        return False
-
-    def close(self) -> None:
-        self.abort()
-
-    def abort(self) -> None:
-        if self.is_open:
-            self.is_open = False
-            self.connection.connection_lost(None)
 
 
 class Port:
@@ -126,7 +94,7 @@ class Port:
 
     def receive(self, content: bytes) -> None:
         if self.wire.is_open:
-            self.connection.data_received(content)
+            feed(self.connection, content)
 
     def open(self, path: str, timeout: bool) -> None:
         self.opened += 1

@@ -1,0 +1,49 @@
+"""A gRPC connection on a wire and a clock of the test's own."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from inferencer.transport.grpc_connection import GrpcConnection
+
+
+class Clock(asyncio.SelectorEventLoop):
+    """An event loop whose time passes when the test says so."""
+
+    now = 0.0
+
+    def time(self) -> float:
+        return self.now
+
+
+class Wire(asyncio.Transport):
+    """A transport to a client that reads at once what its windows let through."""
+
+    def __init__(self, connection: GrpcConnection) -> None:
+        super().__init__()
+        self.connection = connection
+        self.is_open = True
+        self.written = b""
+
+    def write(self, data: Any) -> None:
+        self.written += data
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        pass
+
+    def can_write_eof(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        self.abort()
+
+    def abort(self) -> None:
+        if self.is_open:
+            self.is_open = False
+            self.connection.connection_lost(None)
+
+
+def feed(connection: GrpcConnection, content: bytes) -> None:
+    """What a client sends."""
+    connection.data_received(content)
