@@ -23,7 +23,7 @@ MOST_UNPACKED = 256 << 20
 _MOST_LEVELS = 100
 _NAMED = 8  # keys that an error shows
 _SPACE = b" \t\n\r"
-_STRING = re.compile(rb'(?:[^"\\]+|\\u[0-9a-fA-F]{4}|\\[^u])*', re.DOTALL)
+_LONGEST_ESCAPE = 6  # bytes
 _KEY = re.compile(rb'("(?:[^"\\]|\\.)*")[ \t\n\r]*:', re.DOTALL)
 _CONSTANTS = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
 _LIST, _OBJECT, _TEXT, _NUMBER = 64, 256, 96, 40  # bytes that each of these takes in Python, at most
@@ -148,7 +148,6 @@ _TOO_DEEP = "body: expected JSON, found more levels of it than anybody needs"
 _IN_STRING = -1
 _STEP = 1 << 16  # bytes whose depths are counted in one go
 _FAR = 1 << 20  # bytes that are searched in one go
-_ESCAPE = re.compile(rb"\\.", re.DOTALL)
 _BY = np.zeros(256, np.int8)
 _BY[[ord("["), ord("{")]] = 1
 _BY[[ord("]"), ord("}")]] = -1
@@ -163,14 +162,12 @@ class Depths:
         self._depths = np.empty(len(content), np.int8)
         inside, depth, escaped = 0, 0, False
         for at in range(0, len(content), _STEP):
-            part = content[at : at + _STEP]
-            if escaped:
-                part = b" " + part[1:]
-            if b"\\" in part:
-                part = _ESCAPE.sub(b"  ", part)
-            escaped = part.endswith(b"\\")
-            codes = np.frombuffer(part, np.uint8)
-            within = (np.cumsum(codes == ord('"'), dtype=np.uint8) + inside & 1).astype(bool)
+            codes, escaped = _without_escapes(content[at : at + _STEP], escaped)
+            quotes = codes == ord('"')
+            if inside and not quotes.any():
+                self._depths[at : at + _STEP] = _IN_STRING
+                continue
+            within = (np.cumsum(quotes, dtype=np.uint8) + inside & 1).astype(bool)
             steps = _BY[codes]
             steps[within] = 0
             depths = np.cumsum(steps, dtype=np.int32) + depth
@@ -195,6 +192,23 @@ class Depths:
             if ends.any():
                 return begin + int(ends.argmax())
         return len(self._depths)
+
+
+def _without_escapes(part: bytes, escaped: bool) -> tuple[Any, bool]:
+    """Its bytes, with spaces in place of escapes. `escaped` says whether the first one belongs to an escape that began
+    before; so does the answer for the byte after the last."""
+    codes = np.frombuffer(part, np.uint8)
+    if escaped or b"\\" in part:
+        codes = codes.copy()
+        codes[:escaped] = ord(" ")
+        slashes = np.flatnonzero(codes == ord("\\"))
+        order = np.arange(len(slashes))
+        run = np.maximum.accumulate(np.where(np.diff(slashes, prepend=-2) > 1, order, 0))  # where it begins
+        begins = slashes[(order - run) % 2 == 0]
+        escaped = len(begins) > 0 and int(begins[-1]) == len(part) - 1
+        codes[begins] = ord(" ")
+        codes[begins[: len(begins) - escaped] + 1] = ord(" ")
+    return codes, escaped
 
 
 class _Constants:
@@ -315,19 +329,26 @@ class _Reader:
     def _text(self, at: int, end: int) -> str:
         parts: list[str] = []
         while at < end:
-            match = _STRING.match(self._content, at, min(end, at + WINDOW))
-            assert match is not None  # it matches nothing too
-            content = self._content[at : match.end()]
-            text = _decoded(content, whole=match.end() == end)
-            if not text:
+            stop = end if end - at <= WINDOW else self._before_escape(at, at + WINDOW)
+            text = _decoded(self._content[at:stop], whole=stop == end)
+            part, scanned = self._scanned(f'"{text}"', at)
+            if scanned < len(text) + 2 or not text:
                 raise _misplaced("a string that ends, or an escape that is none,", at)
-            part: str = self._scanned(f'"{text}"', at)[0]
             if parts and "\ud800" <= parts[-1][-1:] <= "\udbff" and "\udc00" <= part[:1] <= "\udfff":
                 pair = (parts[-1][-1] + part[0]).encode("utf-16", "surrogatepass").decode("utf-16")
                 parts[-1], part = parts[-1][:-1] + pair, part[1:]
             parts.append(part)
             at += len(text.encode())
         return "".join(parts)
+
+    def _before_escape(self, at: int, end: int) -> int:
+        """The end of a part of a string, or where an escape begins that is not whole there."""
+        last = self._content.rfind(b"\\", end - _LONGEST_ESCAPE, end)
+        before = self._content[at : last + 1]
+        if last < 0 or (len(before) - len(before.rstrip(b"\\"))) % 2 == 0:
+            return end
+        size = _LONGEST_ESCAPE if self._content[last + 1 : last + 2] == b"u" else 2
+        return end if last + size <= end else last
 
     def _keep(self, at: int, end: int) -> None:
         self._left -= _unpacked_bytes(self._content[at:end])

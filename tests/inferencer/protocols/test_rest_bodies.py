@@ -7,7 +7,7 @@ import json
 import random
 import string
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from time import thread_time
 from typing import Any
@@ -186,6 +186,22 @@ def test_time_is_linear_in_the_size(kind: str) -> None:
 
     few, many = seconds(MB // 8), seconds(MB // 2)
     assert many < 12 * few + 0.05
+
+
+@pytest.mark.parametrize("text", ["a", "\\n", "a\\n", "\\u00e4", "\\\\", "\N{SNOWMAN}", "[{,"])
+def test_a_long_string_takes_no_more_than_a_dozen_times_what_python_takes_for_it(text: str) -> None:
+    content = f'{{"instances": "{text * (2 * MB // len(text))}"}}'.encode()
+
+    def seconds(read: Callable[[bytes], object]) -> float:
+        least = 9.0
+        for _ in range(3):
+            began = thread_time()
+            read(content)
+            least = min(least, thread_time() - began)
+        return least
+
+    assert Body(content).fields == json.loads(content)
+    assert seconds(Body) < 12 * seconds(json.loads) + 0.005
 
 
 @pytest.mark.parametrize("last", ["1.5]}", "1.5}", "1e39]}", '"a"]}', "1" + "0" * 30 + "]}"])
