@@ -192,9 +192,11 @@ def workers(answers: Mapping[str, pb.GetStatusResponse | ParamsyncError], now: f
         restarts = sum({worker.number: worker.restarts for worker in answer.workers}.values())
         starting = [worker for worker in answer.workers if worker.state == pb.WorkerStatus.STARTING]
         importing = [worker.since for worker in starting if not worker.pid]
-        told = [f"starting, importing TensorFlow, {duration(now - min(importing))}"] if importing else []
-        told += [f"{len(answering)} of {len(numbers)} answer" if answering < numbers else f"{len(answering)} answer"]
-        told.append(f"{size(sum(worker.private_bytes for worker in answer.workers))} of their own")
+        if importing and not answering:
+            told = [f"starting, importing TensorFlow, {duration(now - min(importing))}"]
+        else:
+            told = [f"{len(answering)} of {len(numbers)} answer" if answering < numbers else f"{len(answering)} answer"]
+            told.append(f"{size(sum(worker.private_bytes for worker in answer.workers))} of their own")
         told += [f"{restarts} restart{'' if restarts == 1 else 's'}"] if restarts else []
         if answering < numbers or len(answers) == 1:
             who = f"{server} workers" if len(answers) > 1 else "workers"
