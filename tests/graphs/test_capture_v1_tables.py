@@ -100,6 +100,17 @@ def test_a_table_that_nothing_fills_is_refused_by_name() -> None:
         draft_of_tensors([text], [y])
 
 
+def test_a_table_that_only_a_saver_fills_is_refused_in_one_line() -> None:
+    with tf.Graph().as_default():
+        text = v1.placeholder(tf.string, (None,), name="text")
+        weight = v1.get_variable("weight", [], tf.float32)
+        counts = tf.lookup.experimental.MutableHashTable(tf.string, tf.float32, -1.0, name="counts")
+        y = counts.lookup(text) * weight
+        v1.train.Saver()
+        with pytest.raises(GraphError, match=r"\Anothing in the graph fills the table 'counts.*\Z"):
+            draft_of_tensors([text], [y])
+
+
 def test_a_table_that_the_outputs_do_not_need_is_of_no_interest() -> None:
     with tf.Graph().as_default():
         x, y = two_layers()

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
 from paramsync.errors import GraphError
-from paramsync.graphs.surgery import duplicate
+from paramsync.graphs.surgery import connect, duplicate
 from tests.support.copies import dense
 
 v1 = tf.compat.v1
@@ -108,3 +109,23 @@ def test_what_is_not_part_of_a_copy_is_not_found_in_it() -> None:
         copy = duplicate(y, [x, "rate"])
         with pytest.raises(GraphError, match="'unrelated:0' is not part of the copy 'copy'"):
             copy["unrelated"]
+
+
+def test_a_table_that_is_filled_at_run_time_is_not_copied_empty() -> None:
+    with tf.Graph().as_default() as graph:
+        words = v1.placeholder(tf.string, [None], name="words")
+        table = tf.lookup.experimental.MutableHashTable(tf.string, tf.float32, -1.0)
+        filled = table.insert(tf.constant(["a"]), tf.constant([5.0]))
+        y = tf.identity(table.lookup(words), name="y")
+        assert duplicate(y, words).outputs  # of one graph, which shares it
+        target = tf.Graph()
+        with pytest.raises(GraphError, match="filled while a program runs: a copy in another graph would be empty"):
+            duplicate(y, words, graph=target)
+        with target.as_default(), pytest.raises(GraphError, match="a copy in another graph would be empty"):
+            connect([(graph, None)], outputs=["y"])
+        assert not target.get_operations()
+        v1.add_to_collection(v1.GraphKeys.TABLE_INITIALIZERS, filled)
+        copy = duplicate(y, words, graph=target)
+    with target.as_default(), v1.Session() as session:
+        session.run(v1.tables_initializer())
+        np.testing.assert_array_equal(session.run(copy.outputs[0], {copy.inputs[0]: ["a", "b"]}), [5.0, -1.0])

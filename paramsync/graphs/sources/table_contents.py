@@ -30,6 +30,7 @@ TABLES = frozenset({"HashTableV2", "MutableHashTableV2", "MutableHashTableOfTens
 
 _FROM_FILE = "InitializeTableFromTextFileV2"
 FILLERS = frozenset({"InitializeTableV2", "LookupTableImportV2", _FROM_FILE})
+_RESTORES = frozenset({"Restore", "RestoreSlice", "RestoreV2"})
 _FINDS = frozenset({"LookupTableFind", "LookupTableFindV2"})
 _LOOPS = frozenset({"For", "NextIteration", "RefNextIteration", "StatelessWhile", "While"})
 _OLD = frozenset(
@@ -174,9 +175,10 @@ def v1_tables(
 
 def _fillers_of(tables: Sequence[Any], nodes: Mapping[str, Any], fillers: Collection[str]) -> list[str]:
     """The operations that fill these tables: of those in `fillers`, or that they need, if any of them does."""
+    restored = _restored(nodes)
     filling: dict[tuple[str, str], list[str]] = defaultdict(list)
     for node in nodes.values():
-        if node.op in FILLERS and node.input:
+        if node.op in FILLERS and node.input and node.name not in restored:
             table = nodes.get(origin(nodes, node.input[0]))
             if table is not None and table.op in TABLES:
                 filling[_shared_name(table)].append(node.name)
@@ -191,6 +193,16 @@ def _fillers_of(tables: Sequence[Any], nodes: Mapping[str, Any], fillers: Collec
             )
         running |= dict.fromkeys([name for name in names if name in chosen] or names)
     return list(running)
+
+
+def _restored(nodes: Mapping[str, Any]) -> set[str]:
+    """The nodes that need a checkpoint, as those by which a Saver fills tables do."""
+    readers: dict[str, list[str]] = defaultdict(list)
+    for node in nodes.values():
+        for tensor in node.input:
+            readers[node_of(tensor)].append(node.name)
+    restores = [node.name for node in nodes.values() if node.op in _RESTORES]
+    return set(reach(restores, lambda name: readers.get(name, ())))
 
 
 def _shared_name(table: Any) -> tuple[str, str]:

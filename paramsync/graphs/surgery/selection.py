@@ -16,6 +16,7 @@ from paramsync.graphs.surgery.variables import Found, find, is_variable, known
 
 _KEYS = tf.compat.v1.GraphKeys
 _PIPELINES = ("IteratorGetNext", "OneShotIterator", "QueueDequeue", "Queue", "Reader")
+_FILLED_LATER = ("MutableHashTable", "MutableDenseHashTable")
 # Nobody reads the members of these on the way to an output, and training a copy needs them all the same.
 _BESIDE = (_KEYS.REGULARIZATION_LOSSES, _KEYS.LOSSES, _KEYS.UPDATE_OPS)
 
@@ -83,7 +84,14 @@ class Selection:
                     self.variables[name] = find(self._known, operation)
                     self._walk(self.variables[name].operations(self.graph), self._keep)
                 elif _is_resource(operation):
-                    self._walk(_initialisers(operation), self._keep)
+                    initialisers = _initialisers(operation)
+                    if not initialisers and operation.type.startswith(_FILLED_LATER):
+                        raise GraphError(
+                            f"{operation.type} {operation.name!r} is a lookup table that is filled while a program"
+                            " runs: a copy in another graph would be empty; copy within its graph, which shares it, put"
+                            " what fills it into the collection TABLE_INITIALIZERS, or replace what is looked up"
+                        )
+                    self._walk(initialisers, self._keep)
 
     def add_beside(self) -> None:
         """Take the losses and updates, by their collections, that need nothing but what is taken already."""
