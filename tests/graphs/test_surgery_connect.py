@@ -265,3 +265,43 @@ def test_what_cannot_be_connected_is_refused(tmp_path: Path, pair: list[tuple[st
         connect([broken])  # type: ignore[list-item]
     with pytest.raises(GraphError, match="expected a scope for each of 2 graphs"):
         connect(pair, scopes=["one"])
+
+
+def meta_with_an_unknown_op() -> Any:
+    """An output, with a loop before it, and behind it an op that nobody registered."""
+    with tf.Graph().as_default() as graph:
+        x = v1.placeholder(tf.float32, [None, 4], name="x")
+        weights = v1.get_variable("weights", [4, 4], initializer=v1.zeros_initializer())
+        v1.disable_control_flow_v2()
+        try:
+            _, y = v1.while_loop(
+                lambda step, _: step < 3, lambda step, state: (step + 1, state + 1.0), [0, x @ weights]
+            )
+        finally:
+            v1.enable_control_flow_v2()
+        later = tf.identity(tf.identity(y, name="out"), name="odd")
+        tf.identity(later, name="behind")
+        meta = v1.train.export_meta_graph(graph=graph, saver_def=v1.train.Saver().as_saver_def())
+    next(node for node in meta.graph_def.node if node.name == "odd").op = "NobodyKnows"
+    return meta
+
+
+def test_an_unknown_op_that_no_output_needs_is_left_out() -> None:
+    meta = meta_with_an_unknown_op()
+    with tf.Graph().as_default() as graph:
+        whole = connect([(meta, None)], outputs=["out"])
+        gradient = tf.gradients(whole.outputs["graph1/out"], whole.inputs["graph1/x"])
+        with v1.Session(graph=graph) as session:
+            whole.initialise(session)
+            found, _ = session.run([whole.outputs["graph1/out"], gradient], {whole.inputs["graph1/x"]: np.ones((2, 4))})
+    np.testing.assert_array_equal(found, np.full((2, 4), 3.0))
+
+
+def test_what_needs_an_unknown_op_is_refused_by_its_name() -> None:
+    meta = meta_with_an_unknown_op()
+    with tf.Graph().as_default() as graph:
+        with pytest.raises(GraphError, match="'behind' needs the op NobodyKnows, which TensorFlow does not know here"):
+            connect([(meta, None)], outputs=["behind"])
+        with pytest.raises(GraphError, match="outputs: expected names, since what needs NobodyKnows"):
+            connect([(meta, None)])
+        assert not graph.get_operations()

@@ -11,12 +11,13 @@ from typing import Any
 import tensorflow as tf
 
 from paramsync.errors import GraphError
-from paramsync.graphdef.reading import every_node, reach
+from paramsync.graphdef.reading import every_node, node_of, reach
 from paramsync.graphs.graph import Graph
 from paramsync.graphs.sources.meta_graphs import read_meta
 from paramsync.graphs.sources.saver_names import VARIABLES, parameters
 from paramsync.graphs.specs import DEFAULT_SIGNATURE, Shape, from_proto
 from paramsync.graphs.surgery.custom_gradients import refuse
+from paramsync.graphs.surgery.unknown_ops import leave_out
 from paramsync.graphs.surgery.variables import saved_as
 from paramsync.graphs.tables import Contents
 from paramsync.host.files import shown
@@ -35,10 +36,19 @@ class ImportedGraph:
     inputs: Mapping[str, str] = field(default_factory=dict)
     outputs: Mapping[str, str] = field(default_factory=dict)
     keys: Mapping[str, str] = field(default_factory=dict)
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    """Nodes that could not be imported, each with the unknown op that it needs."""
 
     def tensor(self, name: str) -> tf.Tensor | None:
-        """The tensor of this name, whether a signature's or the graph's; None where there is none."""
+        """The tensor of this name, whether a signature's or the graph's; None where there is none.
+
+        Raises GraphError for one that was left out.
+        """
         name = self.inputs.get(name, self.outputs.get(name, name))
+        if op := self.left_out.get(node_of(name)):
+            raise GraphError(
+                f"{name!r} needs the op {op}, which TensorFlow does not know here: import what registers it"
+            )
         try:
             return self.graph.get_tensor_by_name(name if ":" in name else f"{name}:0")
         except (KeyError, ValueError):
@@ -57,7 +67,10 @@ class ImportedGraph:
     def ends(self) -> list[tf.Tensor]:
         """Its outputs. Where it names none: what depends on a placeholder, is read by nothing and is no gradient."""
         if self.outputs:
-            return [self.graph.get_tensor_by_name(name) for name in self.outputs.values()]
+            return [tensor for name in self.outputs if (tensor := self.tensor(name)) is not None]
+        if self.left_out:
+            ops = ", ".join(sorted(set(self.left_out.values())))
+            raise GraphError(f"outputs: expected names, since what needs {ops}, unknown here, is left out; found none")
 
         def readers(operation: tf.Operation) -> list[tf.Operation]:
             consumers = [reader for tensor in operation.outputs for reader in tensor.consumers()]
@@ -94,6 +107,7 @@ def source_of(source: Any) -> ImportedGraph:
 def _of_meta(meta: Any, where: str) -> ImportedGraph:
     graph = tf.Graph()
     own = tf.compat.v1.MetaGraphDef.FromString(meta.SerializeToString())
+    left_out = leave_out(own)
     _own(own.graph_def)
     try:
         with graph.as_default():
@@ -109,6 +123,7 @@ def _of_meta(meta: Any, where: str) -> ImportedGraph:
         inputs={name: info.name for signature in signatures for name, info in signature.inputs.items()},
         outputs={name: info.name for signature in signatures for name, info in signature.outputs.items()},
         keys={parameter.node: parameter.name for parameter in parameters(nodes, variables, saver=saver)},
+        left_out=left_out,
     )
 
 
