@@ -57,8 +57,8 @@ def open_source(
     with tf.init_scope():
         if not tf.executing_eagerly():
             raise SettingsError(
-                "expected eager execution, found none: after tf.compat.v1.disable_eager_execution(), serve from another"
-                " process; in tf.Graph().as_default(), do this outside"
+                "expected eager execution, found a graph: within tf.Graph().as_default(), do this outside; after"
+                " tf.compat.v1.disable_eager_execution(), serve from another process"
             )
     if bool(inputs) != bool(outputs):
         raise SettingsError("expected inputs and outputs together, found one of them")

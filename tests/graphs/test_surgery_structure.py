@@ -177,3 +177,25 @@ def test_a_replacement_may_have_another_shape_that_the_operations_compute_with()
     assert (also.outputs[0].shape.as_list(), flat.shape.as_list()) == ([2, 2], [None, 3])
     with ready(graph) as session:
         assert session.run(larger.outputs[0]).shape == (5, 2)
+
+
+@pytest.mark.parametrize("variables", ["own", "shared"])
+@pytest.mark.parametrize("resource", [False, True])
+def test_layers_are_pruned_by_smaller_variables(resource: bool, variables: Any) -> None:
+    with tf.Graph().as_default() as graph, v1.variable_scope("", use_resource=resource):
+        x = v1.placeholder(tf.float32, [None, 4], name="x")
+        first, second = v1.get_variable("first", [4, 8]), v1.get_variable("second", [8, 3])
+        y = tf.nn.relu(x @ first) @ second
+        fewer, rest = v1.get_variable("fewer", [4, 5]), v1.get_variable("rest", [5, 3])
+        pruned = duplicate(y, x, replace={first: fewer, second: rest}, variables=variables)
+        assert not pruned.variables
+        gradients = tf.gradients(pruned.outputs[0], [fewer, rest])
+        with pytest.raises(GraphError, match=r"'first:0' does not fit: expected float32 \(4, 8\), found .*\(4, 5\)"):
+            duplicate(y, x, replace={first: fewer}, variables=variables)
+    rows = np.ones((2, 4), np.float32)
+    with ready(graph) as session:
+        found, weights, others, made = session.run(
+            [pruned.outputs[0], fewer, rest, gradients], {pruned.inputs[0]: rows}
+        )
+    np.testing.assert_allclose(found, np.maximum(rows @ weights, 0) @ others, rtol=1e-5)
+    assert [gradient.shape for gradient in made] == [(4, 5), (5, 3)]

@@ -181,10 +181,11 @@ def _value_of(tensor: tf.Tensor) -> tuple[tf.DType, tf.TensorShape]:
 
 
 def _variable_for(tensor: tf.Tensor, value: Any) -> tf.Tensor | None:
-    """What stands for the variable `value` in place of a variable of the same kind."""
+    """What stands for the variable `value` in place of a variable of the same kind and shape."""
     if not isinstance(value, tf.Variable) or not is_variable(tensor.op) or not is_variable(value.op):
         return None
-    return value.op.outputs[0] if is_handle(tensor.op) == is_handle(value.op) else None
+    same = is_handle(tensor.op) == is_handle(value.op) and _value_of(tensor)[1].is_compatible_with(value.shape)
+    return value.op.outputs[0] if same else None
 
 
 def _read_variable(tensor: tf.Tensor) -> tf.Tensor | None:
@@ -243,9 +244,9 @@ def _array(tensor: tf.Tensor, value: Any) -> Any:
 
 
 def _check_fit(tensor: tf.Tensor, value: tf.Tensor | tf.Variable | tf.TensorSpec) -> None:
-    """Raise GraphError where `value` cannot replace it: another dtype, another rank, for a variable another shape."""
+    """Raise GraphError where `value` cannot replace it: another dtype, another rank."""
     dtype, shape = _value_of(tensor)
-    known = shape if is_variable(tensor.op) else tf.TensorShape([None] * shape.rank if shape.rank is not None else None)
+    known = tf.TensorShape([None] * shape.rank if shape.rank is not None else None)
     if value.dtype.base_dtype != dtype or not known.is_compatible_with(value.shape):
         raise GraphError(_misfit(tensor, value))
 

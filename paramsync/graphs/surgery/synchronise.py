@@ -45,13 +45,15 @@ def synchronise(source: Any, target: Any) -> Synchronisation:
 
     Each is a Copy, variables by name, or variables in a sequence, the first for the first. A tf.Graph as
     source stands for those of its variables that the target has a name for, as a Copy has for its originals. Raises
-    ParameterError where a variable has no counterpart, or one of another dtype or shape.
+    ParameterError where a variable has no counterpart, or one of another dtype or shape, GraphError for no variables.
     """
     takers = _named(target, "target")
     givers = _named(source, "source")
     if isinstance(source, tf.Graph):
         givers = {name: variable for name, variable in givers.items() if name in takers}
-    if not takers or givers.keys() != takers.keys():
+    if not takers:
+        raise GraphError("target: expected variables, found none")
+    if givers.keys() != takers.keys():
         raise ParameterError("the source", expected=_listed(takers), found=_listed(givers))
     for name, taker in takers.items():
         if givers[name].dtype.base_dtype != taker.dtype.base_dtype or givers[name].shape != taker.shape:
