@@ -73,7 +73,8 @@ def _cells(row: StatusRow, *, several: bool) -> dict[str, Text]:
     if model is None:
         return {**server, "": _in_place(row)}
     state = pb.ModelStatus.State.Name(model.state).lower()
-    style = BAD if model.last_error else _STATES.get(model.state, BAD)
+    died = model.publisher == pb.ModelStatus.DIED and model.state == pb.ModelStatus.SERVING
+    style = BAD if model.last_error else DOUBTFUL if died else _STATES.get(model.state, BAD)
     serving = str(model.serving.number) if model.HasField("serving") else NOTHING
     serving += " pinned" if model.HasField("pinned") else ""
     aged = model.HasField("serving_age_seconds")

@@ -129,6 +129,10 @@ def test_what_is_wrong_is_red_and_what_waits_is_yellow() -> None:
     text = shown(StatusTable([StatusRow("", fine)], 1000.0), colours=True)
     assert red not in text
     assert yellow not in text
+    fine.MergeFrom(pb.ModelStatus(publisher=pb.ModelStatus.DIED, publisher_since=988.0))
+    text = shown(StatusTable([StatusRow("", fine)], 1000.0), colours=True)
+    assert f"{yellow}serving" in text
+    assert f"{red}m: the trainer died 12 s ago" in text
 
 
 @pytest.mark.parametrize("environment", [{"NO_COLOR": "1"}, {"TERM": "dumb"}], ids=str)
