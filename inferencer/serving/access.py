@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from aiohttp import web
 
 _OPTION = "--reload-root"
+_HOSTS_OPTION = "--allow-host"
 
 
 def access_of(settings: Settings, host: str) -> Access:
@@ -33,32 +34,37 @@ def caller_of(request: web.BaseRequest) -> Caller:
     return Caller(peer_address, bearer(request.headers.get("Authorization")), name_in(shown))
 
 
-def check_origin(what: str, request: web.BaseRequest, access: Access) -> None:
+def check_origin(what: str, request: web.BaseRequest, access: Access, hosts: Collection[str] = ()) -> None:
     """Raise NotAllowedError for a change that a page of another site has a browser ask for.
 
-    Browsers name the site in Origin. Where everybody on this machine may change something, a site can also have its own
-    name lead here (DNS rebinding), so the name that a browser asked for has to be one of this machine.
+    Browsers name the site in Origin; `hosts` are as in check_host.
     """
     host, origin = request.headers.get("Host", ""), request.headers.get("Origin")
     if origin is not None and origin.partition("://")[2].lower() != host.lower():
         raise NotAllowedError(f"{what}: expected a page of this server, found one of {origin[:200]!r}")
-    check_host(what, request, access)
+    check_host(what, request, access, hosts)
 
 
-def check_host(what: str, request: web.BaseRequest, access: Access) -> None:
-    """Raise NotAllowedError where a browser asked for a name that is not this machine's, though nobody else may ask."""
-    host = request.headers.get("Host", "")
-    if access.is_open and host and not _is_here(host, access.host):
-        raise NotAllowedError(f"{what}: expected a loopback address in the header Host, found {host[:200]!r}")
+def check_host(what: str, request: web.BaseRequest, access: Access, hosts: Collection[str] = ()) -> None:
+    """Raise NotAllowedError for a name that is neither this machine's nor one of `hosts`, though nobody else may ask.
+
+    A site can have its own name lead to a loopback address (DNS rebinding). A browser says which name it asked for.
+    """
+    if not access.is_open:
+        return
+    for host in request.headers.getall("Host", ()):
+        if host and not _is_here(host, (access.host, *hosts)):
+            expected = f"a loopback address in the header Host, or a name that {_HOSTS_OPTION} gives"
+            raise NotAllowedError(f"{what}: expected {expected}, found {host[:200]!r}")
 
 
-def _is_here(host: str, listening: str) -> bool:
+def _is_here(host: str, names: Collection[str]) -> bool:
     """Whether a name with its port is of this machine, without asking for addresses: a site says what its own is."""
     name = host.rpartition("]")[0].lstrip("[") if host.startswith("[") else host.partition(":")[0]
     try:
         return ip_address(name).is_loopback
     except ValueError:
-        return name.lower() in ("localhost", listening.lower())
+        return name.lower() in ("localhost", *(known.lower() for known in names))
 
 
 class ReloadRoots:

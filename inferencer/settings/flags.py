@@ -157,6 +157,15 @@ def _add_server(parser: argparse.ArgumentParser) -> None:
         help="callers may have models served (HandleReloadConfigRequest) whose stores are below this folder; may be"
         " repeated (default: any folder where --host is a loopback address, else none)",
     )
+    add(
+        "--allow-host",
+        dest="allowed_hosts",
+        action="append",
+        type=readers.host,
+        metavar="NAME",
+        help="a name that requests by HTTP may be for, such as a proxy's, where --host is a loopback address and no"
+        " token is configured; may be repeated (default: localhost and loopback addresses alone)",
+    )
     add("--token-file", type=readers.path, metavar="FILE", help=TOKEN_FILE_HELP)
     add(
         "--auth-reads",

@@ -114,6 +114,7 @@ def _server(base: Path) -> dict[str, tuple[str, Read]]:
         "poll_seconds": ("poll_seconds", _number(flags.read_poll)),
         "state": ("state", _path(base)),
         "reload_roots": ("reload_roots", _texts(_path(base))),
+        "allow_hosts": ("allowed_hosts", _texts(readers.host)),
         "token_file": ("token_file", _path(base)),
         "auth_reads": ("auth_reads", _either),
         "tls_cert": ("tls_cert", _path(base)),

@@ -111,6 +111,8 @@ class Settings:
     poll_seconds: float = 5.0
     state: Path | None = None
     reload_roots: tuple[Path, ...] = ()
+    allowed_hosts: tuple[str, ...] = ()
+    """Names beside this machine's that requests by HTTP may be for, where none but this machine can send them."""
     tokens: Tokens | None = None
     """Callers that change something have to show one of them."""
     auth_reads: bool = False

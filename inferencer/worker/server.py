@@ -110,6 +110,7 @@ class PredictionServer:
             message_bytes=self._settings.message_bytes,
             page=None if self._supervisor is None else Page(self.models, self._supervisor, self._access),
             metrics_path=self._tf_serving.metrics_path,
+            hosts=self._settings.allowed_hosts,
         )
         self.grpc.take(grpc, tls)
         await self._rest.start(http, tls)

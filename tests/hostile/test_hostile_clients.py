@@ -89,7 +89,7 @@ def test_thousands_of_bad_requests_leave_memory_as_it_was(echoing: Process) -> N
         with connected(port) as one:
             one.sendall(headers(1) + message(1, good, most=source.randrange(len(good))))
 
-    head = "POST /v1/models/m:predict HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: {}\r\n\r\n"
+    head = "POST /v1/models/m:predict HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {}\r\n\r\n"
 
     def http_bad() -> None:
         body = source.choice(BODIES)

@@ -107,7 +107,7 @@ class Attacked:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             with suppress(OSError):
                 client.sendall(
-                    b"POST /v1/models/m:predict HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(body)
+                    b"POST /v1/models/m:predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body)
                 )
                 client.sendall(body)
             clients.append(client)

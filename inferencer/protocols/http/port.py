@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
@@ -22,7 +22,7 @@ from paramsync.rpc.server import told
 from paramsync.rpc.tls import ServerTls
 
 from ...batching.batcher import Batcher
-from ...serving.access import caller_of, check_origin
+from ...serving.access import caller_of, check_host, check_origin
 from ...serving.metrics import Metrics
 from ...serving.served import Models
 from ...transport.errors import is_unforeseen, logged_status, status_of
@@ -71,11 +71,12 @@ class HttpPort:
         message_bytes: int,
         page: Page | None = None,
         metrics_path: str | None = None,
+        hosts: Collection[str] = (),
         patience: float = _PATIENCE,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`metrics_path` is where the metrics are besides; `patience` is how many seconds a client may take to send a
-        request, or to read its answer."""
+        """`metrics_path` is where the metrics are besides; `hosts` are as in check_host; `patience` is how many seconds
+        a client may take to send a request, or to read its answer."""
         self._models = models
         self._batcher = batcher
         self._metrics = metrics
@@ -84,6 +85,7 @@ class HttpPort:
         self._clock = clock
         self._kserve = kserve
         self._access = access
+        self._hosts = hosts
         self._page = page
         self._budget = budget
         self._intake = Intake(self._on_thread, limit=message_bytes, patience=patience)
@@ -177,6 +179,7 @@ class HttpPort:
         method = "GET" if request.method == "HEAD" else request.method
         path = request.rel_url.raw_path
         if path == _HEALTH and method == "GET":
+            check_host(f"GET {path}", request, self._access, self._hosts)
             return self._health()
         if self._refusing and not path.lower().startswith(("/v1/", "/v2")):
             return failed(503, _STOPPING)
@@ -209,15 +212,17 @@ class HttpPort:
         """Of a request, and the call of KServe's that it means. Raises NotAllowedError, UnauthenticatedError."""
         is_file = self._page is not None and self._page.is_file(request.rel_url.raw_path)
         effect = Effect.HEALTH if is_file else _effect(request, call)  # a browser has no token yet
+        what, caller = f"{request.method} {request.rel_url.raw_path[:200]}", caller_of(request)
+        if effect is not Effect.CHANGES:
+            check_host(what, request, self._access, self._hosts)
         if not self._access.looks_at(effect):
             return
-        what, caller = f"{request.method} {request.rel_url.raw_path[:200]}", caller_of(request)
         if effect is not Effect.CHANGES:
             self._access.check_read(what, caller)
             return
         self._access.check(what, caller)
         with self._access.refusals(what, caller):
-            check_origin(what, request, self._access)
+            check_origin(what, request, self._access, self._hosts)
 
     def _health(self) -> web.Response:
         if self._draining:

@@ -19,7 +19,7 @@ from paramsync.following.operator_requests import Action
 from paramsync.following.pins_file import check_label
 from paramsync.rpc.access import Access
 
-from ...serving.access import caller_of, check_host
+from ...serving.access import caller_of
 from ...serving.served import Models
 from ..http.intake import SlowBodyError
 from ..http.replies import JSON, failed, reply
@@ -107,7 +107,6 @@ class Page:
         """Of somebody who may ask. A stream is over when this returns. Raises ParamsyncError, also where an action was
         not done."""
         path = request.rel_url.raw_path
-        check_host(f"{request.method} {path[:200]}", request, self._access)
         if path.startswith(_MODELS):
             return await self._act(request)
         if request.method not in ("GET", "HEAD"):

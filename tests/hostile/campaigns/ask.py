@@ -30,8 +30,8 @@ from paramsync.v1 import serving_pb2
 WORDS = 16
 _BODY = b'{"inputs": {"x": [[1.0, 1.0]]}}'
 _REQUEST = (
-    b"POST /v1/models/m:predict HTTP/1.1\r\nHost: m\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s"
-    % (len(_BODY), _BODY)
+    b"POST /v1/models/m:predict HTTP/1.1\r\nHost: localhost\r\n"
+    b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%s" % (len(_BODY), _BODY)
 )
 _METHOD = "/tensorflow.serving.PredictionService/Predict"
 _PARAMETERS = 6

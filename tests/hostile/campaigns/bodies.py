@@ -333,7 +333,7 @@ def holds(
                 continue
             body = made()
             assert len(body) <= size, name
-            head = f"POST {path} HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: {len(body)}\r\n"
+            head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {len(body)}\r\n"
             head += f"{header}\r\n" if header else ""
             found[name] = _held(loop, partial(send, head.encode() + b"\r\n", body), times)
     return found

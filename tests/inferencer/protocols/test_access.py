@@ -334,6 +334,37 @@ def open_to_others(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalRu
     running.close()
 
 
+PATHS = [
+    ("GET", "/metrics"), ("GET", "/monitoring/prometheus/metrics"), ("GET", "/healthz"), ("HEAD", "/healthz"),
+    ("GET", "/v1/models/m"), ("GET", "/v1/models/m/metadata"), ("POST", "/v1/models/m:predict"), ("GET", "/v2"),
+    ("GET", "/v2/models/m"), ("POST", "/v2/models/m/infer"), ("GET", "/"), ("GET", "/nothing"), ("PUT", "/v1/models/m"),
+]  # fmt: skip
+
+
+def test_on_loopback_no_path_answers_to_a_name_of_another_site_unless_it_is_allowed(publisher: Publisher) -> None:
+    publisher.publish(7)
+    running = LocalRunning(publisher.path, allowed_hosts=("Proxy.example",))
+    try:
+        running.server.models.follower("m").sync(timeout=LONG)
+        for method, path in PATHS:
+            for host in ("evil.example", f"proxy.example.evil:{running.rest_port}"):
+                assert call(running.rest_port, method, path, None, Host=host).status == 403, (method, path, host)
+            for host in (
+                "proxy.example",
+                f"PROXY.EXAMPLE:{running.rest_port}",
+                "localhost",
+                f"127.1.2.3:{running.rest_port}",
+            ):
+                assert call(running.rest_port, method, path, None, Host=host).status != 403, (method, path, host)
+        running.drain()
+    finally:
+        running.close()
+
+
+def test_where_others_can_call_any_name_may_lead_here(open_to_others: LocalRunning) -> None:
+    assert call(open_to_others.rest_port, "GET", "/metrics", None, Host="models.example").status == 200
+
+
 def test_on_loopback_a_name_of_another_site_that_leads_here_changes_nothing(publisher: Publisher) -> None:
     publisher.publish(7)
     running = LocalRunning(publisher.path)

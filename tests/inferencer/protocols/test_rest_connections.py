@@ -17,7 +17,7 @@ from tests.support.http import Got, Web, call, small_limits
 from tests.support.programs import eventually
 from tests.support.running import LONG
 
-HEALTH = b"GET /healthz HTTP/1.1\r\nHost: here\r\n\r\n"
+HEALTH = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,9 @@ def test_of_a_burst_of_connections_each_is_answered_or_told_that_there_are_too_m
 
 def test_a_burst_of_requests_that_fits_is_answered_without_an_exception(web: Web) -> None:
     body = json.dumps({"instances": [[1, 2]]}).encode()
-    head = b"POST /v1/models/plain:predict HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
+    head = (
+        b"POST /v1/models/plain:predict HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
+    )
     with ExitStack() as stack:
         burst = [connected(web, stack) for _ in range(1000)]
         for one in burst:
@@ -94,7 +96,7 @@ def test_connections_that_say_nothing_make_room_for_those_that_do(web: Web, monk
 def test_connections_that_wait_for_nothing_make_room_for_new_ones(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("inferencer.protocols.http.connections._MOST", 4)
     monkeypatch.setattr("inferencer.protocols.http.connections._BRIEFLY", 1000)
-    asked = b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n"
+    asked = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
     with ExitStack() as stack:
         for _ in range(12):  # each was answered, and is kept by a client that says nothing more
             one = connected(web, stack)
@@ -126,7 +128,7 @@ def test_a_connection_on_which_something_came_does_not_make_room(web: Web, monke
         b"GET / HTTP/1.1\r\nX: " + b"x" * 10_000,
         b"GET / HTTP/1.1" + b"\r\nX: x" * 1000,
         b"GET / HTTP/1.1",
-        b"GET nowhere HTTP/1.1\r\nHost: a",
+        b"GET nowhere HTTP/1.1\r\nHost: localhost",
         b"\x16\x03\x01" * 100,
     ],
     ids=[
@@ -160,7 +162,7 @@ def test_health_is_told_while_all_connections_are_busy(web: Web, monkeypatch: py
     with ExitStack() as stack:
         for _ in range(4):  # a request of each came, and its body does not
             connected(web, stack).sendall(
-                b"POST /v1/models/plain:predict HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n"
+                b"POST /v1/models/plain:predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n"
             )
         eventually(lambda: len(web.rest._connections._silent) == 0, lambda: "all of them to be read")
         for path, text in (("/healthz", "not serving yet: empty"), ("/v1/models/plain", "as many connections as")):

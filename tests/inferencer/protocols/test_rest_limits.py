@@ -47,7 +47,7 @@ def exchange(web: Web, content: bytes) -> Got:
     return Got(int(head.split()[1]) if head else 0, {}, body)
 
 
-HEAD = b"POST /v1/models/plain:predict HTTP/1.1\r\nHost: here\r\n"
+HEAD = b"POST /v1/models/plain:predict HTTP/1.1\r\nHost: localhost\r\n"
 
 
 @pytest.mark.parametrize(
@@ -298,7 +298,7 @@ def test_what_cannot_be_unpacked_is_a_bad_request_and_no_line_of_the_log(
 def test_a_connection_that_is_asked_nothing_more_is_closed(web: Web) -> None:
     with socket.create_connection(("127.0.0.1", web.rest_port), LONG) as one:
         one.settimeout(LONG)
-        one.sendall(b"GET /v1/models/plain HTTP/1.1\r\nHost: a\r\n\r\n")
+        one.sendall(b"GET /v1/models/plain HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert one.recv(1 << 16).startswith(b"HTTP/1.1 200")
         while one.recv(1 << 16):
             pass

@@ -20,6 +20,7 @@ control_port = 9502
 poll_seconds = 2.5
 state = "state"
 reload_roots = ["/stores", "stores"]
+allow_hosts = ["models.example", "here"]
 queue = 64
 batch_rows = 1
 max_message_mb = 8
@@ -81,6 +82,7 @@ def test_a_file_says_everything_that_flags_do_and_more(tmp_path: Path) -> None:
         poll_seconds=2.5,
         state=tmp_path / "state",
         reload_roots=(Path("/stores"), tmp_path / "stores"),
+        allowed_hosts=("models.example", "here"),
         queue=64,
         batch_rows=1,
         message_bytes=8 << 20,

@@ -97,7 +97,7 @@ def test_every_flag_of_the_server(tmp_path: Path) -> None:
         "--log-format",
         "json",
     ]
-    roots = ["--reload-root", "/stores", "--reload-root", "more"]
+    roots = ["--reload-root", "/stores", "--reload-root", "more", "--allow-host", "models.example"]
     assert parse(["--model", "a=/s", *ports, *limits, *roots]) == Settings(
         models=(ModelSettings(name="a", store=Path("/s")),),
         host="::1",
@@ -107,6 +107,7 @@ def test_every_flag_of_the_server(tmp_path: Path) -> None:
         poll_seconds=0.5,
         state=tmp_path,
         reload_roots=(Path("/stores"), Path("more")),
+        allowed_hosts=("models.example",),
         queue=9,
         batch_rows=1,
         message_bytes=8 << 20,
