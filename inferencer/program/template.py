@@ -10,7 +10,6 @@ from __future__ import annotations
 import gc
 import os
 import pickle
-import select
 import signal
 import socket
 import sys
@@ -28,61 +27,63 @@ def main() -> None:
         signal.signal(ending, signal.SIG_IGN)  # the supervisor is told, and ends its workers in its own order
     gc.disable()  # what is imported stays: to look for what does not takes a tenth of the time
     roles = _roles(log_format=sys.argv[2])
-    ends, bell = socket.socketpair()  # which rings when a child has ended
-    bell.setblocking(False)
-    signal.set_wakeup_fd(bell.fileno(), warn_on_full_buffer=False)
-    signal.signal(signal.SIGCHLD, lambda number, frame: None)
-    children: dict[int, int] = {}  # the number of each process
     gc.freeze()  # what was imported stays, in pages that all children share
     gc.enable()
     try:
         connection.send(b"ready")
     except BrokenPipeError:  # the supervisor is gone
         return
+    supervisor = os.getppid()
     while True:
-        ready, _, _ = select.select([connection, ends], [], [])
-        if ends in ready:
-            ends.recv(4096)
-            _tell_ends(connection, children)
-        if connection not in ready:
-            continue
         try:
-            number, descriptors, _, _ = socket.recv_fds(connection, 16, 8)
+            _, descriptors, _, _ = socket.recv_fds(connection, 16, 8)
         except ConnectionResetError:  # there was something that the supervisor has not read
+            return
+        if not descriptors:
+            return
+        if _is_forked(connection, supervisor):
             break
-        if not number:
-            break
-        if pid := os.fork():
-            children[pid] = int(number)
-            for descriptor in descriptors:
-                os.close(descriptor)
-            continue
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        for inherited in (connection, ends, bell):
-            inherited.close()
-        order, *others = descriptors
-        role, arguments = pickle.loads(os.pread(order, os.fstat(order).st_size, 0))
-        os.close(order)
-        if role != "worker":  # which answers on without this process, and hears of the supervisor's end itself
-            end_with_parent()
-        try:
-            roles[role](*arguments, descriptors=others)
-        finally:
-            os._exit(0)
-    signal.set_wakeup_fd(-1)  # or the ends of children would be written to a descriptor that is closed
-    for pid in children:  # the supervisor is gone: one that was stopped, or never ends, does not hear of that
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+        for descriptor in descriptors:
+            os.close(descriptor)
+    order, *others = descriptors
+    role, arguments = pickle.loads(os.pread(order, os.fstat(order).st_size, 0))
+    os.close(order)
+    try:
+        roles[role](*arguments, descriptors=others)
+    finally:
+        os._exit(0)
 
 
-def _tell_ends(connection: socket.socket, children: dict[int, int]) -> None:
-    """Which children have ended, and how, see Template.exit_code."""
-    with suppress(ChildProcessError):  # there are none
-        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-            number = children.pop(ended[0])
-            with suppress(OSError):  # the supervisor is gone
-                connection.send(b"%d %d" % (number, os.waitstatus_to_exitcode(ended[1])), socket.MSG_DONTWAIT)
+def _is_forked(connection: socket.socket, supervisor: int) -> bool:
+    """Fork a process that is a child of the supervisor, and tell the supervisor its number. True in that process.
+
+    1. A process in between forks it, says its number, and ends: the supervisor adopts it.
+    2. Once that is so, the kernel is told to kill it when its parent ends. What becomes of the template is nothing to
+       it, and whether it is stopped is nothing to the kernel.
+    """
+    ours, its = socket.socketpair()
+    if between := os.fork():
+        its.close()
+        os.waitpid(between, 0)
+        with suppress(OSError):  # the supervisor is gone
+            connection.send(ours.recv(16) or b"0")
+        ours.close()
+        return False
+    ours.close()
+    connection.close()
+    try:
+        forked = os.fork()
+    except OSError:
+        os._exit(1)  # without a number
+    if forked:
+        its.send(b"%d" % forked)
+        os._exit(0)
+    its.recv(1)  # until the template has seen the one in between end
+    its.close()
+    end_with_parent()
+    if os.getppid() != supervisor:
+        os._exit(1)  # it has ended meanwhile
+    return True
 
 
 def _roles(*, log_format: str) -> dict[str, Any]:

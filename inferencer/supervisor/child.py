@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import select
 import signal
 import threading
 from collections.abc import Mapping, Sequence
@@ -18,10 +19,14 @@ from ..processes.channel import Channel, ClosedError, Handler, pair
 from .template import Template
 
 _START_SECONDS = 60.0
+_EXIT_SECONDS = 1.0  # in which a process ends whose channel has
 
 
 class ChildProcess:
-    """A process forked from the template, which answers over a channel. Any thread may ask it."""
+    """A process forked by the template, which answers over a channel. Any thread may ask it.
+
+    It is a child of this process, and the kernel kills it when this one ends.
+    """
 
     def __init__(
         self,
@@ -33,12 +38,14 @@ class ChildProcess:
     ) -> None:
         """Returns once it answers. `handlers` answer its own questions. Raises OSError where it does not start."""
         ours, other_end = pair()
-        self._template = template
+        self._code: int | None = None
+        self._taking_code = threading.Lock()
         self.gone = threading.Event()
         self.channel = Channel(ours, handlers or {}, name=role)
         self.channel.ended = self._ended
         try:
-            self._number = template.start(role, *arguments, descriptors=[other_end.fileno(), *descriptors])
+            self.pid = template.start(role, *arguments, descriptors=[other_end.fileno(), *descriptors])
+            self._process = os.pidfd_open(self.pid)  # of no other one, whoever has the number later
         except BaseException:
             ours.close()
             raise
@@ -46,14 +53,14 @@ class ChildProcess:
             other_end.close()
         self.channel.start()
         try:
-            self.pid = int(self.channel.ask("pid").result(_START_SECONDS))
-            self._process = os.pidfd_open(self.pid)  # of no other one, whoever has the number later
-        except (ClosedError, LateError, OSError) as error:
-            self.channel.close()  # one that was stopped ends when it goes on
+            self.channel.ask("pid").result(_START_SECONDS)
+        except (ClosedError, LateError) as error:
+            self.kill()
             raise ChildProcessError(errno.ECHILD, f"the process of the {role} does not start") from error
 
     def _ended(self) -> None:
         self.gone.set()
+        self.exit_code()  # the kernel keeps it until it is asked for
 
     @property
     def is_stopped(self) -> bool:
@@ -64,15 +71,25 @@ class ChildProcess:
             return False
 
     def exit_code(self) -> int | None:
-        """How it ended, once it is gone; None where nobody knows."""
-        return self._template.exit_code(self._number)
+        """How it ended, as in subprocess.Popen.returncode; None where it does not end."""
+        ended = select.poll()
+        ended.register(self._process, select.POLLIN)
+        ended.poll(_EXIT_SECONDS * 1000)
+        return self._take_code()
+
+    def _take_code(self) -> int | None:
+        with self._taking_code:
+            if self._code is None and (exit_status := os.waitid(os.P_PIDFD, self._process, os.WEXITED | os.WNOHANG)):
+                exited = exit_status.si_code == os.CLD_EXITED
+                self._code = exit_status.si_status if exited else -exit_status.si_status
+            return self._code
 
     def fault(self, doing: str) -> Exception:
         """The error of its end while it was `doing` something: GraphError where it ended by itself. That it was killed,
         as the kernel does when memory is used up, says nothing of a graph: ChildProcessError."""
         code = self.exit_code()
         if code is None:
-            return ChildProcessError(errno.ECHILD, f"{doing}: the process ended with the one it was forked from")
+            return ChildProcessError(errno.ECHILD, f"{doing}: the process is gone, and nobody knows how")
         if code == -signal.SIGKILL:
             return ChildProcessError(errno.ECHILD, f"{doing}: the process was killed, as when memory is used up")
         return GraphError(f"{doing} ended the process ({exit_text(code)})")
@@ -85,6 +102,7 @@ class ChildProcess:
 
     def __del__(self) -> None:
         if hasattr(self, "_process"):
+            self._take_code()
             os.close(self._process)
 
 

@@ -65,8 +65,8 @@ class Worker(ChildProcess):
         super().__init__(template, role, *arguments, **options)
 
     def _ended(self) -> None:
-        super()._ended()
         self.over.set()
+        super()._ended()
 
     def become(self, state: WorkerState) -> None:
         self.state, self.since = state, time.time()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import itertools
 import logging
 import os
 import pickle
@@ -16,11 +15,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
+from paramsync.host.processes import adopt_orphans
+
 _log = logging.getLogger("paramsync.supervisor")
 _IMPORT_SECONDS = 120.0
 _FORK_SECONDS = 30.0
-_EXIT_SECONDS = 1.0  # in which the template hears of the end of a process
-_MOST_EXITS = 256  # that nobody has asked for
 
 
 class Template:
@@ -31,12 +30,11 @@ class Template:
         self._lock = threading.Lock()
         self._ready = False
         self._is_closed = False
-        self._numbers = itertools.count(1)
-        self._exits: dict[int, int] = {}
+        adopt_orphans()
         self._spawn()
 
     def start(self, role: str, *arguments: Any, descriptors: Sequence[int]) -> int:
-        """Fork a process that does what its role says. Returns a number by which `exit_code` knows it.
+        """Have a process forked that does what its role says. Returns its number; it is a child of this process.
 
         Raises OSError where there is none.
         """
@@ -52,25 +50,22 @@ class Template:
                     self._spawn()
                 if not self._ready:
                     self._await_import()
-                self._take_exits()  # so that the template can always send the next
-                number = next(self._numbers)
                 self._socket.settimeout(_FORK_SECONDS)
-                socket.send_fds(self._socket, [b"%d" % number], [request, *descriptors])
-                return number
+                try:
+                    socket.send_fds(self._socket, [role.encode()], [request, *descriptors])
+                    pid = int(self._socket.recv(16) or 0)
+                except OSError:
+                    self._process.kill()  # or a later call would get this one's answer
+                    raise
+                if pid:
+                    return pid
+                raise ChildProcessError(errno.ECHILD, f"the process of the {role} was not forked")
         finally:
             os.close(request)
 
     @property
     def has_ended(self) -> bool:
         return self._process.poll() is not None
-
-    def exit_code(self, number: int) -> int | None:
-        """How a process ended that did, as in subprocess.Popen.returncode; None where nobody knows."""
-        end = time.monotonic() + _EXIT_SECONDS
-        with self._lock:
-            while number not in self._exits and not self.has_ended and (left := end - time.monotonic()) > 0:
-                self._take_exits(seconds=left)
-            return self._exits.pop(number, None)
 
     def close(self) -> None:
         """Whoever waits for it to have imported is answered at once. May be called again."""
@@ -96,17 +91,6 @@ class Template:
             raise ChildProcessError(errno.ECHILD, "the process that imports TensorFlow ended; its output says why")
         self._ready = True
         _log.info("TensorFlow is imported: it took %.1f s", time.monotonic() - self._since)
-
-    def _take_exits(self, *, seconds: float = 0.0) -> None:
-        """Every end that was told meanwhile; waits for the first of them."""
-        with suppress(OSError, ValueError):
-            while True:
-                self._socket.settimeout(seconds)
-                number, code = map(int, self._socket.recv(64).split())
-                self._exits[number] = code
-                while len(self._exits) > _MOST_EXITS:
-                    del self._exits[next(iter(self._exits))]
-                seconds = 0.0
 
     def _spawn(self) -> None:
         self._socket, other_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # one message, one process

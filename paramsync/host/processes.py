@@ -13,6 +13,7 @@ from typing import NamedTuple
 _QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of a container
 _MEMORY_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 _SET_PDEATHSIG = 1  # from prctl.h
+_SET_CHILD_SUBREAPER = 36
 _FIRST = "1000"  # of -1000 to 1000: the kernel ends such a process before all others
 
 
@@ -63,6 +64,12 @@ def processors() -> int:
 
 
 def end_with_parent() -> None:
-    """Have the kernel kill this process when its parent ends."""
+    """Have the kernel kill this process when its parent ends, also while it is stopped."""
     with suppress(AttributeError):
         ctypes.CDLL(None).prctl(_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+
+
+def adopt_orphans() -> None:
+    """Be the parent of the processes below this one whose own parent ends."""
+    with suppress(AttributeError):
+        ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)

@@ -78,13 +78,12 @@ class Process:
     @property
     def workers(self) -> list[int]:
         """The processes that answer, and for a while such as a graph is tried in."""
-        return _children(self.template)
+        return [pid for pid in _children(self.process.pid) if pid != self.template]
 
     @property
     def template(self) -> int:
-        """The process that they are forked from."""
-        [template] = _children(self.process.pid)
-        return template
+        """The process that they are forked from, the first of its children."""
+        return min(_children(self.process.pid))
 
     def http(self, method: str, path: str, content: Any = None) -> tuple[int, Any, bool]:
         """Status and body of an answer, and whether the connection stays."""

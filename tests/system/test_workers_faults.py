@@ -136,13 +136,17 @@ def status_of(program: Process) -> pb.ModelStatus:
     return found
 
 
+@pytest.mark.parametrize("without_template", [False, True])
 def test_when_the_supervisor_is_killed_all_ends_and_the_next_serves_the_newest_good_version(
-    publisher: Publisher,
+    publisher: Publisher, without_template: bool
 ) -> None:
     program = started(publisher)
     below = family(program.process.pid)
     assert len(below) == WORKERS + 1
-    os.kill(program.workers[0], signal.SIGSTOP)  # which hears of nothing
+    stopped = program.workers[0]
+    if without_template:
+        os.kill(program.template, signal.SIGKILL)
+    os.kill(stopped, signal.SIGSTOP)  # which hears of nothing
     ports = [name.rpartition(":")[2] for name in (program.address, program.http_address, program.control_address)]
     os.kill(program.process.pid, signal.SIGKILL)
     eventually(lambda: not any(map(is_alive, below)), lambda: f"{below} to end")

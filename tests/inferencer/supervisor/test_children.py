@@ -34,7 +34,7 @@ def test_one_whose_channel_is_closed_is_killed_and_a_template_that_ended_leaves_
     child.channel.close()
     assert child.gone.wait(30.0)
     child.kill()
-    eventually(lambda: template.exit_code(child._number) == -signal.SIGKILL, lambda: "it to end")
+    eventually(lambda: child.exit_code() == -signal.SIGKILL, lambda: "it to end")
     before = template._socket
     os.kill(template._process.pid, signal.SIGKILL)
     eventually(lambda: template.has_ended, lambda: "the template to end")
