@@ -135,8 +135,13 @@ def _swaps(cases: Mapping[str, Mapping[str, Any]]) -> Table:
     for what, key, digits in (
         ("calls a second", "load_per_second", 0),
         ("versions a second", "versions_per_second", 1),
-        *((f"{when} {one} ms", f"{when}_{one}_ms", 2) for when in ("quiet", "swap") for one in ("p50", "p99", "p99_9")),
+        *(
+            (f"{when} {one} ms", f"{when}_{one}_ms", 2)
+            for when in ("quiet", "swap", "copied")
+            for one in ("p50", "p99", "p99_9")
+        ),
         ("p99, swap / quiet", "ratio_p99", 2),
+        ("p99, swap / copied", "over_copied_p99", 2),
         ("requests", "requests", 0),
         ("failed", "failed", 0),
         ("mixed", "mixed", 0),

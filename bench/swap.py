@@ -1,4 +1,5 @@
-"""`python -m bench swap`: how long answers take while versions are swapped in, against a server left alone."""
+"""`python -m bench swap`: how long answers take while versions are swapped in, against a server left alone, and one
+beside processes that copy as many bytes."""
 
 from __future__ import annotations
 
@@ -23,6 +24,7 @@ from bench.traffic import Traffic
 from paramsync.host.processes import processors
 
 _PAUSE = 0.1  # seconds from version to version
+_WINDOWS = "quiet", "swap", "copied"
 _CALLERS = 64
 _CALLING = 1.0  # seconds that these call as fast as they can, once in each round
 _CONNECTING = 1.0  # seconds until all connections of a round are made
@@ -90,20 +92,24 @@ class _Case:
         self._request = request({"x": INPUTS[kind]})
 
     def measure(self, track: Callable[[range], Any]) -> dict[str, Any]:
-        """In each round the load is set to what the machine gives just then; and under it a while without and one with
-        versions that are published and swapped in, which of them first by turns."""
+        """In each round the load is set to what the machine gives just then; and under it a while without versions, one
+        with versions that are published and swapped in, and one beside copies of as many bytes, in an order that goes
+        round."""
         with self._publisher(_FIRST):
             pass
-        windows: dict[str, list[_Window]] = {"quiet": [], "swap": []}
+        windows: dict[str, list[_Window]] = {name: [] for name in _WINDOWS}
         capacities: list[float] = []
         seconds, runs = self._settings.seconds, self._settings.runs
-        calling = 2 * (_SETTLING + seconds)  # in a round
+        calling = len(_WINDOWS) * (_SETTLING + seconds)  # in a round
         sent = self._folder.with_name(f"{self._folder.name}.request")
         sent.write_bytes(self._request)
         with (
             self._way.serve(self._folder, self._settings.bytes) as served,
             self._publisher(int((runs * (calling + _APART) + _LATER) / _PAUSE)) as publisher,
             _halting(publisher) as halted,
+            self._copier() as first,
+            self._copier() as second,
+            _halting(first, second) as resting,
         ):
             served.ask_until(self._request, 1)
             address = served.addresses["predictions"]
@@ -123,13 +129,16 @@ class _Case:
                     whole = _CONNECTING + calling + _LONGER
                     with h2load.Paced(target, connections=_CALLERS, rate=rate, seconds=whole) as calls:
                         _wait(_CONNECTING)
-                        for name in ("quiet", "swap") if round_ % 2 == 0 else ("swap", "quiet"):
-                            halted(name == "quiet")
+                        turn = round_ % len(_WINDOWS)
+                        for name in (*_WINDOWS[turn:], *_WINDOWS[:turn]):
+                            halted(name != "swap")
+                            resting(name != "copied")
                             _wait(_SETTLING)
                             checking.forget()
                             begun[name] = time.time()
                             _wait(seconds)
                             checked[name] = checking.seen()
+                        resting(True)
                         calls.wait()
                     for name, begin in begun.items():
                         windows[name].append(_Window(calls.between(begin, seconds), checked[name]))
@@ -146,9 +155,10 @@ class _Case:
         for name, seen in samples.items():
             for percentile in ("p50_ms", "p99_ms", "p99_9_ms"):
                 figures[f"{name}_{percentile}"] = statistics.median(one[percentile] for one in seen)
-        everything = [*samples["quiet"], *samples["swap"]]
+        everything = [one for seen in samples.values() for one in seen]
         return figures | {
             "ratio_p99": figures["swap_p99_ms"] / figures["quiet_p99_ms"],
+            "over_copied_p99": figures["swap_p99_ms"] / figures["copied_p99_ms"],
             "more_p99_ms": figures["swap_p99_ms"] - figures["quiet_p99_ms"],
             "versions_per_second": statistics.mean(one["versions"] for one in samples["swap"]) / self._settings.seconds,
             "requests": sum(one["answered"] + one["failed"] for one in everything),
@@ -156,6 +166,10 @@ class _Case:
             "mixed": sum(one["mixed"] for one in everything),
             "samples": samples,
         }
+
+    def _copier(self) -> Served:
+        log = self._folder.with_name(f"{self._folder.name}-copier-{time.monotonic_ns()}.log")
+        return Served("bench.copying", [f"--bytes={self._settings.bytes}", f"--pause={_PAUSE}"], log=log)
 
     def _publisher(self, count: int) -> Served:
         first = self._next
@@ -194,11 +208,12 @@ def _wait(seconds: float) -> None:
 
 
 @contextmanager
-def _halting(publisher: Served) -> Iterator[Callable[[bool], None]]:
-    """Halts it, and lets it go on where it was and halts it again, as it is told."""
+def _halting(*programs: Served) -> Iterator[Callable[[bool], None]]:
+    """Halts them, and lets them go on where they were and halts them again, as it is told."""
 
     def halted(wanted: bool) -> None:
-        os.kill(publisher.pid, signal.SIGSTOP if wanted else signal.SIGCONT)
+        for program in programs:
+            os.kill(program.pid, signal.SIGSTOP if wanted else signal.SIGCONT)
 
     try:
         halted(True)

@@ -38,6 +38,8 @@ def test_swap_reports_answers_without_and_with_swaps(capsys: pytest.CaptureFixtu
     for case in found["cases"].values():
         assert 0 < case["quiet_p50_ms"] <= case["quiet_p99_ms"] <= case["quiet_p99_9_ms"]
         assert 0 < case["swap_p50_ms"] <= case["swap_p99_ms"] <= case["swap_p99_9_ms"]
+        assert 0 < case["copied_p50_ms"] <= case["copied_p99_ms"] <= case["copied_p99_9_ms"]
+        assert case["over_copied_p99"] == case["swap_p99_ms"] / case["copied_p99_ms"]
         assert case["ratio_p99"] == case["swap_p99_ms"] / case["quiet_p99_ms"]
         assert case["requests"] > 0
         assert case["versions_per_second"] > 0
