@@ -72,9 +72,10 @@ class ChildProcess:
 
     def exit_code(self) -> int | None:
         """How it ended, as in subprocess.Popen.returncode; None where it does not end."""
-        ended = select.poll()
-        ended.register(self._process, select.POLLIN)
-        ended.poll(_EXIT_SECONDS * 1000)
+        if self._code is None:
+            ended = select.poll()
+            ended.register(self._process, select.POLLIN)
+            ended.poll(_EXIT_SECONDS * 1000)
         return self._take_code()
 
     def _take_code(self) -> int | None:
@@ -82,6 +83,7 @@ class ChildProcess:
             if self._code is None and (exit_status := os.waitid(os.P_PIDFD, self._process, os.WEXITED | os.WNOHANG)):
                 exited = exit_status.si_code == os.CLD_EXITED
                 self._code = exit_status.si_status if exited else -exit_status.si_status
+                os.close(self._process)  # at once: what refers to this may wait for a collector
             return self._code
 
     def fault(self, doing: str) -> Exception:
@@ -96,13 +98,13 @@ class ChildProcess:
 
     def kill(self) -> None:
         """Also where this end of the channel is closed already, and the process takes no notice of that."""
-        with suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._process, signal.SIGKILL)
+        with self._taking_code, suppress(ProcessLookupError):
+            if self._code is None:
+                signal.pidfd_send_signal(self._process, signal.SIGKILL)
         self.channel.close()
 
     def __del__(self) -> None:
-        if hasattr(self, "_process"):
-            self._take_code()
+        if hasattr(self, "_process") and self._take_code() is None:
             os.close(self._process)
 
 

@@ -81,12 +81,14 @@ class Template:
 
     def _await_import(self) -> None:
         """Raises ChildProcessError, with a number: no version is at fault."""
-        self._socket.settimeout(_IMPORT_SECONDS)
         try:
+            self._socket.settimeout(_IMPORT_SECONDS)
             is_ready = self._socket.recv(16) == b"ready"
         except TimeoutError as error:
             why = f"TensorFlow was not imported within {_IMPORT_SECONDS:g} s"
             raise ChildProcessError(errno.ECHILD, why) from error
+        except OSError:  # it was closed meanwhile
+            is_ready = False
         if not is_ready:
             raise ChildProcessError(errno.ECHILD, "the process that imports TensorFlow ended; its output says why")
         self._ready = True

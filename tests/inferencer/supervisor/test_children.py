@@ -35,6 +35,9 @@ def test_one_whose_channel_is_closed_is_killed_and_a_template_that_ended_leaves_
     assert child.gone.wait(30.0)
     child.kill()
     eventually(lambda: child.exit_code() == -signal.SIGKILL, lambda: "it to end")
+    opened = [file.readlink() for file in Path("/proc/self/fd").iterdir() if file.is_symlink()]
+    assert not [file for file in opened if "pidfd" in str(file)]
+    child.kill()  # which is nothing to whoever has the number by now
     before = template._socket
     os.kill(template._process.pid, signal.SIGKILL)
     eventually(lambda: template.has_ended, lambda: "the template to end")
