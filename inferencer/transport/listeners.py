@@ -14,8 +14,10 @@ from typing import Any
 from paramsync.errors import SettingsError
 from paramsync.rpc.addresses import refused
 
+from .rare_errors import RareErrors
+
 WAITING = 4096  # whom the kernel keeps until they are accepted
-_AT_ONCE = 64  # are accepted, before others have their turn
+_AT_ONCE = 16  # are accepted, before others have their turn
 _ABSENT = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)  # a name may have addresses of a family that is switched off
 
 
@@ -88,6 +90,8 @@ class Acceptor:
 
     async def start(self) -> None:
         loop = asyncio.get_running_loop()
+        if loop.get_exception_handler() is None:  # asyncio's own logs a traceback for each that it cannot accept
+            loop.set_exception_handler(RareErrors())
         for listener, context in self._listeners:
             create = loop.create_unix_server if listener.family == socket.AF_UNIX else loop.create_server
             handshake_seconds = None if context is None else self._handshake_seconds

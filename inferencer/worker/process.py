@@ -27,7 +27,6 @@ from ..serving.access import ReloadRoots
 from ..serving.counts import Calls, Histogram
 from ..serving.metrics import Metrics
 from ..settings.settings import Settings
-from ..transport.rare_errors import RareErrors
 from .models import EpochModels
 from .server import PredictionServer
 from .versions import Versions
@@ -100,7 +99,6 @@ class _Worker:
 
     async def run(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._loop.set_exception_handler(RareErrors())
         self._channel.start()
         await asyncio.Event().wait()  # the supervisor says when this process is to end
 

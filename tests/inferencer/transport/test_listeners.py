@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import resource
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -99,3 +102,46 @@ def test_an_answer_does_not_wait_for_its_caller_to_acknowledge_the_one_before() 
 
     asyncio.run(connect())
     assert accepted == [1]
+
+
+def test_without_descriptors_all_that_cannot_be_accepted_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    told = asyncio.Event()
+
+    async def check() -> None:
+        loop = asyncio.get_running_loop()
+        [listener] = listeners_at(HERE, 0, "--port")
+        with listener, _caller(socket.AF_INET, (HERE, port_of([listener]))) as caller:
+            acceptor = _acceptor(listener, b"here")
+            await acceptor.start()
+            handler = loop.get_exception_handler()
+            assert handler is not None
+            errors: list[dict[str, Any]] = []
+
+            def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+                errors.append(context)
+                handler(loop, context)
+                if len(errors) > 1:
+                    told.set()
+
+            loop.set_exception_handler(handle)
+            soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (_lowest(), hard))
+            try:
+                await told.wait()
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            assert await _read(caller) == b"here"
+            acceptor.stop()
+
+    asyncio.run(check())
+    [record] = [record for record in caplog.records if record.name == "paramsync.loop"]
+    assert record.exc_info is None
+    assert "Too many open files" in record.getMessage()
+    assert not [record for record in caplog.records if record.name == "asyncio" and record.levelname == "ERROR"]
+
+
+def _lowest() -> int:
+    """The number that the next file gets."""
+    descriptor = os.open("/dev/null", os.O_RDONLY)
+    os.close(descriptor)
+    return descriptor
