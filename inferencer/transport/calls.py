@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, deque
+import itertools
+from collections import OrderedDict, deque
 from collections.abc import Mapping
+from heapq import nlargest
 
 import grpc
 
@@ -16,6 +18,7 @@ from .grpc_call import Call, Method
 from .grpc_connection import GrpcConnection
 from .memory_budget import LARGE, MemoryBudget, MemoryShare
 from .read_timeout import ReadTimeouts
+from .turns import Turns
 
 _MOST = 1 << 13  # calls of all kinds; beyond it each connection may have its part of so many
 _MOST_UNREAD = 1 << 14  # answers that wait for the other ends to read
@@ -23,6 +26,7 @@ _MOST_SILENT = 1 << 10  # whose messages did not come
 _AT_ONCE = 64  # calls that begin to be answered in one turn of the event loop, which others need, too
 _UNPACKED_AT_ONCE = 2  # messages
 _NEW_SECONDS = 1.0  # for the first call of a connection, where there are many
+_HOSTS_LOOKED_AT, _LOOKED_AT = 4, 16  # addresses, and connections of each, to make room for one
 _LOOK_SECONDS = 1.0
 _LAST = 1.0  # of the grace, for callers to read what they were answered
 _STEPS, _STEP_SECONDS = 10, 0.001
@@ -44,10 +48,14 @@ class Calls:
         self.message_bytes = message_bytes
         self._connection_seconds = connection_seconds
         self.loop = asyncio.get_running_loop()
+        self.turns = Turns(self.loop)
         self.read_timeouts = ReadTimeouts(_MOST_SILENT)
         self.coming = 0
         """Bytes of messages that were not taken up, as most have not come whole: the sum of what calls hold."""
         self.connections: set[GrpcConnection] = set()
+        # by address, those that are not leaving, and when something came of each before it was looked at last
+        self._of_hosts: dict[str, OrderedDict[GrpcConnection, float]] = {}
+        self._leaving: OrderedDict[GrpcConnection, None] = OrderedDict()  # closed to make room; the oldest first
         self._budget = budget
         self._most_connections = most_connections()
         self._came = 0  # calls since the beginning
@@ -142,32 +150,56 @@ class Calls:
 
     def came(self, connection: GrpcConnection) -> None:
         self.connections.add(connection)
-        if len(self.connections) > self._most_connections * 3 // 4:
-            self._make_room()
-        if len(self.connections) > self._most_connections:
-            connection.abort()
+        self._of_hosts.setdefault(connection.host, OrderedDict())[connection] = connection.heard
+        if len(self.connections) - len(self._leaving) > self._most_connections * 3 // 4:
+            self._make_room(connection)
         if self._looking is None:
             self._look_later()
 
     def gone(self, connection: GrpcConnection) -> None:
         self.connections.discard(connection)
+        self._leaving.pop(connection, None)
+        self._leave_alone(connection)
 
-    def _make_room(self) -> None:
-        """Close connections without a call: of the address that has most of them, the one that is silent longest. A new
-        one has a moment for its first call. Clients connect again unnoticed."""
-        now, spare = self.loop.time(), len(self.connections) - self._most_connections * 3 // 4
-        of_host = Counter(connection.host for connection in self.connections)
-        quiet: dict[str, list[GrpcConnection]] = {}
-        for connection in sorted(self.connections, key=lambda connection: -connection.heard):
-            if not connection.calls and now - connection.began >= _NEW_SECONDS:
-                quiet.setdefault(connection.host, []).append(connection)
-        while quiet and spare > 0:
-            host = max(quiet, key=of_host.__getitem__)
-            quiet[host].pop().close()
-            of_host[host] -= 1
-            spare -= 1
-            if not quiet[host]:
-                del quiet[host]
+    def _leave_alone(self, connection: GrpcConnection) -> None:
+        """It is not looked at any more to make room."""
+        of_host = self._of_hosts.get(connection.host, OrderedDict())
+        of_host.pop(connection, None)
+        if not of_host:
+            self._of_hosts.pop(connection.host, None)
+
+    def _make_room(self, newcomer: GrpcConnection) -> None:
+        """Close a quiet connection, which its client makes again unnoticed. Where there is no room at all, end one that
+        is closing, or else the new one."""
+        is_full = len(self.connections) > self._most_connections
+        quiet = self._quiet(newcomer, is_full=is_full)
+        if quiet is not None:
+            self._leave_alone(quiet)
+            self._leaving[quiet] = None
+            quiet.close()
+        if is_full:
+            (self._leaving.popitem(last=False)[0] if self._leaving else newcomer).abort()
+
+    def _quiet(self, newcomer: GrpcConnection, *, is_full: bool) -> GrpcConnection | None:
+        """One without a call, of an address that has most: one on which nothing came since it was looked at last. A new
+        one has a moment for its first call. Where there is no room at all, it is of those looked at the one that is
+        silent longest."""
+        settled = self.loop.time() - (0.0 if is_full else _NEW_SECONDS)
+        for host in nlargest(_HOSTS_LOOKED_AT, self._of_hosts, key=lambda host: len(self._of_hosts[host])):
+            of_host, without_call = self._of_hosts[host], []
+            for connection, heard in [*itertools.islice(of_host.items(), _LOOKED_AT)]:
+                if connection.began > settled:
+                    break
+                of_host[connection] = connection.heard
+                of_host.move_to_end(connection)
+                if connection.calls or connection is newcomer:
+                    continue
+                if connection.heard == heard:
+                    return connection
+                without_call.append(connection)
+            if is_full and without_call:
+                return min(without_call, key=lambda connection: connection.heard)
+        return None
 
     def _look_later(self) -> None:
         self._looking = self.loop.call_later(_LOOK_SECONDS, self._look)
@@ -186,10 +218,13 @@ class Calls:
     def _shed_unread(self) -> None:
         """Where others leave too many answers unread, end the connections that leave most."""
         unread = {connection: connection.unread for connection in self.connections}
-        left = sum(unread.values())
-        while left > _MOST_UNREAD:
-            connection = max(unread, key=unread.__getitem__)
-            left -= unread.pop(connection)
+        left = sum(unread.values()) - _MOST_UNREAD
+        if left <= 0:
+            return
+        for connection in sorted(unread, key=unread.__getitem__, reverse=True):
+            if left <= 0:
+                break
+            left -= unread[connection]
             connection.abort()
 
     # The end ----------------------------------------------------------------------------------------------------------

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from enum import Enum, auto
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, cast
 
 from paramsync.http2.connection import Data, GoingAway, Headers, Limits, Lost, Pong, Reset, Sent, ServerConnection
@@ -14,6 +16,7 @@ from paramsync.rpc.server import ALIVE_SECONDS, IDLE_SECONDS, SILENT_SECONDS
 
 from .grpc_call import Call
 from .grpc_wire import MOST_HEADERS, Refusal, asked, unknown
+from .turns import ANSWER_SECONDS, NEWCOMER_SECONDS
 
 if TYPE_CHECKING:
     from .calls import Calls
@@ -23,6 +26,7 @@ LIMITS = Limits(header_list=MOST_HEADERS)
 _ANSWER_SECONDS = 20.0  # for a ping
 _LINGER_SECONDS = 2.0  # for the other end to read all, and close
 _ALL = 2**31 - 1  # a GOAWAY that takes every call: no more of them are to be begun, RFC 9113, 6.8
+_MOST_BEHIND = 1 << 14  # bytes beside answers that may wait for the other end to read
 _ALIVE, _LEAVING = b"is alive", b"leaving "
 
 
@@ -36,7 +40,7 @@ class _Farewell(Enum):
     DONE = auto()
 
 
-class GrpcConnection(asyncio.Protocol):
+class GrpcConnection(asyncio.BufferedProtocol):
     """Lives on one event loop."""
 
     def __init__(self, port: Calls) -> None:
@@ -50,11 +54,17 @@ class GrpcConnection(asyncio.Protocol):
         """The name in the one that its other end showed."""
         self.held = 0
         """Bytes of messages that are not taken up."""
+        self.cost = NEWCOMER_SECONDS
+        """See Served."""
         self.began = self.heard = self.loop.time()
         self._http2 = ServerConnection(LIMITS)
         self._transport: asyncio.Transport | None = None
         self._pinged: float | None = None
         self._is_due = False  # a flush comes soon
+        self._input = b""  # which waits for its turn
+        self.waits = False
+        """For its turn, with what came."""
+        self._behind = 0  # bytes beside answers that the kernel has not taken
         self._unsent: dict[int, MemoryShare] = {}  # of answers that wait for the other end's windows
         self._unwritten: list[MemoryShare] = []  # of those that the kernel has not taken
         self._farewell = _Farewell.NONE
@@ -79,12 +89,49 @@ class GrpcConnection(asyncio.Protocol):
         self.port.came(self)
         self.flush()
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self.port.turns.room(self)
+
+    def buffer_updated(self, nbytes: int) -> None:
+        turns = self.port.turns
         self.heard = self.loop.time()
+        self._input += bytes(turns.buffer[:nbytes])
+        if turns.has_time(self):
+            self._take()
+        else:
+            self._wait()
+
+    def serve(self) -> None:
+        self.waits = False
+        if self._transport is not None:
+            try:
+                self._take()
+            except BaseException:  # a fault of ours, after which the rest cannot be understood
+                self.abort()
+                raise
+            self._read_on()
+
+    def _take(self) -> None:
+        began = perf_counter()
+        content, self._input = self._input, b""
         self._is_due = True
-        for event in self._http2.receive(data, self.heard):
+        for event in self._http2.receive(content, self.heard):
             _TAKERS[type(event)](self, event)
         self.flush()
+        self.port.turns.spend(self, perf_counter() - began, self._http2.work)
+        if self._http2.has_more:
+            self._wait()
+
+    def _wait(self) -> None:
+        """For its turn, in which it goes on with what came."""
+        self.waits = True
+        if self._transport is not None:
+            self._transport.pause_reading()
+        self.port.turns.wait(self, len(self._input))
+
+    def _read_on(self) -> None:
+        if self._transport is not None and not (self.waits or self._is_deaf) and self._behind <= _MOST_BEHIND:
+            self._transport.resume_reading()
 
     def eof_received(self) -> bool:
         """The other end sends nothing more. Calls that came whole are answered before the connection ends; by TLS it
@@ -105,13 +152,15 @@ class GrpcConnection(asyncio.Protocol):
         self._http2.held = True
 
     def resume_writing(self) -> None:
+        self._behind = 0
+        self._read_on()
         self._is_due = True
         for event in self._http2.release():
             _TAKERS[type(event)](self, event)
         self.flush()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._is_ending, self._transport = True, None
+        self._is_ending, self._transport, self._input = True, None, b""
         for call in [*self.calls.values()]:
             call.lost()
         for share in (*self._unsent.values(), *self._unwritten):
@@ -179,6 +228,7 @@ class GrpcConnection(asyncio.Protocol):
         """All of an answer."""
         self._say_farewell()
         self._http2.respond(call.stream, block, content, end)
+        self.cost = max(0.0, self.cost - ANSWER_SECONDS)
         self._over(call)
 
     def send(self, stream: int, *parts: bytes) -> bool:
@@ -229,6 +279,8 @@ class GrpcConnection(asyncio.Protocol):
         if self._transport is None or self._is_ending:
             return
         if output := self._http2.output():
+            if self._http2.held:
+                self._fall_behind(len(output))
             self._transport.write(output)
         if self._http2.held:
             return
@@ -239,10 +291,19 @@ class GrpcConnection(asyncio.Protocol):
         if self._farewell is _Farewell.DONE and not self._http2.streams:
             self._end()
 
+    def _fall_behind(self, size: int) -> None:
+        """Answers wait within HTTP/2 while the kernel takes nothing, other frames here: such as answers to pings. Where
+        they are many, nothing more is read."""
+        self._behind += size
+        if self._behind > _MOST_BEHIND and self._transport is not None:
+            self._transport.pause_reading()
+
     # How it ends ------------------------------------------------------------------------------------------------------
 
     def check(self, now: float) -> None:
-        """Look whether there is still anybody."""
+        """Look whether there is still anybody. Once a second."""
+        if self.cost > NEWCOMER_SECONDS:
+            self.cost = max(self.cost / 2, NEWCOMER_SECONDS)
         silent = now - self.heard
         if self._is_ending:
             return
@@ -281,6 +342,7 @@ class GrpcConnection(asyncio.Protocol):
         self.flush()
 
     def abort(self) -> None:
+        self._is_ending = True
         if self._transport is not None:
             self._transport.abort()
 
@@ -295,7 +357,8 @@ class GrpcConnection(asyncio.Protocol):
         self._is_ending = True
         assert self._transport is not None
         if self._transport.can_write_eof() and not self._is_deaf:
-            self._transport.write_eof()
+            with suppress(OSError):  # the other end has gone
+                self._transport.write_eof()
             self.loop.call_later(_LINGER_SECONDS, self.abort)
         else:
             self._transport.close()

@@ -19,8 +19,9 @@ __all__ = [
 ]  # fmt: skip
 
 _DEFAULTS = Limits()
+_AT_ONCE = 256  # frames that are read before others have their turn; a block of headers that is decoded is as many as
+_WEIGHED = 8  # so many bytes of it
 _CONTINUATIONS = 64  # frames of a block
-_DECODED = 2  # times the bytes that a block may have, it may have decoded: 128 KB of small fields take a few ms
 _TINY = 16  # bytes of DATA that is not the last: less is little more than nothing, and costs as much
 _RESET_COST = 5  # frames of the budget, for a request that was begun in vain
 _ANSWER_GAIN = 10
@@ -39,11 +40,13 @@ class ServerConnection:
         self._lost = False
         self._rest = bytearray()  # of a frame, which is read once there are `_wanted` bytes
         self._wanted = 0
+        self.work = 0
+        """Frames that the last `receive` read, and what was as much work."""
         self._begun = False
         self._expects = frames.SETTINGS  # the only type that may come next, or -1
         self._highest = 0
         self._most = LARGEST_NUMBER  # streams above it are refused
-        self._reader = HeaderReader(limits.header_list, limits.header_block * _DECODED)
+        self._reader = HeaderReader(limits.header_list, limits.header_block)
         self._block: list[bytes] = []
         self._block_stream = 0
         self._block_ends = False
@@ -76,6 +79,11 @@ class ServerConnection:
     def has_begun(self) -> bool:
         """Whether the peer has sent its preface and its settings."""
         return self._begun and self._expects != frames.SETTINGS
+
+    @property
+    def has_more(self) -> bool:
+        """Whether `receive` left frames for another turn, in which it goes on with them."""
+        return self.work >= _AT_ONCE and not self._lost
 
     # For whoever answers ----------------------------------------------------------------------------------------
 
@@ -156,8 +164,10 @@ class ServerConnection:
     # What comes -------------------------------------------------------------------------------------------------
 
     def receive(self, content: bytes, now: float) -> list[Event]:
-        """What these bytes mean. Never raises; nothing comes after Lost."""
+        """What these bytes mean, or as many of them as are little work: see `has_more`. Never raises; nothing comes
+        after Lost."""
         events: list[Event] = []
+        self.work = 0
         if self._lost:
             return events
         self._now = now
@@ -178,6 +188,7 @@ class ServerConnection:
     def _lose(self, error: Http2Error, events: list[Event]) -> None:
         self._out.parts.append(frames.goaway(self.last, error.code, error.text))
         self._out.drop_all()
+        self._block.clear()
         self._lost = True
         events.append(Lost(error))
 
@@ -192,7 +203,8 @@ class ServerConnection:
         end = len(content)
         if self._data_left or self._padding_left:
             at = self._read_data(content, at, events)
-        while True:
+        while self.work < _AT_ONCE:
+            self.work += 1
             left = end - at - HEADER_SIZE
             if left < 0:
                 self._wanted = HEADER_SIZE
@@ -230,6 +242,8 @@ class ServerConnection:
             else:
                 at += HEADER_SIZE + size
                 self._take(kind, number, flags, content[at - size : at], events)
+        self._wanted = 0
+        return at
 
     def _check_expected(self, kind: int, flags: int, number: int, size: int) -> None:
         if size > self._limits.frame:
@@ -326,12 +340,15 @@ class ServerConnection:
             part = b"".join(self._block)
             self._block.clear()
             self._expects = -1
+        decoded = self._reader.decoded
         try:
             self._take_section(self._block_stream, self._block_ends, part, events)
         except MalformedHeadError as error:
             self._break(StreamError(self._block_stream, ErrorCode.PROTOCOL_ERROR, str(error)), events)
         except StreamError as error:
             self._break(error, events)
+        finally:
+            self.work += (self._reader.decoded - decoded) // _WEIGHED
 
     def _take_section(self, number: int, ended: bool, block: bytes, events: list[Event]) -> None:
         stream = self._streams.get(number)

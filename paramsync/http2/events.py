@@ -16,7 +16,7 @@ class Limits:
     stream_window: int = 1 << 20
     connection_window: int = 1 << 24
     header_list: int = 16 << 10  # bytes of a head; one with more is marked `too_large`
-    header_block: int = 64 << 10  # bytes of a block, with its continuations; it may decode to twice as many
+    header_block: int = 32 << 10  # bytes of a block, with its continuations, and of its fields: a few milliseconds
     control: int = 10_000  # frames that carry nothing: so many may come at once
     control_per_second: int = 2_000  # and so many for as long as it pleases
 

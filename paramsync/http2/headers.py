@@ -38,6 +38,8 @@ class HeaderReader:
 
     def __init__(self, largest: int, most: int) -> None:
         """A head of more than `largest` bytes is marked; one that decodes to more than `most` ends the connection."""
+        self.decoded = 0
+        """Bytes of blocks that were none of those in the cache."""
         self._largest = largest
         self._decoder = Decoder(most)
         self._heads: dict[bytes, Head] = {}
@@ -66,6 +68,7 @@ class HeaderReader:
 
     def _decode(self, block: bytes) -> list[Field]:
         before = self._decoder.changes
+        self.decoded += len(block)
         fields = self._decoder.decode(block)
         if self._decoder.changes != before:
             self._forget()

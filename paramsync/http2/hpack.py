@@ -6,7 +6,7 @@ import functools
 from collections.abc import Iterable
 
 from paramsync.http2.errors import ErrorCode, Http2Error
-from paramsync.http2.fields import Field, field
+from paramsync.http2.fields import OVERHEAD, Field, field
 
 _TABLE_SIZE = 4096  # bytes of the dynamic table: the default, and our SETTINGS say no other
 _LONGEST_INTEGER = 5  # octets
@@ -46,7 +46,7 @@ _HUFFMAN_LENGTHS = {  # bits of the code: symbols in order; the codes follow fro
     28: bytes.fromhex("020304050607080b0c0e0f1011121314151718191a1b1c1d1e1f7fdcf9"),
     30: bytes.fromhex("0a0d16"),
 }
-_SINK = -16  # the state after a code that there is not: the last rows of the table
+_SINK = 1 << 20  # the state after a code that there is not: beyond the table, so that what follows is not read
 _LONGEST_PADDING = 7  # bits, all of them 1
 
 
@@ -71,7 +71,7 @@ class Decoder:
     def _decode(self, block: bytes) -> list[Field]:
         fields: list[Field] = []
         at, end, left = 0, len(block), self._most
-        while at < end:
+        while at < end and left >= 0:
             first = block[at]
             if first > 0x7F:
                 index, at = (first & 0x7F, at + 1) if first != 0xFF else _integer(block, at, 7)
@@ -79,6 +79,7 @@ class Decoder:
             elif first & 0xE0 == 0x20:
                 size, at = _integer(block, at, 5)
                 self._resize(size, late=bool(fields))
+                left -= OVERHEAD  # it is as much work as a field
                 continue
             else:
                 decoded, at = self._literal(block, at, 6 if first & 0x40 else 4)
@@ -86,8 +87,8 @@ class Decoder:
                     self._add(decoded)
             fields.append(decoded)
             left -= decoded.size
-            if left < 0:
-                raise Http2Error(ErrorCode.ENHANCE_YOUR_CALM, f"fields of more than {self._most} bytes")
+        if left < 0:
+            raise Http2Error(ErrorCode.ENHANCE_YOUR_CALM, f"fields of more than {self._most} bytes")
         return fields
 
     def _entry(self, index: int) -> Field:
@@ -182,11 +183,14 @@ def _without_huffman(content: bytes) -> bytes:
     table, last = _huffman_table()
     state = 0
     decoded = bytearray()
-    for octet in content:
-        state, symbol = table[state + (octet >> 4)]
-        decoded += symbol
-        state, symbol = table[state + (octet & 15)]
-        decoded += symbol
+    try:
+        for octet in content:
+            state, symbol = table[state + (octet >> 4)]
+            decoded += symbol
+            state, symbol = table[state + (octet & 15)]
+            decoded += symbol
+    except IndexError:
+        state = _SINK
     if state not in last:
         raise _wrong("a string with a code that there is not, or wrong padding")
     return bytes(decoded)
@@ -208,7 +212,7 @@ def _huffman_table() -> tuple[list[tuple[int, bytes]], frozenset[int]]:
                     symbol, size, code = codes[size, code], 0, 0
             table.append((states.get((size, code), _SINK), symbol))
     last = frozenset(states[size, (1 << size) - 1] for size in range(_LONGEST_PADDING + 1))
-    return table + [(_SINK, b"")] * 16, last
+    return table, last
 
 
 def _huffman_codes() -> dict[tuple[int, int], bytes]:

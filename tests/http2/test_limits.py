@@ -75,8 +75,66 @@ def test_a_block_of_too_many_frames_ends_the_connection() -> None:
 
 def test_a_block_that_decodes_to_far_more_than_it_has_ends_the_connection() -> None:
     server = connected(Limits(header_block=1000))
-    server.receive(wire.headers(1, HEAD + b"\x40" + encoded(b"a", b"x" * 900)[1:]), 0.0)
-    assert _lost(server.receive(wire.headers(3, HEAD + b"\xbe" * 3), 0.0)) == CALM
+    server.receive(wire.headers(1, HEAD + b"\x40" + encoded(b"a", b"x" * 700)[1:]), 0.0)
+    assert _lost(server.receive(wire.headers(3, HEAD + b"\xbe" * 2), 0.0)) == CALM
+
+
+def test_changes_of_the_table_count_as_fields() -> None:
+    server = connected(Limits(header_block=1000))
+    server.receive(wire.headers(1, b"\x20" * 10 + HEAD), 0.0)
+    assert _lost(server.receive(wire.headers(3, b"\x20" * 40 + HEAD), 0.0)) == CALM
+
+
+CHURN = HEAD + b"\x40\x01a\x01b" * 400
+EXPENSIVE = {  # what goes on for ever, and how much of it is decoded, or read, before others have their turn
+    "frames": (frame(PING, 0, 0, bytes(8)) * 5000, 256),
+    "DATA of 16 bytes": (wire.data(1, bytes(16)) * 5000, 256),
+    "table churn": (b"".join(wire.headers(stream, CHURN) for stream in range(3, 103, 2)), 2),
+    "new heads": (
+        b"".join(wire.headers(stream, HEAD + encoded(b"a", b"%d" % stream)) for stream in range(3, 1003, 2)), 43,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", EXPENSIVE)
+def test_what_is_much_work_is_read_in_turns_and_means_the_same(kind: str) -> None:
+    content, most = EXPENSIVE[kind]
+    server, whole = (connected(Limits(control=1 << 20)) for _ in range(2))
+    for one in (server, whole):
+        one.receive(wire.headers(1), 0.0)
+        one.output()
+    expected: list[Event] = []
+    for sent in wire.split(content):
+        expected += whole.receive(frame(sent.kind, sent.flags, sent.stream, sent.payload), 0.0)
+    found = server.receive(content, 0.0)
+    turns, output = 1, server.output()
+    while server.has_more:
+        events = server.receive(b"", 0.0)
+        part = server.output()
+        assert max(len(events), len(wire.split(part))) <= most
+        found, output, turns = found + events, output + part, turns + 1
+    assert turns > 1
+    assert [(type(event), event[0]) for event in found] == [(type(event), event[0]) for event in expected]
+    assert output == whole.output()
+
+
+def test_a_block_that_ends_its_connection_is_work_too() -> None:
+    server = connected(Limits(header_block=1000))
+    assert _lost(server.receive(wire.headers(1, b"\x40\x01a\x01b" * 100), 0.0)) == CALM
+    assert server.work > 50
+
+
+def test_a_turn_that_ends_within_a_frame_goes_on_with_it() -> None:
+    server = connected(Limits(control=1 << 20))
+    ping = frame(PING, 0, 0, b"12345678")
+    content = ping * 2000 + wire.request(1)
+    answered = 0
+    for at in range(0, len(content), 20_001):
+        server.receive(content[at : at + 20_001], 0.0)
+        while server.has_more:
+            server.receive(b"", 0.0)
+        answered += wire.kinds(server).count(PING)
+    assert (answered, list(server.streams)) == (2000, [1])
 
 
 NOTHINGS = {

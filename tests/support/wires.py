@@ -32,6 +32,12 @@ class Wire(asyncio.Transport):
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         pass
 
+    def pause_reading(self) -> None:
+        pass
+
+    def resume_reading(self) -> None:
+        pass
+
     def can_write_eof(self) -> bool:
         return False
 
@@ -45,5 +51,12 @@ class Wire(asyncio.Transport):
 
 
 def feed(connection: GrpcConnection, content: bytes) -> None:
-    """What a client sends."""
-    connection.data_received(content)
+    """What a client sends, which is taken at once, as if nothing else came."""
+    while content:
+        room = connection.get_buffer(-1)
+        size = min(len(room), len(content))
+        room[:size] = content[:size]
+        connection.buffer_updated(size)
+        while connection.waits:
+            connection.serve()
+        content = content[size:]

@@ -24,6 +24,8 @@ def connect(content: bytes, cut: int, *, answered: bool) -> list[Event]:
     written = 0
     for start in range(0, len(content), cut):
         told = server.receive(content[start : start + cut], 0.0)
+        while server.has_more:
+            told += server.receive(b"", 0.0)
         assert len(server.streams) <= LIMITS.streams
         assert len(server._rest) <= LIMITS.frame + frames.HEADER_SIZE + cut
         for event in told:

@@ -1,0 +1,275 @@
+"""An event loop that hostile connections keep busy: others have their turn, and what waits is bounded."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from itertools import count
+
+import pytest
+
+from inferencer.transport.admission import Admission
+from inferencer.transport.calls import Calls
+from inferencer.transport.grpc_call import Call, Method
+from inferencer.transport.grpc_connection import GrpcConnection
+from inferencer.transport.listeners import Acceptor, listeners_at, port_of
+from inferencer.transport.memory_budget import MemoryBudget
+from inferencer.transport.turns import ANSWER_SECONDS, Turns
+from paramsync.http2 import frames
+from paramsync.rpc.access import Access
+from tests.http2 import wire
+
+MB = 1 << 20
+PATH = b"/service/Method"
+CONNECTED = frames.PREFACE + frames.settings({})
+UNREAD = frames.PREFACE + frames.settings({frames.INITIAL_WINDOW_SIZE: 0})
+TINY = wire.data(1, bytes(16))
+
+
+def begun(stream: int) -> bytes:
+    return wire.with_fields(stream, [(b"content-type", b"application/grpc"), (b"te", b"trailers")])
+
+
+def called(stream: int) -> bytes:
+    return begun(stream) + wire.data(stream, b"\0\0\0\0\5hello", end=True)
+
+
+class Spending:
+    """What waits for its turn, and takes so many seconds of each."""
+
+    def __init__(self, turns: Turns, served: list[Spending], cost: float, seconds: float, rounds: int = 1) -> None:
+        self.cost = cost
+        self._turns, self._served, self._seconds, self._rounds = turns, served, seconds, rounds
+
+    def serve(self) -> None:
+        self._served.append(self)
+        self._turns.spend(self, self._seconds, 1 << 20)
+        self._rounds -= 1
+        if self._rounds:
+            self._turns.wait(self)
+
+
+def test_those_that_cost_least_go_first_then_those_with_few_bytes_and_a_turn_ends_once_its_time_is_spent() -> None:
+    async def check() -> None:
+        turns, served = Turns(asyncio.get_running_loop()), list[Spending]()
+        costly, large, small, free = (Spending(turns, served, cost, 1.0) for cost in (3.0, 1.0, 1.0, 0.0))
+        for one, size in ((costly, 0), (large, 2), (small, 1), (free, 3)):
+            turns.wait(one, size)
+        for expected in ([free], [free, small], [free, small, large], [free, small, large, costly]):
+            await asyncio.sleep(0)  # a turn of the event loop
+            assert served == expected
+
+    asyncio.run(check())
+
+
+def test_one_that_comes_later_goes_before_one_that_costs_more_with_each_turn() -> None:
+    async def check() -> None:
+        turns, served = Turns(asyncio.get_running_loop()), list[Spending]()
+        hostile = Spending(turns, served, 0.0, 1.0, rounds=100)
+        turns.wait(hostile)
+        await asyncio.sleep(0)
+        caller = Spending(turns, served, 0.0, 1.0)
+        turns.wait(caller)
+        await asyncio.sleep(0)
+        assert served == [hostile, caller]
+
+    asyncio.run(check())
+
+
+def test_time_in_which_the_processor_did_something_else_is_not_charged() -> None:
+    async def check() -> None:
+        turns = Turns(asyncio.get_running_loop())
+        caller = Spending(turns, [], 0.0, 0.0)
+        turns.spend(caller, 10.0, 2)
+        assert 0.0 < caller.cost <= ANSWER_SECONDS  # which its answer makes up for
+
+    asyncio.run(check())
+
+
+def test_once_a_turn_is_spent_input_of_costly_connections_waits_and_that_of_others_does_not() -> None:
+    async def check() -> None:
+        turns, served = Turns(asyncio.get_running_loop()), list[Spending]()
+        for _ in range(100):
+            turns.wait(Spending(turns, served, 0.0, 0.0))
+        turns.wait(Spending(turns, served, 0.0, 1.0))
+        await asyncio.sleep(0)
+        assert len(served) == 101
+        costly, cheap = (Spending(turns, served, cost, 0.0) for cost in (1.0, 0.0))
+        assert [turns.has_time(one) for one in (costly, cheap)] == [False, True]
+        await asyncio.sleep(0)
+        assert turns.has_time(costly)
+
+    asyncio.run(check())
+
+
+class Port:
+    """The connections of a gRPC port, whose one method answers with what it is asked."""
+
+    def __init__(self, *, most: int = 1000) -> None:
+        method = Method(self._answer, Admission(Access(host="127.0.0.1"), "service/Method"))
+        self.calls = Calls(
+            {PATH.decode(): method}, MemoryBudget(64 * MB), message_bytes=64 * MB, connection_seconds=None
+        )
+        self.calls._most_connections = most
+        self.answered = 0
+
+    async def _answer(self, call: Call) -> None:
+        self.answered += 1
+        call.answer(call.take(), ())
+
+    async def connected(self, content: bytes = b"") -> socket.socket:
+        """The client's end of a connection, which has sent that."""
+        client, served = socket.socketpair()
+        client.setblocking(False)
+        served.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 16)
+        await asyncio.get_running_loop().connect_accepted_socket(lambda: GrpcConnection(self.calls), served)
+        assert client.send(content) == len(content)
+        return client
+
+
+def run(check: Callable[[Port], Awaitable[None]], *, most: int = 1000) -> None:
+    async def main() -> None:
+        port = Port(most=most)
+        await asyncio.wait_for(check(port), 60.0)
+        await port.calls.stop()
+
+    asyncio.run(main())
+
+
+@contextmanager
+def clients(*ones: socket.socket) -> Iterator[None]:
+    with ExitStack() as stack:
+        for one in ones:
+            stack.enter_context(one)
+        yield
+
+
+async def kinds(client: socket.socket, until: int) -> list[int]:
+    """Of the frames that come, up to one of that kind."""
+    content = b""
+    while True:
+        content += await asyncio.get_running_loop().sock_recv(client, MB)
+        try:
+            found = [frame.kind for frame in wire.split(content)]
+        except AssertionError:  # not whole yet
+            continue
+        if until in found:
+            return found
+
+
+def test_a_call_is_answered_while_hostile_connections_have_far_more_to_be_read() -> None:
+    sent = TINY * 8000
+
+    async def check(port: Port) -> None:
+        beginning = CONNECTED + begun(1) + wire.data(1, b"\0\3\0\0\0")
+        hostile = [await port.connected(beginning) for _ in range(20)]
+        caller = await port.connected(CONNECTED)
+        await kinds(caller, frames.SETTINGS)
+        with clients(caller, *hostile):
+            for one in hostile:  # all of it is there before the event loop has another turn
+                one.send(sent)
+            caller.send(called(1))
+            await kinds(caller, frames.HEADERS)
+            assert port.calls.coming < 20 * 8000 * 16 // 2
+            while port.calls.coming < 20 * 8000 * 16:  # none of it is lost
+                await asyncio.sleep(0)
+
+    run(check)
+
+
+def test_a_client_that_does_not_read_answers_to_pings_is_read_no_more_until_it_does() -> None:
+    ping = frames.frame(frames.PING, 0, 0, bytes(8))
+
+    async def check(port: Port) -> None:
+        client = await port.connected(CONNECTED)
+        with clients(client):
+            [connection] = port.calls.connections
+            transport = connection._transport
+            assert transport is not None
+            sent = 0
+            while connection._behind <= 1 << 14:
+                assert client.send(ping * 100) == 100 * len(ping)
+                sent += 100
+                await asyncio.sleep(0)
+            assert transport.get_write_buffer_size() < 1 << 16
+            for _ in range(10):
+                await asyncio.sleep(0)
+            assert not transport.is_reading()
+            client.send(ping * 3)
+            content = b""
+            while len(wire_pings(content)) < sent + 3:
+                content += await asyncio.get_running_loop().sock_recv(client, MB)
+            assert transport.is_reading()
+
+    run(check)
+
+
+def wire_pings(content: bytes) -> list[bytes]:
+    answer = frames.frame(frames.PING, frames.ACK, 0, bytes(8))
+    return [answer] * content.count(answer)
+
+
+MOST = 64
+
+
+def test_connections_with_an_unread_answer_make_room_one_for_one_and_each_newcomer_is_answered() -> None:
+    async def check(port: Port) -> None:
+        hostile = [await port.connected(UNREAD + called(1)) for _ in range(MOST)]
+        while port.answered < MOST:
+            await asyncio.sleep(0)
+        kept = await port.connected(CONNECTED)
+        streams = count(1, 2)
+        with clients(kept, *hostile), ExitStack() as stack:
+            for newcomer in range(3 * MOST):
+                hostile_too = await port.connected(UNREAD + called(1))
+                stack.enter_context(hostile_too)
+                caller = await port.connected(CONNECTED + called(1))
+                stack.enter_context(caller)
+                await kinds(caller, frames.HEADERS)
+                assert len(port.calls.connections) <= MOST + 2  # of which two are being ended
+                if newcomer % 4 == 0:  # what goes on calling stays
+                    kept.send(called(next(streams)))
+                    await kinds(kept, frames.HEADERS)
+
+    run(check, most=MOST)
+
+
+def test_a_connection_whose_client_is_gone_is_closed_without_an_error() -> None:
+    async def check(port: Port) -> None:
+        [listener] = listeners_at("127.0.0.1", 0, "--port")
+        acceptor = Acceptor(lambda: GrpcConnection(port.calls), handshake_seconds=1.0)
+        client = socket.create_connection(("127.0.0.1", port_of([listener])))
+        acceptor.take([listener], None)
+        await acceptor.start()
+        while not port.calls.connections:
+            await asyncio.sleep(0)
+        [connection] = port.calls.connections
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        client.close()
+        connection.close()
+        while port.calls.connections:
+            await asyncio.sleep(0)
+        acceptor.stop()
+
+    run(check)
+
+
+def test_answers_that_many_leave_unread_end_those_that_leave_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("inferencer.transport.calls._MOST_UNREAD", 50)
+
+    async def check(port: Port) -> None:
+        content = UNREAD + b"".join(called(stream) for stream in range(1, 20, 2))
+        most = [await port.connected(content) for _ in range(10)]
+        few = await port.connected(UNREAD + called(1))
+        with clients(few, *most):
+            while port.answered < 10 * 10 + 1:
+                await asyncio.sleep(0)
+            port.calls._shed_unread()
+            while len(port.calls.connections) > 5:
+                await asyncio.sleep(0)
+            assert sorted(connection.unread for connection in port.calls.connections) == [1, 10, 10, 10, 10]
+
+    run(check)
