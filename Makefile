@@ -111,6 +111,7 @@ bench: $(READY)  ## every benchmark against all peers, which it installs; the fi
 
 campaign: $(READY) browser  ## the campaigns at their whole length: kills, readers under recycling, a thousand versions, bad requests, workers
 	$(BIN)/pytest tests/page tests/hostile/test_campaigns.py tests/hostile/test_mutated_requests.py tests/hostile/test_serving_campaigns.py --campaign -s $(ARGS)
+	$(BIN)/python -m tests.hostile.campaigns.attacks
 
 fuzz: $(READY)  ## coverage-guided, for a minute, OF=index, which is read, or OF=http2; ARGS="-max_total_time=600" are libFuzzer's
 	@test -d $(FUZZ) || $(BIN)/uv pip install --quiet --python $(BIN)/python --target $(FUZZ) --group fuzz || \
