@@ -433,20 +433,19 @@ def last_publisher(store: Path) -> LastPublisher | None:
     """
     try:
         with files.regular(store / LOCK) as descriptor:
+            is_free = files.lock_shared(descriptor)  # first: a publisher writes that it ended before it lets go
             holder = _lock_content(descriptor) or {}
             began = _seconds(holder.get("since")) or os.fstat(descriptor).st_mtime
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
+            if not is_free:
                 return LastPublisher(PublisherState.TRAINING, began, began)
-            fcntl.flock(descriptor, fcntl.LOCK_UN)
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # for a forked child would keep it
             if holder.get("inode") != os.fstat(descriptor).st_ino:
                 return None
     except (OSError, CorruptCheckpointError):
         return None
-    ended = _seconds(holder.get("ended"))
-    state = PublisherState.DIED if ended is None else PublisherState.FINISHED
-    return LastPublisher(state, began, began if ended is None else ended)
+    ended_at = _seconds(holder.get("ended"))
+    state = PublisherState.DIED if ended_at is None else PublisherState.FINISHED
+    return LastPublisher(state, began, began if ended_at is None else ended_at)
 
 
 def _seconds(value: object) -> float | None:

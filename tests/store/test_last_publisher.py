@@ -49,6 +49,18 @@ def test_a_publisher_trains_until_it_closes(tmp_path: Path) -> None:
         assert state(tmp_path) is PublisherState.TRAINING
 
 
+def test_one_that_ends_while_somebody_looks_never_died(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer, flock = StoreWriter(tmp_path), fcntl.flock
+
+    def ends_first(descriptor: int, operation: int) -> None:
+        if operation & fcntl.LOCK_SH:
+            writer.close()
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", ends_first)
+    assert state(tmp_path) is PublisherState.FINISHED
+
+
 def test_one_that_is_killed_died(tmp_path: Path) -> None:
     killed(tmp_path)
     assert state(tmp_path) is PublisherState.DIED
