@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Collection, Generator, Iterator
 from dataclasses import replace
 from threading import Event
+from weakref import WeakSet
 
 from paramsync.errors import CorruptCheckpointError
 
@@ -16,6 +17,7 @@ from .shared import SharedVersion
 _log = logging.getLogger("paramsync.supervisor")
 SHARE = 0.02  # of a processor, at most
 BETWEEN_SECONDS = 60.0  # from the begin of one scrub to that of the next, at least
+_MARKS = 10_000  # of tensors: so many may be of versions that left
 
 
 class Scrub:
@@ -67,18 +69,19 @@ class Scrub:
     def _scrub(self) -> Iterator[int]:
         """Read what is in memory, until all that there is has been read."""
         done: set[object] = set()
-        while True:
-            versions = self._versions()
-            done &= {_mark(version, name) for version in versions for name in version.keys}
-            version = next((version for version in versions if _unread(version, done)), None)
-            del versions
-            if version is None:
-                break
-            for name in _unread(version, done):
-                if not self._is_there(version):
+        most, through = _MARKS, WeakSet[SharedVersion]()
+        while (version := next((one for one in self._versions() if one not in through), None)) is not None:
+            for name in version.keys:
+                if (mark := _mark(version, name)) in done:
+                    continue
+                if not (yield from self._tensor(version, name)):
                     break
-                if (yield from self._tensor(version, name)):
-                    done.add(_mark(version, name))
+                done.add(mark)
+            else:
+                through.add(version)
+            if len(done) > most:  # many are of versions that left
+                done &= {_mark(version, name) for version in self._versions() for name in version.keys}
+                most = _MARKS + 2 * len(done)
         self.scrubbed = replace(self.scrubbed, at=time.time())
 
     def _is_there(self, version: SharedVersion) -> bool:
@@ -97,10 +100,6 @@ class Scrub:
         except OSError as error:
             _log.debug("version %d cannot be scrubbed now: %s", version.version.number, error)
         return True
-
-
-def _unread(version: SharedVersion, done: Collection[object]) -> list[str]:
-    return [name for name in version.keys if _mark(version, name) not in done]
 
 
 def _mark(version: SharedVersion, name: str) -> object:

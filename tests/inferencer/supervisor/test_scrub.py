@@ -118,3 +118,22 @@ def test_a_version_that_leaves_is_let_go_of(publisher: Publisher) -> None:
     assert version() is not None
     scrub.run_once()
     assert version() is None
+
+
+def test_each_version_is_gone_through_once_however_many_there_are(publisher: Publisher) -> None:
+    class Keys(list[str]):
+        looks = 0
+
+        def __iter__(self) -> Iterator[str]:
+            self.looks += 1
+            return super().__iter__()
+
+    publisher.publish(1)
+    versions = [shared(publisher, 1) for _ in range(5)]
+    keys = [Keys(version.keys) for version in versions]
+    for version, counted in zip(versions, keys, strict=True):
+        version.keys = counted
+    clock = Clock()
+    scrub = Scrub(lambda: versions, lambda _: None, clock=clock)
+    whole(scrub, clock)
+    assert (scrub.scrubbed.bytes, [counted.looks for counted in keys]) == (SIZE, [1] * 5)
