@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _SMALL = 1 << 16  # bytes of an answer that is copied to go in one piece
 _OF_MESSAGE = 128  # bytes that one takes beside its content while it waits
+_TOO_MANY = 2  # messages of a call that takes one
 _NO_MESSAGE = "request: expected one message, found none"
 _MORE_MESSAGES = "request: expected one message, found more"
 
@@ -188,7 +189,8 @@ class Call:
         else:
             self._connection.consumed(self.stream, len(content))
         try:
-            messages = self._messages.came(content, ended=ended)
+            most = None if self.method.is_stream else _TOO_MANY
+            messages = self._messages.came(content, ended=ended, most=most)
         except RequestError as error:
             self.refuse(*logged_status(error))
             return

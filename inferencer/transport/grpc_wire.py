@@ -169,17 +169,20 @@ class Messages:
         """Whether a message has begun to come, and not ended."""
         return self._missing >= 0 or bool(self._prefix)
 
-    def came(self, content: bytes, *, ended: bool) -> list[Message]:
-        """Those that are whole now. Raises TooLargeError, RequestError."""
-        found = self._cut(content)
+    def came(self, content: bytes, *, ended: bool, most: int | None = None) -> list[Message]:
+        """Those that are whole now; of `most` messages or more the first ones, after which nothing else may come.
+
+        Raises TooLargeError, RequestError.
+        """
+        found = self._cut(content, most)
         if ended and self.is_within:
             raise RequestError("message: expected as many bytes as its length says, found that they end before")
         return found
 
-    def _cut(self, content: bytes) -> list[Message]:
+    def _cut(self, content: bytes, most: int | None) -> list[Message]:
         found: list[Message] = []
         at = 0
-        while True:
+        while len(found) != most:
             if self._missing < 0:
                 taken = PREFIX.size - len(self._prefix)
                 self._prefix += content[at : at + taken]
@@ -193,6 +196,7 @@ class Messages:
                 return found
             at += len(part)
             found.append(self._whole(part))
+        return found
 
     def _begin(self) -> None:
         flag, self._missing = PREFIX.unpack(self._prefix)

@@ -212,6 +212,10 @@ def test_a_message_in_tiny_parts_takes_no_more_than_twice_its_size() -> None:
     assert taken < 2 * messages.held
 
 
+def test_of_many_tiny_messages_no_more_are_cut_than_are_asked_for() -> None:
+    assert Messages(10).came(PREFIX.pack(False, 0) * 3000, ended=True, most=2) == [Message(b"", compressed=False)] * 2
+
+
 def test_a_message_that_ends_too_soon_is_refused() -> None:
     for size in range(1, len(WHOLE), 5000):
         with pytest.raises(RequestError):
