@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 from enum import Enum, auto
-from time import perf_counter
+from time import thread_time
 from typing import TYPE_CHECKING, Any, cast
 
 from paramsync.http2.connection import Data, GoingAway, Headers, Limits, Lost, Pong, Reset, Sent, ServerConnection
@@ -112,13 +112,13 @@ class GrpcConnection(asyncio.BufferedProtocol):
             self._read_on()
 
     def _take(self) -> None:
-        began = perf_counter()
+        began = thread_time()  # in which the processor does nothing else
         content, self._input = self._input, b""
         self._is_due = True
         for event in self._http2.receive(content, self.heard):
             _TAKERS[type(event)](self, event)
         self.flush()
-        self.port.turns.spend(self, perf_counter() - began, self._http2.work)
+        self.port.turns.spend(self, thread_time() - began)
         if self._http2.has_more:
             self._wait()
 
@@ -228,12 +228,13 @@ class GrpcConnection(asyncio.BufferedProtocol):
         """All of an answer."""
         self._say_farewell()
         self._http2.respond(call.stream, block, content, end)
-        self.cost = max(0.0, self.cost - ANSWER_SECONDS)
+        self._earn()
         self._over(call)
 
     def send(self, stream: int, *parts: bytes) -> bool:
         """Whether that was handed over; else the call is told later."""
         self._say_farewell()
+        self._earn()
         for part in parts:
             done = self._http2.data(stream, part)
         self._flush_soon()
@@ -243,6 +244,9 @@ class GrpcConnection(asyncio.BufferedProtocol):
         self._say_farewell()
         self._http2.headers(call.stream, block, end=True)
         self._over(call)
+
+    def _earn(self) -> None:
+        self.cost = max(0.0, self.cost - ANSWER_SECONDS)
 
     def consumed(self, stream: int, size: int) -> None:
         self._http2.consumed(stream, size)

@@ -7,8 +7,8 @@ import itertools
 from heapq import heappop, heappush
 from typing import Protocol
 
-_TURN_SECONDS = 0.001  # of a turn of the event loop, for input of connections that cost much; others have the rest
-_MOST_SECONDS = 0.00005  # for a frame, or what is as much work
+_TURN_SECONDS = 0.001  # of a turn of the event loop, for input of connections that cost much
+_FULL_SECONDS = 0.01  # of a turn, after which input of all connections waits for the next one
 ANSWER_SECONDS = 0.0002  # of cost that an answered call makes up for: about what reading it takes
 NEWCOMER_SECONDS = 0.002  # that a new connection has cost: it comes after connections whose calls were answered
 _READ = 1 << 18  # bytes at a time
@@ -30,6 +30,7 @@ class Turns:
 
     Input is taken as it comes until it took its part of a turn of the event loop. Then connections that cost more than
     their answers make up for wait, and their sockets are not read; in the next turns those that cost least go first.
+    Once a turn is full, all wait: many may begin to cost much at the same moment.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -44,16 +45,14 @@ class Turns:
     def room(self, connection: Served) -> memoryview:
         """The part of the buffer that it may fill: what waits for its turn takes memory."""
         is_small = self._waiting and connection.cost >= NEWCOMER_SECONDS
-        return self.buffer[:_READ_UNDER_LOAD] if is_small else self.buffer
+        return self.buffer[:_READ_UNDER_LOAD] if is_small or not self.has_time(connection) else self.buffer
 
     def has_time(self, connection: Served) -> bool:
         """Whether its input may be taken at once."""
-        return self._spent < _TURN_SECONDS or connection.cost < NEWCOMER_SECONDS
+        return self._spent < (_FULL_SECONDS if connection.cost < NEWCOMER_SECONDS else _TURN_SECONDS)
 
-    def spend(self, connection: Served, seconds: float, work: int) -> None:
-        """It took so long; beyond what so much work can take, the processor had other work."""
-        if seconds > work * _MOST_SECONDS:
-            seconds = work * _MOST_SECONDS
+    def spend(self, connection: Served, seconds: float) -> None:
+        """It took so many seconds of the processor."""
         connection.cost += seconds
         self._spent += seconds
         if self._spent >= _TURN_SECONDS:

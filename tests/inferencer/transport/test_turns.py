@@ -46,7 +46,7 @@ class Spending:
 
     def serve(self) -> None:
         self._served.append(self)
-        self._turns.spend(self, self._seconds, 1 << 20)
+        self._turns.spend(self, self._seconds)
         self._rounds -= 1
         if self._rounds:
             self._turns.wait(self)
@@ -79,28 +79,22 @@ def test_one_that_comes_later_goes_before_one_that_costs_more_with_each_turn() -
     asyncio.run(check())
 
 
-def test_time_in_which_the_processor_did_something_else_is_not_charged() -> None:
-    async def check() -> None:
-        turns = Turns(asyncio.get_running_loop())
-        caller = Spending(turns, [], 0.0, 0.0)
-        turns.spend(caller, 10.0, 2)
-        assert 0.0 < caller.cost <= ANSWER_SECONDS  # which its answer makes up for
-
-    asyncio.run(check())
-
-
-def test_once_a_turn_is_spent_input_of_costly_connections_waits_and_that_of_others_does_not() -> None:
+def test_once_a_turn_is_spent_input_of_costly_connections_waits_and_once_it_is_full_input_of_all() -> None:
     async def check() -> None:
         turns, served = Turns(asyncio.get_running_loop()), list[Spending]()
         for _ in range(100):
             turns.wait(Spending(turns, served, 0.0, 0.0))
-        turns.wait(Spending(turns, served, 0.0, 1.0))
+        turns.wait(Spending(turns, served, 0.0, 0.005))
         await asyncio.sleep(0)
         assert len(served) == 101
         costly, cheap = (Spending(turns, served, cost, 0.0) for cost in (1.0, 0.0))
         assert [turns.has_time(one) for one in (costly, cheap)] == [False, True]
+        turns.spend(cheap, 0.005)
+        cheap.cost = 0.0
+        assert [turns.has_time(one) for one in (costly, cheap)] == [False, False]
+        assert len(turns.room(cheap)) < len(turns.buffer)
         await asyncio.sleep(0)
-        assert turns.has_time(costly)
+        assert [turns.has_time(one) for one in (costly, cheap)] == [True, True]
 
     asyncio.run(check())
 
@@ -130,11 +124,11 @@ class Port:
         return client
 
 
-def run(check: Callable[[Port], Awaitable[None]], *, most: int = 1000) -> None:
+def run(check: Callable[[Port], Awaitable[None]], *, most: int = 1000, port: type[Port] = Port) -> None:
     async def main() -> None:
-        port = Port(most=most)
-        await asyncio.wait_for(check(port), 60.0)
-        await port.calls.stop()
+        made = port(most=most)
+        await asyncio.wait_for(check(made), 60.0)
+        await made.calls.stop()
 
     asyncio.run(main())
 
@@ -205,6 +199,43 @@ def test_a_client_that_does_not_read_answers_to_pings_is_read_no_more_until_it_d
             assert transport.is_reading()
 
     run(check)
+
+
+def test_a_frame_that_is_much_work_is_charged_for_all_of_it() -> None:
+    settings = frames.frame(frames.SETTINGS, 0, 0, struct.pack(">HI", 0x99, 1) * 2700)
+
+    async def check(port: Port) -> None:
+        client = await port.connected(CONNECTED)
+        with clients(client):
+            [connection] = port.calls.connections
+            before = connection.cost
+            client.send(settings * 4)
+            content = b""
+            while content.count(frames.SETTINGS_ACK) < 5:
+                content += await asyncio.get_running_loop().sock_recv(client, MB)
+            assert connection.cost - before > 4 * 2700 * 20e-9  # no processor checks a setting in less
+
+    run(check)
+
+
+@pytest.mark.parametrize("size", [10, 1 << 17])
+def test_an_answer_makes_up_for_what_reading_its_call_takes_however_large_it_is(size: int) -> None:
+    earned: list[float] = []
+
+    class Answering(Port):
+        async def _answer(self, call: Call) -> None:
+            [connection] = self.calls.connections
+            before = connection.cost = 1.0
+            call.answer(bytes(size), ())
+            earned.append(before - connection.cost)
+
+    async def check(port: Port) -> None:
+        client = await port.connected(CONNECTED + called(1))
+        with clients(client):
+            await kinds(client, frames.DATA)
+
+    run(check, port=Answering)
+    assert earned == [pytest.approx(ANSWER_SECONDS)]
 
 
 def wire_pings(content: bytes) -> list[bytes]:
