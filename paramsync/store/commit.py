@@ -366,11 +366,16 @@ class StateFile:
         self._faults = faults
         self._state: store.CheckpointState | None = None  # what `checkpoint` said last
         self._names: tuple[str, ...] | None = None  # what it lists, and our unlisted ones; None before the first look
+        self._text: str | None = None  # that was written here: to parse a thousand names takes a while
         self._records: dict[str, _Record | None] = {}  # by version; None where there is no record
 
     def names(self) -> tuple[str, ...]:
         """The listed names, and our unlisted ones. Raises StoreError."""
         try:
+            text = store.read_text(store.state_file(self._directory))
+            if self._names is not None and text is not None and text == self._text:
+                return self._names
+            self._text = None
             state = store.read_state(self._directory)
         except CorruptCheckpointError as error:
             return self._heal(error)
@@ -440,7 +445,7 @@ class StateFile:
             if names:
                 self._write(names)
             else:
-                self._state, self._names = None, ()
+                self._state, self._names, self._text = None, (), None
                 path.unlink(missing_ok=True)
             if self._durable:
                 files.sync_directory(self._directory)
@@ -452,8 +457,9 @@ class StateFile:
     def _write(self, names: tuple[str, ...]) -> None:
         """Replace `checkpoint` by one that lists these names, with the last as the latest. Raises OSError."""
         state = store.CheckpointState(names[-1], names)
-        store.write_text(store.state_file(self._directory), store.state_text(state), durable=self._durable)
-        self._state, self._names = state, names
+        text = store.state_text(state)
+        store.write_text(store.state_file(self._directory), text, durable=self._durable)
+        self._state, self._names, self._text = state, names, text
 
     def _with_unlisted(self, listed: Collection[str]) -> tuple[str, ...]:
         """Our versions that are whole, neither listed nor marked as rubbish, and the listed ones."""

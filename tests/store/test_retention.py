@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from google.protobuf import text_format
 
-from paramsync.errors import SettingsError
+from paramsync.errors import SettingsError, StoreError
 from paramsync.keras import PublishCallback
 from paramsync.store.commit import StoreWriter
 from paramsync.store.retention import MOST_BY_AGE, Retention
-from paramsync.store.store import Store
+from paramsync.store.store import Store, state_file
 from tests.support.written import changing, files_of, names, version
 
 HOUR, DAY = 3600.0, 86400.0
@@ -103,3 +104,28 @@ def test_versions_that_are_kept_for_their_age_go_when_that_is_over(tmp_path: Pat
     with StoreWriter(tmp_path, keep=1, keep_for=1e-9) as writer:
         writer.commit(version(4), changing(4))
     assert [one.number for one in Store(tmp_path).versions()] == [4]
+
+
+def test_a_publisher_does_not_parse_the_list_that_it_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may name a thousand versions, and other threads train meanwhile."""
+    with StoreWriter(tmp_path, keep=2) as writer, monkeypatch.context() as patch:
+        writer.commit(version(1), changing(1))
+        patch.setattr(text_format, "Parse", None)
+        for number in (2, 3):
+            writer.commit(version(number), changing(number))
+    assert [one.number for one in Store(tmp_path).versions()] == [2, 3]
+
+
+def test_what_a_stranger_put_into_the_list_and_took_away_again_is_gone(tmp_path: Path) -> None:
+    with StoreWriter(tmp_path, keep=9) as writer:
+        for number in (1, 2):
+            writer.commit(version(number), changing(number))
+        written = state_file(tmp_path).read_text()
+        for name in ("stranger-1.index", "stranger-1.data-00000-of-00001"):
+            (tmp_path / name).write_bytes((tmp_path / name.replace("stranger", "ckpt")).read_bytes())
+        state_file(tmp_path).write_text(f'{written}all_model_checkpoint_paths: "stranger-1"\n')
+        with pytest.raises(StoreError):
+            writer.commit(version(1), changing(1))  # which has looked
+        state_file(tmp_path).write_text(written)
+        writer.commit(version(3), changing(3))
+    assert [one.prefix for one in Store(tmp_path).versions()] == [f"ckpt-{number}" for number in (1, 2, 3)]
