@@ -270,7 +270,8 @@ class Publications:
         seen = {number: one for number, one in self._seen.items() if number <= highest or number in in_memory}
         count = max((one.count for number, one in seen.items() if number <= highest), default=0)
         for version in published:
-            if version.number not in seen:
+            known = seen.get(version.number)
+            if known is None or known.committed_at != version.committed_at:  # it was published anew
                 count = max(count + 1, version.publications)
                 seen[version.number] = Publication(version.number, count, version.committed_at, now)
         kept = {version.number for version in published}
