@@ -105,7 +105,9 @@ class Store:
     ) -> list[Version]:
         """The versions that this state lists, as `versions` has them; files of those that are `known` are not read."""
         versions = {}
-        begun = {file.rpartition(".")[0] for file in files.names(self.path)} if state else set()
+        begun = names = set(state.names if state else ())
+        with suppress(OSError):  # of a directory that is gone, or that cannot be listed
+            begun = {file.rpartition(".")[0] for file in files.names(self.path)} if names else names
         for name in state.names if state else ():
             if name not in begun:  # a list may name many that are gone
                 continue

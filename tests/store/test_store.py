@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from paramsync.errors import CorruptCheckpointError, StoreError, UnknownVersionError
-from paramsync.store.store import Store
+from paramsync.store.store import CheckpointState, Store
 from paramsync.version import Version
 from tests.support import rewritten
 from tests.support.whole import assert_serves
@@ -38,6 +38,10 @@ def test_a_version_whose_files_are_gone_is_not_listed(tmp_path: Path) -> None:
     assert [one.number for one in Store(tmp_path).versions()] == [1, 3]
     with pytest.raises(UnknownVersionError, match="there are: 1, 3"):
         Store(tmp_path).find(2)
+
+
+def test_a_store_that_goes_while_it_is_read_lists_nothing(tmp_path: Path) -> None:
+    assert Store(tmp_path / "gone").listed(CheckpointState("ckpt-1", ("ckpt-1",))) == []
 
 
 def test_a_latest_version_whose_files_are_gone_is_a_fault(tmp_path: Path) -> None:
