@@ -226,6 +226,7 @@ class Fleet:
                 worker.channel.ask("show", self._word[0], self._shown[0]).result(_SHOW_SECONDS)
                 self._workers.append(worker)
                 self._starting.discard(worker)
+                self.forget()  # what left while it started
             grpc, http = self._listeners.of(number)
             files = [listener.fileno() for listener in (*grpc, *http)]
             started = worker.channel.ask("start", len(grpc), descriptors=files)
@@ -422,8 +423,13 @@ class Fleet:
                 self.joined = joined
             self._word[0] = epoch
             self._shown = shown
+            self.forget()
+
+    def forget(self) -> None:
+        """Have all workers let go of versions that are gone here."""
+        with self._lock:
             for worker in self._workers:
-                worker.channel.tell("shown", epoch, sorted(self._versions))
+                worker.channel.tell("shown", self._word[0], sorted(self._versions))
 
     def join(self, models: Sequence[ModelMessage]) -> Mapping[str, Joining]:
         """Have all workers join models as these say, and return the outcome. What answers does not change."""

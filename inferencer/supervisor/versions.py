@@ -44,6 +44,12 @@ class SharedResidents(Residents[SharedVersion]):
         reasons = {key: self.crashing.pop(key) for key in list(self.crashing)}
         return {by_key[key]: reason for key, reason in reasons.items() if key in by_key}
 
+    def tend(self) -> None:
+        before = self.leaving
+        super().tend()
+        if self.leaving != before:
+            self._fleet.forget()
+
     def release(self) -> None:
         super().release()
         self._restores.graphs.clear()  # not when all of this is collected: each has a file open

@@ -210,7 +210,7 @@ class Follower(Generic[V]):
 
     def release(self) -> None:
         """After `close`: keep nothing in memory. Returns once no request holds a version, and all of it is freed."""
-        self.replica.release()
+        self._reconciler.release()
         while self.replica.leaving:
             self.replica.tend()
             self._rung.clear()

@@ -90,6 +90,11 @@ class Reconciler:
         self._report.memory(self._replica)
         self._replica.obstacle = self._report.now().obstacle
 
+    def release(self) -> None:
+        """Keep nothing in memory. No round follows; one that is under way keeps nothing either."""
+        self._newest, self._damaged = [], None
+        self._replica.release()
+
     def _look(self) -> Look:
         look = self._replica.source.look()
         problem = None if look.problem is None else told(look.problem)
@@ -225,6 +230,8 @@ class Reconciler:
             let_go(error)
             self._failed(candidate, error)
             return None
+        if self._ended():
+            raise _OvertakenError
         self._files[resident] = candidate.files
         self._failures.forget(number)
         self._report.quarantine(self._failures.quarantined())

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,13 @@ def restarted(*stores: Path, **settings: Any) -> Iterator[Running]:
         running.drain()
     finally:
         running.close()
+
+
+def links(pid: int) -> Iterator[str]:
+    """What a process has open."""
+    for file in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # closed meanwhile
+            yield str(file.readlink())
 
 
 def told(running: Running) -> dict[str, Any]:
@@ -112,6 +120,29 @@ def test_models_may_come_and_go_for_ever_under_requests_for_another(
         lambda: threading.active_count() <= began[0] + few and open_files() <= began[1] + few,
         lambda: f"{began} threads and files, found {threading.active_count()} and {open_files()}",
     )
+
+
+@pytest.mark.slow
+def test_a_model_that_is_taken_away_leaves_no_file_open_though_nobody_collects_cycles(
+    three: Running, tmp_path: Path, other: Path
+) -> None:
+    pids = [os.getpid(), *(status.pid for status in three.server._fleet.statuses() if status.pid)]
+
+    def opened() -> list[list[str]]:
+        """The graphs, and the data files of the other model, that the supervisor and its worker have open."""
+        return [sorted(link for link in links(pid) if link.startswith((str(other), "/memfd:graph"))) for pid in pids]
+
+    gc.collect()
+    gc.disable()
+    try:
+        before = opened()
+        apply(three, model(tmp_path / "m"), model(other, name="new", latest=2))
+        assert answers(three, name="new") == 21
+        assert all(len(now) > len(then) for now, then in zip(opened(), before, strict=True))
+        apply(three, model(tmp_path / "m"))
+        eventually(lambda: opened() == before, lambda: f"{before}, found {opened()}")
+    finally:
+        gc.enable()
 
 
 def test_the_same_again_changes_nothing(three: Running, tmp_path: Path) -> None:
