@@ -235,6 +235,9 @@ def test_a_form_asks_any_model_what_it_says_it_takes(shown: Shown) -> None:
     browser.wait(f"document.querySelector('{form} pre').textContent.startsWith('[')")
     assert len(json.loads(browser.text(f"{form} pre"))[0]) == 10
     assert browser.text(f"{form} [role=status]").startswith(f"version {shown.store.number} answered in ")
+    browser.run(f"document.querySelector('{form} textarea').value = JSON.stringify([Array(784).fill(3e38)])")
+    browser.click(f"{form} button")  # the sum is infinite, times 0
+    browser.wait(f"document.querySelector('{form} pre').textContent.includes('NaN')")
     browser.run(f"document.querySelector('{form} textarea').value = '[[1]'")
     browser.click(f"{form} button")
     browser.wait(f"document.querySelector('{form} [role=status]').textContent.startsWith('image: ')")

@@ -5,9 +5,12 @@ export const token = () => sessionStorage.getItem(KEY);
 export const keep = (value) => (value ? sessionStorage.setItem(KEY, value) : sessionStorage.removeItem(KEY));
 export const headers = () => (token() ? { Authorization: `Bearer ${token()}` } : {});
 
+// NaN and infinity, which JSON does not have, become texts; texts stay as they are
+const parsed = (text) => JSON.parse(text.replace(/"(?:[^"\\]|\\.)*"|-?(?:NaN|Infinity)/g, (part) => (part.startsWith('"') ? part : `"${part}"`)));
+
 async function answered(path, options) { // what an answer says, or an error that says it
   const answer = await fetch(path, options);
-  const found = await answer.json().catch(() => ({}));
+  const found = await answer.text().then(parsed).catch(() => ({}));
   if (!answer.ok) throw new Error(found.error ?? `HTTP status ${answer.status}`);
   return found;
 }
