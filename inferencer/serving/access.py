@@ -64,7 +64,12 @@ def _is_here(host: str, names: Collection[str]) -> bool:
     try:
         return ip_address(name).is_loopback
     except ValueError:
-        return name.lower() in ("localhost", *(known.lower() for known in names))
+        return _plain(name) in ("localhost", *map(_plain, names))
+
+
+def _plain(name: str) -> str:
+    """A name may end with a dot, which says that no domain is to be added to it."""
+    return name.lower().removesuffix(".")
 
 
 class ReloadRoots:

@@ -353,6 +353,7 @@ def test_on_loopback_no_path_answers_to_a_name_of_another_site_unless_it_is_allo
                 "proxy.example",
                 f"PROXY.EXAMPLE:{running.rest_port}",
                 "localhost",
+                f"localhost.:{running.rest_port}",
                 f"127.1.2.3:{running.rest_port}",
             ):
                 assert call(running.rest_port, method, path, None, Host=host).status != 403, (method, path, host)
