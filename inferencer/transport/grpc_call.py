@@ -291,7 +291,11 @@ class Call:
             port.unpacking.release()
 
         unpack = partial(message.unpacked, self.asked.window, most=port.message_bytes)
-        unpacking = self._connection.loop.run_in_executor(None, unpack)
+        try:
+            unpacking = self._connection.loop.run_in_executor(None, unpack)
+        except BaseException:  # there is no thread
+            unpacked(None)
+            raise
         unpacking.add_done_callback(unpacked)
         return await asyncio.shield(unpacking)
 

@@ -271,6 +271,24 @@ def test_a_message_that_is_unpacked_while_its_call_ends_is_given_back_once(path:
         loop.run_until_complete(run(made))
 
 
+def test_a_message_for_which_there_is_no_thread_gives_its_turn_back() -> None:
+    async def run(port: Port) -> None:
+        with pytest.MonkeyPatch.context() as without_threads:
+            without_threads.setattr(port.threads, "submit", refuse)
+            for _ in range(5):
+                port.open(UNARY, False)
+                port.send(0, "packed", end=True)
+                await port.turns(4)
+        assert (port.connection.calls, port.calls.coming) == ({}, 0)
+        await port.over()
+
+    def refuse(*_: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with port() as (loop, made):
+        loop.run_until_complete(run(made))
+
+
 def test_callers_with_gzip_and_short_deadlines_leave_nothing_behind(
     running: LocalRunning, publisher: Publisher
 ) -> None:
