@@ -71,7 +71,7 @@ class Turns:
     def _serve(self) -> None:
         self._spent, self._is_due = 0.0, False
         try:
-            while self._waiting and self._spent < _TURN_SECONDS:
+            while self._waiting and self.has_time(self._waiting[0][-1]):
                 heappop(self._waiting)[-1].serve()
         finally:
             if self._waiting:

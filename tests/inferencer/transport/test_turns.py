@@ -99,6 +99,20 @@ def test_once_a_turn_is_spent_input_of_costly_connections_waits_and_once_it_is_f
     asyncio.run(check())
 
 
+def test_connections_that_cost_little_and_had_to_wait_have_as_much_of_the_next_turn_as_those_that_come() -> None:
+    async def check() -> None:
+        turns, served = Turns(asyncio.get_running_loop()), list[Spending]()
+        cheap = [Spending(turns, served, 0.0, 0.004) for _ in range(4)]
+        costly = Spending(turns, served, 1.0, 0.004)
+        for one in (costly, *cheap):
+            turns.wait(one)
+        for expected in (3, 4, 5):  # the costly one only where little of the turn was spent
+            await asyncio.sleep(0)
+            assert served == [*cheap, costly][:expected]
+
+    asyncio.run(check())
+
+
 class Port:
     """The connections of a gRPC port, whose one method answers with what it is asked."""
 
