@@ -6,7 +6,7 @@ from collections.abc import Hashable, Sequence
 from pathlib import Path
 
 from paramsync.checkpoint.reader import Bundle
-from paramsync.errors import GraphError
+from paramsync.errors import CorruptCheckpointError, GraphError
 from paramsync.following.residents import Residents
 from paramsync.graphs.specs import located
 from paramsync.host import files
@@ -14,7 +14,7 @@ from paramsync.sources.checkpoints import Checkpoints, GraphCache
 from paramsync.sources.source import Progress, ProgressCallback, Source, graph_options
 from paramsync.store.signing import TrustedKeys, of_saved_model
 from paramsync.store.store import Store
-from paramsync.version import Version
+from paramsync.version import InMemory, Version
 
 from ..processes.messages import ParameterPlace, VersionMessage
 from ..settings.settings import ModelSettings
@@ -69,8 +69,12 @@ class SharedRestores:
         self._checkpoints: Checkpoints[SharedVersion] = Checkpoints(
             self._store, located, verification=settings.verify, answers_here=False, trust=self._trust
         )
-        self.damage = self._checkpoints.damage
         self.tend = self._checkpoints.tend
+
+    def damage(self, resident: InMemory) -> CorruptCheckpointError | None:
+        """See Checkpoints."""
+        assert isinstance(resident, SharedVersion)
+        return self._checkpoints.damage(resident, resident.descriptors)
 
     def saved_model(self, version: Version, directory: Path, tell: ProgressCallback) -> SharedVersion:
         if self._trust is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
@@ -149,20 +150,27 @@ class Checkpoints(Generic[R]):
             self._known[resident] = _Known(version, bundle, tuple(keys), frozenset(verified))
         return resident
 
-    def damage(self, resident: InMemory) -> CorruptCheckpointError | None:
+    def damage(self, resident: InMemory, descriptors: Sequence[int] = ()) -> CorruptCheckpointError | None:
         """Why a version in memory has other bytes by now than were published; None where it has not.
 
-        None as well where the bytes are a copy, and with "sizes", which believes the files.
+        None as well where nobody can tell now, where the bytes are a copy, and with "sizes", which believes the files.
+        With the `descriptors` of a loan these are read, and a file that is cut meanwhile does not end this process.
         """
         known = self._known.get(resident)
         if known is None or self._trust is not None or self._verification == "sizes":
             return None
         try:
-            known.bundle.verify(known.keys, threads=_THREADS)
+            if descriptors:
+                for key in known.keys:
+                    deque(known.bundle.examine(key, descriptors), maxlen=0)
+            else:
+                known.bundle.verify(known.keys, threads=_THREADS)
         except CorruptCheckpointError as error:
             self._damaged.update(known.bundle.mapped_files)
             del self._known[resident]  # nothing counts as verified for it
             return error
+        except OSError as error:
+            _log.debug("%s: cannot be examined now: %s", known.bundle.prefix, error)
         return None
 
     def tend(self) -> None:

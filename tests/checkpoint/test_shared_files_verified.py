@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from paramsync.checkpoint.reader import Bundle, Loan
 from paramsync.errors import CorruptCheckpointError
 from paramsync.following.follower import Follower
 from paramsync.following.replica import Replica
+from paramsync.sources.checkpoints import Checkpoints
 from paramsync.sources.source import Progress, Verification
+from paramsync.store import store as stores
 from paramsync.store.store import record_file
 from paramsync.version import Version
 from tests.support.checkpoints import present
@@ -147,3 +152,32 @@ def test_a_byte_that_somebody_changed_is_found_in_the_next_version_with_that_fil
     reasons = {one.number: one.reason for one in follower.status().quarantined}
     assert set(reasons) == {2, 3, 4}
     assert f"{frozen(halves, 4)}: expected checksum" in reasons[4]
+
+
+@dataclass(eq=False)
+class InMemory:
+    loan: Loan
+
+
+@pytest.mark.parametrize(("lent", "expected"), [(True, 0), (False, 2 * SIZE)])
+def test_what_others_answer_from_is_examined_without_mapped_pages(halves: Store, lent: bool, expected: int) -> None:
+    """A file that is cut meanwhile would end a process that reads these."""
+    version = halves.publish(1)
+    halves.close()  # it has the files in its page table
+    reader = stores.Store(halves.path)
+    names = sorted(reader.open(version).entries)
+    graph: Any = SimpleNamespace(parameters=[SimpleNamespace(name=name) for name in names], embeddings=())
+    found: Checkpoints[Any] = Checkpoints(reader, lambda *_, **__: tuple(names), answers_here=False)
+
+    def build(bundle: Bundle, keys: Sequence[str]) -> InMemory:
+        return InMemory(bundle.lend(keys, ()))
+
+    resident = found.restore(version, graph, build, lambda _: None)
+    descriptors = resident.loan.descriptors
+    assert found.damage(resident, descriptors if lent else ()) is None
+    assert present(halves.data(1)) == expected
+    with halves.data(1).open("r+b") as file:
+        file.write(b"\x01")
+    assert isinstance(found.damage(resident, descriptors if lent else ()), CorruptCheckpointError)
+    for descriptor in descriptors:
+        os.close(descriptor)
