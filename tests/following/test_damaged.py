@@ -88,7 +88,7 @@ def test_it_says_that_nothing_serves_once_that_is_so(publisher: Publisher) -> No
             states.append(follower.status().state)
             super().drop(residents)
 
-    follower = Follower(Watched("m", publisher.path))
+    follower: Follower[Replica] = Follower(Watched("m", publisher.path))
     followed(follower, publisher, 1)
     publisher.overwrite(1)
     follower.run_once()
