@@ -302,10 +302,10 @@ class Reconciler:
             elif damaged and self._serve_damaged:
                 self._damaged = serving
                 self._report.damaged()
+            else:
+                self._report.nothing_serves()
         if gone := [resident for resident in bad if resident is not self._damaged]:
             self._replica.drop(gone)
-        if self._serving is None and self._damaged is None:
-            self._report.nothing_serves()
         self._report.memory(self._replica)
 
     def _label(self) -> None:

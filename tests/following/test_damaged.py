@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,7 @@ import pytest
 from paramsync.errors import NotServingError, SyncError, UnknownLabelError, UnknownVersionError
 from paramsync.following.follower import Follower
 from paramsync.following.operator_requests import Action
-from paramsync.following.replica import Replica, Resident
+from paramsync.following.replica import Replica
 from paramsync.following.status import State, Status
 from tests.support.followers import quarantined, serving
 from tests.support.published import Publisher, ask, captured, proven, rewrite, values
@@ -78,21 +77,6 @@ def test_without_another_version_answers_fail_with_the_reason_until_there_is_one
     rewrite(publisher.path / "ckpt-1.data-00000-of-00001", content)
     follower.run_once()
     assert (serving(follower), quarantined(follower), proven(*ask(follower))) == (1, [], True)
-
-
-def test_it_says_that_nothing_serves_once_that_is_so(publisher: Publisher) -> None:
-    states: list[State] = []
-
-    class Watched(Replica):
-        def drop(self, residents: Collection[Resident]) -> None:
-            states.append(follower.status().state)
-            super().drop(residents)
-
-    follower: Follower[Replica] = Follower(Watched("m", publisher.path))
-    followed(follower, publisher, 1)
-    publisher.overwrite(1)
-    follower.run_once()
-    assert (states, follower.status().state) == ([State.SERVING], State.WAITING)
 
 
 def test_told_to_serve_damaged_versions_it_does_until_there_is_a_good_one_and_says_so(publisher: Publisher) -> None:

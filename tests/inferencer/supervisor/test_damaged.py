@@ -54,7 +54,8 @@ def test_another_version_answers_in_its_place_or_none_or_it_says_that_it_is_dama
     assert (status("one").state, running.health("one")) == (State.SERVING, SERVING)
 
     one.overwrite(1)
-    eventually(lambda: status("one").state is State.WAITING, lambda: f"nothing to serve: {status('one')}")
+    eventually(lambda: status("one").resident == (), lambda: f"nothing to serve: {status('one')}")
+    assert status("one").state is State.WAITING
     code, text = refused(running.prediction_service.Predict, request("one"))
     assert (code, "is quarantined" in text, "expected checksum" in text) == (grpc.StatusCode.UNAVAILABLE, True, True)
     assert [running.health("one", control=control) for control in (False, True)] == [NOT_SERVING] * 2
