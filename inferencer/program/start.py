@@ -34,8 +34,6 @@ def run(settings: Settings, *, stop: Stop) -> None:
     raise_descriptor_limit()
     _check_descriptors(len(settings.models), settings.workers)
     start_logging(settings.log_format)
-    names = ", ".join(model.name for model in settings.models)
-    _log.info("inferencer starts: %s; workers: %d", names, settings.workers)
     template = Template(log_format=settings.log_format)  # before the server is imported: TensorFlow takes longer
     with closing(template), traces.exported("paramsync-inferencer") as tracing:
         asyncio.run(_serve(settings, template, stop, service_manager(), tracing=tracing))
@@ -58,6 +56,8 @@ async def _serve(settings: Settings, template: Template, stop: Stop, manager: Se
     loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
     server = Server(settings, template=template, tracing=tracing)
+    names = ", ".join(model.name for model in settings.models)
+    _log.info("inferencer starts: %s; workers: %d", names, settings.workers)
     stop.arm(lambda: loop.is_closed() or loop.call_soon_threadsafe(stopping.set))
     with closing(template):  # here too: threads that wait for its import would hold up the end of the event loop
         await serve(server, settings, stopping, manager)
