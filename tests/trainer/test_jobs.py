@@ -160,7 +160,7 @@ def test_the_job_in_the_documentation_trains_and_tensorflow_restores_its_state(t
 
 @pytest.mark.slow
 def test_the_session_in_the_documentation_publishes_what_its_saver_restores(tmp_path: Path) -> None:
-    (script,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "train-with-tf1.md").read_text(), re.DOTALL)
+    *_, script = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "train-with-tf1.md").read_text(), re.DOTALL)
     again = """
 with tf.Session() as session:
     saver.restore(session, tf.train.latest_checkpoint(sys.argv[1]))
