@@ -304,6 +304,7 @@ class Reconciler:
                 self._report.damaged()
             else:
                 self._report.nothing_serves()
+        # after the report: dropping shows workers the reason why nothing serves
         if gone := [resident for resident in bad if resident is not self._damaged]:
             self._replica.drop(gone)
         self._report.memory(self._replica)
