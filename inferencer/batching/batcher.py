@@ -62,7 +62,8 @@ class _Request:
 
 @dataclass(eq=False, slots=True)
 class _Queue:
-    """Requests that may share a call: of one version, signature and set of outputs, with rows of one shape."""
+    """Requests that may share a call: of one version, signature and set of outputs, with rows of one shape, and all of
+    them `apart` or none."""
 
     key: Hashable
     signature: BatchedSignature
@@ -137,8 +138,9 @@ class Batcher:
         finally:
             del answer, question  # as below
 
-    async def answer(self, question: Question, *, deadline: float | None = None) -> Answer:
-        """`deadline` is in the loop's time.
+    async def answer(self, question: Question, *, deadline: float | None = None, apart: bool = False) -> Answer:
+        """`deadline` is in the loop's time. Requests that are `apart` have a queue of their own: others do not wait for
+        all of them, however many there are.
 
         Raises BusyError where too many wait, TimeoutError, and what the call raises. A request whose caller leaves
         before it runs does not run.
@@ -147,7 +149,7 @@ class Batcher:
         loop = asyncio.get_running_loop()
         if deadline is not None and deadline <= loop.time():
             raise TimeoutError(_LATE)
-        request = self._enqueued(question, loop)
+        request = self._enqueued(question, loop, apart=apart)
         timer = None if deadline is None else loop.call_at(deadline, self._expire, request)
         self._start(request.queue)
         try:
@@ -183,12 +185,12 @@ class Batcher:
             signature = known[key] = BatchedSignature(batched, traits.prompt)
         return signature
 
-    def _enqueued(self, question: Question, loop: asyncio.AbstractEventLoop) -> _Request:
+    def _enqueued(self, question: Question, loop: asyncio.AbstractEventLoop, *, apart: bool) -> _Request:
         signature = self._signature(question)
         rows = execute.rows_of(question)
         batched = signature.batched and rows is not None and 0 < rows <= self._rows
         large = rows is not None and rows > self._rows
-        key: tuple[Hashable, ...] = (question.resident, question.signature, question.fits, large)
+        key: tuple[Hashable, ...] = (question.resident, question.signature, question.fits, large, apart)
         if batched:
             shapes = [(name, array.shape[1:]) for name, array in question.inputs.items()]
             key = (*key, question.outputs, *(shapes if len(shapes) == 1 else sorted(shapes)))

@@ -24,6 +24,7 @@ _MOST = 1 << 13  # calls of all kinds; beyond it each connection may have its pa
 _MOST_UNREAD = 1 << 14  # answers that wait for the other ends to read
 _MOST_SILENT = 1 << 10  # whose messages did not come
 _AT_ONCE = 64  # calls that begin to be answered in one turn of the event loop, which others need, too
+_MOST_OF_NEWCOMERS = 128  # predictions at a time, so that the queue of predictions has room for others
 _UNPACKED_AT_ONCE = 2  # messages
 _NEW_SECONDS = 1.0  # for the first call of a connection, where there are many
 _HOSTS_LOOKED_AT, _LOOKED_AT = 4, 16  # addresses, and connections of each, to make room for one
@@ -64,6 +65,8 @@ class Calls:
         self._beginning = 0  # calls whose message is there, and which were not begun with
         self._due: dict[GrpcConnection, deque[Call]] = {}  # of them, those for which there is no room in this turn
         self._due_calls = 0
+        self._of_newcomers: set[Call] = set()  # predictions that were started
+        self._later: dict[Call, GrpcConnection] = {}  # those that wait for one of these to end
         self._streams = 0
         self._looking: asyncio.TimerHandle | None = None
         self.unpacking = asyncio.Semaphore(_UNPACKED_AT_ONCE)
@@ -91,10 +94,19 @@ class Calls:
     def over(self, call: Call) -> None:
         self._open -= 1
         self.read_timeouts.end(call)
+        self._later.pop(call, None)
 
     def begins(self, call: Call, connection: GrpcConnection) -> None:
         """Its message is there, or it needs none to begin: it is started, in a moment where many are."""
         self.read_timeouts.end(call)
+        if call.method.predicts and call.is_of_newcomer:
+            if len(self._of_newcomers) >= _MOST_OF_NEWCOMERS:
+                self._later[call] = connection
+                return
+            self._of_newcomers.add(call)
+        self._start(call, connection)
+
+    def _start(self, call: Call, connection: GrpcConnection) -> None:
         self._beginning += 1
         if self._beginning - self._due_calls <= _AT_ONCE:
             call.start()
@@ -119,6 +131,12 @@ class Calls:
 
     def ran(self, call: Call) -> None:
         self._streams -= call.method.is_stream
+        if call in self._of_newcomers:
+            self._of_newcomers.discard(call)
+            if self._later:
+                later, connection = self._later.popitem()  # the one that came last: in a flood some wait long, not all
+                self._of_newcomers.add(later)
+                self._start(later, connection)
 
     def share(self) -> MemoryShare:
         return self._budget.share()

@@ -47,7 +47,8 @@ class Dispatch:
             if method is not None:
                 admission = Admission(self._access, name)
                 run = self._run(method, described, admission)
-                yield f"/{name}", Method(run, admission, is_stream=described.client_streaming)
+                is_stream, predicts = described.client_streaming, _is_prediction(method)
+                yield f"/{name}", Method(run, admission, is_stream=is_stream, predicts=predicts)
 
     def stream(self, respond: Respond) -> Run:
         """A call with any number of answers, which takes one of the streams."""

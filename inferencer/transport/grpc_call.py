@@ -16,6 +16,7 @@ from paramsync.rpc.access import Caller
 
 from .errors import logged_status
 from .grpc_wire import BEGINNING, PREFIX, Asked, Message, Messages, Metadata, ending
+from .turns import NEWCOMER_SECONDS
 
 if TYPE_CHECKING:
     from .admission import Admission
@@ -38,6 +39,7 @@ class Method:
     admission: Admission
     is_stream: bool = False
     """Whether it runs from the call's beginning and reads messages itself; others run once they have theirs."""
+    predicts: bool = False
 
 
 class Call:
@@ -46,6 +48,7 @@ class Call:
     __slots__ = (
         "_began", "_connection", "_credit", "_deadline", "_expiry", "_here", "_messages", "_queue", "_queued", "_runs",
         "_sent", "_task", "_waiter", "asked", "caller", "content", "has_ended", "is_over", "method", "share", "stream",
+        "unanswered",
     )  # fmt: skip
 
     def __init__(self, connection: GrpcConnection, stream: int, asked: Asked, method: Method) -> None:
@@ -54,7 +57,7 @@ class Call:
         self._messages = Messages(connection.port.message_bytes)
         self._queue: deque[Message] = deque()  # messages that are whole
         self._queued = 0  # bytes that they take
-        self._here = connection.port.share()  # of messages that were not taken up: these, and the one that is coming
+        self._here: MemoryShare | None = None  # of messages that were not taken up: these, and the one that is coming
         self._waiter: asyncio.Future[None] | None = None
         self._credit = 0  # bytes that came and were not made up for yet
         self._task: asyncio.Task[None] | None = None
@@ -71,6 +74,8 @@ class Call:
         self.has_ended = False
         """Whether its caller sends no more messages."""
         self.is_over = False
+        self.unanswered = 0
+        """Bytes of messages that came since it was answered something."""
         self.share: MemoryShare | None = None
         """Left once its answer was handed to the kernel."""
 
@@ -84,6 +89,11 @@ class Call:
     def certificate(self) -> str | None:
         """The name in the one that its caller showed."""
         return self._connection.certificate
+
+    @property
+    def is_of_newcomer(self) -> bool:
+        """Whether its connection was answered nothing yet, or cost more than its answers make up for."""
+        return self._connection.cost >= NEWCOMER_SECONDS
 
     def time_remaining(self) -> float | None:
         """Seconds until its deadline, if it has one."""
@@ -119,7 +129,7 @@ class Call:
         if self.is_over:
             return
         self._begin()
-        if self._connection.send(self.stream, PREFIX.pack(False, len(content)), content):
+        if self._connection.send(self, PREFIX.pack(False, len(content)), content):
             return
         self._sent = self._connection.loop.create_future()
         await self._sent
@@ -133,7 +143,7 @@ class Call:
             self._connection.respond(self, BEGINNING, PREFIX.pack(False, len(content)) + content, end)
         else:
             self._begin()
-            self._connection.send(self.stream, PREFIX.pack(False, len(content)), content)
+            self._connection.send(self, PREFIX.pack(False, len(content)), content)
             self._connection.end(self, end)
 
     def finish(self) -> None:
@@ -157,7 +167,7 @@ class Call:
     @property
     def is_coming(self) -> bool:
         """Whether something of a message is here that was not taken up."""
-        return self._here.size > 0
+        return self._here is not None and self._here.size > 0
 
     def begin(self) -> None:
         """Its headers came."""
@@ -184,6 +194,7 @@ class Call:
     def came(self, content: bytes, *, ended: bool) -> None:
         """More of its messages."""
         self.has_ended = ended
+        self.unanswered += len(content)
         if self.method.is_stream:
             self._credit += len(content)
         else:
@@ -221,7 +232,8 @@ class Call:
             self._expiry.cancel()
         self._queue.clear()
         self._queued = 0
-        self._messages = Messages(0)
+        if self._messages.is_within:
+            self._messages = Messages(0)
         self._recount()
         self._make_up()
 
@@ -239,7 +251,9 @@ class Call:
     def _recount(self) -> None:
         """Have as much of the memory as messages take that are here: nothing, once the call is over."""
         size = self._messages.held + self._queued
-        if size != self._here.size:
+        if self._here is None and size:
+            self._here = self._connection.port.share()
+        if self._here is not None and size != self._here.size:
             self._connection.port.held(self._connection, self._here, size)
 
     def _pop(self) -> Message:

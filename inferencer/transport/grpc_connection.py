@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 from enum import Enum, auto
-from time import thread_time
 from typing import TYPE_CHECKING, Any, cast
 
 from paramsync.http2.connection import Data, GoingAway, Headers, Limits, Lost, Pong, Reset, Sent, ServerConnection
@@ -16,7 +15,7 @@ from paramsync.rpc.server import ALIVE_SECONDS, IDLE_SECONDS, SILENT_SECONDS
 
 from .grpc_call import Call
 from .grpc_wire import MOST_HEADERS, Refusal, asked, unknown
-from .turns import ANSWER_SECONDS, NEWCOMER_SECONDS
+from .turns import ANSWER_SECONDS, NEWCOMER_SECONDS, READ_BYTES, READ_SECONDS
 
 if TYPE_CHECKING:
     from .calls import Calls
@@ -27,6 +26,7 @@ _ANSWER_SECONDS = 20.0  # for a ping
 _LINGER_SECONDS = 2.0  # for the other end to read all, and close
 _ALL = 2**31 - 1  # a GOAWAY that takes every call: no more of them are to be begun, RFC 9113, 6.8
 _MOST_BEHIND = 1 << 14  # bytes beside answers that may wait for the other end to read
+_FEW = 16  # frames of a read, and what is as much work, that are not worth a look at the clock
 _ALIVE, _LEAVING = b"is alive", b"leaving "
 
 
@@ -57,6 +57,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
         self.cost = NEWCOMER_SECONDS
         """See Served."""
         self.began = self.heard = self.loop.time()
+        self._turns = port.turns
         self._http2 = ServerConnection(LIMITS)
         self._transport: asyncio.Transport | None = None
         self._pinged: float | None = None
@@ -90,14 +91,15 @@ class GrpcConnection(asyncio.BufferedProtocol):
         self.flush()
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self.port.turns.room(self)
+        turns = self._turns
+        return turns.room(self) if turns.is_busy else turns.buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        turns = self.port.turns
+        turns = self._turns
         self.heard = self.loop.time()
         self._input += bytes(turns.buffer[:nbytes])
-        if turns.has_time(self):
-            self._take()
+        if not turns.is_busy or turns.has_time(self):
+            self._take(self.heard)
         else:
             self._wait()
 
@@ -105,20 +107,20 @@ class GrpcConnection(asyncio.BufferedProtocol):
         self.waits = False
         if self._transport is not None:
             try:
-                self._take()
+                self._take(self.loop.time())
             except BaseException:  # a fault of ours, after which the rest cannot be understood
                 self.abort()
                 raise
             self._read_on()
 
-    def _take(self) -> None:
-        began = thread_time()  # in which the processor does nothing else
+    def _take(self, now: float) -> None:
         content, self._input = self._input, b""
         self._is_due = True
-        for event in self._http2.receive(content, self.heard):
+        for event in self._http2.receive(content, now):
             _TAKERS[type(event)](self, event)
         self.flush()
-        self.port.turns.spend(self, thread_time() - began)
+        is_ordinary = self._http2.work <= _FEW and self.cost < NEWCOMER_SECONDS
+        self._turns.spend(self, READ_SECONDS if is_ordinary else self.loop.time() - now)
         if self._http2.has_more:
             self._wait()
 
@@ -127,7 +129,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
         self.waits = True
         if self._transport is not None:
             self._transport.pause_reading()
-        self.port.turns.wait(self, len(self._input))
+        self._turns.wait(self, len(self._input))
 
     def _read_on(self) -> None:
         if self._transport is not None and not (self.waits or self._is_deaf) and self._behind <= _MOST_BEHIND:
@@ -228,15 +230,15 @@ class GrpcConnection(asyncio.BufferedProtocol):
         """All of an answer."""
         self._say_farewell()
         self._http2.respond(call.stream, block, content, end)
-        self._earn()
+        self._earn(call)
         self._over(call)
 
-    def send(self, stream: int, *parts: bytes) -> bool:
+    def send(self, call: Call, *parts: bytes) -> bool:
         """Whether that was handed over; else the call is told later."""
         self._say_farewell()
-        self._earn()
+        self._earn(call)
         for part in parts:
-            done = self._http2.data(stream, part)
+            done = self._http2.data(call.stream, part)
         self._flush_soon()
         return done
 
@@ -245,8 +247,10 @@ class GrpcConnection(asyncio.BufferedProtocol):
         self._http2.headers(call.stream, block, end=True)
         self._over(call)
 
-    def _earn(self) -> None:
-        self.cost = max(0.0, self.cost - ANSWER_SECONDS)
+    def _earn(self, call: Call) -> None:
+        """An answer makes up for reading what it answers."""
+        self.cost = max(0.0, self.cost - ANSWER_SECONDS - call.unanswered // READ_BYTES * READ_SECONDS)
+        call.unanswered = 0
 
     def consumed(self, stream: int, size: int) -> None:
         self._http2.consumed(stream, size)

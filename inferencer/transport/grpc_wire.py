@@ -174,10 +174,19 @@ class Messages:
 
         Raises TooLargeError, RequestError.
         """
+        if self._is_whole(content):
+            return [Message(content[PREFIX.size :], compressed=False)]
         found = self._cut(content, most)
         if ended and self.is_within:
             raise RequestError("message: expected as many bytes as its length says, found that they end before")
         return found
+
+    def _is_whole(self, content: bytes) -> bool:
+        """Whether it is one message, no more and no less, as it is of most calls: the shorter way for them."""
+        if self.is_within or len(content) < PREFIX.size:
+            return False
+        flag, size = PREFIX.unpack_from(content)
+        return not flag and len(content) == PREFIX.size + size <= PREFIX.size + self._most
 
     def _cut(self, content: bytes, most: int | None) -> list[Message]:
         found: list[Message] = []

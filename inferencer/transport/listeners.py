@@ -17,7 +17,7 @@ from paramsync.rpc.addresses import refused
 from .rare_errors import RareErrors
 
 WAITING = 4096  # whom the kernel keeps until they are accepted
-_AT_ONCE = 16  # are accepted, before others have their turn
+_AT_ONCE = 4  # are accepted, before others have their turn
 _ABSENT = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)  # a name may have addresses of a family that is switched off
 
 

@@ -102,7 +102,9 @@ class Predictions:
                 share.need(max(share.size, size + _BESIDE * values))
             if len(questions) == 1:
                 answer = None if self.awaited() else self._batcher.at_once(questions[0])
-                found: Sequence[Answer] = (await self._batcher.answer(questions[0]) if answer is None else answer,)
+                if answer is None:
+                    answer = await self._batcher.answer(questions[0], apart=context.is_of_newcomer)
+                found: Sequence[Answer] = (answer,)
             else:
                 found = await asyncio.gather(*map(self._batcher.answer, questions))
             if (answered := sum(map(weight, found))) > BRIEF:

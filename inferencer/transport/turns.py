@@ -10,6 +10,8 @@ from typing import Protocol
 _TURN_SECONDS = 0.001  # of a turn of the event loop, for input of connections that cost much
 _FULL_SECONDS = 0.01  # of a turn, after which input of all connections waits for the next one
 ANSWER_SECONDS = 0.0002  # of cost that an answered call makes up for: about what reading it takes
+READ_SECONDS = 0.00005  # of cost that few frames are, whatever they took: the processor may have done something else
+READ_BYTES = 1 << 15  # of a message, that make up for one more such read
 NEWCOMER_SECONDS = 0.002  # that a new connection has cost: it comes after connections whose calls were answered
 _READ = 1 << 18  # bytes at a time
 _READ_UNDER_LOAD = 1 << 12  # of a connection that waits for its turn with them
@@ -38,7 +40,8 @@ class Turns:
         self._spent = 0.0  # in this turn
         self._waiting: list[tuple[float, int, int, Served]] = []
         self._order = itertools.count()
-        self._is_due = False
+        self.is_busy = False
+        """Whether this turn took much time already, or some wait: those who have few bytes in it need not ask."""
         self.buffer = memoryview(bytearray(_READ))
         """All connections read into it; each takes what it read out at once."""
 
@@ -64,12 +67,12 @@ class Turns:
         self._serve_soon()
 
     def _serve_soon(self) -> None:
-        if not self._is_due:
-            self._is_due = True
+        if not self.is_busy:
+            self.is_busy = True
             self._loop.call_soon(self._serve)
 
     def _serve(self) -> None:
-        self._spent, self._is_due = 0.0, False
+        self._spent, self.is_busy = 0.0, False
         try:
             while self._waiting and self.has_time(self._waiting[0][-1]):
                 heappop(self._waiting)[-1].serve()

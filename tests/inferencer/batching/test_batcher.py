@@ -90,6 +90,15 @@ async def test_one_signature_leaves_a_thread_to_others() -> None:
 
 
 @on_a_loop
+async def test_those_apart_go_in_calls_of_their_own_and_others_do_not_wait_for_all_of_them() -> None:
+    setting, of = Setting(1), resident(2)
+    asked = setting.ask(*(question(of, float(at)) for at in range(5)), apart=True)
+    await turns()
+    asked += setting.ask(question(of, 1.0), question(of, 2.0))
+    assert await setting.over(*asked) == [("2", 1, 1), ("2", 2, 2), ("2", 4, 4)]
+
+
+@on_a_loop
 async def test_no_rows_at_all_are_a_call_of_their_own() -> None:
     setting, of = Setting(), resident(1)
     asked = setting.ask(question(of, 1.0), question(of), question(of, 2.0))

@@ -17,7 +17,7 @@ from inferencer.transport.grpc_call import Call, Method
 from inferencer.transport.grpc_connection import GrpcConnection
 from inferencer.transport.listeners import Acceptor, listeners_at, port_of
 from inferencer.transport.memory_budget import MemoryBudget
-from inferencer.transport.turns import ANSWER_SECONDS, Turns
+from inferencer.transport.turns import ANSWER_SECONDS, READ_BYTES, READ_SECONDS, Turns
 from paramsync.http2 import frames
 from paramsync.rpc.access import Access
 from tests.http2 import wire
@@ -117,7 +117,7 @@ class Port:
     """The connections of a gRPC port, whose one method answers with what it is asked."""
 
     def __init__(self, *, most: int = 1000) -> None:
-        method = Method(self._answer, Admission(Access(host="127.0.0.1"), "service/Method"))
+        method = Method(self._answer, Admission(Access(host="127.0.0.1"), "service/Method"), predicts=True)
         self.calls = Calls(
             {PATH.decode(): method}, MemoryBudget(64 * MB), message_bytes=64 * MB, connection_seconds=None
         )
@@ -232,8 +232,10 @@ def test_a_frame_that_is_much_work_is_charged_for_all_of_it() -> None:
     run(check)
 
 
-@pytest.mark.parametrize("size", [10, 1 << 17])
-def test_an_answer_makes_up_for_what_reading_its_call_takes_however_large_it_is(size: int) -> None:
+@pytest.mark.parametrize(("came", "size", "reads"), [(5, 10, 0), (5, 1 << 17, 0), (10 * READ_BYTES, 10, 10)])
+def test_an_answer_makes_up_for_what_reading_its_call_takes_however_large_it_is(
+    came: int, size: int, reads: int
+) -> None:
     earned: list[float] = []
 
     class Answering(Port):
@@ -244,12 +246,16 @@ def test_an_answer_makes_up_for_what_reading_its_call_takes_however_large_it_is(
             earned.append(before - connection.cost)
 
     async def check(port: Port) -> None:
-        client = await port.connected(CONNECTED + called(1))
+        client = await port.connected(CONNECTED + begun(1))
         with clients(client):
+            message = struct.pack(">BI", 0, came) + bytes(came)
+            parts = [message[at : at + 16_000] for at in range(0, len(message), 16_000)]
+            sent = b"".join(wire.data(1, part) for part in parts) + wire.data(1, b"", end=True)
+            await asyncio.get_running_loop().sock_sendall(client, sent)
             await kinds(client, frames.DATA)
 
     run(check, port=Answering)
-    assert earned == [pytest.approx(ANSWER_SECONDS)]
+    assert earned == [pytest.approx(ANSWER_SECONDS + reads * READ_SECONDS)]
 
 
 def wire_pings(content: bytes) -> list[bytes]:
@@ -300,6 +306,48 @@ def test_a_connection_whose_client_is_gone_is_closed_without_an_error() -> None:
         acceptor.stop()
 
     run(check)
+
+
+class GatedPort(Port):
+    """Answers once its gate is open."""
+
+    def __init__(self, *, most: int = 1000) -> None:
+        super().__init__(most=most)
+        self.gate = asyncio.Event()
+        self.begun = 0
+
+    async def _answer(self, call: Call) -> None:
+        self.begun += 1
+        await self.gate.wait()
+        await super()._answer(call)
+
+
+def test_predictions_of_newcomers_wait_for_one_another_and_others_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("inferencer.transport.calls._MOST_OF_NEWCOMERS", 2)
+
+    async def check(port: Port) -> None:
+        assert isinstance(port, GatedPort)
+        port.gate.set()
+        known = await port.connected(CONNECTED + called(1))
+        await kinds(known, frames.HEADERS)
+        port.gate.clear()
+        newcomers = [await port.connected(CONNECTED + called(1)) for _ in range(5)]
+        with clients(known, *newcomers):
+            while len(port.calls._later) < 3:
+                await asyncio.sleep(0)
+            newcomers.pop().close()
+            while len(port.calls._later) > 2:
+                await asyncio.sleep(0)
+            known.send(called(3))
+            while port.begun < 1 + 2 + 1:
+                await asyncio.sleep(0)
+            port.gate.set()
+            for one in (known, *newcomers):
+                await kinds(one, frames.HEADERS)
+            while port.calls._of_newcomers:
+                await asyncio.sleep(0)
+
+    run(check, port=GatedPort)
 
 
 def test_answers_that_many_leave_unread_end_those_that_leave_most(monkeypatch: pytest.MonkeyPatch) -> None:
