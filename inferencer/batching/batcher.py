@@ -62,8 +62,8 @@ class _Request:
 
 @dataclass(eq=False, slots=True)
 class _Queue:
-    """Requests that may share a call: of one version, signature and set of outputs, with rows of one shape, and all of
-    them `apart` or none."""
+    """Requests that may share a call: of one version, signature and set of outputs, with rows of one shape. Those that
+    are `apart` are in another one."""
 
     key: Hashable
     signature: BatchedSignature
@@ -139,8 +139,8 @@ class Batcher:
             del answer, question  # as below
 
     async def answer(self, question: Question, *, deadline: float | None = None, apart: bool = False) -> Answer:
-        """`deadline` is in the loop's time. Requests that are `apart` have a queue of their own: others do not wait for
-        all of them, however many there are.
+        """`deadline` is in the loop's time. Requests that are `apart` have a queue of their own: a flood of them does
+        not delay others.
 
         Raises BusyError where too many wait, TimeoutError, and what the call raises. A request whose caller leaves
         before it runs does not run.

@@ -66,7 +66,8 @@ class Calls:
         self._due: dict[GrpcConnection, deque[Call]] = {}  # of them, those for which there is no room in this turn
         self._due_calls = 0
         self._of_newcomers: set[Call] = set()  # predictions that were started
-        self._later: dict[Call, GrpcConnection] = {}  # those that wait for one of these to end
+        # predictions of newcomers that wait for one of these to end; the connection whose turn is next comes last
+        self._later: OrderedDict[GrpcConnection, dict[Call, None]] = OrderedDict()
         self._streams = 0
         self._looking: asyncio.TimerHandle | None = None
         self.unpacking = asyncio.Semaphore(_UNPACKED_AT_ONCE)
@@ -91,17 +92,20 @@ class Calls:
             if call.is_silent:
                 self.read_timeouts.begin(call, self.loop.time())
 
-    def over(self, call: Call) -> None:
+    def over(self, call: Call, connection: GrpcConnection) -> None:
         self._open -= 1
         self.read_timeouts.end(call)
-        self._later.pop(call, None)
+        if connection in self._later:
+            self._later[connection].pop(call, None)
+            if not self._later[connection]:
+                del self._later[connection]
 
     def begins(self, call: Call, connection: GrpcConnection) -> None:
         """Its message is there, or it needs none to begin: it is started, in a moment where many are."""
         self.read_timeouts.end(call)
         if call.method.predicts and call.is_of_newcomer:
             if len(self._of_newcomers) >= _MOST_OF_NEWCOMERS:
-                self._later[call] = connection
+                self._later.setdefault(connection, {})[call] = None
                 return
             self._of_newcomers.add(call)
         self._start(call, connection)
@@ -134,9 +138,18 @@ class Calls:
         if call in self._of_newcomers:
             self._of_newcomers.discard(call)
             if self._later:
-                later, connection = self._later.popitem()  # the one that came last: in a flood some wait long, not all
-                self._of_newcomers.add(later)
-                self._start(later, connection)
+                self._start_later()
+
+    def _start_later(self) -> None:
+        """Of the connection that came last, so that not all wait long in a flood; then it comes after the others."""
+        connection, calls = self._later.popitem()
+        call = next(iter(calls))
+        del calls[call]
+        if calls:
+            self._later[connection] = calls
+            self._later.move_to_end(connection, last=False)
+        self._of_newcomers.add(call)
+        self._start(call, connection)
 
     def share(self) -> MemoryShare:
         return self._budget.share()

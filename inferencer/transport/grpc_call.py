@@ -47,8 +47,8 @@ class Call:
 
     __slots__ = (
         "_began", "_connection", "_credit", "_deadline", "_expiry", "_here", "_messages", "_queue", "_queued", "_runs",
-        "_sent", "_task", "_waiter", "asked", "caller", "content", "has_ended", "is_over", "method", "share", "stream",
-        "unanswered",
+        "_sent", "_task", "_waiter", "asked", "caller", "content", "has_ended", "is_of_newcomer", "is_over", "method",
+        "share", "stream", "unanswered",
     )  # fmt: skip
 
     def __init__(self, connection: GrpcConnection, stream: int, asked: Asked, method: Method) -> None:
@@ -74,6 +74,8 @@ class Call:
         self.has_ended = False
         """Whether its caller sends no more messages."""
         self.is_over = False
+        self.is_of_newcomer = connection.cost >= NEWCOMER_SECONDS
+        """Whether its connection is new, or cost more than its answers made up for."""
         self.unanswered = 0
         """Bytes of messages that came since it was answered something."""
         self.share: MemoryShare | None = None
@@ -89,11 +91,6 @@ class Call:
     def certificate(self) -> str | None:
         """The name in the one that its caller showed."""
         return self._connection.certificate
-
-    @property
-    def is_of_newcomer(self) -> bool:
-        """Whether its connection was answered nothing yet, or cost more than its answers make up for."""
-        return self._connection.cost >= NEWCOMER_SECONDS
 
     def time_remaining(self) -> float | None:
         """Seconds until its deadline, if it has one."""

@@ -26,7 +26,8 @@ _ANSWER_SECONDS = 20.0  # for a ping
 _LINGER_SECONDS = 2.0  # for the other end to read all, and close
 _ALL = 2**31 - 1  # a GOAWAY that takes every call: no more of them are to be begun, RFC 9113, 6.8
 _MOST_BEHIND = 1 << 14  # bytes beside answers that may wait for the other end to read
-_FEW = 16  # frames of a read, and what is as much work, that are not worth a look at the clock
+_FEW = 16  # frames of a read whose time is not measured: a clock shows what others did meanwhile, too
+_FRAMES = 8  # for each of which a read is expected to take so long again
 _ALIVE, _LEAVING = b"is alive", b"leaving "
 
 
@@ -119,8 +120,11 @@ class GrpcConnection(asyncio.BufferedProtocol):
         for event in self._http2.receive(content, now):
             _TAKERS[type(event)](self, event)
         self.flush()
-        is_ordinary = self._http2.work <= _FEW and self.cost < NEWCOMER_SECONDS
-        self._turns.spend(self, READ_SECONDS if is_ordinary else self.loop.time() - now)
+        is_ordinary = self._http2.work <= _FEW
+        expected = READ_SECONDS * (1 + self._http2.work // _FRAMES)
+        seconds = expected if is_ordinary and self.cost < NEWCOMER_SECONDS else self.loop.time() - now
+        self.cost += expected if is_ordinary else seconds
+        self._turns.spend(seconds)
         if self._http2.has_more:
             self._wait()
 
@@ -267,7 +271,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
 
     def forget(self, call: Call) -> None:
         if self.calls.pop(call.stream, None) is not None:
-            self.port.over(call)
+            self.port.over(call, self)
             call.over()
 
     def _over(self, call: Call) -> None:

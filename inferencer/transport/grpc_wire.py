@@ -182,7 +182,7 @@ class Messages:
         return found
 
     def _is_whole(self, content: bytes) -> bool:
-        """Whether it is one message, no more and no less, as it is of most calls: the shorter way for them."""
+        """Whether that is exactly one message, which most calls send at once: it need not be cut."""
         if self.is_within or len(content) < PREFIX.size:
             return False
         flag, size = PREFIX.unpack_from(content)

@@ -106,7 +106,8 @@ class Predictions:
                     answer = await self._batcher.answer(questions[0], apart=context.is_of_newcomer)
                 found: Sequence[Answer] = (answer,)
             else:
-                found = await asyncio.gather(*map(self._batcher.answer, questions))
+                answering = partial(self._batcher.answer, apart=context.is_of_newcomer)
+                found = await asyncio.gather(*map(answering, questions))
             if (answered := sum(map(weight, found))) > BRIEF:
                 self._check_size(answered, most=(self._budget.most - share.size) // (1 + _WRITTEN))
                 share.more((1 + _WRITTEN) * answered)

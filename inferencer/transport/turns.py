@@ -10,8 +10,8 @@ from typing import Protocol
 _TURN_SECONDS = 0.001  # of a turn of the event loop, for input of connections that cost much
 _FULL_SECONDS = 0.01  # of a turn, after which input of all connections waits for the next one
 ANSWER_SECONDS = 0.0002  # of cost that an answered call makes up for: about what reading it takes
-READ_SECONDS = 0.00005  # of cost that few frames are, whatever they took: the processor may have done something else
-READ_BYTES = 1 << 15  # of a message, that make up for one more such read
+READ_SECONDS = 0.00005  # that a read of few frames is expected to take
+READ_BYTES = 1 << 15  # of a message: its answer makes up for one more read for each
 NEWCOMER_SECONDS = 0.002  # that a new connection has cost: it comes after connections whose calls were answered
 _READ = 1 << 18  # bytes at a time
 _READ_UNDER_LOAD = 1 << 12  # of a connection that waits for its turn with them
@@ -21,7 +21,7 @@ class Served(Protocol):
     """A connection. It waits at most once at a time."""
 
     cost: float
-    """Seconds of the event loop that it took lately, less what its answered calls make up for."""
+    """Seconds of the event loop that reading it took lately, less what its answered calls make up for."""
 
     def serve(self) -> None:
         """Take a bounded part of its input. It may wait again."""
@@ -41,7 +41,7 @@ class Turns:
         self._waiting: list[tuple[float, int, int, Served]] = []
         self._order = itertools.count()
         self.is_busy = False
-        """Whether this turn took much time already, or some wait: those who have few bytes in it need not ask."""
+        """Whether `has_time` and `room` need be asked: much of this turn is spent, or connections wait."""
         self.buffer = memoryview(bytearray(_READ))
         """All connections read into it; each takes what it read out at once."""
 
@@ -54,9 +54,8 @@ class Turns:
         """Whether its input may be taken at once."""
         return self._spent < (_FULL_SECONDS if connection.cost < NEWCOMER_SECONDS else _TURN_SECONDS)
 
-    def spend(self, connection: Served, seconds: float) -> None:
-        """It took so many seconds of the processor."""
-        connection.cost += seconds
+    def spend(self, seconds: float) -> None:
+        """Count so many seconds of this turn as spent."""
         self._spent += seconds
         if self._spent >= _TURN_SECONDS:
             self._serve_soon()

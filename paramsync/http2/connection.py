@@ -405,7 +405,9 @@ class ServerConnection:
         if flags & frames.ACK:
             return
         self._expects = -1
-        self._spend(len(payload) // frames.SETTING.size // _SETTINGS_AT_ONE)
+        work = len(payload) // frames.SETTING.size // _SETTINGS_AT_ONE
+        self.work += work
+        self._spend(work)
         changed = dict(frames.SETTING.iter_unpack(payload))
         for name, value in frames.SETTING.iter_unpack(payload):
             check_setting(name, value)

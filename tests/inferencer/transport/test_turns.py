@@ -46,7 +46,8 @@ class Spending:
 
     def serve(self) -> None:
         self._served.append(self)
-        self._turns.spend(self, self._seconds)
+        self.cost += self._seconds
+        self._turns.spend(self._seconds)
         self._rounds -= 1
         if self._rounds:
             self._turns.wait(self)
@@ -89,8 +90,7 @@ def test_once_a_turn_is_spent_input_of_costly_connections_waits_and_once_it_is_f
         assert len(served) == 101
         costly, cheap = (Spending(turns, served, cost, 0.0) for cost in (1.0, 0.0))
         assert [turns.has_time(one) for one in (costly, cheap)] == [False, True]
-        turns.spend(cheap, 0.005)
-        cheap.cost = 0.0
+        turns.spend(0.005)
         assert [turns.has_time(one) for one in (costly, cheap)] == [False, False]
         assert len(turns.room(cheap)) < len(turns.buffer)
         await asyncio.sleep(0)
@@ -335,7 +335,8 @@ def test_predictions_of_newcomers_wait_for_one_another_and_others_do_not(monkeyp
         with clients(known, *newcomers):
             while len(port.calls._later) < 3:
                 await asyncio.sleep(0)
-            newcomers.pop().close()
+            gone = newcomers.pop()
+            gone.close()
             while len(port.calls._later) > 2:
                 await asyncio.sleep(0)
             known.send(called(3))
