@@ -62,8 +62,8 @@ class _Request:
 
 @dataclass(eq=False, slots=True)
 class _Queue:
-    """Requests that may share a call: of one version, signature and set of outputs, with rows of one shape. Those that
-    are `apart` are in another one."""
+    """Requests that may share a call: of one version, signature and set of outputs, with rows of one shape. Requests
+    marked `apart` have a second queue."""
 
     key: Hashable
     signature: BatchedSignature

@@ -252,7 +252,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
         self._over(call)
 
     def _earn(self, call: Call) -> None:
-        """An answer makes up for reading what it answers."""
+        """Lower the cost once a call is answered, by about what reading the call took."""
         self.cost = max(0.0, self.cost - ANSWER_SECONDS - call.unanswered // READ_BYTES * READ_SECONDS)
         call.unanswered = 0
 

@@ -351,6 +351,37 @@ def test_predictions_of_newcomers_wait_for_one_another_and_others_do_not(monkeyp
     run(check, port=GatedPort)
 
 
+def test_a_waiting_connection_gets_one_prediction_started_before_the_others_have_their_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("inferencer.transport.calls._MOST_OF_NEWCOMERS", 1)
+
+    async def check(port: Port) -> None:
+        assert isinstance(port, GatedPort)
+        first = await port.connected(CONNECTED + called(1))
+        while not port.begun:
+            await asyncio.sleep(0)
+        one = await port.connected(CONNECTED + called(1))
+        while not port.calls._later:
+            await asyncio.sleep(0)
+        many = await port.connected(CONNECTED + b"".join(called(stream) for stream in (1, 3, 5)))
+        with clients(first, one, many):
+            while sum(map(len, port.calls._later.values())) < 4:
+                await asyncio.sleep(0)
+            started = []
+            while port.calls._later:
+                before = {connection: len(calls) for connection, calls in port.calls._later.items()}
+                port.calls._start_later()
+                after = {connection: len(calls) for connection, calls in port.calls._later.items()}
+                started += [count for connection, count in before.items() if after.get(connection, 0) < count]
+            assert started == [3, 1, 2, 1]  # of many, of one, and then the rest
+            port.gate.set()
+            for client in (first, one, many):
+                await kinds(client, frames.HEADERS)
+
+    run(check, port=GatedPort)
+
+
 def test_answers_that_many_leave_unread_end_those_that_leave_most(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("inferencer.transport.calls._MOST_UNREAD", 50)
 
