@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import OrderedDict, deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from heapq import nlargest
 
 import grpc
@@ -29,6 +29,7 @@ _UNPACKED_AT_ONCE = 2  # messages
 _NEW_SECONDS = 1.0  # for the first call of a connection, where there are many
 _HOSTS_LOOKED_AT, _LOOKED_AT = 4, 16  # addresses, and connections of each, to make room for one
 _LOOK_SECONDS = 1.0
+_CHECKED_AT_ONCE = 32  # connections, of which each may turn out to be gone
 _LAST = 1.0  # of the grace, for callers to read what they were answered
 _STEPS, _STEP_SECONDS = 10, 0.001
 _STOPPING = "the server is stopping; call another one, or try again later"
@@ -106,6 +107,8 @@ class Calls:
         if call.method.predicts and call.is_of_newcomer:
             if len(self._of_newcomers) >= _MOST_OF_NEWCOMERS:
                 self._later.setdefault(connection, {})[call] = None
+                if not connection.takes_answers:
+                    self._later.move_to_end(connection, last=False)
                 return
             self._of_newcomers.add(call)
         self._start(call, connection)
@@ -236,14 +239,21 @@ class Calls:
         self._looking = self.loop.call_later(_LOOK_SECONDS, self._look)
 
     def _look(self) -> None:
+        self._shed_unread()
+        self._check_next(iter([*self.connections]))
+
+    def _check_next(self, connections: Iterator[GrpcConnection]) -> None:
+        """Check a few of these, and the rest in later turns of the event loop: there may be thousands."""
         self._looking = None
         now = self.loop.time()
-        self._shed_unread()
-        for connection in [*self.connections]:
+        few = [*itertools.islice(connections, _CHECKED_AT_ONCE)]
+        for connection in few:
             connection.check(now)
             if self._connection_seconds is not None and now - connection.began >= self._connection_seconds:
                 connection.leave()
-        if self.connections:
+        if few:
+            self._looking = self.loop.call_later(0.0, self._check_next, connections)
+        elif self.connections:
             self._look_later()
 
     def _shed_unread(self) -> None:

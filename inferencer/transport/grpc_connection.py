@@ -78,6 +78,11 @@ class GrpcConnection(asyncio.BufferedProtocol):
         """How many answers wait until the other end takes them."""
         return len(self._http2.streams) - len(self.calls)
 
+    @property
+    def takes_answers(self) -> bool:
+        """Whether its other end lets an answer be sent to it."""
+        return self._http2.takes_answers
+
     # What the event loop tells ----------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

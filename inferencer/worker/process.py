@@ -27,12 +27,13 @@ from ..serving.access import ReloadRoots
 from ..serving.counts import Calls, Histogram
 from ..serving.metrics import Metrics
 from ..settings.settings import Settings
+from ..transport.event_loop import new_event_loop
 from .models import EpochModels
 from .server import PredictionServer
 from .versions import Versions
 
 _MOST_OF_MEMORY = 0.5  # that a graph may take which is tried
-_COLLECTIONS = (10_000, 10, 20)
+_COLLECTIONS = (4_000, 4, 125)
 """How many objects there are between two collections of garbage, how many of these between two of older objects, and
 how many of those, at least, between two of all. Such a one holds every answer up for 5 ms. Calls that
 come together are some thousands of objects for a moment, of which none is garbage."""
@@ -57,7 +58,8 @@ def work(number: int, slot: int, settings: Settings, *, descriptors: Sequence[in
     memory.limit_heap()
     words = SharedWords(word)
     os.close(word)
-    asyncio.run(_Worker(number, slot, settings, socket.socket(fileno=connection), words).run())
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        runner.run(_Worker(number, slot, settings, socket.socket(fileno=connection), words).run())
 
 
 class _Worker:

@@ -98,6 +98,11 @@ class ServerConnection:
         return self._out.unsent
 
     @property
+    def takes_answers(self) -> bool:
+        """Whether the peer lets new streams send it anything."""
+        return self._out.initial_window > 0
+
+    @property
     def held(self) -> bool:
         """Set while the kernel takes nothing: responses queue then, and time adds nothing to the budget."""
         return self._out.held

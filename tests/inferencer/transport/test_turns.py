@@ -398,3 +398,53 @@ def test_answers_that_many_leave_unread_end_those_that_leave_most(monkeypatch: p
             assert sorted(connection.unread for connection in port.calls.connections) == [1, 10, 10, 10, 10]
 
     run(check)
+
+
+def test_a_client_that_takes_no_answer_waits_until_those_that_do_were_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("inferencer.transport.calls._MOST_OF_NEWCOMERS", 1)
+
+    async def check(port: Port) -> None:
+        assert isinstance(port, GatedPort)
+        first = await port.connected(CONNECTED + called(1))
+        while not port.begun:
+            await asyncio.sleep(0)
+        newcomers = []
+        for number, content in enumerate((UNREAD, CONNECTED, UNREAD), start=1):
+            newcomers.append(await port.connected(content + called(1)))
+            while len(port.calls._later) < number:
+                await asyncio.sleep(0)
+        with clients(first, *newcomers):
+            started = [connection.takes_answers for connection in reversed(port.calls._later)]
+            assert started == [True, False, False]
+            port.gate.set()
+            while port.answered < 4:
+                await asyncio.sleep(0)
+
+    run(check, port=GatedPort)
+
+
+def test_thousands_of_connections_are_checked_a_few_at_a_time_until_none_is_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("inferencer.transport.calls._LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("inferencer.transport.calls._CHECKED_AT_ONCE", 2)
+    checked: list[GrpcConnection] = []
+    monkeypatch.setattr(GrpcConnection, "check", lambda connection, now: checked.append(connection))
+
+    async def check(port: Port) -> None:
+        for _ in range(2):  # it begins anew once all have gone
+            ones = [await port.connected(CONNECTED) for _ in range(7)]
+            while len(port.calls.connections) < len(ones):
+                await asyncio.sleep(0)
+            connections = {*port.calls.connections}
+            while not connections <= {*checked}:
+                before = len(checked)
+                await asyncio.sleep(0)
+                assert len(checked) - before <= 2
+            for one in ones:
+                one.close()
+            while port.calls.connections or port.calls._looking:
+                await asyncio.sleep(0)
+            checked.clear()
+
+    run(check)
