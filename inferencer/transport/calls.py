@@ -217,7 +217,7 @@ class Calls:
     def _quiet(self, newcomer: GrpcConnection, *, is_full: bool) -> GrpcConnection | None:
         """One without a call, of an address that has most: one on which nothing came since it was looked at last. A new
         one has a moment for its first call. Where there is no room at all, it is of those looked at the one that is
-        silent longest."""
+        silent longest, and calls whose client takes no answer do not count."""
         settled = self.loop.time() - (0.0 if is_full else _NEW_SECONDS)
         for host in nlargest(_HOSTS_LOOKED_AT, self._of_hosts, key=lambda host: len(self._of_hosts[host])):
             of_host, without_call = self._of_hosts[host], []
@@ -226,7 +226,8 @@ class Calls:
                     break
                 of_host[connection] = connection.heard
                 of_host.move_to_end(connection)
-                if connection.calls or connection is newcomer:
+                is_calling = connection.calls and (connection.takes_answers or not is_full)
+                if is_calling or connection is newcomer:
                     continue
                 if connection.heard == heard:
                     return connection

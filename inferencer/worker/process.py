@@ -33,10 +33,11 @@ from .server import PredictionServer
 from .versions import Versions
 
 _MOST_OF_MEMORY = 0.5  # that a graph may take which is tried
-_COLLECTIONS = (4_000, 4, 125)
+_COLLECTIONS = (10_000, 2, 100)
 """How many objects there are between two collections of garbage, how many of these between two of older objects, and
-how many of those, at least, between two of all. Such a one holds every answer up for 5 ms. Calls that
-come together are some thousands of objects for a moment, of which none is garbage."""
+how many of those, at least, between two of all. A collection holds every answer up, for about 1 ms for each thousand
+objects that it looks at. Calls that come together are some thousands of objects for a moment, of which none is
+garbage; thousands of connections are some hundred thousand that stay."""
 
 
 def tried(*, descriptors: Sequence[int]) -> None:

@@ -448,3 +448,20 @@ def test_thousands_of_connections_are_checked_a_few_at_a_time_until_none_is_left
             checked.clear()
 
     run(check)
+
+
+def test_calls_whose_clients_take_no_answer_make_room_for_a_caller_that_does() -> None:
+    async def check(port: Port) -> None:
+        assert isinstance(port, GatedPort)
+        hostile = [await port.connected(UNREAD + called(1)) for _ in range(MOST)]
+        while port.begun < MOST:
+            await asyncio.sleep(0)
+        with clients(*hostile), ExitStack() as stack:
+            callers = [stack.enter_context(await port.connected(CONNECTED + called(1))) for _ in range(4)]
+            while port.begun < MOST + len(callers):
+                await asyncio.sleep(0)
+            port.gate.set()
+            for one in callers:
+                await kinds(one, frames.HEADERS)
+
+    run(check, port=GatedPort, most=MOST)
