@@ -11,10 +11,11 @@ from functools import partial
 from time import perf_counter
 from weakref import WeakKeyDictionary
 
-from paramsync.errors import BusyError
+from paramsync.errors import BusyError, ParamsyncError
 from paramsync.graphs.graph import Graph
 from paramsync.inference import batchable, execute
 from paramsync.inference.questions import Answer, Question
+from paramsync.inference.resident import Resident
 
 from ..serving.metrics import Metrics
 
@@ -62,8 +63,8 @@ class _Request:
 
 @dataclass(eq=False, slots=True)
 class _Queue:
-    """Requests that may share a call: of one version, signature and set of outputs, with rows of one shape. Requests
-    marked `apart` have a second queue."""
+    """Requests that may share a call: of one signature and set of outputs, with rows of one shape, that named the same
+    version or none. Requests marked `apart` have a second queue."""
 
     key: Hashable
     signature: BatchedSignature
@@ -82,7 +83,9 @@ class Batcher:
        at once where whoever asks knows that there are none.
     2. Any other runs on a thread, at once when none of its queue does; otherwise it waits for the end of that call, and
        then goes with all that wait.
-    3. A call has `rows` rows at most. A request with more rows, or with inputs of shapes that its signature does not
+    3. Requests that named no version are answered by the one that serves when their call begins. Otherwise those that
+       wait while versions are swapped would take a call for each, beside one another.
+    4. A call has `rows` rows at most. A request with more rows, or with inputs of shapes that its signature does not
        name, goes alone. At most half of the threads compute such with more rows; one thread is always left by calls of
        one signature to those of others.
     """
@@ -138,9 +141,13 @@ class Batcher:
         finally:
             del answer, question  # as below
 
-    async def answer(self, question: Question, *, deadline: float | None = None, apart: bool = False) -> Answer:
-        """`deadline` is in the loop's time. Requests that are `apart` have a queue of their own: a flood of them does
-        not delay others.
+    async def answer(
+        self, question: Question, *, deadline: float | None = None, apart: bool = False
+    ) -> tuple[Question, Answer]:
+        """The answer, and the question with the version that gave it.
+
+        `deadline` is in the loop's time. Requests that are `apart` have a queue of their own: a flood of them does not
+        delay others.
 
         Raises BusyError where too many wait, TimeoutError, and what the call raises. A request whose caller leaves
         before it runs does not run.
@@ -153,11 +160,13 @@ class Batcher:
         timer = None if deadline is None else loop.call_at(deadline, self._expire, request)
         self._start(request.queue)
         try:
-            return await request.answer
+            answer = await request.answer
         except asyncio.CancelledError:
             if request.answer.done() and not request.answer.cancelled():
                 request.answer.exception()  # it came in the same moment, and nobody waits for it any more
             raise
+        else:
+            return request.question, answer
         finally:
             self._leave(request)
             if timer is not None:
@@ -190,7 +199,8 @@ class Batcher:
         rows = execute.rows_of(question)
         batched = signature.batched and rows is not None and 0 < rows <= self._rows
         large = rows is not None and rows > self._rows
-        key: tuple[Hashable, ...] = (question.resident, question.signature, question.fits, large, apart)
+        of: Hashable = question.resident if question.latest is None else (question.model, question.resident.graph)
+        key: tuple[Hashable, ...] = (of, question.signature, question.fits, large, apart)
         if batched:
             shapes = [(name, array.shape[1:]) for name, array in question.inputs.items()]
             key = (*key, question.outputs, *(shapes if len(shapes) == 1 else sorted(shapes)))
@@ -219,15 +229,22 @@ class Batcher:
             del self._queues[queue.key]
 
     def _next(self, queue: _Queue) -> list[_Request]:
-        """The requests of the next call: those that came first, and whose callers did not leave just now."""
+        """The requests of the next call, by one version: those that came first, and whose callers did not leave just
+        now."""
         batch: list[_Request] = []
         rows = 0
+        serving: Resident | None = None
         for request in queue.waiting:
             if request.answer.done():
                 continue
+            if not batch:
+                serving = _serving(request.question)
+            resident = request.question.resident if serving is None else serving
             rows += request.rows
-            if batch and (not queue.batched or rows > self._rows):
+            if batch and (not queue.batched or rows > self._rows or resident is not batch[0].question.resident):
                 break
+            if resident is not request.question.resident:
+                request.question = request.question._replace(resident=resident)
             batch.append(request)
         return batch
 
@@ -325,6 +342,17 @@ class Batcher:
             rows=rows,
             seconds=seconds,
         )
+
+
+def _serving(question: Question) -> Resident | None:
+    """What serves now, where the question may be answered by it."""
+    if question.latest is None:
+        return None
+    try:
+        serving = question.latest()
+    except ParamsyncError:  # nothing serves any more; what was taken before goes on
+        return None
+    return serving if serving.graph is question.resident.graph else None
 
 
 def _bytes(question: Question) -> int:

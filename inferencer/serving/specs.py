@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sized
+from collections.abc import Callable, Sized
+from functools import partial
 
 from tensorflow_serving.apis import model_pb2
 
@@ -48,6 +49,13 @@ def taken(models: Models, spec: model_pb2.ModelSpec) -> Resident:
     except (UnknownModelError, NotServingError) as error:
         error.args = (f"{_NO_SERVABLE}: {error}",)
         raise
+
+
+def latest(models: Models, spec: model_pb2.ModelSpec) -> Callable[[], Resident] | None:
+    """See Question."""
+    if spec.HasField("version") or spec.version_label:
+        return None
+    return partial(taken, models, spec)
 
 
 def answered(model: str, version: int, signature: str) -> model_pb2.ModelSpec:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -25,3 +25,5 @@ class Question(NamedTuple):
     """Empty for all outputs."""
     fits: bool = True
     """Whether the inputs have shapes that the signature names; others go alone."""
+    latest: Callable[[], Resident] | None = None
+    """Gives what serves now, where the request named no version: it is answered by what serves when its call begins."""

@@ -43,12 +43,12 @@ class Rows(tf.Module):
 _CAPTURED: list[Capture] = []
 
 
-def resident(number: int) -> Resident:
-    """A version whose parameters are its number."""
-    if not _CAPTURED:
+def resident(number: int, graph_number: int = 0) -> Resident:
+    """A version whose parameters are its number. Graphs of other numbers are others, which compute the same."""
+    while len(_CAPTURED) <= graph_number:
         module = Rows()
         _CAPTURED.append(capture(module, signatures={ROWS: module, TABLE: module.table}))
-    graph = _CAPTURED[0].graph
+    graph = _CAPTURED[graph_number].graph
     parameters = tuple(tf.fill([size or 1 for size in one.shape or ()], float(number)) for one in graph.parameters)
     made = Resident(version(number), graph, parameters)
     batchable.examine(made)

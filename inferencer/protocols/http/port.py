@@ -15,7 +15,7 @@ from aiohttp import web
 from google.protobuf.message import Message
 
 from paramsync.errors import BusyError, NotAllowedError, NotServingError, UnauthenticatedError
-from paramsync.inference.questions import Question
+from paramsync.inference.questions import Answer, Question
 from paramsync.inference.resident import Resident
 from paramsync.rpc.access import Access, Effect, effect_of
 from paramsync.rpc.server import told
@@ -245,7 +245,10 @@ class HttpPort:
                 small = len(content) <= _SMALL  # so is what the answer repeats of it, such as an id
             del content
             signature = question.signature
-            body, headers = await self._written(call, question, share, deadline=began + _SECONDS, small=small)
+            share.need(max(share.size, _BESIDE * weight(question.inputs)))
+            question, answer = await self._batcher.answer(question, deadline=began + _SECONDS)
+            resident = question.resident
+            body, headers = await self._written(call, question, answer, share, small=small)
             response = reply(200, body, {**self._headers(resident), **headers})
             code = grpc.StatusCode.OK
         except Exception as error:  # noqa: BLE001, the edge
@@ -299,10 +302,8 @@ class HttpPort:
         return question
 
     async def _written(
-        self, call: RestPrediction | Infer, question: Question, share: MemoryShare, *, deadline: float, small: bool
+        self, call: RestPrediction | Infer, question: Question, answer: Answer, share: MemoryShare, *, small: bool
     ) -> tuple[bytes, Mapping[str, str]]:
-        share.need(max(share.size, _BESIDE * weight(question.inputs)))
-        answer = await self._batcher.answer(question, deadline=deadline)
         if small and is_small(answer):
             return call.write(question, answer)
         share.more(_WRITTEN * weight(answer))

@@ -144,7 +144,9 @@ class Infer:
             name = text("the name of an output", tensor.get("name"))
             given = _add_parameters(request.outputs.add(name=name), tensor)
             self._outputs[name] = given.get(_BINARY, self._binary) is True
-        question = question_of(request, resident, lambda heads: _arrays(heads, inputs, body, memoryview(content)[end:]))
+        latest = None if request.model_version else self.take
+        rest = memoryview(content)[end:]
+        question = question_of(request, resident, lambda heads: _arrays(heads, inputs, body, rest), latest)
         body.check_unread()
         return question
 

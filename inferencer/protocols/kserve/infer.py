@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from google.protobuf.message import DecodeError
@@ -52,7 +53,8 @@ class ModelInfer:
 
     def read(self, request: pb.ModelInferRequest) -> list[Question]:
         resident = taken(self._models, request.model_name, request.model_version)
-        return [question_of(request, resident, lambda heads: tensors.arrays(request, heads))]
+        latest = None if request.model_version else partial(taken, self._models, request.model_name, "")
+        return [question_of(request, resident, lambda heads: tensors.arrays(request, heads), latest)]
 
     def write(self, request: pb.ModelInferRequest, questions: Sequence[Question], answers: Sequence[Answer]) -> bytes:
         """Its contents are raw, as clients of Triton expect, unless those of the request were not."""
@@ -66,7 +68,12 @@ class ModelInfer:
         return response.SerializeToString()
 
 
-def question_of(request: pb.ModelInferRequest, resident: Resident, arrays: ReadArrays) -> Question:
+def question_of(
+    request: pb.ModelInferRequest,
+    resident: Resident,
+    arrays: ReadArrays,
+    latest: Callable[[], Resident] | None = None,
+) -> Question:
     """What a request asks of this version. Raises InputError, NotImplementedError, and what `arrays` raises."""
     for what, named in (("inputs", request.inputs), ("outputs", request.outputs)):
         check_count(what, named)
@@ -76,7 +83,7 @@ def question_of(request: pb.ModelInferRequest, resident: Resident, arrays: ReadA
     outputs = tuple(output.name for output in request.outputs)
     resident.graph.check_inputs(signature, heads, outputs)  # before memory is spent on any of them
     _check_outputs(resident, signature, outputs)
-    return Question(request.model_name, resident, signature, arrays(heads), outputs)
+    return Question(request.model_name, resident, signature, arrays(heads), outputs, latest=latest)
 
 
 def taken(models: Models, model: str, version: str) -> Resident:

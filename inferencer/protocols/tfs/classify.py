@@ -18,7 +18,7 @@ from paramsync.inference.resident import Resident
 from paramsync.rpc.tensor_proto import MAX_BYTES
 
 from ...serving.served import Models
-from ...serving.specs import answered, check_count, named, taken
+from ...serving.specs import answered, check_count, latest, named, taken
 
 INPUTS, CLASSES, SCORES, OUTPUTS = "inputs", "classes", "scores", "outputs"
 """What such signatures call their tensors."""
@@ -37,8 +37,9 @@ class OneTask:
         return request.model_spec.name, request.model_spec.signature_name or DEFAULT_SIGNATURE
 
     def read(self, request: Any) -> list[Question]:
-        resident = taken(self._models, request.model_spec)
-        return [question_of(self._kind, resident, request.model_spec, examples(request.input))]
+        spec = request.model_spec
+        resident, serialised = taken(self._models, spec), examples(request.input)
+        return [question_of(self._kind, resident, spec, serialised, latest(self._models, spec))]
 
     def write(self, request: Any, questions: Sequence[Question], answers: Sequence[Answer]) -> bytes:
         [question], [answer] = questions, answers
@@ -112,7 +113,11 @@ class Kind:
 
 
 def question_of(
-    kind: Kind, resident: Resident, spec: model_pb2.ModelSpec, serialised: np.ndarray[Any, Any]
+    kind: Kind,
+    resident: Resident,
+    spec: model_pb2.ModelSpec,
+    serialised: np.ndarray[Any, Any],
+    latest: Callable[[], Resident] | None = None,
 ) -> Question:
     """What serialised examples ask of a signature. Raises InputError."""
     name = spec.signature_name or DEFAULT_SIGNATURE
@@ -129,7 +134,8 @@ def question_of(
             found=f"{', '.join(signature.inputs) or 'none'} and {', '.join(signature.outputs)}{method}",
         )
     inputs = {INPUTS: serialised}
-    return Question(str(spec.name), resident, name, inputs, outputs, resident.graph.fits(name, inputs, outputs))
+    fits = resident.graph.fits(name, inputs, outputs)
+    return Question(str(spec.name), resident, name, inputs, outputs, fits, latest)
 
 
 def _classify_outputs(signature: Signature) -> tuple[str, ...]:

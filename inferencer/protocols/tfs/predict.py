@@ -20,7 +20,7 @@ from paramsync.rpc import tensor_proto
 from paramsync.rpc.tensor_proto import VALUE_FIELDS, extend, opening, packed
 
 from ...serving.served import Models
-from ...serving.specs import answered, check_count, taken
+from ...serving.specs import answered, check_count, latest, taken
 from .classify import CLASSIFY, REGRESS, MultiInference, OneTask
 
 FIELD = "signature_def"
@@ -69,7 +69,7 @@ class Predict:
             outputs = tuple(request.output_filter)
             fits = resident.graph.fits(signature, headers, outputs)  # before memory is spent on any of them
             inputs = tensor_proto.to_arrays(request.inputs, "input")
-        return [Question(str(spec.name), resident, signature, inputs, outputs, fits)]
+        return [Question(str(spec.name), resident, signature, inputs, outputs, fits, latest(self._models, spec))]
 
     def write(
         self, request: predict_pb2.PredictRequest, questions: Sequence[Question], answers: Sequence[Answer]

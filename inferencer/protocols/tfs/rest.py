@@ -131,16 +131,18 @@ class RestPrediction:
     def read(self, resident: Resident, content: bytes) -> Question:
         """Raises RequestError, NotImplementedError."""
         body = Body(content)
+        latest = None if self._route.version is not None or self._route.label else self.take
         name = body.text("signature_name") or DEFAULT_SIGNATURE
         if self._form == "predict":
             self._form = _form(resident, name, body)
             specs = resident.graph.signatures[name].inputs
             inputs = (_of_rows if self._form == _ROWS else _of_columns)(body, specs)
-            question = Question(self.model, resident, name, inputs, fits=resident.graph.fits(name, inputs))
+            fits = resident.graph.fits(name, inputs)
+            question = Question(self.model, resident, name, inputs, fits=fits, latest=latest)
         else:
             task = CLASSIFY if self._form == "classify" else REGRESS
             spec = model_pb2.ModelSpec(name=self.model, signature_name=name)
-            question = question_of(task, resident, spec, examples(_examples(body)))
+            question = question_of(task, resident, spec, examples(_examples(body)), latest)
         body.check_unread()
         return question
 

@@ -6,8 +6,11 @@ import asyncio
 from functools import partial
 
 import numpy as np
+import pytest
 
+from paramsync.errors import NotServingError
 from paramsync.inference import batchable
+from paramsync.inference.questions import Question
 from paramsync.inference.resident import Resident
 from tests.support.batching import Setting, all_done, on_a_loop, totals
 from tests.support.questions import ROWS, lookup, question, resident, turns, until
@@ -145,7 +148,7 @@ async def test_while_versions_swap_under_many_questions_every_answer_proves_its_
         for _ in range(50):
             of = serving[0]
             values = random.integers(0, 100, random.integers(1, 4)).astype(float)
-            answer = await setting.batcher.answer(question(of, *values))
+            _, answer = await setting.batcher.answer(question(of, *values))
             assert answer["seen"].tolist() == [of.version.number] * len(values)
             assert answer["total"].tolist() == (values * of.version.number).tolist()
         return 50
@@ -163,3 +166,52 @@ async def test_while_versions_swap_under_many_questions_every_answer_proves_its_
     swapping.cancel()
     assert len(setting.metrics.told) < 1600  # some went together
     await setting.over()
+
+
+class Serving:
+    """What serves now, as requests that name no version ask for it."""
+
+    def __init__(self, of: Resident) -> None:
+        self.of: Resident | None = of
+
+    def latest(self) -> Resident:
+        if self.of is None:
+            raise NotServingError("m", "gone")
+        return self.of
+
+    def question(self, *values: float) -> Question:
+        return question(self.latest(), *values)._replace(latest=self.latest)
+
+
+@on_a_loop
+async def test_requests_that_named_no_version_go_together_by_what_serves_when_their_call_begins() -> None:
+    setting, serving = Setting(), Serving(resident(1))
+    asked = [asyncio.ensure_future(setting.batcher.answer(serving.question(0.0)))]
+    await turns()  # it runs, and those that come now wait
+    for number in (2, 3):
+        serving.of = resident(number)
+        asked += [asyncio.ensure_future(setting.batcher.answer(serving.question(float(number)))) for _ in range(2)]
+        asked += [asyncio.ensure_future(setting.batcher.answer(question(resident(2), 9.0)))]  # which named it
+    await turns()
+    serving.of = resident(4)
+    told = await setting.over(*asked)
+    assert sorted(told) == [("1", 1, 1), ("2", 1, 1), ("2", 1, 1), ("4", 4, 4)]
+    for one in asked:
+        answered, answer = one.result()
+        assert answer["seen"].tolist() == [answered.resident.version.number]
+
+
+@pytest.mark.parametrize("then", ["another graph", "nothing"])
+@on_a_loop
+async def test_where_what_serves_cannot_answer_requests_go_by_the_versions_that_they_were_read_for(
+    then: str,
+) -> None:
+    setting, serving = Setting(), Serving(resident(1))
+    asked = [asyncio.ensure_future(setting.batcher.answer(serving.question(0.0)))]
+    await turns()
+    first, second = resident(2), resident(3)
+    for serving.of in (first, first, second, first):
+        asked.append(asyncio.ensure_future(setting.batcher.answer(serving.question(1.0))))
+    await turns()
+    serving.of = resident(5, graph_number=1) if then == "another graph" else None
+    assert await setting.over(*asked) == [("1", 1, 1), ("2", 2, 2), ("3", 1, 1), ("2", 1, 1)]
