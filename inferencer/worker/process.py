@@ -59,8 +59,7 @@ def work(number: int, slot: int, settings: Settings, *, descriptors: Sequence[in
     memory.limit_heap()
     words = SharedWords(word)
     os.close(word)
-    with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        runner.run(_Worker(number, slot, settings, socket.socket(fileno=connection), words).run())
+    new_event_loop().run_until_complete(_Worker(number, slot, settings, socket.socket(fileno=connection), words).run())
 
 
 class _Worker:

@@ -4,8 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Coroutine
+from typing import Any
 
 from inferencer.transport.event_loop import _MOST, new_event_loop
+
+
+def run(main: Coroutine[Any, Any, None]) -> None:
+    loop = new_event_loop()
+    try:
+        loop.run_until_complete(main)
+    finally:
+        loop.close()
 
 
 def test_a_turn_takes_few_events_and_each_has_its_turn_before_any_has_its_second() -> None:
@@ -26,8 +36,7 @@ def test_a_turn_takes_few_events_and_each_has_its_turn_before_any_has_its_second
         for here, _ in pairs:
             loop.remove_reader(here)
 
-    with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        runner.run(check())
+    run(check())
     for pair in pairs:
         for one in pair:
             one.close()
@@ -49,5 +58,4 @@ def test_who_can_write_and_whose_other_end_has_gone_are_told() -> None:
             await told.wait()
             loop.remove_reader(here)
 
-    with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        runner.run(check())
+    run(check())
