@@ -141,13 +141,9 @@ class Batcher:
         finally:
             del answer, question  # as below
 
-    async def answer(
-        self, question: Question, *, deadline: float | None = None, apart: bool = False
-    ) -> tuple[Question, Answer]:
-        """The answer, and the question with the version that gave it.
-
-        `deadline` is in the loop's time. Requests that are `apart` have a queue of their own: a flood of them does not
-        delay others.
+    async def answer(self, question: Question, *, deadline: float | None = None, apart: bool = False) -> Answer:
+        """`deadline` is in the loop's time. Requests that are `apart` have a queue of their own: a flood of them does
+        not delay others. Afterwards the question names the version that answered, or that failed.
 
         Raises BusyError where too many wait, TimeoutError, and what the call raises. A request whose caller leaves
         before it runs does not run.
@@ -160,13 +156,11 @@ class Batcher:
         timer = None if deadline is None else loop.call_at(deadline, self._expire, request)
         self._start(request.queue)
         try:
-            answer = await request.answer
+            return await request.answer
         except asyncio.CancelledError:
             if request.answer.done() and not request.answer.cancelled():
                 request.answer.exception()  # it came in the same moment, and nobody waits for it any more
             raise
-        else:
-            return request.question, answer
         finally:
             self._leave(request)
             if timer is not None:
@@ -243,8 +237,7 @@ class Batcher:
             rows += request.rows
             if batch and (not queue.batched or rows > self._rows or resident is not batch[0].question.resident):
                 break
-            if resident is not request.question.resident:
-                request.question = request.question._replace(resident=resident)
+            request.question.resident = resident
             batch.append(request)
         return batch
 

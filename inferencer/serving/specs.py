@@ -55,7 +55,7 @@ def latest(models: Models, spec: model_pb2.ModelSpec) -> Callable[[], Resident] 
     """See Question."""
     if spec.HasField("version") or spec.version_label:
         return None
-    return partial(taken, models, spec)
+    return partial(taken, models, model_pb2.ModelSpec(name=spec.name))  # what is of a request keeps all of it
 
 
 def answered(model: str, version: int, signature: str) -> model_pb2.ModelSpec:

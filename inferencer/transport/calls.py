@@ -69,6 +69,7 @@ class Calls:
         self._of_newcomers: set[Call] = set()  # predictions that were started
         # predictions of newcomers that wait for one of these to end; the connection whose turn is next comes last
         self._later: OrderedDict[GrpcConnection, dict[Call, None]] = OrderedDict()
+        self._last: OrderedDict[GrpcConnection, dict[Call, None]] = OrderedDict()  # after these, of who takes no answer
         self._streams = 0
         self._looking: asyncio.TimerHandle | None = None
         self.unpacking = asyncio.Semaphore(_UNPACKED_AT_ONCE)
@@ -96,19 +97,19 @@ class Calls:
     def over(self, call: Call, connection: GrpcConnection) -> None:
         self._open -= 1
         self.read_timeouts.end(call)
-        if connection in self._later:
-            self._later[connection].pop(call, None)
-            if not self._later[connection]:
-                del self._later[connection]
+        for waiting in (self._later, self._last):
+            if connection in waiting:
+                waiting[connection].pop(call, None)
+                if not waiting[connection]:
+                    del waiting[connection]
 
     def begins(self, call: Call, connection: GrpcConnection) -> None:
         """Its message is there, or it needs none to begin: it is started, in a moment where many are."""
         self.read_timeouts.end(call)
         if call.method.predicts and call.is_of_newcomer:
             if len(self._of_newcomers) >= _MOST_OF_NEWCOMERS:
-                self._later.setdefault(connection, {})[call] = None
-                if not connection.takes_answers:
-                    self._later.move_to_end(connection, last=False)
+                waiting = self._later if connection.takes_answers else self._last
+                waiting.setdefault(connection, {})[call] = None
                 return
             self._of_newcomers.add(call)
         self._start(call, connection)
@@ -140,17 +141,18 @@ class Calls:
         self._streams -= call.method.is_stream
         if call in self._of_newcomers:
             self._of_newcomers.discard(call)
-            if self._later:
+            if self._later or self._last:
                 self._start_later()
 
     def _start_later(self) -> None:
         """Of the connection that came last, so that not all wait long in a flood; then it comes after the others."""
-        connection, calls = self._later.popitem()
+        waiting = self._later or self._last
+        connection, calls = waiting.popitem()
         call = next(iter(calls))
         del calls[call]
         if calls:
-            self._later[connection] = calls
-            self._later.move_to_end(connection, last=False)
+            waiting[connection] = calls
+            waiting.move_to_end(connection, last=False)
         self._of_newcomers.add(call)
         self._start(call, connection)
 

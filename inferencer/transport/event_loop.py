@@ -29,7 +29,7 @@ class _FewAtATime(selectors.EpollSelector):
         except InterruptedError:
             return []
         keys = self.get_map()
-        ready = [(keys[file], event) for file, event in events]
+        ready = [(keys[file], event) for file, event in events if file in keys]
         return [(key, _meant(event) & key.events) for key, event in ready]
 
     def close(self) -> None:

@@ -103,11 +103,11 @@ class Predictions:
             if len(questions) == 1:
                 answer = None if self.awaited() else self._batcher.at_once(questions[0])
                 if answer is None:
-                    questions[0], answer = await self._batcher.answer(questions[0], apart=context.is_of_newcomer)
+                    answer = await self._batcher.answer(questions[0], apart=context.is_of_newcomer)
                 found: Sequence[Answer] = (answer,)
             else:
                 answering = partial(self._batcher.answer, apart=context.is_of_newcomer)
-                found = [answer for _, answer in await asyncio.gather(*map(answering, questions))]
+                found = await asyncio.gather(*map(answering, questions))
             if (answered := sum(map(weight, found))) > BRIEF:
                 self._check_size(answered, most=(self._budget.most - share.size) // (1 + _WRITTEN))
                 share.more((1 + _WRITTEN) * answered)

@@ -1,7 +1,8 @@
 """MappedFiles: the data files of versions, in this process's page table.
 
-A mapping is kept for a while after its last version, because a publisher writes again into files that it has used
-before, and because making and undoing a mapping of 268 MB takes 30 ms.
+A mapping is kept for a while after its last version, as long as a version of the same graph may come, because a
+publisher writes again into files that it has used before, and because making and undoing a mapping of 268 MB takes 30
+ms.
 
 A file in use has two descriptors. The supervisor sent the first one with the lock that keeps publishers from the file;
 it is closed with the last array or tensor of the file. The second one has no lock, and belongs to the mapping.
@@ -12,7 +13,7 @@ from __future__ import annotations
 import mmap
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,9 +31,12 @@ class MappedFiles:
 
     def __init__(self) -> None:
         self._mappings: dict[tuple[int, int], _Mapping] = {}
+        self.graphs: Collection[int] = ()
+        """Keys of graphs that answer. A mapping for another one goes with its last version."""
 
-    def map(self, descriptor: int, size: int, ranges: Sequence[tuple[int, int]]) -> Bytes:
-        """The first `size` bytes of a file, of which these ranges, from and to, are brought into the page table.
+    def map(self, descriptor: int, size: int, ranges: Sequence[tuple[int, int]], *, graph: int) -> Bytes:
+        """The first `size` bytes of a file, of which these ranges, from and to, are brought into the page table: its
+        parameters of the graph with that key.
 
         The descriptor is closed with the last that refers to them. Raises GraphError, OSError.
         """
@@ -47,6 +51,7 @@ class MappedFiles:
         mapping = self._mappings.get(file_id)
         if mapping is None or mapping.size != size:
             mapping = self._mappings[file_id] = _Mapping(descriptor, size)
+        mapping.graph = graph
         lease.take(mapping)
         for start, stop in ranges:
             mapping.bring_in(start, stop)
@@ -56,7 +61,8 @@ class MappedFiles:
         """Undo mappings that no version needs; False where there is none that may have to be undone later."""
         late = time.monotonic() - _KEPT_SECONDS
         for file_id, mapping in list(self._mappings.items()):
-            unused = not mapping.users and (mapping.used_at < late or mapping.is_gone)
+            needless = mapping.used_at < late or mapping.graph not in self.graphs or mapping.is_gone
+            unused = not mapping.users and needless
             if unused and self._mappings.pop(file_id, None) is mapping:
                 mapping.drop_pages()
         return any(not mapping.users for mapping in list(self._mappings.values()))
@@ -67,6 +73,7 @@ class _Mapping:
 
     def __init__(self, descriptor: int, size: int) -> None:
         self.size = size
+        self.graph = 0
         self.users: set[int] = set()  # leases, which must not be kept here
         self.used_at = 0.0
         self._file = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)

@@ -58,6 +58,7 @@ class Versions:
         self._graphs: weakref.WeakValueDictionary[int, Graph] = weakref.WeakValueDictionary()  # of versions
         self._built_last: Graph | None = None  # whose first version may be still to come
         self._residents: dict[int, Resident] = {}
+        self._graph_keys: dict[int, int] = {}  # of the graphs of these
         self._called: weakref.WeakSet[Graph] = weakref.WeakSet()
         self._joiners: dict[str, tuple[ConnectionSettings, Joiner]] = {}
         self._files = MappedFiles()
@@ -100,7 +101,7 @@ class Versions:
             mapped = []
             for number, size in enumerate(message.sizes):
                 ranges = [(start, stop) for file, start, stop in message.ranges if file == number]
-                mapped.append(self._files.map(files.pop(0), size, ranges))
+                mapped.append(self._files.map(files.pop(0), size, ranges, graph=message.graph.key))
         finally:
             close_all(files)
         parameters = tuple([alias(_array(parameter, mapped)) for parameter in message.parameters])
@@ -110,6 +111,7 @@ class Versions:
             batchable.examine(resident)
             self._called.add(graph)
         self._residents[message.key] = resident
+        self._graph_keys[message.key] = message.graph.key
 
     def join(self, models: Sequence[ModelMessage]) -> dict[str, Joining]:
         """Build the graphs of joined models, and return the outcome. What answers does not change."""
@@ -137,9 +139,11 @@ class Versions:
         self._epochs = {number: models for number, models in self._epochs.items() if number >= epoch}
         for key in self._residents.keys() - set(keys):
             gone = self._residents.pop(key)
+            del self._graph_keys[key]
             self._leaving.append((weakref.ref(gone), (gone.graph, gone.parameters)))
             del gone
         self._built_last = None
+        self._files.graphs = {*self._graph_keys.values()}
         self._freeing.set()
         self.changed()
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, TypeAlias
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -14,11 +15,13 @@ Answer: TypeAlias = Mapping[str, npt.NDArray[Any]]
 """The outputs asked for, by name."""
 
 
-class Question(NamedTuple):
+@dataclass(eq=False, slots=True)
+class Question:
     """One call of one version. The names and dtypes of its inputs were checked against the signature."""
 
     model: str
     resident: Resident
+    """The version that it was read for, and in the end the one that answers."""
     signature: str
     inputs: Mapping[str, npt.NDArray[np.generic]]
     outputs: tuple[str, ...] = ()
@@ -26,4 +29,5 @@ class Question(NamedTuple):
     fits: bool = True
     """Whether the inputs have shapes that the signature names; others go alone."""
     latest: Callable[[], Resident] | None = None
-    """Gives what serves now, where the request named no version: it is answered by what serves when its call begins."""
+    """Gives what serves now, where the request named no version: a request that waits for its call is answered by what
+    serves when the call begins, if that has the same graph."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from functools import wraps
 from typing import Any
 
@@ -30,11 +30,7 @@ class Setting:
         self.batcher = Batcher(self.threads, threads, self.metrics, **options)
 
     def ask(self, *questions: Question, **options: Any) -> list[asyncio.Task[Answer]]:
-        return [asyncio.ensure_future(self._answer(one, **options)) for one in questions]
-
-    async def _answer(self, asked: Question, **options: Any) -> Answer:
-        _, answer = await self.batcher.answer(asked, **options)
-        return answer
+        return [asyncio.ensure_future(self.batcher.answer(one, **options)) for one in questions]
 
     async def warm(self, of: Resident) -> None:
         """Ask until a question is answered without a thread."""
@@ -49,7 +45,7 @@ class Setting:
         """Let all be computed: a call that took long on a busy machine has the next ones run on threads."""
         await until(lambda: all_done([*asked]), self.threads)
 
-    async def over(self, *asked: asyncio.Future[Any]) -> list[tuple[str, int, int]]:
+    async def over(self, *asked: asyncio.Task[Answer]) -> list[tuple[str, int, int]]:
         """Let all be computed; returns what was called."""
         await until(lambda: all_done([*asked]) and not self.batcher.held, self.threads)
         await turns()
@@ -57,7 +53,7 @@ class Setting:
         return self.metrics.told
 
 
-def all_done(asked: Sequence[asyncio.Future[Any]]) -> bool:
+def all_done(asked: list[asyncio.Task[Answer]]) -> bool:
     return all(one.done() for one in asked)
 
 

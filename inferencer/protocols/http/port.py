@@ -246,8 +246,10 @@ class HttpPort:
             del content
             signature = question.signature
             share.need(max(share.size, _BESIDE * weight(question.inputs)))
-            question, answer = await self._batcher.answer(question, deadline=began + _SECONDS)
-            resident = question.resident
+            try:
+                answer = await self._batcher.answer(question, deadline=began + _SECONDS)
+            finally:
+                resident = question.resident
             body, headers = await self._written(call, question, answer, share, small=small)
             response = reply(200, body, {**self._headers(resident), **headers})
             code = grpc.StatusCode.OK

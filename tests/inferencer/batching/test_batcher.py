@@ -7,6 +7,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from paramsync.errors import NotServingError
 from paramsync.inference import batchable
@@ -148,7 +149,7 @@ async def test_while_versions_swap_under_many_questions_every_answer_proves_its_
         for _ in range(50):
             of = serving[0]
             values = random.integers(0, 100, random.integers(1, 4)).astype(float)
-            _, answer = await setting.batcher.answer(question(of, *values))
+            answer = await setting.batcher.answer(question(of, *values))
             assert answer["seen"].tolist() == [of.version.number] * len(values)
             assert answer["total"].tolist() == (values * of.version.number).tolist()
         return 50
@@ -179,39 +180,47 @@ class Serving:
             raise NotServingError("m", "gone")
         return self.of
 
-    def question(self, *values: float) -> Question:
-        return question(self.latest(), *values)._replace(latest=self.latest)
+    def open(self, asked: Question) -> Question:
+        """It named no version."""
+        asked.latest = self.latest
+        return asked
 
 
 @on_a_loop
 async def test_requests_that_named_no_version_go_together_by_what_serves_when_their_call_begins() -> None:
     setting, serving = Setting(), Serving(resident(1))
-    asked = [asyncio.ensure_future(setting.batcher.answer(serving.question(0.0)))]
+    first = serving.open(question(resident(1), 0.0))
+    asked = setting.ask(first)
     await turns()  # it runs, and those that come now wait
-    for number in (2, 3):
-        serving.of = resident(number)
-        asked += [asyncio.ensure_future(setting.batcher.answer(serving.question(float(number)))) for _ in range(2)]
-        asked += [asyncio.ensure_future(setting.batcher.answer(question(resident(2), 9.0)))]  # which named it
-    await turns()
+    waiting = [serving.open(question(resident(number), 1.0)) for number in (2, 2, 3, 3)]
+    named = question(resident(2), 1.0)
+    asked += setting.ask(*waiting, named)
     serving.of = resident(4)
-    told = await setting.over(*asked)
-    assert sorted(told) == [("1", 1, 1), ("2", 1, 1), ("2", 1, 1), ("4", 4, 4)]
-    for one in asked:
-        answered, answer = one.result()
-        assert answer["seen"].tolist() == [answered.resident.version.number]
+    assert sorted(await setting.over(*asked)) == [("1", 1, 1), ("2", 1, 1), ("4", 4, 4)]
+    assert [one.resident.version.number for one in (first, *waiting, named)] == [1, 4, 4, 4, 4, 2]
+    assert [one.result()["seen"].tolist() for one in asked] == [[1.0], [4.0], [4.0], [4.0], [4.0], [2.0]]
+
+
+@on_a_loop
+async def test_a_request_that_fails_names_the_version_by_which_it_failed() -> None:
+    setting, serving = Setting(), Serving(resident(1))
+    asked = setting.ask(serving.open(lookup(resident(1), 0)))
+    await turns()
+    waiting = serving.open(lookup(resident(1), 99))
+    asked += setting.ask(waiting)
+    serving.of = resident(2)
+    await setting.over(*asked)
+    assert (type(asked[1].exception()), waiting.resident.version.number) == (tf.errors.InvalidArgumentError, 2)
 
 
 @pytest.mark.parametrize("then", ["another graph", "nothing"])
 @on_a_loop
-async def test_where_what_serves_cannot_answer_requests_go_by_the_versions_that_they_were_read_for(
-    then: str,
-) -> None:
+async def test_where_what_serves_cannot_answer_requests_go_by_the_versions_that_they_were_read_for(then: str) -> None:
     setting, serving = Setting(), Serving(resident(1))
-    asked = [asyncio.ensure_future(setting.batcher.answer(serving.question(0.0)))]
+    asked = setting.ask(serving.open(question(resident(1), 0.0)))
     await turns()
-    first, second = resident(2), resident(3)
-    for serving.of in (first, first, second, first):
-        asked.append(asyncio.ensure_future(setting.batcher.answer(serving.question(1.0))))
+    second, third = resident(2), resident(3)
+    asked += setting.ask(*(serving.open(question(of, 1.0)) for of in (second, second, third, second)))
     await turns()
     serving.of = resident(5, graph_number=1) if then == "another graph" else None
     assert await setting.over(*asked) == [("1", 1, 1), ("2", 2, 2), ("3", 1, 1), ("2", 1, 1)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 from collections.abc import Coroutine
 from typing import Any
@@ -57,5 +58,21 @@ def test_who_can_write_and_whose_other_end_has_gone_are_told() -> None:
             there.close()
             await told.wait()
             loop.remove_reader(here)
+
+    run(check())
+
+
+def test_a_file_that_was_closed_before_it_was_removed_ends_nothing() -> None:
+    async def check() -> None:
+        loop = asyncio.get_running_loop()
+        here, there = socket.socketpair()
+        file = here.fileno()
+        with socket.socket(fileno=os.dup(file)), there:  # a copy keeps it open, and among those that are looked at
+            loop.add_reader(file, here.recv, 1)
+            here.close()
+            loop.remove_reader(file)
+            there.send(b"x")
+            for _ in range(3):
+                await asyncio.sleep(0)
 
     run(check())

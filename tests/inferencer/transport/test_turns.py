@@ -411,13 +411,17 @@ def test_a_client_that_takes_no_answer_waits_until_those_that_do_were_answered(m
         newcomers = []
         for number, content in enumerate((UNREAD, CONNECTED, UNREAD), start=1):
             newcomers.append(await port.connected(content + called(1)))
-            while len(port.calls._later) < number:
+            while len(port.calls._later) + len(port.calls._last) < number:
                 await asyncio.sleep(0)
         with clients(first, *newcomers):
-            started = [connection.takes_answers for connection in reversed(port.calls._later)]
-            assert started == [True, False, False]
+            newcomers[1].send(called(3))
+            while [*map(len, port.calls._later.values())] != [2]:
+                await asyncio.sleep(0)
+            port.calls._start_later()
+            port.calls._start_later()
+            assert (len(port.calls._later), len(port.calls._last)) == (0, 2)
             port.gate.set()
-            while port.answered < 4:
+            while port.answered < 5:
                 await asyncio.sleep(0)
 
     run(check, port=GatedPort)
