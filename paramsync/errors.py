@@ -44,9 +44,11 @@ class UnknownModelError(RequestError):
 
 
 class UnknownVersionError(RequestError):
-    def __init__(self, where: str, number: int, known: Iterable[int]) -> None:
+    def __init__(self, where: str, number: int, known: Iterable[int], why: str = "") -> None:
+        """`why` is the reason why a version that exists cannot be used."""
         listed = ", ".join(map(str, sorted(known))) or "none"
-        super().__init__(f"version {number} of {where} is not there; there are: {listed}")
+        problem = f"cannot be used: {why}" if why else "is not there"
+        super().__init__(f"version {number} of {where} {problem}; there are: {listed}")
 
 
 class UnknownLabelError(RequestError):

@@ -6,9 +6,9 @@ import asyncio
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST as CONTENT_TYPE
@@ -22,6 +22,10 @@ from paramsync.rpc.tls import ServerTls
 
 if TYPE_CHECKING:
     from paramsync.publishing.control_port import Training
+
+
+Fields: TypeAlias = "Mapping[str, Sequence[str]]"
+"""The headers of a request: their values by name, in small letters."""
 
 
 class TrainerMetrics(MetricsPage):
@@ -103,7 +107,7 @@ class MetricsPort:
         access: Access | None = None,
         tls: ServerTls | None = None,
     ) -> None:
-        """`access` says who may ask; None: everybody. Port 0 is any free one.
+        """`access` says who may ask; None: everybody whom this host lets. Port 0 is any free one.
 
         Raises SettingsError for an address that cannot be had.
         """
@@ -115,7 +119,7 @@ class MetricsPort:
             raise addresses.refused(host, port, "--metrics-port") from error
         self.address = addresses.address(host, listener.getsockname()[1])
         self._text = text
-        self._access = access
+        self._access = access or Access(host=host)
         self._tls = tls
         self._callers = 0
         self._closed: Future[None] = Future()
@@ -150,7 +154,7 @@ class MetricsPort:
             self._callers -= 1
             writer.close()
 
-    def _answer(self, request: list[str], authorization: str, transport: asyncio.WriteTransport) -> bytes:
+    def _answer(self, request: list[str], fields: Fields, transport: asyncio.WriteTransport) -> bytes:
         if len(request) != 3:
             return _response("400 Bad Request", b"expected GET /metrics\n")
         method, path, _ = request
@@ -158,11 +162,16 @@ class MetricsPort:
             return _response("404 Not Found", b"expected /metrics\n")
         if method != "GET":
             return _response("405 Method Not Allowed", b"expected GET\n")
-        if self._access is not None and self._access.looks_at(Effect.READS):
-            try:
+        try:
+            if self._access.looks_at(Effect.READS):
+                authorization = next(iter(fields.get("authorization", ())), "")
                 self._access.check_read("GET /metrics", _caller(transport, authorization))
-            except NotAllowedError as error:
-                return _response("401 Unauthorized", f"{error}\n".encode(), more="WWW-Authenticate: Bearer\r\n")
+        except NotAllowedError as error:
+            return _response("401 Unauthorized", f"{error}\n".encode(), more="WWW-Authenticate: Bearer\r\n")
+        try:
+            self._access.check_host("GET /metrics", fields.get("host", ()))
+        except NotAllowedError as error:
+            return _response("403 Forbidden", f"{error}\n".encode())
         return _response("200 OK", self._text(), CONTENT_TYPE)
 
 
@@ -171,16 +180,17 @@ def _caller(transport: asyncio.WriteTransport, authorization: str) -> Caller:
     return Caller(str(transport.get_extra_info("peername")), bearer(authorization), certificate)
 
 
-async def _request(reader: asyncio.StreamReader) -> tuple[list[str], str]:
-    """The words of the request's first line, none where it does not come or is no HTTP, and what it shows."""
+async def _request(reader: asyncio.StreamReader) -> tuple[list[str], Fields]:
+    """The words of the request's first line, none where it does not come or is no HTTP, and its headers."""
     try:
         head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), _SECONDS)
     except (asyncio.TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-        return [], ""
+        return [], {}
     first, *headers = head.decode(errors="replace").split("\r\n")
-    fields = (header.partition(":") for header in headers)
-    shown = next((value.strip() for name, _, value in fields if name.lower() == "authorization"), "")
-    return first.split(), shown
+    fields: dict[str, list[str]] = {}
+    for name, _, value in (header.partition(":") for header in headers):
+        fields.setdefault(name.lower(), []).append(value.strip())
+    return first.split(), fields
 
 
 def _response(status: str, body: bytes, kind: str = "text/plain; charset=utf-8", *, more: str = "") -> bytes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,30 +45,8 @@ def check_origin(what: str, request: web.BaseRequest, access: Access, hosts: Col
 
 
 def check_host(what: str, request: web.BaseRequest, access: Access, hosts: Collection[str] = ()) -> None:
-    """Raise NotAllowedError for a name that is neither this machine's nor one of `hosts`, though nobody else may ask.
-
-    A site can have its own name lead to a loopback address (DNS rebinding). A browser says which name it asked for.
-    """
-    if not access.is_open:
-        return
-    for host in request.headers.getall("Host", ()):
-        if host and not _is_here(host, (access.host, *hosts)):
-            expected = f"a loopback address in the header Host, or a name that {_HOSTS_OPTION} gives"
-            raise NotAllowedError(f"{what}: expected {expected}, found {host[:200]!r}")
-
-
-def _is_here(host: str, names: Collection[str]) -> bool:
-    """Whether a name with its port is of this machine, without asking for addresses: a site says what its own is."""
-    name = host.rpartition("]")[0].lstrip("[") if host.startswith("[") else host.partition(":")[0]
-    try:
-        return ip_address(name).is_loopback
-    except ValueError:
-        return _plain(name) in ("localhost", *map(_plain, names))
-
-
-def _plain(name: str) -> str:
-    """A name may end with a dot, which says that no domain is to be added to it."""
-    return name.lower().removesuffix(".")
+    """See Access.check_host."""
+    access.check_host(what, request.headers.getall("Host", ()), hosts, option=_HOSTS_OPTION)
 
 
 class ReloadRoots:

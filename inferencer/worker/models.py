@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
-from paramsync.errors import NotServingError, UnknownModelError
+from paramsync.errors import NotServingError, UnknownModelError, UnknownVersionError
 from paramsync.following.residents import View
 from paramsync.following.status import EVERY_KIND, EventKind, State, Status
 from paramsync.inference.resident import Resident
@@ -52,7 +52,13 @@ class Model:
             raise NotServingError(self.name, self.joining.problem)
         if not view.recent:
             raise NotServingError(self.name, self.last.absence)
-        return view.take(self.name, version, label)
+        try:
+            return view.take(self.name, version, label)
+        except UnknownVersionError as error:
+            case = None if version is None else self.last.quarantine_of(version)
+            if case is None:
+                raise
+            raise UnknownVersionError(f"model {self.name!r}", case.number, view.numbered, case.reason) from error
 
     def status(self) -> Status:
         """As the follower last said, but for what answers here."""

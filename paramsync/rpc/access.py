@@ -7,14 +7,14 @@ import logging
 import threading
 from asyncio import CancelledError
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from paramsync.errors import NotAllowedError, UnauthenticatedError
 from paramsync.host.files import shown
-from paramsync.rpc.addresses import is_loopback
+from paramsync.rpc.addresses import is_here, is_loopback
 from paramsync.rpc.settings import FLAGS, OptionNames
 from paramsync.rpc.tokens import Tokens
 
@@ -185,6 +185,20 @@ class Access:
         """Of a call that changes something. Raises NotAllowedError, UnauthenticatedError, after a line in the log."""
         with self.refusals(what, caller):
             self.check_read(what, caller)
+
+    def check_host(self, what: str, named: Iterable[str], others: Collection[str] = (), *, option: str = "") -> None:
+        """Raise NotAllowedError for a header Host that names neither this machine nor one of `others`, which `option`
+        gives, where this machine alone may ask.
+
+        A site can have its own name lead to a loopback address (DNS rebinding). A browser says which name it asked for.
+        """
+        if not self.is_open:
+            return
+        for host in named:
+            if host and not is_here(host, (self.host, *others)):
+                more = f", or a name that {option} gives" if option else ""
+                expected = f"a loopback address in the header Host{more}"
+                raise NotAllowedError(f"{what}: expected {expected}, found {host[:200]!r}")
 
     def check_read(self, what: str, caller: Caller) -> None:
         """Of a call that reads, where `looks_at` says so. Raises NotAllowedError, UnauthenticatedError."""

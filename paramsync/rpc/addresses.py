@@ -8,7 +8,7 @@ import ipaddress
 import itertools
 import re
 import socket
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from paramsync.errors import SettingsError
 
@@ -108,3 +108,17 @@ def refused(host: str, port: int, option: str) -> SettingsError:
     except SettingsError as error:
         return error
     return SettingsError(f"cannot listen on port {port} of {host}; choose another with {option}")
+
+
+def is_here(host: str, names: Collection[str]) -> bool:
+    """Whether a name with its port is of this machine, without asking for addresses: a site says what its own is."""
+    name = host.rpartition("]")[0].lstrip("[") if host.startswith("[") else host.partition(":")[0]
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return _plain(name) in ("localhost", *map(_plain, names))
+
+
+def _plain(name: str) -> str:
+    """A name may end with a dot, which says that no domain is to be added to it."""
+    return name.lower().removesuffix(".")

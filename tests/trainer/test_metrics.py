@@ -22,6 +22,7 @@ from paramsync.publishing.metrics import Meter
 from paramsync.publishing.publisher import Publisher
 from tests.inferencer.serving.test_metrics import Samples, parsed
 from tests.support import jobs
+from tests.support.http import call
 from tests.support.programs import PATIENCE, ROOT, Program, events
 from tests.support.prometheus import promtool
 from tests.support.training import ON_REQUEST, Counters, latest
@@ -91,6 +92,17 @@ def test_only_metrics_are_answered(port: MetricsPort) -> None:
             found = error.code
             error.close()
         assert found == code, path
+
+
+@pytest.mark.parametrize(
+    ("host", "code"), [("localhost:9", 200), ("[::1]", 200), ("127.0.0.2", 200), ("evil.example:8504", 403)]
+)
+def test_metrics_are_read_under_names_of_this_machine_only(port: MetricsPort, host: str, code: int) -> None:
+    answer = call(int(port.address.rpartition(":")[2]), "GET", "/metrics", Host=host)
+    assert answer.status == code
+    assert answer.body.startswith(
+        b"x 1\n" if code == 200 else b"GET /metrics: expected a loopback address in the header Host, found 'evil"
+    )
 
 
 @pytest.mark.parametrize("said", [b"\r\n\r\n", b"POST /metrics HTTP/1.1\r\n\r\n", b"\xff\xfe\n\n", b"x" * 20_000])

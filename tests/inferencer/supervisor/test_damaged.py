@@ -42,6 +42,10 @@ def test_another_version_answers_in_its_place_or_none_or_it_says_that_it_is_dama
         answer = running.prediction_service.Predict(request(model), timeout=LONG, wait_for_ready=True)
         return int(answer.model_spec.version.value), seen(answer)
 
+    def named(number: int) -> str:
+        """How the version is refused to who asks for it by its number."""
+        return refused(running.prediction_service.Predict, request("one", version=number))[1]
+
     eventually(lambda: status("one").serving and status("other").serving, lambda: "both to serve")
     assert answered("one")[0] == 2
     one.overwrite(2)
@@ -51,6 +55,7 @@ def test_another_version_answers_in_its_place_or_none_or_it_says_that_it_is_dama
     assert proven(values, number)
     code, _ = refused(running.prediction_service.Predict, request("one", version=2))
     assert code == grpc.StatusCode.NOT_FOUND
+    eventually(lambda: "'one' cannot be used: " in (text := named(2)) and "expected checksum" in text, lambda: named(2))
     assert (status("one").state, running.health("one")) == (State.SERVING, SERVING)
 
     one.overwrite(1)
