@@ -151,7 +151,8 @@ class _Restores:
         try:
             content = files.content(meta, limit=files.MAX_MESSAGE)
         except FileNotFoundError as error:
-            raise UnfinishedMetaError(_needs(version, meta)) from error
+            remedy = "have Saver.save write it (write_meta_graph=True), or give a graph"
+            raise UnfinishedMetaError(f"{_needs(version, meta)}: {remedy}") from error
         return self._graphs.built(
             hashlib.sha256(content).digest(),
             lambda: capture_meta(content, path=meta, inputs=self._inputs, outputs=self._outputs, allowed=self._allowed),

@@ -51,6 +51,10 @@ def test_a_graph_still_being_written_is_waited_for_and_then_a_fault(
     monkeypatch.setattr("paramsync.following.policy.UNFINISHED_SECONDS", 0.0)
     follower.run_once()
     assert "not a readable meta graph" in follower.status().quarantined[0].reason
+    meta.unlink()
+    follower.run_once()
+    reason = follower.status().quarantined[0].reason
+    assert f"needs the graph file {meta}, which is not there: have Saver.save write it" in reason
     meta.write_bytes(content)
     follower.run_once()
     assert (serving(follower), quarantined(follower)) == (1, [])
