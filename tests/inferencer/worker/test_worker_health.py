@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+import socket
 
 from grpc_health.v1 import health_pb2
 
+from inferencer.processes.channel import Channel
 from inferencer.serving.metrics import Metrics
 from inferencer.transport.health import Health
 from inferencer.worker.models import EpochModels
@@ -21,9 +22,10 @@ class Clock:
 
 def test_health_says_that_every_request_fails_and_is_well_again_after_one_that_does_not() -> None:
     async def check() -> None:
-        clock, unheard = Clock(), Any
+        clock = Clock()
         metrics = Metrics(clock=clock)
-        models = EpochModels(dict, unheard)
+        here, there = socket.socketpair()
+        models = EpochModels(dict, Channel(here, {}, name="supervisor"))
         models.failing = lambda: metrics.failing
         health = Health(models, [])
         following = asyncio.ensure_future(health.follow())
@@ -46,5 +48,7 @@ def test_health_says_that_every_request_fails_and_is_well_again_after_one_that_d
         answered("OK")
         assert await serves()
         following.cancel()
+        here.close()
+        there.close()
 
     asyncio.run(check())
