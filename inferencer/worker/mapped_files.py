@@ -32,7 +32,7 @@ class MappedFiles:
     def __init__(self) -> None:
         self._mappings: dict[tuple[int, int], _Mapping] = {}
         self.graphs: Collection[int] = ()
-        """Keys of graphs that answer. A mapping for another one goes with its last version."""
+        """Keys of graphs of which there are versions. A mapping for others alone goes with its last version."""
 
     def map(self, descriptor: int, size: int, ranges: Sequence[tuple[int, int]], *, graph: int) -> Bytes:
         """The first `size` bytes of a file, of which these ranges, from and to, are brought into the page table: its
@@ -51,7 +51,7 @@ class MappedFiles:
         mapping = self._mappings.get(file_id)
         if mapping is None or mapping.size != size:
             mapping = self._mappings[file_id] = _Mapping(descriptor, size)
-        mapping.graph = graph
+        mapping.graphs.add(graph)
         lease.take(mapping)
         for start, stop in ranges:
             mapping.bring_in(start, stop)
@@ -61,7 +61,7 @@ class MappedFiles:
         """Undo mappings that no version needs; False where there is none that may have to be undone later."""
         late = time.monotonic() - _KEPT_SECONDS
         for file_id, mapping in list(self._mappings.items()):
-            needless = mapping.used_at < late or mapping.graph not in self.graphs or mapping.is_gone
+            needless = mapping.used_at < late or mapping.graphs.isdisjoint(self.graphs) or mapping.is_gone
             unused = not mapping.users and needless
             if unused and self._mappings.pop(file_id, None) is mapping:
                 mapping.drop_pages()
@@ -73,7 +73,7 @@ class _Mapping:
 
     def __init__(self, descriptor: int, size: int) -> None:
         self.size = size
-        self.graph = 0
+        self.graphs: set[int] = set()  # keys of those whose parameters were in it
         self.users: set[int] = set()  # leases, which must not be kept here
         self.used_at = 0.0
         self._file = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)

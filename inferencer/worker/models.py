@@ -58,7 +58,7 @@ class Model:
             case = None if version is None else self.last.quarantine_of(version)
             if case is None:
                 raise
-            raise UnknownVersionError(f"model {self.name!r}", case.number, view.numbered, case.reason) from error
+            raise UnknownVersionError(f"model {self.name!r}", case.number, view.numbered, case.short) from error
 
     def status(self) -> Status:
         """As the follower last said, but for what answers here."""
@@ -119,8 +119,6 @@ class EpochModels:
         self._names: Collection[str] = ()
         self.trouble = ""
         """Why the server is not well, though its models may be."""
-        self.failing: Callable[[], str] = lambda: ""
-        """Why this process is not well, and will be replaced."""
 
     def __iter__(self) -> Iterator[Model]:
         return iter(self._now().values())
@@ -154,8 +152,7 @@ class EpochModels:
         """Of the models that were there from the start those that do not serve, or not yet, and why."""
         statuses = {model.name: model.status() for model in self if model.awaited}
         missing = {name: status.obstacle for name, status in statuses.items() if status.state is not State.SERVING}
-        trouble = self.trouble or self.failing()
-        return {**missing, "workers": trouble} if trouble else missing
+        return {**missing, "workers": self.trouble} if self.trouble else missing
 
     def news(self) -> None:
         """To be called on the event loop when another epoch answers, or a status is another."""

@@ -89,7 +89,6 @@ class _Worker:
         )
         self._models = EpochModels(self._versions.now, self._channel)
         self._metrics = _RemoteMetrics(self._models, self._channel, as_tf_serving=False)
-        self._models.failing = lambda: self._metrics.failing
         self._end_traces = traces.start("paramsync-inferencer")
         if self._end_traces is not None:
             from ..serving.spans import RequestSpans

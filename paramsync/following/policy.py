@@ -115,6 +115,18 @@ class Quarantined:
     reason: str
     since: float
 
+    @property
+    def short(self) -> str:
+        """The reason, as it is told in one sentence with other things."""
+        return short(self.reason)
+
+
+_SHORT = 400  # characters
+
+
+def short(text: str) -> str:
+    return text if len(text) <= _SHORT else f"{text[:_SHORT]}..."
+
 
 UNFINISHED_SECONDS = 2.0  # for which files may be missing, or go on being written, before that is a fault
 _SOONEST = 0.05

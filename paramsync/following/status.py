@@ -14,7 +14,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from paramsync.following.policy import Back, Publication, Publications, Quarantined, back_to
+from paramsync.following.policy import Back, Publication, Publications, Quarantined, back_to, short
 from paramsync.following.residents import Residents
 from paramsync.host.repeats import Repeats
 from paramsync.sources.source import Progress
@@ -22,7 +22,6 @@ from paramsync.store.store import LastPublisher, PublisherState
 from paramsync.version import Version
 
 _log = logging.getLogger("paramsync.follower")
-_SHORT = 400  # characters of a reason, where others are told
 MOST_UNREAD = 256  # events that a subscriber may leave unread
 _MOST_PROGRESS = 64  # unread events beyond which progress is left out
 _BETWEEN = 0.05  # seconds between events about the progress of one restore
@@ -134,8 +133,8 @@ class Status:
         of_serving = None if self.serving is None else self.quarantine_of(self.serving.number)
         case = of_serving or (self.quarantined[-1] if self.quarantined else None)
         if case is None:
-            return _short(self.last_error or (self.waiting_for or "").removeprefix(f"{self.store}: "))
-        return f"version {case.number} is quarantined: {_short(case.reason)}"
+            return short(self.last_error or (self.waiting_for or "").removeprefix(f"{self.store}: "))
+        return f"version {case.number} is quarantined: {case.short}"
 
     @property
     def absence(self) -> str:
@@ -187,10 +186,6 @@ class Status:
         for number in self.resident:
             put(number, Stage.LEAVING if self.state is State.DRAINING else Stage.RESIDENT)
         return tuple(courses[number] for number in sorted(courses, reverse=True))
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= _SHORT else f"{text[:_SHORT]}..."
 
 
 def _age(committed_at: float | None, now: float, known_for: float) -> float | None:

@@ -196,7 +196,7 @@ class Access:
             return
         for host in named:
             if host and not is_here(host, (self.host, *others)):
-                more = f", or a name that {option} gives" if option else ""
+                more = f", or a name that {option} gives" if option else "; have a proxy ask for localhost"
                 expected = f"a loopback address in the header Host{more}"
                 raise NotAllowedError(f"{what}: expected {expected}, found {host[:200]!r}")
 

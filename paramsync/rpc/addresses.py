@@ -114,7 +114,7 @@ def is_here(host: str, names: Collection[str]) -> bool:
     """Whether a name with its port is of this machine, without asking for addresses: a site says what its own is."""
     name = host.rpartition("]")[0].lstrip("[") if host.startswith("[") else host.partition(":")[0]
     try:
-        return ipaddress.ip_address(name).is_loopback
+        return _is_loopback(ipaddress.ip_address(name))
     except ValueError:
         return _plain(name) in ("localhost", *map(_plain, names))
 
