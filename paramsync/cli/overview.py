@@ -14,6 +14,7 @@ from rich.text import Text
 
 from paramsync.cli.fitted_table import fitted
 from paramsync.cli.formatting import NOTHING, ago, duration, size
+from paramsync.cli.servers import short
 from paramsync.errors import ParamsyncError
 from paramsync.host.files import line
 from paramsync.v1 import sync_pb2 as pb
@@ -228,3 +229,12 @@ def _trainer(status: pb.PublisherStatus, now: float) -> Iterator[Text]:
     ):
         if why:
             yield Text(line(f"trainer: {what}: {why}"), BAD)
+
+
+def rows(server: str, answer: pb.GetStatusResponse | ParamsyncError, *, seconds: float = 0.0) -> list[StatusRow]:
+    """Of one server, whose answer is so old."""
+    if isinstance(answer, ParamsyncError):
+        return [StatusRow(server, missing=short(answer, server), lost=True)]
+    return [StatusRow(server, model, seconds) for model in answer.models] or [
+        StatusRow(server, missing="no model is served")
+    ]

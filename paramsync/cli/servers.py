@@ -6,14 +6,16 @@ import contextlib
 import threading
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from paramsync.cli.arguments import INFERENCER, TRAINER
 from paramsync.cli.credentials import credentials
+from paramsync.cli.formatting import plain
 from paramsync.cli.settings import SERVER, servers
 from paramsync.errors import NotReachableError, ParamsyncError, SettingsError
 from paramsync.rpc.addresses import check_address
 from paramsync.rpc.client import Inferencer
+from paramsync.v1 import sync_pb2 as pb
 
 _Target = TypeVar("_Target")
 _Answer = TypeVar("_Answer")
@@ -77,3 +79,28 @@ def short(error: ParamsyncError, server: str) -> str:
     if isinstance(error, NotReachableError):
         return f"not reachable ({error.why})"
     return str(error).replace(f"{Inferencer.program} at {server} ", "")
+
+
+def report(
+    address: str, publisher: pb.PublisherStatus | ParamsyncError, servers: Sequence[str], told: Sequence[Any]
+) -> dict[str, Any]:
+    """What a trainer and inferencers said of themselves, as JSON values."""
+    missing = isinstance(publisher, ParamsyncError)
+    return {
+        "trainer": {
+            "address": address,
+            "error": str(publisher) if missing else None,
+            "status": None if isinstance(publisher, ParamsyncError) else plain(publisher),
+        },
+        "servers": [_server_report(server, answer) for server, answer in zip(servers, told, strict=True)],
+    }
+
+
+def _server_report(address: str, answer: pb.GetStatusResponse | ParamsyncError) -> dict[str, Any]:
+    missing = isinstance(answer, ParamsyncError)
+    return {
+        "address": address,
+        "error": str(answer) if missing else None,
+        "models": None if isinstance(answer, ParamsyncError) else [plain(model) for model in answer.models],
+        "workers": None if isinstance(answer, ParamsyncError) else [plain(worker) for worker in answer.workers],
+    }

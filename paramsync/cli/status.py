@@ -9,15 +9,15 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from paramsync.cli.credentials import credentials
-from paramsync.cli.formatting import plain, to_json
+from paramsync.cli.formatting import to_json
 from paramsync.cli.process import complain, importing
-from paramsync.cli.servers import addresses, ask_all, connected, short, trainer
+from paramsync.cli.servers import addresses, ask_all, connected, report, trainer
 from paramsync.errors import CallError, ParamsyncError, SettingsError
 from paramsync.rpc.client import Inferencer, Trainer
 from paramsync.v1 import sync_pb2 as pb
 
 if TYPE_CHECKING:
-    from paramsync.cli.overview import StatusRow
+    pass
 
 Answer = pb.GetStatusResponse | ParamsyncError
 
@@ -62,7 +62,7 @@ def _call(ask: Callable[[], Any]) -> Any:
 def _show(publisher: Any, servers: Sequence[str], told: Sequence[Any]) -> None:
     with importing():  # after the calls: who asks for JSON does without
         from paramsync.cli.formatting import console
-        from paramsync.cli.overview import StatusTable, workers
+        from paramsync.cli.overview import StatusTable, rows, workers
     several = len(servers) > 1
     shown = [row for server, answer in zip(servers, told, strict=True) for row in rows(server, answer)]
     if not several:  # why the only one does not answer is told below
@@ -73,39 +73,3 @@ def _show(publisher: Any, servers: Sequence[str], told: Sequence[Any]) -> None:
     notes = workers(dict(zip(servers, told, strict=True)), now)
     screen.print(StatusTable(shown, now, trainer=training, several=several, notes=notes))
     screen.file.flush()
-
-
-def rows(server: str, answer: Answer, *, seconds: float = 0.0) -> list[StatusRow]:
-    """Of one server, whose answer is so old."""
-    from paramsync.cli.overview import StatusRow
-
-    if isinstance(answer, ParamsyncError):
-        return [StatusRow(server, missing=short(answer, server), lost=True)]
-    return [StatusRow(server, model, seconds) for model in answer.models] or [
-        StatusRow(server, missing="no model is served")
-    ]
-
-
-def report(
-    address: str, publisher: pb.PublisherStatus | ParamsyncError, servers: Sequence[str], told: Sequence[Any]
-) -> dict[str, Any]:
-    """The same as JSON values."""
-    missing = isinstance(publisher, ParamsyncError)
-    return {
-        "trainer": {
-            "address": address,
-            "error": str(publisher) if missing else None,
-            "status": None if isinstance(publisher, ParamsyncError) else plain(publisher),
-        },
-        "servers": [_server(server, answer) for server, answer in zip(servers, told, strict=True)],
-    }
-
-
-def _server(address: str, answer: Answer) -> dict[str, Any]:
-    missing = isinstance(answer, ParamsyncError)
-    return {
-        "address": address,
-        "error": str(answer) if missing else None,
-        "models": None if isinstance(answer, ParamsyncError) else [plain(model) for model in answer.models],
-        "workers": None if isinstance(answer, ParamsyncError) else [plain(worker) for worker in answer.workers],
-    }

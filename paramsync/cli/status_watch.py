@@ -17,10 +17,9 @@ from rich.text import Text
 
 from paramsync.cli.credentials import credentials
 from paramsync.cli.formatting import console, duration, redraws, to_json
-from paramsync.cli.overview import BAD, StatusRow, StatusTable, behind, publishing, workers
+from paramsync.cli.overview import BAD, StatusRow, StatusTable, behind, publishing, rows, workers
 from paramsync.cli.process import check_reader
-from paramsync.cli.servers import addresses, connected, short, trainer
-from paramsync.cli.status import report, rows
+from paramsync.cli.servers import addresses, connected, report, short, trainer
 from paramsync.cli.watched import Last, Watched
 from paramsync.errors import CallError, RequestError
 from paramsync.host.files import line
