@@ -374,7 +374,7 @@ class Fleet:
         """
         graph.trial = trial = Trial(self.template, self._words_file)
         try:
-            return trial.built(graph)
+            return trial.built(graph.message, graph.content)
         except BaseException:
             graph.trial = None
             trial.close()
@@ -407,7 +407,7 @@ class Fleet:
         trial, graph.trial = graph.trial, None
         assert trial is not None
         try:
-            trial.called(version, poll)
+            trial.called(version.message, version.files, poll)
         finally:
             trial.close()
         graph.works = True

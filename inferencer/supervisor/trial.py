@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from typing import Any
 
 from paramsync.errors import GraphError
 
 from ..processes.channel import ClosedError
+from ..processes.messages import GraphMessage, VersionMessage
 from .child import ChildProcess
-from .shared import SharedGraph, SharedVersion
 from .template import Template
 
 TRIAL_SECONDS = 60.0  # in which a graph is built and called once
@@ -25,16 +25,17 @@ class Trial:
         """`word` is the descriptor of the workers' shared memory. Raises OSError where it does not start."""
         self._process = ChildProcess(template, "trial", descriptors=[word])
 
-    def built(self, graph: SharedGraph) -> tuple[str, frozenset[str]]:
-        """Its digest, and the parameters of which it looks up rows. Raises GraphError."""
-        answer = self._process.channel.ask("graph", graph.message, descriptors=[graph.content])
+    def built(self, graph: GraphMessage, content: int) -> tuple[str, frozenset[str]]:
+        """The digest of a graph, whose file is that descriptor, and the parameters of which it looks up rows. Raises
+        GraphError."""
+        answer = self._process.channel.ask("graph", graph, descriptors=[content])
         digest, embeddings = self._result(answer, "built", "building the graph")
         return digest, embeddings
 
-    def called(self, version: SharedVersion, poll: Callable[[], object]) -> None:
-        """Have it map the version and call the graph. Raises GraphError, and what `poll` raises, which is called now
-        and then meanwhile."""
-        answer = self._process.channel.ask("version", version.message, descriptors=version.files)
+    def called(self, version: VersionMessage, files: Sequence[int], poll: Callable[[], object]) -> None:
+        """Have it map a version, which has these files, and call the graph. Raises GraphError, and what `poll` raises,
+        which is called now and then meanwhile."""
+        answer = self._process.channel.ask("version", version, descriptors=files)
         self._result(answer, "called once", "calling the graph once", poll)
 
     def close(self) -> None:

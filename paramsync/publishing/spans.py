@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
 from opentelemetry import trace
+from opentelemetry.context import Context
 from opentelemetry.trace import SpanKind, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from paramsync.publishing.write_behind import Snapshot
 from paramsync.version import Version
 
 _LONG = 200  # characters of an error
 
 
-def traced(snapshot: Snapshot, write: Callable[[Snapshot], Version]) -> Version:
-    """Write it, with spans of that, whose trace goes with the version. Nothing of this is on the thread that trains."""
-    version, tracer, began = snapshot.version, trace.get_tracer("paramsync"), time.time()
+def traced(version: Version, context: Context | None, write: Callable[[str], Version]) -> Version:
+    """Write a version, which `write` does for a traceparent, with spans of that below the context. Nothing of this is
+    on the thread that trains."""
+    tracer, began = trace.get_tracer("paramsync"), time.time()
     attributes = {"paramsync.version": version.number, "paramsync.step": version.step}
-    publish = tracer.start_span(
-        "publish", snapshot.context, SpanKind.PRODUCER, attributes, start_time=_ns(version.step_done_at)
-    )
+    publish = tracer.start_span("publish", context, SpanKind.PRODUCER, attributes, start_time=_ns(version.step_done_at))
     inside = trace.set_span_in_context(publish)
 
     def stage(name: str, start: float, end: float) -> None:
@@ -32,7 +30,7 @@ def traced(snapshot: Snapshot, write: Callable[[Snapshot], Version]) -> Version:
     TraceContextTextMapPropagator().inject(carrier, inside)
     try:
         stage("snapshot", version.step_done_at, version.snapshot_at)
-        written = write(replace(snapshot, version=replace(version, traceparent=carrier.get("traceparent", ""))))
+        written = write(carrier.get("traceparent", ""))
         committed = began if written.committed_at is None else written.committed_at
         publish.set_attributes({"paramsync.bytes": written.bytes, "paramsync.bytes_written": written.bytes_written})
         stage("write", began, committed)

@@ -261,11 +261,12 @@ class SnapshotWriter:
             return self._written(snapshot)
         from paramsync.publishing.spans import traced
 
-        return traced(snapshot, self._written)
+        return traced(snapshot.version, snapshot.context, lambda parent: self._written(snapshot, traceparent=parent))
 
-    def _written(self, snapshot: Snapshot) -> Version:
+    def _written(self, snapshot: Snapshot, *, traceparent: str = "") -> Version:
         self._store.add_graph(snapshot.version.graph, snapshot.graph)
-        version = replace(snapshot.version, metrics=self._metrics.read(snapshot.metrics))
+        metrics = self._metrics.read(snapshot.metrics)
+        version = replace(snapshot.version, metrics=metrics, traceparent=traceparent)
         tensors = snapshot.tensors()
 
         def let_go(name: str) -> None:  # so that training can update it in place
