@@ -1,4 +1,4 @@
-"""What docs/guarantees.md says of memory, shown: clients that take as much as they can, and the kernel's own limit."""
+"""What docs/under-load.md says of memory, shown: clients that take as much as they can, and the kernel's own limit."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.support.programs import eventually
 MB = 1 << 20
 MOST = 64  # megabytes of --max-message-mb, as it is by itself
 WORKERS = 2
-BOUND = (26 + 6 * WORKERS) * MOST * MB + 128 * MB * WORKERS  # docs/guarantees.md
+BOUND = (26 + 6 * WORKERS) * MOST * MB + 128 * MB * WORKERS  # docs/under-load.md
 KSERVE = "/inference.GRPCInferenceService"
 AT_ONCE = 16
 USED = 40  # connections that had calls
