@@ -18,8 +18,8 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
 class _FewAtATime(selectors.EpollSelector):
     """Events that are left come first in the next turn. A call takes several turns, so that they must be short.
 
-    The selector of the standard library takes all events that there are. When a client ended that had 8,180 connections,
-    one call of somebody else took 127 to 163 ms with it, and 53 to 78 ms with this one.
+    The selector of the standard library takes all events that there are. When a client ended that had 8,180
+    connections, one call of somebody else took 127 to 163 ms with it, and 53 to 78 ms with this one.
     """
 
     def __init__(self) -> None:
