@@ -24,7 +24,7 @@ OF_MODELS = {
 }
 """Flags for all models of the command line (`--trainer` may name one), by their fields of ModelSettings."""
 
-VERIFICATIONS = ("auto", "checksums", "sizes")
+VERIFICATIONS = ("auto", "checksums")
 read_resident = whole(1, 1000)
 read_poll = seconds(below=86400)
 MOST_WORKERS = 64
@@ -85,8 +85,8 @@ def _add_models(parser: argparse.ArgumentParser) -> None:
         choices=VERIFICATIONS,
         help="what is checked of a version before it serves: every byte, and every value at which the publisher did not"
         " look (checksums); or that as well, unless its files are in this machine's memory as our publisher left"
-        " them, or were verified for the version that serves (auto, the default); or only names, shapes, dtypes and"
-        " sizes; what TensorFlow itself wrote is always checked in full",
+        " them, or were verified for the version that serves (auto, the default); what TensorFlow itself wrote is"
+        " always checked in full",
     )
     add(
         "--serve-damaged",

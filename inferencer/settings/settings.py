@@ -39,7 +39,7 @@ class ModelSettings:
     inputs: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
     graph: Path | None = None
-    verify: Literal["auto", "checksums", "sizes"] = "auto"
+    verify: Literal["auto", "checksums"] = "auto"
     serve_damaged: bool = False
     resident: int = 2
     latest: int | None = None

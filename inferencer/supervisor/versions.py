@@ -64,12 +64,10 @@ class SharedRestores:
         self._fleet = fleet
         self._allowed = settings.allowed
         self._trust = TrustedKeys(settings.trust) if settings.trust else None
-        self._examined = settings.verify != "sizes" and self._trust is None
         self._importer = Importer(settings, fleet, self.graphs)
         self._checkpoints: Checkpoints[SharedVersion] = Checkpoints(
             self._store, located, verification=settings.verify, answers_here=False, trust=self._trust
         )
-        self.tend = self._checkpoints.tend
 
     def damage(self, resident: InMemory) -> CorruptCheckpointError | None:
         """See Checkpoints."""
@@ -101,7 +99,7 @@ class SharedRestores:
                 parameters=[ParameterPlace(*place) if isinstance(place, tuple) else place for place in loan.places],
                 ranges=loan.ranges,
             )
-            return SharedVersion(graph, message, loan.descriptors, bundle, keys if self._examined else ())
+            return SharedVersion(graph, message, loan.descriptors, bundle, keys if self._trust is None else ())
 
         return self._ready(self._checkpoints.restore(version, graph, build, tell), tell)
 

@@ -236,7 +236,6 @@ class Residents(Generic[R]):
         parts are held here until nobody does.
         """
         self._leaving = [leaving for leaving in self._leaving if leaving.resident() is not None]
-        self.source.tend()
 
     def _show(self, view: View[R]) -> None:
         before, self._view = self._view, view

@@ -15,7 +15,7 @@ from paramsync import dtypes
 from paramsync.checkpoint.data_file import DataFile, FileStamp
 from paramsync.checkpoint.reader import Bundle
 from paramsync.checkpoint.tensor_bytes import PROCESSORS, THREADS
-from paramsync.errors import CorruptCheckpointError, UnreadableError
+from paramsync.errors import CorruptCheckpointError
 from paramsync.graphs.specs import Wanting
 from paramsync.sources.source import Progress, ProgressCallback, Verification
 from paramsync.store.signing import TrustedKeys
@@ -121,7 +121,6 @@ class Checkpoints(Generic[R]):
         self._trust = trust
         self._known: WeakKeyDictionary[InMemory, _Known] = WeakKeyDictionary()
         self._damaged: set[FileStamp] = set()  # files whose bytes changed without a trace: nothing else is believed
-        self._postponed: list[tuple[Bundle, Sequence[str]]] = []
 
     def restore(
         self,
@@ -153,11 +152,11 @@ class Checkpoints(Generic[R]):
     def damage(self, resident: InMemory, descriptors: Sequence[int] = ()) -> CorruptCheckpointError | None:
         """Why a version in memory has other bytes by now than were published; None where it has not.
 
-        None as well where nobody can tell now, where the bytes are a copy, and with "sizes", which believes the files.
+        None as well where nobody can tell now, and where the bytes are a copy.
         With the `descriptors` of a loan these are read, and a file that is cut meanwhile does not end this process.
         """
         known = self._known.get(resident)
-        if known is None or self._trust is not None or self._verification == "sizes":
+        if known is None or self._trust is not None:
             return None
         try:
             if descriptors:
@@ -173,25 +172,12 @@ class Checkpoints(Generic[R]):
             _log.debug("%s: cannot be examined now: %s", known.bundle.prefix, error)
         return None
 
-    def tend(self) -> None:
-        """Bring in what restores by sizes left for later."""
-        postponed, self._postponed = self._postponed, []
-        for bundle, names in postponed:
-            try:
-                bundle.prefault(names)
-            except CorruptCheckpointError as error:
-                _log.warning("%s: damaged after it was restored: %s", bundle.prefix, error)
-            except UnreadableError as error:
-                _log.warning("%s: cannot be read ahead of requests: %s", bundle.prefix, error)
-
     def _check(
         self, version: Version, graph: GraphSpec, bundle: Bundle, keys: Sequence[str], tell: ProgressCallback
     ) -> Collection[str]:
         """Check what has to be checked; its pages are in the page table then, before the first request needs them.
 
         - What our publisher did not record is always verified by its checksums, and its values are looked at.
-        - "sizes" believes our publisher: the index is checked against the graph and the sizes of the files, which takes
-          as long for a large model as for a small one.
         - "auto" believes a seal which shows that nobody wrote to the files since our publisher looked at all values,
           and what was verified already for a version in memory with the same files.
         - Where the record says that the publisher looked at all values, matching checksums stand for them.
@@ -215,9 +201,6 @@ class Checkpoints(Generic[R]):
         needed = _without_embeddings(graph, bundle, keys) if untouched else tuple(keys)
         if not self._answers_here:
             needed = ()
-        if self._verification == "sizes" and version.checksum and self._trust is None:
-            self._postponed.append((bundle, needed))
-            return ()
         if untouched:
             _bring_in(bundle, keys, needed, tell)
             return ()

@@ -49,10 +49,9 @@ def open_source(
       graphs in its `.meta` files; otherwise `graph` is a graph file, or the directory of a SavedModel.
     - SavedModels in directories whose names are numbers, as TensorFlow Serving follows them.
 
-    `allowed` names ops that a graph may use although they are not known to be safe, and
-    `verification` is "auto", "checksums", or "sizes" to believe our own publisher. Where versions are `warmed`, each
-    new graph is called once, so that its first request is answered as fast as any. With files of public keys to
-    `trust`, only versions are taken that one of these keys signed, from copies. Raises SettingsError.
+    `allowed` names ops that a graph may use although they are not known to be safe. If versions are `warmed`, each new
+    graph is called once, so that its first request is answered as fast as any other. With files of public keys to
+    `trust`, only versions that one of these keys signed are restored, from copies. Raises SettingsError.
     """
     with tf.init_scope():
         if not tf.executing_eagerly():
@@ -100,7 +99,6 @@ class _Restores:
         self._graphs: GraphCache[Graph] = GraphCache()
         self._checkpoints: Checkpoints[Resident] = Checkpoints(store, located, verification=verification, trust=trust)
         self.damage = self._checkpoints.damage
-        self.tend = self._checkpoints.tend
 
     def checkpoint(self, version: Version, tell: ProgressCallback) -> Resident:
         if self._trust is not None:

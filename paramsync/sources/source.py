@@ -35,11 +35,11 @@ def _ignore_progress(progress: Progress) -> None:
     """The callback of callers that show no progress."""
 
 
-Verification = Literal["auto", "checksums", "sizes"]
-"""What is checked of parameters before they serve: all bytes ("checksums"), or only their index ("sizes").
+Verification = Literal["auto", "checksums"]
+"""Which checksums are computed before parameters serve.
 
-"auto" checks all bytes, except in files in this machine's memory that are as our publisher left them, and in files that
-were verified for another version that serves.
+"checksums": all. "auto": all but those of files in this machine's memory that are as our publisher left them, and of
+files that were verified for another version in memory.
 """
 
 
@@ -78,9 +78,6 @@ class Restores(Protocol[R_co]):
 
     def damage(self, resident: InMemory) -> Exception | None:
         """Why a version that it restored has other bytes by now than were published; None where it has not."""
-
-    def tend(self) -> None:
-        """Do after a swap what need not be done before it."""
 
 
 class Source(Generic[R]):
@@ -153,10 +150,6 @@ class Source(Generic[R]):
     def damage(self, resident: R) -> Exception | None:
         """Why a version in memory has other bytes by now than were published; None where it has not."""
         return self.restores.damage(resident)
-
-    def tend(self) -> None:
-        """Do after a swap what need not be done before it."""
-        self.restores.tend()
 
     def bell(self, ring: Callable[[], None]) -> Bell:
         """A bell for what is published here. It calls `ring` from any thread."""

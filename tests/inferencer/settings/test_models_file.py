@@ -29,7 +29,7 @@ log_format = "json"
 [models.encoder]
 store = "/stores/encoder"
 resident = 3
-verify = "sizes"
+verify = "checksums"
 trainer = "127.0.0.1:8503"
 allow_op = ["ReadFile"]
 labels = { stable = 420, canary = 421 }
@@ -62,7 +62,7 @@ def test_a_file_says_everything_that_flags_do_and_more(tmp_path: Path) -> None:
         name="encoder",
         store=Path("/stores/encoder"),
         resident=3,
-        verify="sizes",
+        verify="checksums",
         trainer="127.0.0.1:8503",
         allowed=("ReadFile",),
         labels={"stable": 420, "canary": 421},
@@ -141,7 +141,7 @@ def test_the_example_can_be_read() -> None:
         ("[models.a]\nstore = ''\n", "[models.a] store: expected a path, found ''"),
         (
             "[models.a]\nstore = '/s'\nverify = 'all'\n",
-            "[models.a] verify: expected auto, checksums or sizes, found 'all'",
+            "[models.a] verify: expected auto or checksums, found 'all'",
         ),
         ("[models.a]\nstore = '/s'\nresident = 0\n", "resident: expected a whole number of at least 1, found '0'"),
         ("[models.a]\nstore = '/s'\ntrainer = 'here'\n", "[models.a] trainer: address 'here': expected HOST:PORT"),

@@ -27,11 +27,11 @@ def test_settings_as_documented(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_every_flag_of_a_model_is_said_of_each(tmp_path: Path) -> None:
-    flags = ["--verify", "sizes", "--resident", "3", "--trainer", "127.0.0.1:8503"]
+    flags = ["--verify", "checksums", "--resident", "3", "--trainer", "127.0.0.1:8503"]
     ops = ["--allow-op", "ReadFile", "--allow-op", "Add>Ons"]
     for one in parse(["--model", "a=/s", "--model", "b=/t", *flags, *ops]).models:
         assert isinstance(one, ModelSettings)
-        assert (one.verify, one.resident, one.trainer) == ("sizes", 3, "127.0.0.1:8503")
+        assert (one.verify, one.resident, one.trainer) == ("checksums", 3, "127.0.0.1:8503")
         assert one.allowed == ("ReadFile", "Add>Ons")
 
 
