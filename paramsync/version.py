@@ -1,13 +1,15 @@
-"""The record of one published set of parameters, how it is read and written as JSON, and a version in memory."""
+"""The record of one published set of parameters as JSON, and the view of the versions in memory."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from types import MappingProxyType
 from typing import Any, Generic, Protocol, TypeVar
+
+from paramsync.errors import UnknownLabelError, UnknownVersionError
 
 NUMBERS = 10**18  # versions are below, so that every number of this many digits is an int64
 
@@ -153,3 +155,44 @@ class InMemory(Protocol):
 
 R = TypeVar("R", bound=InMemory)
 R_co = TypeVar("R_co", bound=InMemory, covariant=True)
+
+
+@dataclass(frozen=True, eq=False)
+class View(Generic[R]):
+    """The versions that requests are answered from, replaced as a whole."""
+
+    recent: tuple[R, ...] = ()  # those that served last, the serving one first
+    labels: Mapping[str, R] = field(default_factory=dict)
+    beside: tuple[R, ...] = ()  # what else is to be in memory
+    residents: tuple[R, ...] = field(init=False)
+    numbered: Mapping[int, R] = field(init=False)
+
+    def __post_init__(self) -> None:
+        residents = tuple(dict.fromkeys((*self.recent, *self.beside, *self.labels.values())))
+        object.__setattr__(self, "residents", residents)
+        # Of two with one number, a labelled one and the same rewritten, the one that served last is meant.
+        object.__setattr__(self, "numbered", {resident.version.number: resident for resident in reversed(residents)})
+
+    def take(self, model: str, version: int | None = None, label: str = "") -> R:
+        """The serving version, which there is, or the one with this number, or with this label.
+
+        Raises UnknownVersionError, UnknownLabelError.
+        """
+        if label:
+            if label not in self.labels:
+                raise UnknownLabelError(model, label, self.labels)
+            return self.labels[label]
+        if version is None:
+            return self.recent[0]
+        if version not in self.numbered:
+            raise UnknownVersionError(f"model {model!r}", version, self.numbered)
+        return self.numbered[version]
+
+    def mapped(self, change: Callable[[R], R | None]) -> View[R]:
+        """The same with what `change` makes of each version, without those of which it makes None."""
+        changed = {resident: change(resident) for resident in self.residents}
+        return View(
+            tuple([new for resident in self.recent if (new := changed[resident]) is not None]),
+            {label: new for label, resident in self.labels.items() if (new := changed[resident]) is not None},
+            tuple([new for resident in self.beside if (new := changed[resident]) is not None]),
+        )

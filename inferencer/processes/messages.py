@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from paramsync.following.status import Status
+from paramsync.status import Status
 from paramsync.version import Version
 
 from ..settings.settings import AnySettings

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from paramsync.following.status import EventKind
+from paramsync.status import EventKind
 
 if TYPE_CHECKING:
     from paramsync.following.follower import Follower

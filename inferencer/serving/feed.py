@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from paramsync.errors import BusyError
 from paramsync.following.follower import Follower
-from paramsync.following.status import EVERY_KIND, MOST_UNREAD, Event, EventKind, Subscription
+from paramsync.following.report import MOST_UNREAD, Subscription
+from paramsync.status import EVERY_KIND, Event, EventKind
 
 if TYPE_CHECKING:
     from typing_extensions import Self

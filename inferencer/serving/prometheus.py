@@ -11,10 +11,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import CONTENT_TYPE_LATEST as CONTENT_TYPE
 from prometheus_client.metrics_core import Metric
 
-from paramsync.following.status import State, Status
 from paramsync.host.processes import memory_of
 from paramsync.program.process import release
 from paramsync.program.prometheus import MetricsPage
+from paramsync.status import State, Status
 from paramsync.store.store import PublisherState
 
 from .counts import Histogram

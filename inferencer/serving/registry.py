@@ -12,7 +12,7 @@ from paramsync.errors import NotServingError, RequestError, SyncError, UnknownMo
 from paramsync.following.follower import Follower
 from paramsync.following.operator_request import Change
 from paramsync.following.operator_requests import Action
-from paramsync.following.status import State
+from paramsync.status import State
 
 from ..settings.settings import AnySettings, ModelSettings, check_models
 from .call_with_timeout import aside

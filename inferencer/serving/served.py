@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from paramsync.following.follower import Follower
 from paramsync.following.operator_request import Change
-from paramsync.following.status import State, Status
+from paramsync.status import State, Status
 
 from ..settings.settings import AnySettings, ConnectionSettings, ModelSettings
 from .counts import Followed

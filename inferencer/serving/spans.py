@@ -12,7 +12,7 @@ from opentelemetry.context import Context
 from opentelemetry.trace import SpanKind, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from paramsync.following.status import Event, EventKind
+from paramsync.status import Event, EventKind
 
 if TYPE_CHECKING:
     from paramsync.following.follower import Follower

@@ -7,7 +7,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from paramsync.following.status import Event, EventKind, Status
+from paramsync.status import Event, EventKind, Status
 
 from ..protocols.page.messages import maybe_number, number, of_metrics, of_status, short
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from paramsync.following.follower import Follower
 from paramsync.following.operator_request import Change
-from paramsync.following.status import State, Status
+from paramsync.status import State, Status
 
 from ..processes.messages import Joining, ModelMessage
 from ..serving.served import FollowedModel, Maker, ServedJoined

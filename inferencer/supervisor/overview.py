@@ -12,9 +12,10 @@ from functools import partial
 from typing import Any
 
 from paramsync.following.follower import Follower
-from paramsync.following.status import Status, Subscription
+from paramsync.following.report import Subscription
 from paramsync.host.processes import Memory, memory_of
 from paramsync.program.process import release
+from paramsync.status import Status
 
 from ..protocols.page import messages
 from ..serving.counts import Histogram

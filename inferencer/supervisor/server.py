@@ -16,9 +16,9 @@ from tensorflow_serving.config import model_server_config_pb2
 
 from paramsync.following.operator_request import Change
 from paramsync.following.operator_requests import Action
-from paramsync.following.status import Status
 from paramsync.rpc.addresses import address
 from paramsync.rpc.tls import ServerTls
+from paramsync.status import Status
 from paramsync.v1 import sync_pb2
 
 from ..processes.channel import Handler

@@ -9,7 +9,7 @@ from typing import Any
 from grpc_health.v1 import health_pb2
 
 from paramsync.errors import UnknownModelError
-from paramsync.following.status import EventKind, State
+from paramsync.status import EventKind, State
 
 from ..serving.feed import Feed
 from ..serving.served import Models

@@ -11,9 +11,9 @@ from dataclasses import replace
 from typing import Any
 
 from paramsync.errors import NotServingError, UnknownModelError, UnknownVersionError
-from paramsync.following.residents import View
-from paramsync.following.status import EVERY_KIND, EventKind, State, Status
 from paramsync.inference.resident import Resident
+from paramsync.status import EVERY_KIND, EventKind, State, Status
+from paramsync.version import View
 
 from ..processes.channel import Channel
 from ..processes.messages import Joining

@@ -14,10 +14,10 @@ from typing import Any
 import tensorflow as tf
 from tensorflow_serving.config import model_server_config_pb2
 
-from paramsync.following.status import Status
 from paramsync.host import memory
 from paramsync.host.processes import limit_memory
 from paramsync.program import traces
+from paramsync.status import Status
 from paramsync.v1 import sync_pb2
 
 from ..processes.channel import Channel, Handler

@@ -15,12 +15,12 @@ import numpy as np
 
 from paramsync import dtypes
 from paramsync.errors import ParamsyncError
-from paramsync.following.residents import View
 from paramsync.graphs.graph import Graph
 from paramsync.graphs.parameters import alias
 from paramsync.inference import batchable
 from paramsync.inference.joined import Joiner, Pair
 from paramsync.inference.resident import Resident, warm
+from paramsync.version import View
 
 from ..processes.channel import close_all
 from ..processes.messages import GraphMessage, Joining, ModelMessage, ParameterPlace, VersionMessage

@@ -10,9 +10,9 @@ from collections.abc import Callable, Collection, Mapping
 from paramsync.errors import NotServingError, ParamsyncError
 from paramsync.following.faults import told
 from paramsync.following.replica import Replica
-from paramsync.following.status import State, Status
 from paramsync.inference.joined import Joined, Joiner, Pair
 from paramsync.inference.resident import Resident
+from paramsync.status import State, Status
 
 _log = logging.getLogger("paramsync.connection")
 

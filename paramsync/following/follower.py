@@ -19,9 +19,10 @@ from paramsync.following.operator_request import Change, waiting_for
 from paramsync.following.operator_requests import Action, OperatorRequests
 from paramsync.following.pins_file import PinsFile
 from paramsync.following.reconciler import Reconciler
+from paramsync.following.report import Report, Subscription
 from paramsync.following.residents import Residents
-from paramsync.following.status import EVERY_KIND, EventKind, Report, State, Status, Subscription
 from paramsync.sources.source import Bell
+from paramsync.status import EVERY_KIND, EventKind, State, Status
 from paramsync.version import Version
 
 if TYPE_CHECKING:

@@ -9,8 +9,7 @@ from enum import Enum
 
 from paramsync.errors import ParamsyncError, SyncError, UnknownVersionError
 from paramsync.following.pins_file import Choices
-from paramsync.following.policy import usable
-from paramsync.following.status import Status
+from paramsync.status import Status, usable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,8 +11,7 @@ from itertools import takewhile
 from paramsync.errors import ParamsyncError, SyncError, UnknownLabelError
 from paramsync.following.operator_request import PINNING, PREPARING, Action, Change, OperatorRequest
 from paramsync.following.pins_file import MOST_LABELS, Choices, check_label
-from paramsync.following.policy import back_to
-from paramsync.following.status import Status
+from paramsync.status import Status, back_to
 
 __all__ = ["Action", "Known", "OperatorRequests"]
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
+from paramsync.status import Publication, Quarantined, usable
 from paramsync.version import Candidate, V, Version
 
 MOST_BEFORE = 16  # versions that served before which a rollback knows of
@@ -60,11 +60,6 @@ def newest(published: Sequence[Candidate[V]], *, quarantined: Mapping[int, Hasha
     return [by_number[number] for number in usable(by_number, bad)[:count]]
 
 
-def usable(published: Collection[int], quarantined: Collection[int]) -> list[int]:
-    """The newest first."""
-    return sorted({*published} - {*quarantined}, reverse=True)
-
-
 def served_before(before: Sequence[int], *, left: int | None, now: int, back: bool) -> tuple[int, ...]:
     """The versions that served before `now`, each once, the last one first, after `left` was swapped for it.
 
@@ -76,56 +71,7 @@ def served_before(before: Sequence[int], *, left: int | None, now: int, back: bo
     return tuple(dict.fromkeys(number for number in earlier if number != now))[:MOST_BEFORE]
 
 
-class Back(NamedTuple):
-    """Where a rollback goes: to a version that `served` before, or where none is left to the next lower number."""
-
-    number: int
-    served: bool
-
-
-def back_to(
-    serving: int | None,
-    before: Sequence[int],
-    *,
-    resident: Collection[int],
-    published: Collection[int] | None,
-    quarantined: Collection[int],
-) -> Back | None:
-    """Where a rollback goes: to the last version that served `before` and can be used. Where none is left, as after a
-    restart, to the next lower number, but not while nobody knows what is published."""
-    there = {*resident, *(published or ())}
-    good = {*usable(there, quarantined), *resident}
-    for number in before:
-        if number in good:
-            return Back(number, served=True)
-    if published is None or serving is None:
-        return None
-    lower = [number for number in usable(there, quarantined) if number < serving]
-    return Back(lower[0], served=False) if lower else None
-
-
 # What is not to be tried now ------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Quarantined:
-    """A version that cannot be used. `since` is in seconds since the epoch."""
-
-    number: int
-    reason: str
-    since: float
-
-    @property
-    def short(self) -> str:
-        """The reason, as it is told in one sentence with other things."""
-        return short(self.reason)
-
-
-_SHORT = 400  # characters
-
-
-def short(text: str) -> str:
-    return text if len(text) <= _SHORT else f"{text[:_SHORT]}..."
 
 
 UNFINISHED_SECONDS = 2.0  # for which files may be missing, or go on being written, before that is a fault
@@ -250,17 +196,6 @@ class Failures:
 
 
 # How far the serving version is behind --------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Publication:
-    """A version that was published. `found_at` is on the monotonic clock."""
-
-    number: int
-    count: int
-    """How many versions were published up to this one, itself included."""
-    committed_at: float | None
-    found_at: float
 
 
 class Publications:

@@ -12,8 +12,8 @@ from paramsync.following.faults import Fault, fault_of, let_go, told
 from paramsync.following.operator_request import OperatorRequest
 from paramsync.following.operator_requests import Known, OperatorRequests
 from paramsync.following.policy import Backoff, Failures, newest, next_restore, served_before, stand_in
+from paramsync.following.report import Report
 from paramsync.following.residents import Residents
-from paramsync.following.status import Report
 from paramsync.sources import diagnosis
 from paramsync.sources.source import Look, Progress
 from paramsync.version import Candidate, InMemory, Version

@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from paramsync.errors import NotServingError, UnknownLabelError, UnknownVersionError
-from paramsync.version import InMemory, R, Version
+from paramsync.errors import NotServingError
+from paramsync.version import InMemory, R, Version, View
 
 if TYPE_CHECKING:
     from paramsync.sources.source import ProgressCallback, Source
@@ -17,47 +17,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger("paramsync.replica")
 _T = TypeVar("_T")
 RESIDENT = 2  # the serving version and the one before it, so that going back is a swap
-
-
-@dataclass(frozen=True, eq=False)
-class View(Generic[R]):
-    """The versions that requests are answered from, replaced as a whole."""
-
-    recent: tuple[R, ...] = ()  # those that served last, the serving one first
-    labels: Mapping[str, R] = field(default_factory=dict)
-    beside: tuple[R, ...] = ()  # what else is to be in memory
-    residents: tuple[R, ...] = field(init=False)
-    numbered: Mapping[int, R] = field(init=False)
-
-    def __post_init__(self) -> None:
-        residents = tuple(dict.fromkeys((*self.recent, *self.beside, *self.labels.values())))
-        object.__setattr__(self, "residents", residents)
-        # Of two with one number, a labelled one and the same rewritten, the one that served last is meant.
-        object.__setattr__(self, "numbered", {resident.version.number: resident for resident in reversed(residents)})
-
-    def take(self, model: str, version: int | None = None, label: str = "") -> R:
-        """The serving version, which there is, or the one with this number, or with this label.
-
-        Raises UnknownVersionError, UnknownLabelError.
-        """
-        if label:
-            if label not in self.labels:
-                raise UnknownLabelError(model, label, self.labels)
-            return self.labels[label]
-        if version is None:
-            return self.recent[0]
-        if version not in self.numbered:
-            raise UnknownVersionError(f"model {model!r}", version, self.numbered)
-        return self.numbered[version]
-
-    def mapped(self, change: Callable[[R], R | None]) -> View[R]:
-        """The same with what `change` makes of each version, without those of which it makes None."""
-        changed = {resident: change(resident) for resident in self.residents}
-        return View(
-            tuple([new for resident in self.recent if (new := changed[resident]) is not None]),
-            {label: new for label, resident in self.labels.items() if (new := changed[resident]) is not None},
-            tuple([new for resident in self.beside if (new := changed[resident]) is not None]),
-        )
 
 
 Prepare = Callable[[R], Callable[[], None]]

@@ -20,10 +20,10 @@ from paramsync.errors import NotServingError, UnknownLabelError, UnknownVersionE
 from paramsync.following.composite import Connection
 from paramsync.following.follower import Follower
 from paramsync.following.replica import Replica
-from paramsync.following.status import State
 from paramsync.graphs.capturing import capture
 from paramsync.inference.joined import Joined
 from paramsync.inference.resident import Resident
+from paramsync.status import State
 from paramsync.version import Version
 from tests.support.stores import WRITERS, Scaled
 

@@ -12,7 +12,7 @@ from paramsync.errors import NotServingError, SyncError, UnknownLabelError, Unkn
 from paramsync.following.follower import Follower
 from paramsync.following.operator_requests import Action
 from paramsync.following.replica import Replica
-from paramsync.following.status import State, Status
+from paramsync.status import State, Status
 from tests.support.followers import quarantined, serving
 from tests.support.published import Publisher, ask, captured, proven, rewrite, values
 

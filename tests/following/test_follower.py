@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from paramsync.following.follower import Follower
-from paramsync.following.status import MOST_UNREAD, EventKind, State
+from paramsync.following.report import MOST_UNREAD
+from paramsync.status import EventKind, State
 from tests.support.followers import LONG, milestones, serving
 from tests.support.published import Doubled, Publisher, ask, proven
 

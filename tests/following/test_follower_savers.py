@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from paramsync.following.policy import Failures
-from paramsync.following.status import EventKind
+from paramsync.status import EventKind
 from paramsync.version import Candidate, Version
 from tests.support.followers import LONG, SILENT, quarantined, saver_follower, serving
 from tests.support.programs import eventually

@@ -10,7 +10,7 @@ from paramsync.errors import SyncError, UnknownLabelError, UnknownVersionError
 from paramsync.following.follower import Follower
 from paramsync.following.operator_requests import Action
 from paramsync.following.replica import Replica
-from paramsync.following.status import EventKind, Status
+from paramsync.status import EventKind, Status
 from tests.support.followers import milestones, serving
 from tests.support.published import PARAMETERS, Publisher, captured, values
 

@@ -12,9 +12,9 @@ from paramsync.following.follower import Follower
 from paramsync.following.operator_request import Change
 from paramsync.following.operator_requests import Action
 from paramsync.following.replica import Replica
-from paramsync.following.status import EventKind, Status
 from paramsync.inference.resident import Resident
 from paramsync.sources.source import ProgressCallback
+from paramsync.status import EventKind, Status
 from paramsync.version import Version
 from tests.support.configurations import answers, apply, model
 from tests.support.followers import quarantined, serving

@@ -11,7 +11,7 @@ from paramsync.errors import NotServingError, SyncError, UnknownVersionError
 from paramsync.following.follower import Follower
 from paramsync.following.operator_requests import Action, OperatorRequests
 from paramsync.following.pins_file import Choices
-from paramsync.following.status import EventKind, State, Status
+from paramsync.status import EventKind, State, Status
 from tests.support.followers import LONG, serving
 from tests.support.published import Publisher, ask, proven
 

@@ -11,7 +11,7 @@ from paramsync.errors import SyncError, UnknownVersionError
 from paramsync.following.follower import Follower
 from paramsync.following.operator_requests import Action
 from paramsync.following.replica import Replica
-from paramsync.following.status import Status
+from paramsync.status import Status
 from tests.support.followers import LONG, saver_follower, serving
 from tests.support.published import Publisher, ask, proven, saver_store
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from paramsync.following.policy import Back, back_to, newest, next_restore, served_before, stand_in
+from paramsync.following.policy import newest, next_restore, served_before, stand_in
+from paramsync.status import Back, back_to
 from paramsync.version import Candidate
 
 

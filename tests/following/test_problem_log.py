@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from paramsync.following.status import Report
+from paramsync.following.report import Report
 
 
 def test_trouble_that_differs_by_its_version_alone_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -13,9 +13,8 @@ import pytest
 from paramsync.errors import SyncError
 from paramsync.following.follower import Follower
 from paramsync.following.operator_requests import Action
-from paramsync.following.policy import Back
 from paramsync.following.replica import Replica
-from paramsync.following.status import EventKind, Status
+from paramsync.status import Back, EventKind, Status
 from tests.support.followers import LONG, SILENT, quarantined, serving
 from tests.support.published import Publisher, ask, follower_of, proven
 

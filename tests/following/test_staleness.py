@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from paramsync.cli.__main__ import main
-from paramsync.following.status import State, Status
 from paramsync.rpc.client import Inferencer
+from paramsync.status import State, Status
 from paramsync.v1 import sync_pb2 as pb
 from paramsync.version import Version
 from tests.inferencer.serving.test_metrics import parsed

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from paramsync.following.status import SwapLog
+from paramsync.following.report import SwapLog
 
 
 def test_a_swap_is_logged_at_once_and_many_are_summed_up(caplog: pytest.LogCaptureFixture) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from paramsync.following.follower import Follower
 from paramsync.following.replica import Replica
-from paramsync.following.status import State
+from paramsync.status import State
 from tests.support.followers import quarantined, serving
 from tests.support.published import Doubled, Publisher, ask, captured, proven, values
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from paramsync.following.follower import Follower
-from paramsync.following.status import EventKind, State
+from paramsync.status import EventKind, State
 from tests.support.followers import milestones, quarantined, serving
 from tests.support.published import Publisher, ask, captured, proven, values
 

@@ -12,8 +12,8 @@ from paramsync.errors import NotServingError, UnknownLabelError, UnknownVersionE
 from paramsync.following.follower import Follower
 from paramsync.following.operator_requests import Action
 from paramsync.following.replica import Replica
-from paramsync.following.status import Stage
 from paramsync.inference.resident import Resident
+from paramsync.status import Stage
 from tests.support.followers import freed_by
 from tests.support.published import PARAMETERS, Publisher
 

@@ -9,10 +9,11 @@ import pytest
 
 from paramsync.following.follower import Follower
 from paramsync.following.replica import Replica
-from paramsync.following.status import MOST_UNREAD, Event, EventKind, Status, Subscribers
+from paramsync.following.report import MOST_UNREAD, Subscribers
 from paramsync.inference.resident import Resident
 from paramsync.sources.opening import open_source
 from paramsync.sources.source import Progress, ProgressCallback, Source
+from paramsync.status import Event, EventKind, Status
 from paramsync.version import Version
 from tests.support.followers import LONG, SILENT, serving
 from tests.support.published import PARAMETERS, Publisher
@@ -122,7 +123,7 @@ def test_a_short_restore_tells_its_progress_once_when_it_is_done(follower: Follo
 def test_a_long_restore_tells_its_progress_now_and_then(
     follower: Follower, publisher: Publisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("paramsync.following.status._BETWEEN", 0.0)
+    monkeypatch.setattr("paramsync.following.report._BETWEEN", 0.0)
     events = follower.subscribe(lambda: None)
     publisher.publish(1)
     follower.run_once()

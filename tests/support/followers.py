@@ -9,8 +9,9 @@ from typing import final
 
 from paramsync.following.follower import Follower
 from paramsync.following.replica import Replica
-from paramsync.following.status import Event, EventKind, Subscription
+from paramsync.following.report import Subscription
 from paramsync.inference.resident import Resident
+from paramsync.status import Event, EventKind
 
 LONG = 30.0  # seconds; a test that waits this long has failed
 

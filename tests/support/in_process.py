@@ -20,11 +20,11 @@ from paramsync.following.composite import Connection
 from paramsync.following.follower import Follower
 from paramsync.following.operator_request import Change
 from paramsync.following.replica import Replica
-from paramsync.following.status import Status
 from paramsync.inference import batchable
 from paramsync.inference.resident import Resident
 from paramsync.rpc.tls import ServerTls
 from paramsync.sources.source import ProgressCallback
+from paramsync.status import Status
 from paramsync.v1 import sync_pb2
 from paramsync.version import Version
 

@@ -9,10 +9,10 @@ from typing import Any
 from paramsync.errors import InputError, NotServingError, ParamsyncError
 from paramsync.following.follower import Follower
 from paramsync.following.operator_requests import Action
-from paramsync.following.status import Stage, State
 from paramsync.graphs.specs import DEFAULT_SIGNATURE
 from paramsync.kserve import open_inference_pb2 as pb
 from paramsync.program.process import release
+from paramsync.status import Stage, State
 
 from ...serving.metrics import Metrics, Statistics
 from ...serving.served import Models

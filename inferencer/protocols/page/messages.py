@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from paramsync.following.status import Status
+from paramsync.status import Status
 from paramsync.version import Version
 
 from .advice import advice

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from paramsync.following.status import Event, EventKind, State, Status
 from paramsync.host.processes import Memory, memory_of
 from paramsync.rpc.server import of_version
+from paramsync.status import Event, EventKind, State, Status
 from paramsync.store.store import PublisherState
 from paramsync.v1 import sync_pb2 as pb
 

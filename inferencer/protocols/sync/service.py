@@ -10,7 +10,7 @@ from paramsync.errors import InputError, SyncError
 from paramsync.following.follower import Follower
 from paramsync.following.operator_requests import Action
 from paramsync.following.pins_file import check_label
-from paramsync.following.status import Event, EventKind, Status
+from paramsync.status import Event, EventKind, Status
 from paramsync.v1 import sync_pb2 as pb
 
 from ...serving.feed import Feed

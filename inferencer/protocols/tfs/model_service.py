@@ -8,7 +8,7 @@ import grpc
 from tensorflow_serving.apis import get_model_status_pb2, model_management_pb2, model_pb2
 
 from paramsync.errors import NotServingError, UnknownLabelError, UnknownVersionError
-from paramsync.following.status import Course, Stage, Status
+from paramsync.status import Course, Stage, Status
 
 from ...serving.access import ReloadRoots
 from ...serving.served import Models

@@ -16,8 +16,7 @@ from tensorflow_serving.apis import (
 
 from inferencer.protocols.tfs.model_service import courses
 from paramsync.errors import NotServingError, UnknownLabelError, UnknownVersionError
-from paramsync.following.policy import Quarantined
-from paramsync.following.status import Stage, State, Status
+from paramsync.status import Quarantined, Stage, State, Status
 from paramsync.v1 import sync_pb2 as pb
 from paramsync.version import Version
 from tests.support.programs import eventually

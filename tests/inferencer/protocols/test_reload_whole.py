@@ -15,7 +15,7 @@ from tensorflow_serving.apis import model_service_pb2_grpc
 
 from inferencer.settings.settings import ConnectionSettings
 from paramsync.following.operator_requests import Action
-from paramsync.following.status import Status
+from paramsync.status import Status
 from paramsync.v1 import sync_pb2 as pb
 from tests.inferencer.serving.test_metrics import parsed
 from tests.inferencer.serving.test_registry import Times

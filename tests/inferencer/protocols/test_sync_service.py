@@ -7,7 +7,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from paramsync.following.status import MOST_UNREAD
+from paramsync.following.report import MOST_UNREAD
 from paramsync.v1 import sync_pb2 as pb
 from tests.support.programs import eventually
 from tests.support.published import PARAMETERS, Publisher, proven

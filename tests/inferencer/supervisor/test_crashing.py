@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from inferencer.supervisor import crashes
-from paramsync.following.status import State, Status
+from paramsync.status import State, Status
 from paramsync.v1 import sync_pb2 as pb
 from tests.support.hostile_graphs import KillingLater
 from tests.support.programs import PATIENCE, eventually

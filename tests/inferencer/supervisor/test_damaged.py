@@ -11,7 +11,7 @@ import pytest
 
 from inferencer.settings.settings import ModelSettings
 from inferencer.supervisor import scrub
-from paramsync.following.status import State, Status
+from paramsync.status import State, Status
 from tests.support.http import call
 from tests.support.programs import eventually
 from tests.support.published import Publisher, proven

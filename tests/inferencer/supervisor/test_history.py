@@ -15,8 +15,7 @@ from inferencer.serving.counts import REQUEST_SECONDS, Histogram
 from inferencer.supervisor.history import MOST_HAPPENED, MOST_VERSIONS, History
 from inferencer.supervisor.overview import MOST_GONE, Overview
 from inferencer.supervisor.traffic import Traffic, quantile
-from paramsync.following.policy import Quarantined
-from paramsync.following.status import Event, EventKind, State, Status
+from paramsync.status import Event, EventKind, Quarantined, State, Status
 from paramsync.version import Version
 
 

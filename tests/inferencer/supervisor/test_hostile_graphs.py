@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from inferencer.supervisor import trial
-from paramsync.following.status import Status
+from paramsync.status import Status
 from paramsync.v1 import sync_pb2 as pb
 from tests.support.hostile_graphs import Endless, Greedy, Killing
 from tests.support.programs import eventually

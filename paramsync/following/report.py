@@ -1,4 +1,4 @@
-"""What a follower reports of its model: one status, and events. Its worker writes, everybody reads."""
+"""The report that a follower writes of its model: one status, and events for subscribers."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from enum import Enum
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from paramsync.following.policy import Back, Publication, Publications, Quarantined, back_to, short
+from paramsync.following.policy import Publications
 from paramsync.following.residents import Residents
 from paramsync.host.repeats import Repeats
 from paramsync.sources.source import Progress
+from paramsync.status import EVERY_KIND, Event, EventKind, Quarantined, State, Status
 from paramsync.store.store import LastPublisher, PublisherState
 from paramsync.version import Version
 
@@ -27,196 +27,6 @@ _MOST_PROGRESS = 64  # unread events beyond which progress is left out
 _BETWEEN = 0.05  # seconds between events about the progress of one restore
 _BETWEEN_SWAPS = 10.0  # and between log lines about swaps
 _ENDED = 8  # versions that left and are still spoken of
-
-
-class State(Enum):
-    WAITING = "waiting"  # no version serves yet
-    SERVING = "serving"
-    DAMAGED = "damaged"  # what serves is damaged, there is no other version, and it was to serve all the same
-    DRAINING = "draining"
-
-
-class Stage(Enum):
-    """Where a version is on its way through this process."""
-
-    FOUND = "found"  # it is published, and will be restored
-    RESTORING = "restoring"
-    RESIDENT = "resident"  # requests may name it
-    LEAVING = "leaving"  # requests that hold it are still answered from it
-    ENDED = "ended"  # it left, or it cannot be used and then has a reason
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Course:
-    """One version's stage; `reason` says why it cannot be used, and is empty otherwise."""
-
-    number: int
-    stage: Stage
-    reason: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Status:
-    """State and health are two things: a failed restore sets `last_error` and leaves `state` and `serving` alone."""
-
-    model: str
-    store: Path
-    state: State = State.WAITING
-    published: Version | None = None
-    in_store: tuple[int, ...] = ()  # every published version
-    serving: Version | None = None
-    before: tuple[int, ...] = ()  # what served before that, the last one first
-    signed_by: str = ""  # the trusted key that signed it; empty where unsigned versions serve, too
-    not_served: Mapping[str, str] = field(default_factory=dict)  # signatures left out of its graph, and why
-    restoring: int | None = None
-    restoring_progress: Progress | None = None
-    parts: tuple[tuple[str, Version], ...] = ()  # of a joined model: what its answers come from
-    resident: tuple[int, ...] = ()  # the serving one first
-    labels: Mapping[str, int] = field(default_factory=dict)  # of resident versions
-    leaving: tuple[int, ...] = ()
-    ended: tuple[int, ...] = ()  # the last few that left, the latest last
-    quarantined: tuple[Quarantined, ...] = ()
-    pinned: int | None = None
-    publisher: LastPublisher | None = None  # of one that died: since about when; None where the store does not say
-    last_error: str | None = None
-    waiting_for: str | None = None  # why the store has no version, with its path
-    store_lost: bool = False  # the store cannot be read, or is empty while a version of it serves
-    swaps: int = 0
-    restores: int = 0  # versions brought in since the start, as all counts
-    quarantines: int = 0
-    restore_seconds: float | None = None
-    lag_seconds: float | None = None
-    lag_steps: int | None = None
-    lag_versions: int | None = None  # publications since the serving version
-    since_publication_seconds: float | None = None
-    serving_age_seconds: float | None = None  # since the step that answers come from
-    found_at: float = math.inf  # when the newest version was found, by this machine's monotonic clock
-    served_at: float = math.inf  # and when the serving one came to serve
-    overdue: Publication | None = None  # the oldest one newer than the serving version
-
-    def ageless(self) -> Status:
-        """This status without its lag and its ages: what stays the same while nothing happens."""
-        return replace(self, lag_seconds=None, since_publication_seconds=None, serving_age_seconds=None)
-
-    def at(self, now: float, monotonic: float) -> Status:
-        """This status with its lag and its ages at a time in seconds since the epoch, and on the monotonic clock.
-
-        An age is at least what the monotonic clock says, whatever the other clock was set to since.
-        """
-        published, serving = self.published, self.serving
-        ages: dict[str, float | int | None] = {}
-        if serving is not None:
-            ages["serving_age_seconds"] = max(0.0, monotonic - self.served_at, now - serving.step_done_at)
-        if published is not None:
-            age = _age(published.committed_at, now, monotonic - self.found_at)
-            ages["since_publication_seconds"] = age
-            if serving is None:  # nothing is known of the time before it was found
-                ages["lag_seconds"] = None if self.overdue is None else monotonic - self.overdue.found_at
-            else:
-                serves = serving.number == published.number
-                ages["lag_seconds"] = 0.0 if serves else self._lag(now, monotonic, since_published=age)
-                ages["lag_versions"] = 0 if serves else self.lag_versions
-                ages["lag_steps"] = published.step - serving.step
-        return replace(self, **ages)  # type: ignore[arg-type]
-
-    def _lag(self, now: float, monotonic: float, *, since_published: float | None) -> float | None:
-        if self.overdue is None:
-            return since_published
-        return _age(self.overdue.committed_at, now, monotonic - self.overdue.found_at)
-
-    @property
-    def obstacle(self) -> str:
-        """Why no good version serves, in short: the newest quarantine, else the trouble with the store; empty where
-        nothing is known but that no version has come."""
-        if self.serving is not None and self.state is not State.DAMAGED:
-            return ""
-        of_serving = None if self.serving is None else self.quarantine_of(self.serving.number)
-        case = of_serving or (self.quarantined[-1] if self.quarantined else None)
-        if case is None:
-            return short(self.last_error or (self.waiting_for or "").removeprefix(f"{self.store}: "))
-        return f"version {case.number} is quarantined: {case.short}"
-
-    @property
-    def absence(self) -> str:
-        """Why nothing serves, as callers are told."""
-        why = f"no version from store {self.store} serves yet"
-        return f"{why}: {self.obstacle}" if self.obstacle else why
-
-    @property
-    def back(self) -> Back | None:
-        """Where a rollback would go now; None where there is nothing to go back to."""
-        if self.parts:
-            return None
-        return back_to(
-            None if self.serving is None else self.serving.number,
-            self.before,
-            resident=self.resident,
-            published=self.in_store,
-            quarantined=[case.number for case in self.quarantined],
-        )
-
-    @property
-    def newest_quarantined(self) -> bool:
-        return self.published is not None and self.quarantine_of(self.published.number) is not None
-
-    def quarantine_of(self, number: int) -> Quarantined | None:
-        return next((case for case in self.quarantined if case.number == number), None)
-
-    def courses(self) -> tuple[Course, ...]:
-        """Every version there is something to say of, the highest number first.
-
-        Where a version is several things at once, it is what serves requests best: one in memory is RESIDENT also while
-        its rewritten files are restored, or cannot be.
-        """
-        courses: dict[int, Course] = {}
-
-        def put(number: int, stage: Stage, reason: str = "") -> None:
-            courses[number] = Course(number=number, stage=stage, reason=reason)
-
-        for number in self.ended:
-            put(number, Stage.ENDED)
-        if self.published is not None and self.pinned in (None, self.published.number):
-            put(self.published.number, Stage.FOUND)
-        for case in self.quarantined:
-            put(case.number, Stage.ENDED, case.reason)
-        for number in self.leaving:
-            put(number, Stage.LEAVING)
-        if self.restoring is not None:
-            put(self.restoring, Stage.RESTORING)
-        for number in self.resident:
-            put(number, Stage.LEAVING if self.state is State.DRAINING else Stage.RESIDENT)
-        return tuple(courses[number] for number in sorted(courses, reverse=True))
-
-
-def _age(committed_at: float | None, now: float, known_for: float) -> float | None:
-    return None if committed_at is None else max(0.0, known_for, now - committed_at)
-
-
-# Events --------------------------------------------------------------------------------------------------------------
-
-
-class EventKind(Enum):
-    FOUND = "found"  # a version that was not the latest before is in the store
-    RESTORING = "restoring"  # it is being restored; again, with progress, where that takes long
-    RESTORED = "restored"  # it is in memory and was checked
-    SWAPPED = "swapped"  # it serves
-    QUARANTINED = "quarantined"  # it cannot be used, see reason
-
-
-EVERY_KIND = frozenset(EventKind)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
-    """Something that happened to a version. `at` is in seconds since the epoch."""
-
-    kind: EventKind
-    model: str
-    version: Version
-    at: float
-    reason: str = ""
-    restore_seconds: float = 0.0
-    progress: Progress | None = None
 
 
 class Subscription:
