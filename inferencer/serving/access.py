@@ -34,13 +34,16 @@ def caller_of(request: web.BaseRequest) -> Caller:
 
 
 def check_origin(what: str, request: web.BaseRequest, access: Access, hosts: Collection[str] = ()) -> None:
-    """Raise NotAllowedError for a change that a page of another site has a browser ask for.
+    """Raise NotAllowedError for a change that a browser sends for a page of another site.
 
-    Browsers name the site in Origin; `hosts` are as in check_host.
+    Browsers name the site in Origin, and its relation to this one in Sec-Fetch-Site; `hosts` are as in check_host.
     """
     host, origin = request.headers.get("Host", ""), request.headers.get("Origin")
+    site = request.headers.get("Sec-Fetch-Site", "same-origin")
     if origin is not None and origin.partition("://")[2].lower() != host.lower():
         raise NotAllowedError(f"{what}: expected a page of this server, found one of {origin[:200]!r}")
+    if site not in ("same-origin", "none"):
+        raise NotAllowedError(f"{what}: expected a page of this server, found Sec-Fetch-Site: {site[:200]!r}")
     check_host(what, request, access, hosts)
 
 

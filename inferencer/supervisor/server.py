@@ -38,7 +38,7 @@ from .comparing import Comparing
 from .fleet import Fleet, Shown
 from .listeners import Listeners
 from .maker import SharedJoined, SharedMaker, message_of
-from .overview import Answer, Overview
+from .overview import Overview
 from .scrub import Scrub
 from .shared import SharedVersion
 from .template import Template
@@ -72,7 +72,7 @@ class Server:
             "follow": self._follow,
             "late": self._late,
             "metrics": partial(self._aside, self._text),
-            "overview": self._overviewed,
+            "overview": self._page_state,
             "compare": self._compare,
             "compare_no_more": self._comparing.leave,
             "statistics": partial(self._aside, self._statistics),
@@ -213,8 +213,8 @@ class Server:
     def _aside(self, call: Any, *arguments: Any) -> Future[Any]:
         return asyncio.run_coroutine_threadsafe(asyncio.to_thread(call, *arguments), self._loop)
 
-    def _overviewed(self, since: int | None) -> Future[Answer]:
-        return self._overview.ask(since)
+    def _page_state(self, model: str | None) -> bytes:
+        return self._overview.state(model)
 
     def _compare(self, model: str, old: int, new: int, asker: str) -> Future[bytes]:
         return self._comparing.ask(self.models.follower(model).status().store, old, new, asker)

@@ -16,7 +16,7 @@ from paramsync.rpc.tls import ServerTls
 
 from ..batching.batcher import Batcher
 from ..protocols.kserve.service import KServe
-from ..protocols.page.live import Asks
+from ..protocols.page.page import Supervisor
 from ..protocols.tfs.model_service import ModelService
 from ..protocols.tfs.predict import PredictionService
 from ..protocols.tfs.reload import Configures
@@ -47,7 +47,7 @@ class PredictionServer:
         configuring: Configures,
         *,
         also: Sequence[str] = (),
-        supervisor: Asks | None = None,
+        supervisor: Supervisor | None = None,
         all_taken: memoryview | None = None,
         slot: int = 0,
     ) -> None:

@@ -104,7 +104,6 @@ class HttpPort:
         """Another process goes on with the listeners. Every answer ends its connection from now on."""
         self._leaving = True
         self._connections.stop_listening(handed_on=True)
-        self._end_streams()
 
     def __len__(self) -> int:
         """How many connections there are."""
@@ -113,11 +112,6 @@ class HttpPort:
     def drain(self) -> None:
         """/healthz says so from now on, and every answer ends its connection. What comes is still answered."""
         self._draining = True
-        self._end_streams()
-
-    def _end_streams(self) -> None:
-        if self._page is not None:
-            self._page.end()
 
     async def close(self, *, grace: float, quiet_seconds: float) -> None:
         """Stop within the grace, without a loss.
@@ -154,8 +148,6 @@ class HttpPort:
         try:
             welcome = may_predict or request.rel_url.raw_path in (_HEALTH, *self._metrics_paths)
             answer = await self._answered(request, share) if welcome else failed(503, FULL, last=True)
-            if answer.prepared:  # a stream, which is over
-                return answer
             if self._leaving or self._draining:
                 answer.force_close()
             await answer.prepare(request)
@@ -169,13 +161,13 @@ class HttpPort:
             share.leave()
             self._connections.answered(request.protocol)
 
-    async def _answered(self, request: web.BaseRequest, share: MemoryShare) -> web.StreamResponse:
+    async def _answered(self, request: web.BaseRequest, share: MemoryShare) -> web.Response:
         try:
             return await self._routed(request, share)
         except Exception as error:  # noqa: BLE001, the edge
             return _refusal(error)
 
-    async def _routed(self, request: web.BaseRequest, share: MemoryShare) -> web.StreamResponse:
+    async def _routed(self, request: web.BaseRequest, share: MemoryShare) -> web.Response:
         method = "GET" if request.method == "HEAD" else request.method
         path = request.rel_url.raw_path
         if path == _HEALTH and method == "GET":
@@ -195,7 +187,11 @@ class HttpPort:
                 return await self._predicted(infer, request, share)
             return await self._called(call, message, request, share)
         if self._page is not None and self._page.knows(path):
-            return await self._page.answer(request)
+            content = b""
+            if request.method == "POST":
+                async with self._intake.body(request, share) as content:
+                    pass
+            return await self._page.answer(request, content)
         if not path.lower().startswith("/v1/"):
             found = f"{request.method} {path[:200]}"
             return failed(404, f"expected /v1/models/..., /v2/..., /healthz or /metrics, found {found}")

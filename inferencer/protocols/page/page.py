@@ -1,4 +1,4 @@
-"""The page at / of the HTTP port, and /api, by which it sees and changes things: what comes is checked, translated."""
+"""The operator's page at / of the HTTP port, and /api, its state and actions: checks and translates requests."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import gzip
 import hashlib
 import json
 import uuid
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from aiohttp import web
 
@@ -21,11 +22,12 @@ from paramsync.rpc.access import Access
 
 from ...serving.access import caller_of
 from ...serving.served import Models
-from ..http.intake import SlowBodyError
 from ..http.replies import JSON, failed, reply
 from ..sync.service import wait
 from . import messages
-from .live import MOST, Asks, Live, Reader, SlowReaderError
+
+Supervisor: TypeAlias = "Callable[..., Awaitable[Any]]"
+"""Asks the supervisor a question by its name and arguments."""
 
 _FILES = Path(__file__).with_name("files")
 _KINDS = {
@@ -43,17 +45,9 @@ _HEADERS = {
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
-_LIVE_HEADERS = {
-    **_HEADERS,
-    "Content-Type": "text/event-stream",
-    "Cache-Control": "no-store",
-    "Server": "paramsync",
-    "X-Accel-Buffering": "no",  # or a proxy would keep changes until it has many
-}
-_PATIENCE = 10.0
-_BODY = 4096  # bytes of an action
+_MOST_BYTES = 4096  # of the body of an action
 _SECONDS = 60.0  # for an action
-_API, _STATE, _EVENTS, _DIFF, _MODELS = "/api/", "/api/state", "/api/events", "/api/diff", "/api/models/"
+_API, _STATE, _DIFF, _MODELS = "/api/", "/api/state", "/api/diff", "/api/models/"
 _ACTIONS = {action.value: action for action in (
     Action.SYNC, Action.PIN, Action.UNPIN, Action.ROLLBACK, Action.LABEL, Action.UNLABEL
 )}  # fmt: skip
@@ -64,9 +58,9 @@ _LABELLED = (Action.LABEL, Action.UNLABEL)
 @dataclass(frozen=True)
 class File:
     content: bytes
-    packed: bytes  # the same by gzip
+    packed: bytes  # by gzip
     kind: str
-    tag: str
+    tag: str  # an ETag
 
     @classmethod
     def read(cls, path: Path) -> File:
@@ -84,13 +78,10 @@ def files() -> dict[str, File]:
 class Page:
     """Lives on one event loop."""
 
-    def __init__(self, models: Models, supervisor: Asks, access: Access, *, patience: float = _PATIENCE) -> None:
-        """`patience` is how many seconds somebody may take to read what is sent, or to send an action."""
-        self._patience = patience
+    def __init__(self, models: Models, supervisor: Supervisor, access: Access) -> None:
         self._models = models
         self._supervisor = supervisor
         self._access = access
-        self._live = Live(supervisor)
         self._files = files()
 
     def is_file(self, path: str) -> bool:
@@ -99,43 +90,35 @@ class Page:
     def knows(self, path: str) -> bool:
         return self.is_file(path) or path.startswith(_API)
 
-    def end(self) -> None:
-        """Every stream is ended."""
-        self._live.end()
-
-    async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Of somebody who may ask. A stream is over when this returns. Raises ParamsyncError, also where an action was
-        not done."""
+    async def answer(self, request: web.BaseRequest, body: bytes) -> web.Response:
+        """Answer a request that passed the checks of access. Raises ParamsyncError, also if an action fails."""
         path = request.rel_url.raw_path
         if path.startswith(_MODELS):
-            return await self._act(request)
+            return await self._act(request, body)
         if request.method not in ("GET", "HEAD"):
             return failed(405, f"expected GET, found {request.method[:20]}", {"Allow": "GET, HEAD"})
         if path in self._files:
             return _file(request, self._files[path])
         if path == _STATE:
-            _, state = await self._live.whole()
-            return reply(200, self._shown(request, state), {**_HEADERS, "Cache-Control": "no-store"})
-        if path == _EVENTS and request.method == "GET":
-            return await self._stream(request)
+            state = await self._supervisor("overview", request.query.get("model"))
+            return reply(200, self._with_actions(request, state), {**_HEADERS, "Cache-Control": "no-store"})
         if path == _DIFF:
             return reply(200, await self._compared(request), {**_HEADERS, "Cache-Control": "no-store"})
-        offered = f"{_STATE}, {_EVENTS}, {_DIFF} or {_MODELS}NAME/ACTION"
-        return failed(404, f"expected {offered}, found {path[:200]}")
+        return failed(404, f"expected {_STATE}, {_DIFF} or {_MODELS}NAME/ACTION, found {path[:200]}")
 
     async def _compared(self, request: web.BaseRequest) -> bytes:
         model, old, new = request.query.get("model", ""), _version(request, "old"), _version(request, "new")
         asker = uuid.uuid4().hex
         try:
             found: bytes = await self._supervisor("compare", self._models.find(model).name, old, new, asker)
-        except asyncio.CancelledError:  # whoever asked left
+        except asyncio.CancelledError:  # the caller left
             with suppress(ParamsyncError):
                 await self._supervisor("compare_no_more", asker)
             raise
         return found
 
-    def _shown(self, request: web.BaseRequest, state: bytes) -> bytes:
-        """All there is, and whether whoever asks may change it."""
+    def _with_actions(self, request: web.BaseRequest, state: bytes) -> bytes:
+        """The state, and whether this caller may change anything."""
         why = ""
         try:
             self._access.check_read("an action of the page", caller_of(request))
@@ -144,45 +127,16 @@ class Page:
         actions = {"allowed": not why, "token": self._access.takes_tokens, "why": why}
         return b'{"actions":' + messages.text(actions) + b"," + state[1:]
 
-    # What changes, as it does -----------------------------------------------------------------------------------------
-
-    async def _stream(self, request: web.BaseRequest) -> web.StreamResponse:
-        if self._live.ended or len(self._live) >= MOST:
-            why = "the server is stopping" if self._live.ended else f"expected at most {MOST} pages, found one more"
-            return failed(503, why, {"Retry-After": "5"}, last=True)
-        response = web.StreamResponse(headers=_LIVE_HEADERS)
-        response.force_close()
-        with self._live.read() as reader:
-            try:
-                await response.prepare(request)
-                await self._send(request, reader, response)
-                await asyncio.wait_for(response.write_eof(), self._patience)
-            except (ConnectionError, SlowReaderError, asyncio.TimeoutError, ParamsyncError):
-                if request.transport is not None:
-                    request.transport.abort()
-        return response
-
-    async def _send(self, request: web.BaseRequest, reader: Reader, response: web.StreamResponse) -> None:
-        while (news := await reader.next()) is not None:
-            kind, data = news
-            data = self._shown(request, data) if kind == "state" else data
-            await asyncio.wait_for(response.write(b"event: %s\ndata: %s\n\n" % (kind.encode(), data)), self._patience)
-        await asyncio.wait_for(response.write(b"event: end\ndata: {}\n\n"), self._patience)
-
-    # What is asked for ------------------------------------------------------------------------------------------------
-
-    async def _act(self, request: web.BaseRequest) -> web.Response:
+    async def _act(self, request: web.BaseRequest, body: bytes) -> web.Response:
         if request.method != "POST":
             return failed(405, f"expected POST, found {request.method[:20]}", {"Allow": "POST"})
-        if (problem := _origin_problem(request)) is not None:
-            return failed(403, problem)
         if request.content_type != JSON:
             return failed(415, f"Content-Type: expected {JSON}, found {request.content_type[:100]}")
         name, _, what = request.rel_url.path.removeprefix(_MODELS).rpartition("/")
         if what not in _ACTIONS:
             return failed(404, f"expected one of {', '.join(_ACTIONS)}, found {what[:100]!r}")
         action = _ACTIONS[what]
-        number, label = _arguments(action, await self._body(request))
+        number, label = _arguments(action, _object(body))
         asked = {"model": name, "version": number, "label": label}
         told = " ".join(f"{key}={value!r}" for key, value in asked.items() if value not in (None, ""))
         with self._access.audited(f"page/{what}", caller_of(request), told):
@@ -190,27 +144,12 @@ class Page:
             if len(followers) > 1:
                 parts = " and ".join(one.model for one in followers)
                 raise RequestError(f"model {name!r}: expected one with a store, found one joined from {parts}")
-            status = await wait(followers[0], action, _Waiting(), number, label)
+            status = await wait(followers[0], action, _Caller(), number, label)
         return reply(200, messages.text(messages.of_status(status)) + b"\n", _HEADERS)
 
-    async def _body(self, request: web.BaseRequest) -> dict[str, Any]:
-        """Raises SlowBodyError, RequestError."""
-        content = bytearray()
-        try:
-            await asyncio.wait_for(_come(request, content), self._patience)
-        except asyncio.TimeoutError as error:
-            raise SlowBodyError(self._patience, len(content)) from error
-        except web.RequestPayloadError as error:
-            raise RequestError("body: expected what its headers say, found something else") from error
-        with suppress(ValueError, RecursionError):  # the second for lists in lists
-            found = json.loads(content or b"{}")
-            if isinstance(found, dict):
-                return found
-        raise InputError("body", expected='a JSON object, such as {"version": 420}', found=repr(bytes(content[:100])))
 
-
-class _Waiting:
-    """What a call of the gRPC service asks about its caller."""
+class _Caller:
+    """The context of a call, for code that serves gRPC too."""
 
     def time_remaining(self) -> float:
         return _SECONDS
@@ -226,20 +165,6 @@ def _file(request: web.BaseRequest, file: File) -> web.Response:
     return reply(200, file.content, headers)
 
 
-def _origin_problem(request: web.BaseRequest) -> str | None:
-    """Browsers say which site a request comes from; other programs have to say that it is this one."""
-    origin, site = request.headers.get("Origin"), request.headers.get("Sec-Fetch-Site")
-    host = request.headers.get("Host", "")
-    if origin is not None:
-        if host and origin.partition("://")[2].lower() == host.lower():
-            return None
-        return f"Origin: expected this server, http://{host[:100]}, found {origin[:100]!r}"
-    if site == "same-origin":
-        return None
-    found = "none" if site is None else repr(site[:100])
-    return f"Origin: expected this server, http://{host[:100]}, found none (Sec-Fetch-Site: {found})"
-
-
 def _version(request: web.BaseRequest, name: str) -> int:
     """Raises InputError."""
     text = request.query.get(name, "")
@@ -248,11 +173,15 @@ def _version(request: web.BaseRequest, name: str) -> int:
     return int(text)
 
 
-async def _come(request: web.BaseRequest, content: bytearray) -> None:
-    async for part in request.content.iter_any():
-        content += part
-        if len(content) > _BODY:
-            raise InputError("body", expected=f"at most {_BODY} bytes", found="more")
+def _object(body: bytes) -> dict[str, Any]:
+    """Raises InputError."""
+    if len(body) > _MOST_BYTES:
+        raise InputError("body", expected=f"at most {_MOST_BYTES} bytes", found="more")
+    with suppress(ValueError, RecursionError):  # the second for lists in lists
+        fields = json.loads(body or b"{}")
+        if isinstance(fields, dict):
+            return fields
+    raise InputError("body", expected='a JSON object, such as {"version": 420}', found=repr(body[:100]))
 
 
 def _arguments(action: Action, body: dict[str, Any]) -> tuple[int | None, str]:

@@ -11,7 +11,6 @@ import threading
 import tracemalloc
 import zlib
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pytest
@@ -202,28 +201,6 @@ def test_a_bad_chunk_of_an_action_is_an_error_of_its_caller(web: Web, late: bool
             eventually(lambda: web.rest._came > came, lambda: "it to come")
             one.sendall(b"none\r\n")
         assert int(one.recv(1 << 16).split()[1]) == status
-
-
-def test_a_page_that_does_not_read_its_end_is_left(web: Web) -> None:
-    connections, page = web.rest._connections, web.rest._page
-    assert page is not None
-    [(listening, _)] = connections._acceptor._listeners
-    usual = listening.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-    with socket.socket() as one:
-        one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        one.connect(("127.0.0.1", web.rest_port))
-        one.sendall(b"GET /api/events HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
-
-        def unread() -> Any:
-            found = [each.transport for each in connections._open if each.transport is not None]
-            return next((each for each in found if each.get_write_buffer_size() > 1000), None)
-
-        transport = eventually(unread, lambda: "a state that is not read")
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, usual)
-        web.loop.call_soon_threadsafe(transport.set_write_buffer_limits, 0)
-        web.loop.call_soon_threadsafe(page.end)
-        eventually(lambda: not len(connections), lambda: f"{len(connections)} to be given up")
 
 
 def test_a_comparison_that_nobody_waits_for_is_given_up(web: Web) -> None:

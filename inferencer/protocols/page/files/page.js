@@ -1,112 +1,74 @@
-// The operator's page: shows what /api/events tells, and asks for what an operator wants. All names are text, never markup.
+// The operator's page: asks for /api/state every second, shows it, and sends what an operator wants. Names are text, never markup.
 
-import { get, headers, keep, post, token } from "./calls.js";
+import { get, keep, post, token } from "./calls.js";
 import { clear, metricOf, plot, readColours } from "./charts.js";
 import { describe } from "./predict.js";
 import { $, ago, clock, duration, figure, list, make, many, mib, percent, put, rate, seconds, serverNow, short, time } from "./words.js";
 
-const MOST = { versions: 1000, happened: 200, traffic: 600 };
-const QUIET = 12; // seconds without a word after which the server counts as lost: it has one every five
+const EVERY = 1; // seconds between two questions
+const HIDDEN = 5; // the same in a tab that nobody sees
+const PATIENCE = 12000; // milliseconds after which the server counts as lost
 const ROWS = 14;
-const models = new Map(); // by name: what the server said, and what is on the screen
-const server = { workers: [], server: {}, actions: { allowed: false, why: "" } };
+const models = new Map(); // by name: what the server says, and what is on the screen
+let server = { workers: [], server: {}, actions: { allowed: false, why: "" } };
 
-// What the server says ---
+// The server's state, asked for again and again ---
 
-function take(message, whole) {
-  clock.now = message.now;
-  clock.at = seconds();
-  if (whole) {
-    server.actions = message.actions;
-    for (const model of models.values()) Object.assign(model, { stride: 1, versions: new Map(), happened: [], traffic: [] });
-    for (const name of models.keys()) if (!(name in (message.models ?? {}))) forget(name);
+const connection = { pause: 0.5, failures: 0, lost: null, tryAt: 0, turn: 0, timer: null };
+
+async function poll() {
+  clearTimeout(connection.timer);
+  const turn = (connection.turn += 1); // of two questions at a time, the later one counts
+  const [state, error] = await get(`/api/state?${new URLSearchParams({ model: openedName() })}`, AbortSignal.timeout(PATIENCE))
+    .then((found) => [found], (problem) => [null, problem]);
+  if (turn !== connection.turn) return;
+  if (error) {
+    if (error.status === 401) $("sign-in").hidden = false;
+    lose(error.status ? error.message : "It does not answer.");
+    return;
   }
-  for (const name of message.gone ?? []) forget(name);
-  for (const [name, change] of Object.entries(message.models ?? {})) {
-    if (!models.has(name)) models.set(name, { name, status: null, stride: 1, versions: new Map(), happened: [], traffic: [] });
-    const model = models.get(name);
-    if (change.status) Object.assign(model, { status: change.status, statusAt: clock.at });
-    for (const version of change.versions ?? []) model.versions.set(String(version.number), version);
-    for (const what of ["happened", "traffic"]) {
-      const last = model[what].at(-1)?.sequence ?? -1;
-      model[what].push(...(change[what] ?? []).filter((one) => one.sequence > last));
-      if (model[what].length > MOST[what]) model[what].splice(0, model[what].length - MOST[what]);
-    }
-    if (model.versions.size > MOST.versions) thin(model);
-  }
-  for (const what of ["workers", "server"]) if (message[what]) server[what] = message[what];
-  ask();
+  again(document.hidden ? HIDDEN : EVERY);
+  find();
+  take(state);
 }
 
-function thin(model) { // as the server does: of older versions every second, fourth, eighth stays
-  const ascending = [...model.versions.values()].sort((a, b) => a.number - b.number).slice(0, -400);
-  while (model.versions.size > 750 && model.stride < 2 ** 32) {
-    for (const one of ascending) if (one.nth % model.stride && !one.reason) model.versions.delete(String(one.number));
-    if (model.versions.size > 750) model.stride *= 2;
+function again(pause) {
+  connection.tryAt = seconds() + pause;
+  connection.timer = setTimeout(poll, 1000 * pause);
+}
+
+function take(state) {
+  clock.now = state.now;
+  clock.at = seconds();
+  server = state;
+  for (const name of models.keys()) if (!(name in state.models)) forget(name);
+  for (const [name, said] of Object.entries(state.models)) {
+    const model = models.get(name) ?? { name };
+    const versions = new Map(said.versions.map((version) => [String(version.number), version]));
+    models.set(name, Object.assign(model, said, { versions, statusAt: clock.at }));
   }
-  if (model.versions.size > MOST.versions) model.versions.delete(String(ascending[0].number));
+  draw();
 }
 
 function forget(name) {
   const model = models.get(name);
-  if (model?.charts) clear(model);
-  model?.node?.remove();
+  if (model.charts) clear(model);
+  model.node?.remove();
   models.delete(name);
 }
 
-// The connection ---
-
-const connection = { pause: 0.5, lost: null, again: null, abort: null };
-
-async function connect() {
-  clearTimeout(connection.again);
-  const abort = (connection.abort = new AbortController());
-  const watch = setInterval(() => { if (clock.heard !== null && seconds() - clock.heard > QUIET) abort.abort(); }, 1000);
-  let why = "The server said nothing for a while.";
-  try {
-    clock.heard = seconds();
-    const answer = await fetch("/api/events", { headers: headers(), signal: abort.signal, cache: "no-store" });
-    if (answer.status === 401) $("sign-in").hidden = false;
-    if (!answer.ok) throw new Error((await answer.json().catch(() => ({}))).error ?? `HTTP status ${answer.status}`);
-    why = "The server ended the connection.";
-    const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
-    let rest = "";
-    for (;;) {
-      const { value, done } = await reader.read();
-      if (done) break;
-      clock.heard = seconds();
-      const parts = (rest + value).split("\n\n");
-      rest = parts.pop();
-      for (const part of parts) {
-        const [, kind, data] = part.match(/^event: (.*)\ndata: (.*)$/) ?? [];
-        if (kind === "state") found();
-        if (kind === "end") why = "The server is stopping.";
-        if (kind === "state" || kind === "change") take(JSON.parse(data), kind === "state");
-      }
-    }
-  } catch (error) {
-    if (error.name !== "AbortError" && error.name !== "TypeError") why = error.message;
-    else if (error.name === "TypeError") why = "The server does not answer.";
-  } finally {
-    clearInterval(watch);
-  }
-  lose(why);
-}
-
-function found() {
-  connection.pause = 0.5;
+function find() {
   if (!$("lost").hidden) say("Connected again.");
-  connection.lost = null;
+  Object.assign(connection, { pause: 0.5, failures: 0, lost: null });
   $("lost").hidden = true;
   put($("connection"), "live");
-  ask();
 }
 
 function lose(why) {
-  const first = connection.lost === null && clock.heard !== null && models.size > 0; // a worker left: there are others
+  connection.failures += 1;
   connection.lost ??= serverNow();
-  connection.tryAt = seconds() + connection.pause * (0.75 + Math.random() / 2);
-  connection.again = setTimeout(connect, 1000 * (connection.tryAt - seconds()));
+  const first = connection.failures === 1 && models.size > 0; // a worker left: there are others
+  again(connection.pause * (0.75 + Math.random() / 2));
   connection.pause = Math.min(10, connection.pause * 2);
   put($("lost-what"), `Lost the server. ${why}`);
   $("lost").hidden = first;
@@ -114,10 +76,8 @@ function lose(why) {
   tick();
 }
 
-$("retry").addEventListener("click", () => {
-  connection.abort?.abort();
-  connect();
-});
+$("retry").addEventListener("click", poll);
+document.addEventListener("visibilitychange", () => { if (!document.hidden) poll(); });
 
 function say(text) {
   put($("said"), text);
@@ -126,17 +86,6 @@ function say(text) {
 }
 
 // The screen ---
-
-let asked = false;
-let plotted = -Infinity;
-function ask() {
-  if (asked) return;
-  asked = true;
-  (document.hidden ? (then) => setTimeout(then, 500) : requestAnimationFrame)(() => {
-    asked = false;
-    draw();
-  });
-}
 
 function draw() {
   const names = [...models.keys()].sort();
@@ -149,10 +98,7 @@ function draw() {
   list($("nav"), JSON.stringify(listed), () => listed.length < 2 ? [] : [make("a", { class: "all", href: "#/", "data-key": "all", text: "All models" }),
     ...listed.map(([name, feeling, here]) => make("a", { href: fragment(name), class: feeling, "data-key": name, "aria-current": here ? "page" : undefined, text: name }))]);
   drawServer();
-  if (opened && seconds() - plotted >= 0.5 && !document.hidden) {
-    plotted = seconds();
-    plot(opened);
-  }
+  if (opened && !document.hidden) plot(opened);
   if (shown !== opened) turn(opened);
   const first = opened ?? models.get(names.find((name) => wrongs(models.get(name)).length) ?? names[0]);
   const serving = first?.status?.serving;
@@ -164,26 +110,26 @@ function tick() { // what time alone changes
   for (const model of models.values()) if (model.node && !model.node.hidden) drawHeadline(model);
   if (!$("overview").hidden) drawAges();
   if (connection.lost !== null) {
-    const left = Math.max(0, Math.ceil((connection.tryAt ?? 0) - seconds()));
+    const left = Math.max(0, Math.ceil(connection.tryAt - seconds()));
     put($("lost-when"), `${models.size ? `What is below is ${duration(serverNow() - connection.lost)} old. ` : ""}${left ? `Trying again in ${left} s.` : "Trying…"}`);
   }
 }
 setInterval(tick, 1000);
-setInterval(() => { if (connection.lost === null) ask(); }, 1000);
 
 // All models, or one: the fragment of the address says which ---
 
 let shown; // undefined until something was
 const fragment = (name) => `#/${encodeURIComponent(name)}`;
 
-function openedModel() {
-  if (models.size === 1) return [...models.values()][0];
+function openedName() {
+  if (models.size === 1) return [...models.keys()][0];
   try {
-    return models.get(decodeURIComponent(location.hash.slice(2))) ?? null;
+    return decodeURIComponent(location.hash.slice(2));
   } catch { // no fragment of ours
-    return null;
+    return "";
   }
 }
+const openedModel = () => models.get(openedName()) ?? null;
 
 function turn(opened) { // to another view: what is read and tabbed to begins with it
   const before = shown;
@@ -198,8 +144,8 @@ document.querySelector(".skip").addEventListener("click", (event) => {
   $("models").focus();
 });
 window.addEventListener("hashchange", () => {
-  plotted = -Infinity;
-  ask();
+  draw();
+  poll();
 });
 
 function stateOf(model) { // in a word or two, and how bad that is
@@ -529,6 +475,7 @@ function act(model, what, number, label) {
     if (what === "label") body.label = $("ask-input").value;
     if (what === "unlabel") body.label = label;
     const status = await post(`/api/models/${encodeURIComponent(model.name)}/${what}`, body);
+    poll();
     say(`${model.name}: done. ${status.serving ? `Version ${figure(status.serving.number)} serves` : "Nothing serves"}${status.pinned === null ? "." : ", pinned."}`);
   };
   $("ask").showModal();
@@ -562,8 +509,7 @@ $("sign-in").addEventListener("click", () => {
     const value = $("ask-input").value.trim();
     keep(value);
     $("ask-input").value = "";
-    connection.abort?.abort();
-    connection.pause = 0.1;
+    poll();
   };
   $("ask").showModal();
   $("ask-input").focus();
@@ -572,8 +518,7 @@ $("sign-in").addEventListener("click", () => {
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
   readColours();
   for (const model of models.values()) if (model.charts) clear(model);
-  plotted = -Infinity;
-  ask();
+  draw();
 });
 
-connect();
+poll();

@@ -1,6 +1,6 @@
 // What the page says: figures, durations, and the nodes that they stand in.
 
-export const clock = { now: Date.now() / 1000, at: performance.now() / 1000, heard: null };
+export const clock = { now: Date.now() / 1000, at: performance.now() / 1000 };
 export const $ = (id) => document.getElementById(id);
 export const seconds = () => performance.now() / 1000;
 export const serverNow = () => clock.now + seconds() - clock.at; // the server's clock: the browser's may jump
