@@ -11,7 +11,7 @@ from heapq import nlargest
 import grpc
 
 from paramsync.errors import BusyError
-from paramsync.rpc.connection_limit import most_connections
+from paramsync.rpc.server import most_connections
 
 from .errors import logged_status
 from .grpc_call import Call, Method

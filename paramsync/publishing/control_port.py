@@ -1,125 +1,51 @@
-"""The trainer's gRPC port: publish now, status, watch. Translates, calls, and maps errors."""
+"""The trainer's gRPC port: status, publish now, watch. grpcio's own server; translates, calls, and maps errors."""
 
 from __future__ import annotations
 
 import logging
 import queue
 import threading
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from paramsync.errors import BusyError, SettingsError
-from paramsync.publishing import read_timeout
-from paramsync.publishing.admissions import Admissions
+from paramsync.errors import BusyError, NotAllowedError, SettingsError
 from paramsync.publishing.metrics import Meter
-from paramsync.publishing.read_timeout import ReadTimeoutInterceptor
+from paramsync.publishing.write_behind import PublisherStatus
 from paramsync.rpc import addresses, settings
-from paramsync.rpc.access import Access
-from paramsync.rpc.connection_limit import ConnectionLimit
-from paramsync.rpc.server import UNFORESEEN, code_of, of_version, one_line, options
+from paramsync.rpc.access import Access, Caller, Effect, effect_of
+from paramsync.rpc.server import UNFORESEEN, code_of, of_version, one_line, options, told
 from paramsync.rpc.tls import ServerTls
 from paramsync.store.store import lock_owner
 from paramsync.v1 import sync_pb2, sync_pb2_grpc
 from paramsync.version import Version
 
-if TYPE_CHECKING:
-    from paramsync.publishing.publisher import Publisher
-
-MOST_WATCHING = 8  # each holds a thread of the server
-MOST_UNREAD = 1000  # versions that one may leave unread
-
-
-class Watcher:
-    """One caller that hears of each version once committed; `fell_behind` where it was dropped as too slow."""
-
-    def __init__(self) -> None:
-        self._versions: queue.SimpleQueue[Version | None] = queue.SimpleQueue()
-        self.fell_behind = False
-
-    def next(self) -> Version | None:
-        """The next version, as soon as there is one; None at the end."""
-        return self._versions.get()
-
-    def end(self) -> None:
-        """Nothing comes after what is waiting."""
-        self._versions.put(None)
-
-    def tell(self, version: Version) -> None:
-        """Never blocks."""
-        self.fell_behind = self.fell_behind or self._versions.qsize() >= MOST_UNREAD
-        self._versions.put(None if self.fell_behind else version)
-
-
-class Watchers:
-    """All callers that watch now. Used from any thread."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._watchers: set[Watcher] = set()
-        self._closed = False
-
-    def add(self) -> Watcher:
-        """One more. Raises BusyError where there are as many as may be."""
-        with self._lock:
-            if len(self._watchers) >= MOST_WATCHING:
-                raise BusyError(f"{MOST_WATCHING} watch already; one has to leave first")
-            watcher = Watcher()
-            self._watchers.add(watcher)
-            if self._closed:
-                watcher.end()
-        return watcher
-
-    def remove(self, watcher: Watcher) -> None:
-        with self._lock:
-            self._watchers.discard(watcher)
-
-    def tell(self, version: Version) -> None:
-        """Tell all of them. Never blocks."""
-        with self._lock:
-            for watcher in self._watchers:
-                watcher.tell(version)
-            self._watchers = {watcher for watcher in self._watchers if not watcher.fell_behind}
-
-    def close(self) -> None:
-        """End what everyone hears."""
-        with self._lock:
-            self._closed = True
-            for watcher in self._watchers:
-                watcher.end()
-
-
-_SERVICE = sync_pb2.DESCRIPTOR.services_by_name["Publisher"].full_name
-MOST_PUBLISHING = 4  # callers that wait for a publication; each holds a thread of the server
-_THREADS = MOST_WATCHING + MOST_PUBLISHING + 4 + read_timeout.MOST  # four are for calls that are answered at once
-_MOST_CALLS = 2 * _THREADS  # some wait for a thread until the oldest silent call is given up
-_MESSAGE_BYTES = 1 << 18  # of requests, which say hardly anything, and of answers
+MOST_WATCHING = 8  # callers of Watch
+MOST_PUBLISHING = 4  # callers that wait for a publication
+MOST_UNREAD = 1000  # versions that a caller of Watch may leave unread
+_MOST_CALLS = 32  # each has a thread; gRPC refuses more with RESOURCE_EXHAUSTED
+_MESSAGE_BYTES = 1 << 18  # requests and answers are small
 _GRACE = 2.0  # seconds that calls have to end when the port is closed
+_SERVICE = sync_pb2.DESCRIPTOR.services_by_name["Publisher"].full_name
 
 _log = logging.getLogger("paramsync.trainer")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Training:
-    """What the port tells of once training has begun.
+class Publishing(Protocol):
+    """What the port needs of a publisher."""
 
-    `total_steps` is None where it goes on until it is stopped, `steps_per_epoch` where the job has no epochs, `state`
-    where none is saved.
-    """
+    def status(self) -> PublisherStatus: ...
 
-    publisher: Publisher
-    meter: Meter
-    device: str
-    total_steps: int | None = None
-    steps_per_epoch: int | None = None
-    state: Resumable | None = None
+    def request(self) -> Future[Version]: ...
+
+    def subscribe(self, listener: Callable[[Version], None]) -> None: ...
 
 
 class Resumable(Protocol):
@@ -128,7 +54,23 @@ class Resumable(Protocol):
     saved: int | None
     """The step that was saved last."""
     error: str | None
-    """Why the last one was not."""
+    """Why the last save failed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """What the port reports once training has begun.
+
+    `total_steps` is None if training goes on until it is stopped, `steps_per_epoch` if the job has no epochs, `state`
+    if no training state is saved.
+    """
+
+    publisher: Publishing
+    meter: Meter
+    device: str
+    total_steps: int | None = None
+    steps_per_epoch: int | None = None
+    state: Resumable | None = None
 
 
 class ControlPort:
@@ -144,9 +86,9 @@ class ControlPort:
         access: Access | None = None,
         tls: ServerTls | None = None,
     ) -> None:
-        """Port 0 is any free one. `access` says who may call; without it the tokens of the environment do.
+        """Port 0 is any free port. `access` says who may call; the default takes the tokens of the environment.
 
-        Raises SettingsError for an address that cannot be had, which names the option.
+        Raises SettingsError, which names `option`, if the server cannot listen there.
         """
         access = Access(host=host, tokens=settings.tokens()) if access is None else access
         if type(port) is not int or not 0 <= port <= addresses.LAST_PORT:  # gRPC takes another port for these
@@ -154,11 +96,9 @@ class ControlPort:
         self._service = _Service(store)
         self._health = health.HealthServicer()
         self._set_healthy(False)
-        self._connections = ConnectionLimit()
-        self._arrivals = ReadTimeoutInterceptor(self._connections)
         self._server = grpc.server(
-            ThreadPoolExecutor(_THREADS, thread_name_prefix="control"),
-            interceptors=[self._arrivals, Admissions(access)],
+            ThreadPoolExecutor(_MOST_CALLS, thread_name_prefix="control"),
+            interceptors=[_Admission(access)],
             options=options(_MESSAGE_BYTES),
             maximum_concurrent_rpcs=_MOST_CALLS,
         )
@@ -176,7 +116,6 @@ class ControlPort:
         self._server.start()
         if advice := access.advice or access.in_plain(tls=tls is not None):
             _log.warning("control port: %s", advice)
-        self._connections.start(bound)
 
     @property
     def training(self) -> Training | None:
@@ -184,13 +123,13 @@ class ControlPort:
         return self._service.training
 
     def training_begins(self, training: Training) -> None:
-        """From here on, status tells of this, and Publish works."""
-        training.publisher.subscribe(self._service.watchers.tell)
+        """From now on, status reports this training, and Publish works."""
+        training.publisher.subscribe(self._service.watchers.put)
         self._service.training = training
         self._set_healthy(True)
 
     def training_ends(self) -> None:
-        """Training has stopped; the last version may still be on its way."""
+        """Training has stopped; the last version may still be being written."""
         self._set_healthy(False)
         self._service.stopping = True
 
@@ -199,7 +138,6 @@ class ControlPort:
         self._service.watchers.close()
         self._health.enter_graceful_shutdown()
         self._server.stop(_GRACE).wait()
-        self._connections.close()
 
     def _set_healthy(self, healthy: bool) -> None:
         status = health_pb2.HealthCheckResponse
@@ -252,13 +190,13 @@ class _Service(sync_pb2_grpc.PublisherServicer):
         training = self.training
         if training is None:
             _abort(context, grpc.StatusCode.UNAVAILABLE, "training has not begun yet; try again in a few seconds")
-        with _errors_answered(context), self._one_publishing():
+        with _errors_answered(context), self._publishing_place():
             future = training.publisher.request()
 
             def leave() -> None:
                 future.cancel()
 
-            if not context.add_callback(leave):  # a caller that leaves gives its thread back; this one has left
+            if not context.add_callback(leave):  # the caller has left already
                 leave()
             return of_version(future.result())
 
@@ -279,8 +217,8 @@ class _Service(sync_pb2_grpc.PublisherServicer):
             _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, f"left {MOST_UNREAD} versions unread")
 
     @contextmanager
-    def _one_publishing(self) -> Iterator[None]:
-        """Count a caller that waits for a publication. Raises BusyError where there are as many as may be."""
+    def _publishing_place(self) -> Iterator[None]:
+        """Count a caller that waits for a publication. Raises BusyError if too many wait already."""
         if not self._publishing.acquire(blocking=False):
             raise BusyError(f"{MOST_PUBLISHING} wait for a publication already; try again when one is answered")
         try:
@@ -289,16 +227,120 @@ class _Service(sync_pb2_grpc.PublisherServicer):
             self._publishing.release()
 
 
+class Watcher:
+    """The versions that one caller of Watch has not read yet."""
+
+    def __init__(self) -> None:
+        self._versions: queue.SimpleQueue[Version | None] = queue.SimpleQueue()
+        self.fell_behind = False
+
+    def next(self) -> Version | None:
+        """Wait for the next version; None at the end."""
+        return self._versions.get()
+
+    def end(self) -> None:
+        """End after the versions that are unread."""
+        self._versions.put(None)
+
+    def put(self, version: Version) -> None:
+        """Add a version, or end if too many are unread. Never blocks."""
+        self.fell_behind = self.fell_behind or self._versions.qsize() >= MOST_UNREAD
+        self._versions.put(None if self.fell_behind else version)
+
+
+class Watchers:
+    """All callers of Watch. Used from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._watchers: set[Watcher] = set()
+        self._closed = False
+
+    def add(self) -> Watcher:
+        """Add a watcher. Raises BusyError if there are MOST_WATCHING."""
+        with self._lock:
+            if len(self._watchers) >= MOST_WATCHING:
+                raise BusyError(f"{MOST_WATCHING} watch already; one has to leave first")
+            watcher = Watcher()
+            self._watchers.add(watcher)
+            if self._closed:
+                watcher.end()
+        return watcher
+
+    def remove(self, watcher: Watcher) -> None:
+        with self._lock:
+            self._watchers.discard(watcher)
+
+    def put(self, version: Version) -> None:
+        """Give a version to all watchers. Never blocks."""
+        with self._lock:
+            for watcher in self._watchers:
+                watcher.put(version)
+            self._watchers = {watcher for watcher in self._watchers if not watcher.fell_behind}
+
+    def close(self) -> None:
+        """End all watchers, and those that come later."""
+        with self._lock:
+            self._closed = True
+            for watcher in self._watchers:
+                watcher.end()
+
+
+_HANDLERS = {
+    (False, False): grpc.unary_unary_rpc_method_handler,
+    (False, True): grpc.unary_stream_rpc_method_handler,
+    (True, True): grpc.stream_stream_rpc_method_handler,
+}
+
+
+class _Admission(grpc.ServerInterceptor):  # type: ignore[type-arg]  # takes no type argument at run time
+    """Refuses calls that `access` does not allow, and logs each call that changes something. Any thread."""
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+
+    def intercept_service(self, continuation: Callable[[Any], Any], handler_call_details: Any) -> Any:
+        handler = continuation(handler_call_details)
+        method = handler_call_details.method.lstrip("/")
+        effect = effect_of(method)
+        if handler is None or not self._access.looks_at(effect):
+            return handler
+        answer = handler.unary_unary or handler.unary_stream or handler.stream_stream
+        check = self._access.check if effect is Effect.CHANGES else self._access.check_read
+
+        def call(request: Any, context: Any) -> Any:
+            caller = Caller.of_grpc(context, context.peer())
+            try:
+                check(method, caller)
+            except NotAllowedError as error:
+                _abort_with(context, error)
+            if effect is not Effect.CHANGES:
+                return answer(request, context)
+            with self._access.audited(method, caller, told(request)) as change:
+                try:
+                    return answer(request, context)
+                except Exception:
+                    change.why = str(context.details() or "")  # the exception of an abort has no text
+                    raise
+
+        handler_of = _HANDLERS[handler.request_streaming, handler.response_streaming]
+        return handler_of(call, handler.request_deserializer, handler.response_serializer)
+
+
 @contextmanager
 def _errors_answered(context: grpc.ServicerContext) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # noqa: BLE001, the edge
-        code = code_of(error)
-        if code is None:
-            _log.exception("a call failed in a way nobody foresaw")
-            _abort(context, grpc.StatusCode.INTERNAL, UNFORESEEN)
-        _abort(context, code, one_line(str(error)))
+        _abort_with(context, error)
+
+
+def _abort_with(context: grpc.ServicerContext, error: Exception) -> NoReturn:
+    code = code_of(error)
+    if code is None:
+        _log.error("a call failed in a way nobody foresaw", exc_info=error)
+        _abort(context, grpc.StatusCode.INTERNAL, UNFORESEEN)
+    _abort(context, code, one_line(str(error)))
 
 
 def _abort(context: grpc.ServicerContext, code: grpc.StatusCode, text: str) -> NoReturn:

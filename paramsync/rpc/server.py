@@ -1,4 +1,4 @@
-"""Shared by the ports of both programs: limits of connections, statuses of errors, a version as a message."""
+"""Shared by the ports of both programs: limits of connections, status codes of errors, a version as a message."""
 
 from __future__ import annotations
 
@@ -10,17 +10,21 @@ from google.protobuf import text_format
 from google.protobuf.message import Message
 
 from paramsync import errors
-from paramsync.rpc.connection_limit import most_connections
+from paramsync.program.process import connection_limit
 from paramsync.v1 import sync_pb2 as pb
 from paramsync.version import Version
 
 SILENT_SECONDS = 10  # until a new connection has to speak HTTP/2
 IDLE_SECONDS = 60  # until a connection without a call is closed; callers connect again unnoticed, as with HTTP
 ALIVE_SECONDS = 30  # after which a silent connection with calls is asked whether there is anybody
-_MOST_CALLS_OF_ONE = 1 << 10  # on one connection, whose caller waits with more
-_MOST_PENDING = 1 << 12  # that have come and were not looked at, for each port
+_AGE_SECONDS = 3600  # after which a connection is closed, and its calls end; callers connect again
+_AGE_GRACE_SECONDS = 60  # that calls of an old connection have to end by themselves
+_MOST_CONNECTIONS = 4096  # of a port, if there are descriptors enough
+_PORTS = 3  # of a process, which share the descriptors
+_MOST_CALLS_OF_ONE = 1 << 10  # on one connection; its caller waits before it sends more
+_MOST_PENDING = 1 << 12  # calls of a port that have come and that no thread has looked at
 
-_MOST_TOLD = 1 << 12  # bytes of a request in the log, which shows the beginning
+_MOST_TOLD = 1 << 12  # bytes; of a longer request the log has the size
 _MOST_BYTES = 1000  # of a status text: it is sent in a header, where a byte may take three, and headers have a limit
 
 UNFORESEEN = "internal error; the server's log has it"
@@ -69,8 +73,13 @@ def told(request: Message) -> str:
     return text_format.MessageToString(request, as_one_line=True) if size <= _MOST_TOLD else f"{size} bytes"
 
 
+def most_connections() -> int:
+    """How many connections a port accepts."""
+    return min(_MOST_CONNECTIONS, connection_limit() // _PORTS)
+
+
 def options(message_bytes: int) -> tuple[tuple[str, int], ...]:
-    """For gRPC's own server, at a port that strangers may reach, with messages of at most so many bytes."""
+    """Options of a grpcio server that strangers may reach, for messages of at most `message_bytes`."""
     return (
         ("grpc.so_reuseport", 0),  # else a second server could take the same port, and each would get some of the calls
         ("grpc.max_receive_message_length", message_bytes),
@@ -78,14 +87,15 @@ def options(message_bytes: int) -> tuple[tuple[str, int], ...]:
         ("grpc.max_allowed_incoming_connections", most_connections()),
         ("grpc.server_handshake_timeout_ms", 1000 * SILENT_SECONDS),
         ("grpc.max_connection_idle_ms", 1000 * IDLE_SECONDS),
+        ("grpc.max_connection_age_ms", 1000 * _AGE_SECONDS),  # ends silent calls, which hold threads
+        ("grpc.max_connection_age_grace_ms", 1000 * _AGE_GRACE_SECONDS),
         ("grpc.keepalive_time_ms", 1000 * ALIVE_SECONDS),
         ("grpc.max_concurrent_streams", _MOST_CALLS_OF_ONE),
-        # a connection whose caller resets calls at once is refused more, because calls that are over count until gRPC
-        # has let go of them. As many of them as of others may be, else callers that wait would be refused too
+        # a connection whose caller resets calls at once may start no more of them, for calls that have ended count
+        # until gRPC has freed them
         ("grpc.http.overload_protection", 1),
         ("grpc.http2.max_deallocating_streams", _MOST_CALLS_OF_ONE),
-        # where more than 1000 calls came that nobody has looked at, gRPC ends some with CANCELLED by chance. So they
-        # wait, and are answered or refused by name
+        # above 1000 pending calls, the default, gRPC ends some of them at random with CANCELLED
         ("grpc.server.max_pending_requests", _MOST_PENDING),
         ("grpc.server.max_pending_requests_hard_limit", _MOST_PENDING),
         ("grpc.http2.bdp_probe", 0),  # else gRPC reads up to 4 MB ahead of each stream that nobody reads

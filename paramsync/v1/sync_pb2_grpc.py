@@ -498,7 +498,8 @@ class PublisherServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Watch(self, request, context):
-        """Every version committed from now on, until the caller leaves.
+        """Every version committed from now on, until the caller leaves, or its connection is an hour old: then call again, as
+        after a restart of the trainer.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

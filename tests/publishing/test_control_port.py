@@ -6,31 +6,29 @@ import queue
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
-import tensorflow as tf
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from paramsync.cli.__main__ import main
-from paramsync.errors import SettingsError
 from paramsync.publishing import control_port
-from paramsync.publishing.control_port import MOST_PUBLISHING, ControlPort, Training
-from paramsync.publishing.job import Job
+from paramsync.publishing.control_port import MOST_PUBLISHING, MOST_UNREAD, MOST_WATCHING, ControlPort, Training
 from paramsync.publishing.metrics import Meter
 from paramsync.publishing.publisher import Publisher
 from paramsync.rpc.client import Trainer
-from paramsync.store.commit import StoreWriter
 from paramsync.store.store import Store
-from paramsync.v1 import sync_pb2
+from paramsync.v1 import sync_pb2, sync_pb2_grpc
 from tests.rpc.test_addresses import IPV6
-from tests.support.control_ports import STATES, TIMEOUT, Doubling, Pair, status
+from tests.support.control_ports import STATES, TIMEOUT, Pair, status
+from tests.support.frames import connected, headers
 from tests.support.programs import eventually
-from trainer.state import TrainingState
+from tests.support.written import version
 
 
 @contextmanager
@@ -59,65 +57,98 @@ def healthy(pair: Pair, service: str = "") -> bool:
     return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
 
+def publish(pair: Pair, timeout: float = TIMEOUT) -> Any:
+    return pair.stub.Publish(sync_pb2.PublishRequest(), timeout=timeout)
+
+
+def watch(pair: Pair) -> Any:
+    call = pair.stub.Watch(sync_pb2.WatchPublisherRequest(), timeout=TIMEOUT)
+    call.initial_metadata()  # arrives when nothing is missed any more
+    return call
+
+
 def test_status_and_health_follow_training_from_start_to_end(pair: Pair) -> None:
     assert status(pair) == STATES(state=STATES.STARTING, store=str(pair.store))
     assert not healthy(pair)
+    with pytest.raises(grpc.RpcError) as refused:
+        publish(pair)
+    assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
     with pair.training() as publisher:
         found = status(pair)
         assert (found.state, found.step, found.loss, found.device) == (STATES.TRAINING, 7, 0.5, "CPU")
-        assert not found.HasField("total_steps")
-        assert not found.HasField("published")
+        for absent in ("stall_seconds", "publish_seconds", "saved_step", "published", "total_steps"):
+            assert not found.HasField(absent)
         assert healthy(pair)
         assert healthy(pair, "paramsync.v1.Publisher")
         version = publisher.publish(7, wait=True)
         found = status(pair)
         assert (found.published.number, found.publishes, found.last_error) == (version.number, 1, "")
+        assert version.committed_at is not None
+        assert found.publish_seconds == version.committed_at - version.snapshot_at > 0
         pair.control.training_ends()
         assert status(pair).state == STATES.STOPPING
         assert not healthy(pair)
+        publisher.finish(7)
+        with pytest.raises(grpc.RpcError) as refused:
+            publish(pair)
+        assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+        assert "training has stopped" in str(refused.value.details())
+
+
+def test_status_says_how_long_publishing_took_and_where_training_would_resume(
+    pair: Pair, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class State:
+        saved: int | None = 7
+        error: str | None = "the disk is full"
+
+    monkeypatch.setenv("COLUMNS", "80")
+    with pair.training() as publisher:
+        publisher.publish(1, wait=True)
+        meter = Meter(7, time.monotonic())
+        meter.stall = 0.00042
+        training = Training(publisher=publisher, meter=meter, device="CPU", total_steps=9, state=State())
+        pair.control.training_begins(training)
+        found = status(pair)
+        assert (found.stall_seconds, found.saved_step, found.steps_per_epoch) == (0.00042, 7, 0)
+        main(["status", "--trainer", pair.control.address, "--inferencer", "127.0.0.1:1"])
+    text = capsys.readouterr().out
+    assert "0.4 ms" in text
+    assert "training state: last error: the disk is full" in text
+    assert max(map(len, text.splitlines()[:2])) <= 80
 
 
 def test_publish_answers_when_the_version_is_committed(pair: Pair) -> None:
     with pair.training() as publisher, stepping(publisher):
-        answer = pair.stub.Publish(sync_pb2.PublishRequest(), timeout=TIMEOUT)
+        answer = publish(pair)
         latest = Store(pair.store).latest()
     assert latest is not None
     assert (answer.number, answer.step, answer.committed_at) == (latest.number, latest.step, latest.committed_at)
     assert (answer.graph, answer.bytes, answer.prefix) == (latest.graph, latest.bytes, latest.prefix)
 
 
-def test_publish_before_training_begins_may_be_tried_again(pair: Pair) -> None:
-    with pytest.raises(grpc.RpcError) as refused:
-        pair.stub.Publish(sync_pb2.PublishRequest(), timeout=TIMEOUT)
-    assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
-
-
-def test_publish_after_training_has_stopped_is_a_failed_precondition(pair: Pair) -> None:
-    with pair.training() as publisher:
-        publisher.finish(1)
-        with pytest.raises(grpc.RpcError) as refused:
-            pair.stub.Publish(sync_pb2.PublishRequest(), timeout=TIMEOUT)
-    assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
-    assert "training has stopped" in str(refused.value.details())
-
-
 def test_a_publication_that_fails_is_an_internal_error_that_says_why(pair: Pair) -> None:
     with pair.training() as publisher:
         (pair.store / ".tmp-checkpoint").mkdir()
         with stepping(publisher), pytest.raises(grpc.RpcError) as failed:
-            pair.stub.Publish(sync_pb2.PublishRequest(), timeout=TIMEOUT)
+            publish(pair)
     assert failed.value.code() is grpc.StatusCode.INTERNAL
     assert str(pair.store) in str(failed.value.details())
 
 
-def test_callers_of_publish_that_leave_give_their_threads_back(pair: Pair) -> None:
+def test_callers_of_publish_that_leave_give_their_places_back(pair: Pair) -> None:
     with pair.training() as publisher:  # takes no step, so that Publish has to wait
-        for _ in range(3 * control_port.MOST_WATCHING):
-            with pytest.raises(grpc.RpcError) as late:
-                pair.stub.Publish(sync_pb2.PublishRequest(), timeout=0.05)
-            assert late.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        for _ in range(3):
+            calls = [
+                pair.stub.Publish.future(sync_pb2.PublishRequest(), timeout=TIMEOUT) for _ in range(MOST_PUBLISHING)
+            ]
+            eventually(lambda: len(publisher._requests) == MOST_PUBLISHING, lambda: "every caller to wait")
+            for call in calls:
+                call.cancel()
+            eventually(lambda: all(one.cancelled() for one in publisher._requests), lambda: "every caller to leave")
+            publisher._requests.clear()
         with stepping(publisher):
-            assert pair.stub.Publish(sync_pb2.PublishRequest(), timeout=TIMEOUT).number > 0
+            assert publish(pair).number > 0
 
 
 def test_only_so_many_wait_for_a_publication_and_status_is_answered_beside_them(pair: Pair) -> None:
@@ -135,58 +166,61 @@ def test_only_so_many_wait_for_a_publication_and_status_is_answered_beside_them(
             assert all(call.result().number > 0 for call in calls if call not in refused)
 
 
-def test_callers_that_leave_at_once_hold_no_place(pair: Pair) -> None:
-    def places_are_free() -> bool:
-        calls = [pair.stub.Publish.future(sync_pb2.PublishRequest(), timeout=0.2) for _ in range(MOST_PUBLISHING)]
-        return {call.code() for call in calls} == {grpc.StatusCode.DEADLINE_EXCEEDED}  # all of them were waiting
-
-    with pair.training():  # takes no step
-        for attempt in range(500):
-            call = pair.stub.Publish.future(sync_pb2.PublishRequest())
-            threading.Event().wait(attempt % 5 * 0.0003)  # so that the server has come more or less far with it
-            call.cancel()
-        eventually(places_are_free, lambda: "every place to be free again")
-
-
-def test_status_says_how_long_publishing_took_and_where_training_would_resume(
-    pair: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
+def test_watch_reports_every_version_from_now_on(pair: Pair) -> None:
     with pair.training() as publisher:
-        before = status(pair)
-        for absent in ("stall_seconds", "publish_seconds", "saved_step", "published", "total_steps"):
-            assert not before.HasField(absent)
-        published = publisher.publish(1, wait=True)
-        meter = Meter(7, time.monotonic())
-        meter.stall = 0.00042
-        model = Doubling()
-        job = Job(model=model, step=tf.Variable(7), train_step=lambda: model.by)
-        with (
-            StoreWriter(tmp_path / "state") as states,
-            closing(TrainingState(states, tmp_path / "state", job)) as state,
-        ):
-            state.finish(7)
-            pair.control.training_begins(
-                Training(
-                    publisher=publisher, meter=meter, device="CPU", total_steps=9, steps_per_epoch=None, state=state
-                )
-            )
-            found = status(pair)
-            assert (found.stall_seconds, found.saved_step, found.steps_per_epoch) == (0.00042, 7, 0)
-            assert published.committed_at is not None
-            assert found.publish_seconds == published.committed_at - published.snapshot_at > 0
-            state.error = "the disk is full"
-            main(["status", "--trainer", pair.control.address, "--inferencer", "127.0.0.1:1"])
-    text = capsys.readouterr().out
-    assert "0.4 ms" in text
-    assert "training state: last error: the disk is full" in text
-    assert max(map(len, text.splitlines()[:2])) <= 80
+        publisher.publish(1, wait=True)
+        call = watch(pair)
+        numbers = [publisher.publish(step, wait=True).number for step in (2, 3, 4)]
+        assert [next(call).number for _ in numbers] == numbers
 
 
-def test_a_port_that_is_taken_is_refused(pair: Pair) -> None:
-    host, _, port = pair.control.address.partition(":")
-    with pytest.raises(SettingsError, match=f"port {port} of {host} is taken; choose another with --control-port"):
-        ControlPort(host, int(port), store=pair.store)
+def test_there_are_only_so_many_watchers_and_status_is_answered_beside_them(pair: Pair) -> None:
+    calls = [watch(pair) for _ in range(MOST_WATCHING)]
+    with pytest.raises(grpc.RpcError) as refused:
+        next(pair.stub.Watch(sync_pb2.WatchPublisherRequest(), timeout=TIMEOUT))
+    assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert status(pair).state == STATES.STARTING
+    calls[0].cancel()
+    eventually(lambda: watch(pair).is_active(), lambda: "the place of a watcher that left to be free")
+
+
+def test_a_watcher_that_does_not_read_is_dropped() -> None:
+    watchers = control_port.Watchers()
+    slow = watchers.add()
+    for number in range(MOST_UNREAD + 10):
+        watchers.put(version(number))
+    read = [unread.number for unread in iter(slow.next, None)]
+    assert read == list(range(MOST_UNREAD))
+    assert slow.fell_behind
+
+
+def test_closing_the_port_ends_every_watch(tmp_path: Path) -> None:
+    control = ControlPort("127.0.0.1", 0, store=tmp_path)
+    with grpc.insecure_channel(control.address) as channel, ThreadPoolExecutor() as pool:
+        call = sync_pb2_grpc.PublisherStub(channel).Watch(sync_pb2.WatchPublisherRequest(), timeout=TIMEOUT)
+        call.initial_metadata()
+        versions = pool.submit(list, call)
+        control.close()
+        assert versions.result(TIMEOUT) == []
+        assert call.code() is grpc.StatusCode.OK
+
+
+def test_calls_beyond_the_limit_are_refused_by_name_until_silent_ones_end(pair: Pair) -> None:
+    def code() -> grpc.StatusCode:
+        try:
+            status(pair)
+        except grpc.RpcError as error:
+            return error.code()
+        return grpc.StatusCode.OK
+
+    with connected(int(pair.control.address.rpartition(":")[2])) as client:
+        path = "/paramsync.v1.Publisher/GetStatus"
+        client.sendall(b"".join(headers(2 * at + 1, path) for at in range(2 * control_port._MOST_CALLS)))
+        eventually(
+            lambda: code() is grpc.StatusCode.RESOURCE_EXHAUSTED,
+            lambda: "every place to be taken by a call without a message",
+        )
+    eventually(lambda: code() is grpc.StatusCode.OK, lambda: "the places to be free after the connection is closed")
 
 
 def test_reflection_lists_the_services(pair: Pair) -> None:
