@@ -42,9 +42,7 @@ PROTOC := $(BIN)/python -m grpc_tools.protoc -I proto
 generate = $(PROTOC) --python_out=$(1) --pyi_out=$(1) proto/paramsync/*/*.proto && \
 	$(PROTOC) --grpc_python_out=$(1) proto/paramsync/v1/sync.proto
 
-# runs the few tests that failed beside others once more, alone: make NAME, the file that is told how that ended, pytest's arguments
-PYTEST := $(BIN)/python -m tests.support.second_chance
-OUTCOMES ?= /dev/null
+PYTEST := $(BIN)/pytest --durations=20
 
 RESOLVE := $(BIN)/uv pip compile --quiet --universal --python-version 3.10 --generate-hashes --no-annotate --no-header
 
@@ -52,14 +50,16 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check
 # pip where uv is not to be had, or finds no index: it reads no pip.conf
 install = $(BIN)/uv pip install --python $(BIN)/python $(1) || $(PIP) $(1)
 
-.PHONY: up test check lint types imports generated fast memory slow browser vendor compose-test campaign bench tf-serving-test proto manifests sbom lock format clean
+.PHONY: up test test-all check lint types imports generated fast promises memory slow browser vendor compose-test campaign bench tf-serving-test proto manifests sbom lock format clean
 
 up: $(RUNS)  ## trainer and inferencer over a fresh store, live; ARGS="--seconds 20 --json" are passed on
 	@$(BIN)/paramsync up $(ARGS)
 
-test:  ## everything CI checks: check, fast, memory, slow; says at its end how each of the tests' runs ended
-	@outcomes=$$(mktemp) && trap 'cat "$$outcomes"; rm -f "$$outcomes"' EXIT && \
-		$(MAKE) --no-print-directory check fast memory slow OUTCOMES="$$outcomes"
+test:  ## what a change needs: check, fast, promises
+	@$(MAKE) --no-print-directory check fast promises
+
+test-all: test  ## the same, and the long tests: memory, slow
+	@$(MAKE) --no-print-directory memory slow
 
 check: lint types imports generated  ## the static part, nothing is run
 
@@ -79,16 +79,19 @@ generated: $(READY)  ## paramsync/v1 and paramsync/kserve are what proto/ says
 		diff -r -x __pycache__ $$fresh/paramsync/$$one paramsync/$$one || \
 		{ echo "paramsync/$$one is not what proto/ says: run make proto" >&2; exit 1; }; done
 
-fast: $(READY)  ## tests that stay under a minute
-	$(PYTEST) fast $(OUTCOMES) -m "not slow and not docker" -n logical $(ARGS)
+fast: $(READY)  ## tests without processes of their own
+	$(PYTEST) -m "not slow and not docker" -n logical $(ARGS)
+
+promises: $(READY)  ## each promise end to end, with real processes
+	$(PYTEST) -m "promise" -n 2 --dist loadfile $(ARGS)
 
 memory: $(READY)  ## those of stores and followers once more where files are in memory (tmpfs)
 	@test -w /dev/shm || { echo "make: no /dev/shm here, where files are in memory: left out" >&2; exit 0; }; \
-		folder=$$(mktemp -d /dev/shm/paramsync-XXXXXX) && trap 'rm -rf "$$folder"' EXIT && $(PYTEST) memory $(OUTCOMES) -m "not slow and not docker" -n logical \
+		folder=$$(mktemp -d /dev/shm/paramsync-XXXXXX) && trap 'rm -rf "$$folder"' EXIT && $(PYTEST) -m "not slow and not docker" -n logical \
 		--basetemp "$$folder/tests" -o tmp_path_retention_policy=failed $(STORES) $(ARGS)
 
-slow: $(READY) browser  ## tests with real processes, two modules at a time; those with a Docker engine run where one can be had
-	$(PYTEST) slow $(OUTCOMES) -m "slow or docker" -n 2 --dist loadfile $(ARGS)
+slow: $(READY) browser  ## the long tests: a browser, Docker where there is an engine, memory, campaigns in their short form
+	$(PYTEST) -m "(slow or docker) and not promise" -n 2 --dist loadfile $(ARGS)
 
 browser:  ## Debian's Chromium, for the tests of the page; installs it where it is not there, as root
 	@tests/support/browser_deps
@@ -107,7 +110,7 @@ tf-serving-test: $(READY)  ## TensorFlow Serving's own server test and example m
 bench: $(READY)  ## every benchmark against all peers, which it installs; the figures go into TO=FOLDER as JSON
 	$(BIN)/python -m pip install --quiet --require-hashes -r requirements-bench.lock
 	mkdir -p "$(TO)"
-	for one in publish restore delta call stall freshness swap memory start; do $(BIN)/python -m bench $$one --json "$(TO)/$$one.json" $(ARGS) || exit; done
+	for name in publish restore stall freshness swap serve workers; do $(BIN)/python -m bench $$name --json "$(TO)/$$name.json" $(ARGS) || exit; done
 
 campaign: $(READY) browser  ## the campaigns at their whole length: kills, readers under recycling, a thousand versions, bad requests, workers
 	$(BIN)/pytest tests/page tests/hostile/test_campaigns.py tests/hostile/test_mutated_requests.py tests/hostile/test_serving_campaigns.py --campaign -s $(ARGS)
@@ -121,8 +124,7 @@ fuzz: $(READY)  ## coverage-guided, for a minute, OF=index, which is read, or OF
 proto: $(READY)  ## generate paramsync/v1 and paramsync/kserve from proto/
 	$(call generate,.)
 
-manifests: $(RUNS)  ## Grafana's dashboard and the Prometheus operator's rules, which scripts make
-	$(BIN)/python deploy/monitoring/dashboard.py > deploy/monitoring/dashboard.json
+manifests: $(RUNS)  ## the Prometheus operator's rules, from alerts.yml
 	$(BIN)/python deploy/kubernetes/alerts.py > deploy/kubernetes/alerts.yaml
 
 sbom: $(RUNS)  ## what the image installs, as CycloneDX, into build/sbom.json; LOCK=requirements-gpu.lock is the other image

@@ -1,4 +1,4 @@
-"""`python -m bench`: measures, and says what came out as a table, or as JSON."""
+"""`python -m bench`: run one benchmark and print its figures as a table or as JSON."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from paramsync.errors import ParamsyncError, SettingsError
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one benchmark; returns the exit code. Wrong arguments end the program with exit code 2."""
     try:
-        found = settings.parse(sys.argv[1:] if argv is None else argv)
+        parsed = settings.parse(sys.argv[1:] if argv is None else argv)
         settings.set_environment()
-        _report(found, _measure(found))
+        _report(parsed, _measure(parsed))
     except SettingsError as error:
         return _refuse(error, 2)
     except ParamsyncError as error:
@@ -29,29 +29,35 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _measure(found: settings.Settings) -> dict[str, Any]:
+def _measure(parsed: settings.Settings) -> dict[str, Any]:
     # Imported here: --help must not wait for numpy and TensorFlow.
     from bench import conditions
 
-    benchmark = importlib.import_module(f"bench.{found.benchmark}")
-    before = conditions.load()
+    benchmark = importlib.import_module(f"bench.{parsed.benchmark}")
+    load_before = conditions.load()
     with (
-        tempfile.TemporaryDirectory(prefix="paramsync-bench-", dir=found.folder) as name,
-        contextlib.redirect_stdout(sys.stderr),  # what peers have to say
+        tempfile.TemporaryDirectory(prefix="paramsync-bench-", dir=parsed.folder) as name,
+        contextlib.redirect_stdout(sys.stderr),  # some peers print
     ):
-        figures: dict[str, Any] = benchmark.run(found, Path(name))
-    return figures | {"conditions": conditions.collect(found, before)}
+        figures: dict[str, Any] = benchmark.run(parsed, Path(name))
+    return {
+        "benchmark": parsed.benchmark,
+        "bytes": parsed.bytes,
+        **figures,
+        "absent": parsed.absent() | figures.get("absent", {}),
+        "conditions": conditions.collect(parsed, load_before),
+    }
 
 
-def _report(found: settings.Settings, figures: dict[str, Any]) -> None:
+def _report(parsed: settings.Settings, figures: dict[str, Any]) -> None:
     from bench import report
 
     for name, reason in figures["absent"].items():
         if reason != settings.NOT_ASKED_FOR:
-            sys.stderr.write(f"bench {found.benchmark}: {name} was not measured: {reason}\n")
-    report.show(figures, stderr=found.json == "-")
-    if found.json is not None:
-        report.write(figures, found.json)
+            sys.stderr.write(f"bench {parsed.benchmark}: {name} was not measured: {reason}\n")
+    report.show(figures, stderr=parsed.json == "-")
+    if parsed.json is not None:
+        report.write(figures, parsed.json)
 
 
 def _refuse(error: ParamsyncError, code: int) -> int:

@@ -1,25 +1,63 @@
-"""Somebody who asks a server again and again, as a process: `python -m bench.asker ADDRESS REQUEST` reads versions.
+"""A process that asks a server again and again: `python -m bench.asker ADDRESS REQUEST` reads version numbers.
 
-For each, a line, it says when an answer came from that version or a newer one: so that who publishes does nothing else.
+For each, a line, it prints the number once an answer came from that version or a newer one, so that the publishing
+process does nothing else.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING
 
 import grpc
 
-from bench.lines import Lines
-from bench.served import PREDICT
+from bench.served import OPTIONS, PREDICT
 from paramsync.errors import CallError
 from paramsync.v1 import serving_pb2
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 _PAUSE = 0.001  # seconds between two calls: more often would be load
-_FAILED = "failed"
+
+
+class Lines:
+    """A process of `python -m PROGRAM` that answers each line with a line. For one thread; ends with its block."""
+
+    def __init__(self, program: str, *arguments: object) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", program, *map(str, arguments)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            bufsize=1,
+        )
+
+    def ask(self, line: str = "") -> str:
+        """The answer; "" if the process has ended."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(f"{line}\n")
+        return self._process.stdout.readline().strip()
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
 
 class Asker(Lines):
@@ -30,22 +68,22 @@ class Asker(Lines):
 
     def until(self, version: int) -> None:
         """Returns once an answer came from this version, or a newer one. Raises CallError."""
-        if (said := self.ask(str(version))) != str(version):
-            raise CallError(f"version {version} was not served: {said or 'nobody asks any more'}", "UNKNOWN")
+        if (answer := self.ask(str(version))) != str(version):
+            raise CallError(f"version {version} was not served: {answer or 'the asker has ended'}", "UNKNOWN")
 
 
 def _ask(address: str, request: bytes) -> None:
     bell = threading.Event()
-    with grpc.insecure_channel(address, options=(("grpc.enable_http_proxy", 0),)) as channel:
+    with grpc.insecure_channel(address, options=OPTIONS) as channel:
         predict = channel.unary_unary(PREDICT, bytes, bytes)
         for line in sys.stdin:
             try:
                 while _version(predict(request)) < int(line):
                     bell.wait(_PAUSE)
-                said = line
+                answer = line
             except grpc.RpcError as error:
-                said = f"{_FAILED} {error.code().name}\n"
-            sys.stdout.write(said)
+                answer = f"failed {error.code().name}\n"
+            sys.stdout.write(answer)
             sys.stdout.flush()
 
 
@@ -57,9 +95,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.asker")
     parser.add_argument("address")
     parser.add_argument("request", type=Path)
-    found = parser.parse_args()
+    arguments = parser.parse_args()
     with contextlib.suppress(KeyboardInterrupt):
-        _ask(found.address, found.request.read_bytes())
+        _ask(arguments.address, arguments.request.read_bytes())
 
 
 if __name__ == "__main__":

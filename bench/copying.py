@@ -1,4 +1,4 @@
-"""A process that copies bytes at a pace, and does nothing else: `python -m bench.copying --bytes N --pause S`."""
+"""A process that only copies bytes, at a pace: `python -m bench.copying --bytes N --pause S`."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import time
 
 import numpy as np
 
-from bench.served import said_ready
+from bench.served import say_ready
 
 
 def copy(size: int, *, pause: float) -> None:
-    """One copy each `pause` seconds, or as soon as that can be done, until the process is ended."""
-    source, target = np.ones(size, np.uint8), np.zeros(size, np.uint8)  # their pages are there
-    said_ready("bench.copying", "none:0")
+    """One copy each `pause` seconds, or as soon as possible, until the process is ended."""
+    source, target = np.ones(size, np.uint8), np.zeros(size, np.uint8)
+    say_ready("bench.copying", "none:0")
     bell, due = threading.Event(), time.monotonic()
     while True:
         np.copyto(target, source)
@@ -27,9 +27,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.copying")
     parser.add_argument("--bytes", type=int, required=True)
     parser.add_argument("--pause", type=float, required=True)
-    found = parser.parse_args()
+    arguments = parser.parse_args()
     with contextlib.suppress(KeyboardInterrupt):
-        copy(found.bytes, pause=found.pause)
+        copy(arguments.bytes, pause=arguments.pause)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The floor that gRPC itself sets, as a server: `python -m bench.echo SIZE ...` answers with so many bytes, at once."""
+"""A server of grpcio that answers with SIZE bytes, at once: `python -m bench.echo SIZE ...`; the floor of `serve`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc
 
-from bench.served import said_ready
+from bench.served import say_ready
 
 SERVICE = "bench.Echo"
 
@@ -19,7 +19,7 @@ async def _serve(sizes: list[int]) -> None:
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    said_ready("bench.echo", f"127.0.0.1:{port}")
+    say_ready("bench.echo", f"127.0.0.1:{port}")
     await server.wait_for_termination()
 
 

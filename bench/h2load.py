@@ -1,4 +1,4 @@
-"""The compiled load generator, Debian's `h2load`: one request, sent again and again, and how long it took."""
+"""Debian's load generator `h2load`: one request, sent again and again, and how long each answer took."""
 
 from __future__ import annotations
 
@@ -6,45 +6,38 @@ import re
 import shutil
 import struct
 import subprocess
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
 from paramsync.errors import CallError, SettingsError
 
 PROGRAM = "h2load"
-_WARM_UP = 1  # seconds, of which it counts whole ones; none where what is measured takes less
-_GRPC = {"content-type": "application/grpc", "te": "trailers"}
+_WARM_UP = 1  # seconds, whole ones; none if the measurement is shorter
 _DATA = re.compile(r"\((\d+)\) data")
 _REQUESTS = re.compile(r"(\d+) succeeded")
-_AT_ONCE = 16  # calls of a connection at a pace: a server that stands still is called on, as by callers who do not wait
-_SHORTER = 0.98  # of the bytes that answers have: an error of gRPC's is an answer without any
+_AT_ONCE = 16  # calls of a connection at a pace: a server that stalls is called all the same
+_SHORTER = 0.98  # of the bytes of all answers: an error of gRPC is an answer without a message
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What is sent where: by gRPC a message with its length in front, else by HTTP/1.1 what is in `body`.
-
-    `answer` is how many bytes each answer has, where that is known.
-    """
+    """A URL, and a file with the framed message that is sent to it; `answer` is the size of each answer, if known."""
 
     url: str
     body: Path
-    headers: Mapping[str, str] = field(default_factory=lambda: _GRPC)
     answer: int = 0
 
     @classmethod
-    def grpc(
-        cls, address: str, method: str, message: bytes, body: Path, answer: int = 0, *, scheme: str = "http"
-    ) -> Target:
+    def grpc(cls, address: str, method: str, message: bytes, body: Path, answer: int = 0) -> Target:
         body.write_bytes(struct.pack(">BI", 0, len(message)) + message)
-        return cls(f"{scheme}://{address}{method}", body, _GRPC, answer)
+        return cls(f"http://{address}{method}", body, answer)
 
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """How long each took that came within so many seconds, and how many failed."""
+    """How long each answer within these seconds took, and how many calls failed."""
 
     seconds: float
     milliseconds: Sequence[float]
@@ -55,7 +48,7 @@ class Answers:
         return len(self.milliseconds) / self.seconds
 
     def percentile(self, percent: float) -> float:
-        """Raises CallError where nothing was answered."""
+        """Raises CallError if nothing was answered."""
         if not self.milliseconds:
             raise CallError("no call was answered", "UNKNOWN")
         ordered = sorted(self.milliseconds)
@@ -67,13 +60,13 @@ def is_installed() -> bool:
 
 
 def require() -> None:
-    """Raises SettingsError where it is not installed."""
+    """Raises SettingsError if h2load is not installed."""
     if not is_installed():
         raise SettingsError(f"{PROGRAM} is not installed: apt-get install nghttp2-client")
 
 
 def closed(target: Target, callers: int, seconds: float) -> Answers:
-    """Callers with a connection each, who call again when they are answered. Raises CallError for errors of gRPC's."""
+    """Callers with a connection each, who call again when answered. Raises CallError for errors of gRPC."""
     whole = max(1, round(seconds))
     log = target.body.with_suffix(".log")
     warm_up = _WARM_UP if seconds >= _WARM_UP else 0
@@ -85,15 +78,14 @@ def closed(target: Target, callers: int, seconds: float) -> Answers:
 
 
 def _check(target: Target, said: str) -> None:
-    """Raises CallError where answers were shorter than they are."""
+    """Raises CallError if answers were shorter than they should be."""
     data, requests = _DATA.search(said), _REQUESTS.search(said)
     if target.answer and data and requests and int(data[1]) < _SHORTER * target.answer * int(requests[1]):
         raise CallError(f"answers of {target.answer} bytes were expected:\n{said}", "UNKNOWN")
 
 
 class Paced:
-    """Calls at a pace, from several connections, while the block runs, whether or not those before were answered: by
-    gRPC up to sixteen at a time on each connection, by HTTP/1.1 one.
+    """Calls at a pace, from several connections, while the block runs, answered or not: up to 16 at a time on each.
 
     All connections are made within the first second, one after the other, so that they do not call together.
     """
@@ -107,7 +99,7 @@ class Paced:
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
     def wait(self) -> None:
-        """Until its seconds are over, and everything is in the log. Raises CallError for errors of gRPC's."""
+        """Returns when the seconds are over and all is in the log. Raises CallError for errors of gRPC."""
         _check(self._target, self._process.communicate()[0])
 
     def __enter__(self) -> Paced:
@@ -122,21 +114,19 @@ class Paced:
             self._process.stdout.close()
 
     def between(self, begin: float, seconds: float) -> Answers:
-        """To what was sent within these seconds from a moment of the wall's clock on. After `wait`."""
+        """Answers to the calls sent within these seconds from `begin`, by the wall clock. After `wait`."""
         rows = [row for row in _rows(self.log) if begin <= row[0] < begin + seconds]
         answered = [milliseconds for _, good, milliseconds in rows if good]
         return Answers(seconds, answered, len(rows) - len(answered))
 
 
 def _rows(log: Path) -> list[tuple[float, bool, float]]:
-    """When each was sent, by the wall's clock, whether it was answered, and how many milliseconds that took."""
+    """When each call was sent, by the wall clock, whether it was answered, and the milliseconds that took."""
     rows = [line.split("\t") for line in log.read_text().splitlines()]
     return [(int(row[0]) / 1e6, row[1] == "200", int(row[2]) / 1e3) for row in rows if len(row) == 3]
 
 
 def _command(target: Target, clients: int, log: Path, *more: str, at_once: int = 1) -> list[str]:
     log.unlink(missing_ok=True)
-    headers = [part for name, value in target.headers.items() for part in ("-H", f"{name}: {value}")]
-    version = ["-m", str(at_once)] if target.headers is _GRPC else ["-m", "1", "--h1"]
-    fixed = [PROGRAM, "-c", str(clients), "-t", "1", "-d", str(target.body), f"--log-file={log}"]
-    return [*fixed, *more, *version, *headers, target.url]
+    fixed = [PROGRAM, "-c", str(clients), "-m", str(at_once), "-t", "1", "-d", str(target.body), f"--log-file={log}"]
+    return [*fixed, *more, "-H", "content-type: application/grpc", "-H", "te: trailers", target.url]

@@ -1,9 +1,12 @@
-"""A model with the parameters that are measured, as a trainer has it: variables that training changes."""
+"""What is measured: parameters as a trainer has them, and a store that they are published to."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import keras
@@ -11,8 +14,14 @@ import numpy as np
 import tensorflow as tf
 
 from bench.arrays import Array
+from paramsync.graphs.capturing import Capture
+from paramsync.publishing.live_variables import LiveVariables
+from paramsync.store.commit import StoreWriter
+from paramsync.version import Version
 
 STEP = 1e-3  # what training adds to every value
+KEEP = 2  # versions listed in a store; from KEEP + 2 publications on, its files are recycled
+WARM_UPS = KEEP + 3
 
 
 class Model(tf.Module):
@@ -27,7 +36,7 @@ class Model(tf.Module):
         return {"y": x * tf.add_n([part[0, 0] for part in self.parts])}
 
     def values(self) -> list[Array]:
-        """The variables' buffers, not copies of them; to be let go before the next step."""
+        """The variables' buffers, not copies: free them before the next step."""
         return [np.asarray(part.value()) for part in self.parts]
 
 
@@ -45,10 +54,10 @@ class _Layer(keras.layers.Layer):
 
 
 class Subject:
-    """What is saved and loaded: the same parameters as a tf.Module and, where a peer asks for it, as a Keras model."""
+    """The same parameters as a tf.Module and, for peers that need it, as a Keras model."""
 
     def __init__(self, values: Sequence[Array], *, frozen: int = 0) -> None:
-        """Training leaves so many of the parameters alone, the first ones."""
+        """Training does not change the first `frozen` parameters."""
         self.module = Model(values)
         self.frozen = frozen
 
@@ -64,3 +73,36 @@ class Subject:
         weights = [weight.value for weight in self.keras.weights] if "keras" in vars(self) else []
         for variable in (*self.module.parts[self.frozen :], *weights[self.frozen :]):
             variable.assign_add(tf.fill(variable.shape, STEP))
+
+
+class Publications:
+    """A store and its one writer, which commits as a trainer's publisher does."""
+
+    def __init__(self, path: Path, captured: Capture, *, signing_key: Path | None = None) -> None:
+        self._writer = StoreWriter(path, keep=KEEP, signing_key=signing_key)
+        self._graph = captured.graph.digest
+        self._writer.add_graph(self._graph, captured.graph.to_bytes())
+
+    def publish(self, tensors: Mapping[str, Array], *, step: int = 0, finite: bool = False) -> Version:
+        now = time.time()
+        number = self._writer.next_number(step)
+        version = Version(
+            number=number, step=number, prefix=f"ckpt-{number}", graph=self._graph, step_done_at=now, snapshot_at=now
+        )
+        return self._writer.commit(version, tensors, finite=finite)
+
+    def close(self) -> None:
+        self._writer.close()
+
+    def __enter__(self) -> Publications:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def pin(live: LiveVariables) -> Mapping[str, Array]:
+    """The values of this step, as the trainer's publisher gives them to the store."""
+    return {name: np.asarray(value) for name, value in live.pin().items()}

@@ -1,13 +1,11 @@
-"""A trainer that publishes at a pace, as a process of its own: `python -m bench.publishing STORE KIND ...`."""
+"""A trainer that publishes at a pace, as a process: `python -m bench.publishing STORE KIND ...`."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import shutil
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +13,14 @@ import numpy as np
 import tensorflow as tf
 
 from bench.arrays import Array
-from bench.ours import Publications
-from bench.served import said_ready
+from bench.model import WARM_UPS, Publications
+from bench.served import Served, say_ready
 from paramsync.graphs.capturing import capture
 
-ROWS = 8  # of the table that a request looks up; of the dense network the width of what comes in
+ROWS = 8  # of the table that a request looks up; of the dense network the width of the input
+PAUSE = 0.1  # seconds from version to version
+
 _COLUMNS = 256
-_WARM = 5  # versions until files are recycled
 
 
 class Embedding(tf.Module):
@@ -39,7 +38,7 @@ class Embedding(tf.Module):
 
     @staticmethod
     def mark(parameters: dict[str, Array], number: int) -> None:
-        """Have every answer be the number."""
+        """Make every answer the number."""
         for value in parameters.values():
             value.reshape(-1)[: ROWS * _COLUMNS] = number
 
@@ -61,7 +60,7 @@ class Dense(tf.Module):
 
     @staticmethod
     def mark(parameters: dict[str, Array], number: int) -> None:
-        """Have every answer be the number: the products are zero, what is added is not."""
+        """Make every answer the number: the products are zero, the bias is not."""
         for value in parameters.values():
             if value.ndim == 1:
                 value[:] = number
@@ -74,76 +73,38 @@ INPUTS: dict[str, np.ndarray[Any, Any]] = {
 }
 
 
-class Ours:
-    """As a `Publisher` does by default, into a store whose files are recycled."""
-
-    def __init__(self, folder: Path, module: Any) -> None:
-        captured = capture(module)
-        names = [one.name for one in captured.graph.parameters]
-        self.values = {name: one.numpy() for name, one in zip(names, captured.variables, strict=True)}
-        self._publications = Publications(folder, captured)
-
-    def publish(self, number: int) -> None:
-        self._publications.publish(self.values, step=number, finite=True)
+def publisher(store: Path, kind: str, size: int, *, first: int, count: int) -> Served:
+    """The process, once it has published its first versions: from then on files are recycled."""
+    options = {"first": first, "bytes": size, "count": count}
+    arguments = [str(store), kind, *(f"--{name}={value}" for name, value in options.items())]
+    return Served("bench.publishing", arguments, log=store.with_name(f"{store.name}-{first}.log"))
 
 
-class Stock:
-    """Through what TensorFlow's users write."""
-
-    def __init__(self, folder: Path, module: Any) -> None:
-        self.folder, self.module = folder, module
-        folder.mkdir(exist_ok=True)
-        self._variables = module.variables
-        self.values = {one.name: one.numpy() for one in self._variables}
-        self._manager = tf.train.CheckpointManager(tf.train.Checkpoint(model=module), str(folder), max_to_keep=2)
-
-    def publish(self, number: int) -> None:
-        for one in self._variables:
-            one.assign(self.values[one.name])
-        self.save(number)
-
-    def save(self, number: int) -> None:
-        self._manager.save(number)
-
-
-class SavedModels(Stock):
-    def save(self, number: int) -> None:
-        aside = self.folder / f"aside-{number}"
-        tf.saved_model.save(self.module, str(aside))
-        aside.rename(self.folder / str(number))
-        shutil.rmtree(self.folder / str(number - 2), ignore_errors=True)
-
-
-HOW: dict[str, Callable[[Path, Any], Any]] = {"ours": Ours, "checkpoint": Stock, "savedmodel": SavedModels}
-
-
-def publish(how: str, kind: str, size: int, folder: Path, *, first: int, pause: float, count: int) -> None:
-    """So many versions, one each `pause` seconds or as soon as that can be done, with the number in every answer."""
-    publisher = HOW[how](folder, KINDS[kind](size))
+def _publish(store: Path, kind: str, size: int, *, first: int, count: int) -> None:
+    """Publish as a `Publisher` does by default, at the pace or as soon as possible, with the number in every answer."""
+    captured = capture(KINDS[kind](size))
+    names = [spec.name for spec in captured.graph.parameters]
+    values = {name: variable.numpy() for name, variable in zip(names, captured.variables, strict=True)}
     bell, due = threading.Event(), time.monotonic()
-    for number in range(first, first + count):
-        KINDS[kind].mark(publisher.values, number)
-        publisher.publish(number)
-        if number == first + min(_WARM, count) - 1:
-            said_ready("bench.publishing", "none:0")
-        due = max(due + pause, time.monotonic())
-        bell.wait(due - time.monotonic())
+    with Publications(store, captured) as publications:
+        for number in range(first, first + count):
+            KINDS[kind].mark(values, number)
+            publications.publish(values, step=number, finite=True)
+            if number == first + min(WARM_UPS, count) - 1:
+                say_ready("bench.publishing", "none:0")
+            due = max(due + PAUSE, time.monotonic())
+            bell.wait(due - time.monotonic())
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.publishing")
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("how", choices=HOW)
+    parser.add_argument("store", type=Path)
     parser.add_argument("kind", choices=KINDS)
-    parser.add_argument("--first", type=int, required=True)
-    parser.add_argument("--bytes", type=int, required=True)
-    parser.add_argument("--pause", type=float, required=True)
-    parser.add_argument("--count", type=int, required=True)
-    found = parser.parse_args()
+    for name in ("first", "bytes", "count"):
+        parser.add_argument(f"--{name}", type=int, required=True)
+    given = parser.parse_args()
     with contextlib.suppress(KeyboardInterrupt):
-        publish(
-            found.how, found.kind, found.bytes, found.folder, first=found.first, pause=found.pause, count=found.count
-        )
+        _publish(given.store, given.kind, given.bytes, first=given.first, count=given.count)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A server as a process of its own, and the shortest way to ask it which version it answers from."""
+"""A server as a process, and the shortest way to ask it which version answers."""
 
 from __future__ import annotations
 
@@ -24,30 +24,28 @@ _PATIENCE = 120.0  # seconds; TensorFlow takes some to import, and the first gra
 _END = 30.0
 _AGAIN = 0.02
 _BETWEEN_CALLS = 0.001  # a caller that never rests takes processors from what is measured
-_OPTIONS = (("grpc.enable_http_proxy", 0), ("grpc.max_receive_message_length", -1))
+OPTIONS = (
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.use_local_subchannel_pool", 1),
+)
 
 
 class Served:
     """One process of `python -m PROGRAM`, which logs its addresses when it is ready. For one thread."""
 
-    def __init__(self, program: str, arguments: Sequence[str], *, log: Path, certificate: Path | None = None) -> None:
-        """It shows this certificate, or speaks no TLS."""
+    def __init__(self, program: str, arguments: Sequence[str], *, log: Path) -> None:
         self._child = Child(program, arguments, log=log)
         self.addresses = self._ready()
-        address = self.addresses["predictions"]
-        if certificate is None:
-            self._channel = grpc.insecure_channel(address, options=_OPTIONS)
-        else:
-            credentials = grpc.ssl_channel_credentials(certificate.read_bytes())
-            self._channel = grpc.secure_channel(address, credentials, options=_OPTIONS)
+        self._channel = grpc.insecure_channel(self.addresses["predictions"], options=OPTIONS)
         self._predict = self._channel.unary_unary(PREDICT, bytes, bytes)
 
     @classmethod
-    def inferencer(cls, store: Path, *arguments: str, certificate: Path | None = None) -> Served:
-        """Ours, over this store."""
+    def inferencer(cls, store: Path, *arguments: str) -> Served:
+        """An inferencer over this store."""
         ports = ("--port", "0", "--control-port", "0", "--rest-port", "0")
         log = store.with_name(f"{store.name}-{time.monotonic_ns()}.log")
-        return cls("inferencer", ["--model", f"{MODEL}={store}", *ports, *arguments], log=log, certificate=certificate)
+        return cls("inferencer", ["--model", f"{MODEL}={store}", *ports, *arguments], log=log)
 
     @property
     def pid(self) -> int:
@@ -55,20 +53,20 @@ class Served:
 
     @property
     def family(self) -> list[int]:
-        """The process and all that it started, directly or not."""
-        found = [self.pid]
-        for pid in found:
+        """The process and all its descendants."""
+        pids = [self.pid]
+        for pid in pids:
             for children in Path("/proc").glob(f"{pid}/task/*/children"):
                 with contextlib.suppress(OSError):  # it has ended
-                    found += map(int, children.read_text().split())
-        return found
+                    pids += map(int, children.read_text().split())
+        return pids
 
     def ask(self, request: bytes) -> serving_pb2.PredictResponse:
         """Raises grpc.RpcError."""
         return serving_pb2.PredictResponse.FromString(self._predict(request, timeout=_PATIENCE))
 
     def ask_until(self, request: bytes, version: int) -> None:
-        """Ask again, a millisecond after each answer, until one is from this version, or a newer one."""
+        """Ask again, a millisecond after each answer, until an answer is from this version or a newer one."""
         deadline = time.monotonic() + _PATIENCE
         pause = threading.Event()
         while time.monotonic() < deadline and not self._child.ended:
@@ -77,7 +75,7 @@ class Served:
                     return
                 pause.wait(_BETWEEN_CALLS)
             except grpc.RpcError as error:
-                if error.code() is not grpc.StatusCode.UNAVAILABLE:  # none serves yet
+                if error.code() is not grpc.StatusCode.UNAVAILABLE:  # no version serves yet
                     raise
                 pause.wait(_AGAIN)
         said = self._child.last_lines()
@@ -99,22 +97,22 @@ class Served:
     def _ready(self) -> Mapping[str, str]:
         deadline = time.monotonic() + _PATIENCE
         while time.monotonic() < deadline and not self._child.ended:
-            if found := self._child.addresses():
-                return found
+            if addresses := self._child.addresses():
+                return addresses
             threading.Event().wait(_AGAIN)
         self._child.end()
         raise CallError(self._child.wait(_END) or f"{self._child.program} was not ready in time", "UNAVAILABLE")
 
 
 def request(inputs: Mapping[str, np.ndarray], model: str = MODEL) -> bytes:
-    """A request of TensorFlow Serving's as it is on the wire."""
+    """A serialized request of TensorFlow Serving's protocol."""
     message = serving_pb2.PredictRequest(model_spec=serving_pb2.ModelSpec(name=model))
     for name, array in inputs.items():
         message.inputs[name].CopyFrom(tensor_proto.from_array(array))
     return message.SerializeToString()
 
 
-def said_ready(program: str, address: str) -> None:
-    """What a server says, so that `Served` finds it."""
+def say_ready(program: str, address: str) -> None:
+    """Log the line by which `Served` knows that the process is ready."""
     sys.stderr.write(f"{program} ready: predictions {address}\n")
     sys.stderr.flush()

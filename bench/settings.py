@@ -1,31 +1,65 @@
-"""What was said to a benchmark, and the environment it gives to TensorFlow. Imports nothing that takes time."""
+"""The command line of the benchmarks, and the environment for TensorFlow. Imports nothing that takes time."""
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from bench.options import BENCHMARKS, MEMORY, parser
 from paramsync.errors import SettingsError
 
+FORMATS = ("checkpoint", "saver", "savedmodel", "safetensors")  # the peers of `publish` and `restore`
+SAVINGS = ("checkpoint_save", "async_checkpoint")  # the peers of `stall`
+LOOPS = ("saver", "savedmodel")  # the peers of `freshness`
 NOT_ASKED_FOR = "not asked for"
 
-_NETWORKS = 100 << 20  # bytes of the SavedModels of all networks but the embedding
+_MEMORY = Path("/dev/shm")  # where Linux keeps files in memory
+_PROCESSORS_FOR_LOAD = 4  # fewer: publisher, server and callers share them, so the server is asked for less
+_EXAMPLES = """\
+examples:
+  python -m bench publish                       the table, 268 MB in 32 tensors
+  python -m bench restore --json restore.json   and all figures in a file
+  python -m bench serve --json -                as JSON, the table on stderr
+  python -m bench publish --only checkpoint     against one peer
+  python -m bench swap --help                   the options of one benchmark
+
+Safetensors takes part if it is installed; `make bench` installs it.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Benchmark:
+    """One subcommand: its help, the names of its options, its peers, and the defaults of --runs and --seconds."""
+
+    help: str
+    options: tuple[str, ...]
+    peers: tuple[str, ...] = ()
+    runs: int = 9
+    seconds: float = 4
+
+
+BENCHMARKS = {
+    "publish": Benchmark("write a version", ("tensors", "runs"), FORMATS),
+    "restore": Benchmark("read a version", ("tensors", "runs"), FORMATS),
+    "stall": Benchmark("train while publishing", ("tensors", "seconds", "device", "runs"), SAVINGS, runs=5),
+    "freshness": Benchmark("from a step to the first answer from it", ("tensors", "frozen", "runs"), LOOPS),
+    "swap": Benchmark("latency while versions are swapped in", ("load", "seconds", "runs"), runs=20, seconds=1),
+    "serve": Benchmark("predictions a second, beside plain gRPC", ("seconds", "runs"), runs=5, seconds=2),
+    "workers": Benchmark("several workers against one", ("seconds", "runs"), runs=5, seconds=2),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """One benchmark and its size. `peers` are those asked for, installed or not; `folder` is where the files go.
+    """One benchmark and its options; those it does not have stay as here.
 
-    What a benchmark has no option for is left as it is here. `parameters` are the numbers of parameters of the networks
-    that are called; `sizes`, in bytes, those of the networks that are trained, on `device`, for `seconds` at a time;
-    `frozen` is how many percent of the parameters do not change; `load` is the share that is asked of a server of what
-    it can answer while versions are published; `cache` is where peers are installed; with `merge`, figures are added to
-    those in the file `json`.
+    `peers` are those asked for, installed or not; `folder` is where the files go; `frozen` is the percentage of the
+    parameters that do not change; `load` is the share of the server's capacity that is asked for.
     """
 
     benchmark: str
@@ -34,69 +68,146 @@ class Settings:
     peers: tuple[str, ...]
     folder: Path
     json: str | None
-    large_bytes: int = 0
     tensors: int = 0
     frozen: int = 0
-    parameters: tuple[int, ...] = ()
-    sizes: tuple[int, ...] = ()
     seconds: float = 0.0
-    swaps: int = 0
     load: float = 0.0
     device: str = "cpu"
-    cache: Path = Path()
-    merge: bool = False
+
+    def absent(self) -> dict[str, str]:
+        """The peers that were not asked for, with that as the reason."""
+        return {name: NOT_ASKED_FOR for name in BENCHMARKS[self.benchmark].peers if name not in self.peers}
 
 
 def parse(argv: Sequence[str]) -> Settings:
     """Raises SettingsError; wrong arguments end the program as argparse does."""
-    said = vars(parser().parse_args(argv))
-    only, no_peers = said.pop("only"), said.pop("no_peers")
-    peers = () if no_peers else only or BENCHMARKS[said["benchmark"]].peers
-    asked = said.pop("folder")
-    if "sizes" in said:
-        said["sizes"] = tuple(dict.fromkeys((*said["sizes"], said["bytes"])))
-    settings = Settings(**said, peers=peers, folder=asked or MEMORY)
+    arguments = vars(_parser().parse_args(argv))
+    only, no_peers = arguments.pop("only"), arguments.pop("no_peers")
+    peers = () if no_peers else only or BENCHMARKS[arguments["benchmark"]].peers
+    settings = Settings(**{**arguments, "folder": arguments["folder"] or _MEMORY}, peers=peers)
     if settings.bytes < settings.tensors * 1024:
-        found = f"{settings.bytes / 1e6:g}"
-        raise SettingsError(f"--mb {found}: expected at least 1 KiB for each of {settings.tensors} tensors")
+        megabytes = f"{settings.bytes / 1e6:g}"
+        raise SettingsError(f"--mb {megabytes}: expected at least 1 KiB for each of {settings.tensors} tensors")
     if settings.json not in (None, "-") and not Path(settings.json).parent.is_dir():
-        raise SettingsError(f"--json {settings.json}: expected a file in a folder that is there")
-    return replace(settings, folder=folder(asked, _needed(settings)))
+        raise SettingsError(f"--json {settings.json}: expected a file in a folder that exists")
+    return replace(settings, folder=folder(arguments["folder"], _needed(settings)))
 
 
 def folder(asked: Path | None, needed: int) -> Path:
-    """Where the files go: in memory where there is room. Raises SettingsError where there is none for them."""
-    candidates = [asked] if asked else [MEMORY, Path(tempfile.gettempdir())]
-    rooms = {one: shutil.disk_usage(one).free for one in candidates if one.is_dir() and os.access(one, os.W_OK)}
-    for one, room in rooms.items():
+    """The folder asked for, or one in memory if it has room. Raises SettingsError if there is no room."""
+    candidates = [asked] if asked else [_MEMORY, Path(tempfile.gettempdir())]
+    rooms = {path: shutil.disk_usage(path).free for path in candidates if path.is_dir() and os.access(path, os.W_OK)}
+    for path, room in rooms.items():
         if room > needed:
-            return one
-    found = ", ".join(f"{room / 1e6:.0f} MB in {one}" for one, room in rooms.items()) or "no such folder"
+            return path
+    found = ", ".join(f"{room / 1e6:.0f} MB in {path}" for path, room in rooms.items()) or "no such folder"
     raise SettingsError(f"--folder: expected room for {needed / 1e6:.0f} MB of files, found {found}")
 
 
 def set_environment() -> None:
-    """Prepare the environment for TensorFlow and Keras; to be called before they are imported."""
+    """Prepare the environment for TensorFlow and Keras, before they are imported."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     os.environ["KERAS_BACKEND"] = "tensorflow"
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")  # Orbax brings jax, which would look for accelerators
-
-
-def environment_of_peers() -> dict[str, str]:
-    """For processes of other systems: nothing of ours, and one thread for each product of matrices."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    return kept | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
 def _needed(settings: Settings) -> int:
-    """Bytes of files at one time: old and new versions, retired files, and what each peer keeps until it is removed."""
-    size, peers = settings.bytes, len(settings.peers)
-    return {
-        "call": 5 * size + _NETWORKS,
-        "stall": (5 + 3 * peers) * max(settings.sizes, default=0),
-        "freshness": (10 + 4 * peers) * size,
-        "swap": (10 + 4 * peers) * size,
-        "peers": (12 + 8 * peers) * size,
-        "restore": (2 + peers) * size + settings.large_bytes,
-        "delta": 16 * size,
-    }.get(settings.benchmark, 8 * size)
+    """Bytes of files at one time: old and new versions, retired files, and what peers keep until it is removed."""
+    copies = {"stall": 5, "freshness": 10, "restore": 3}.get(settings.benchmark, 8)
+    return (copies + 4 * len(settings.peers)) * settings.bytes
+
+
+def _parser() -> argparse.ArgumentParser:
+    """One subcommand a benchmark. Sizes become bytes."""
+    top = argparse.ArgumentParser(
+        prog="python -m bench",
+        description="Measures paramsync against a copy of the same bytes in memory and against its\n"
+        "peers, by turns, in one run, on parameters that change from publication to\npublication.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    commands = top.add_subparsers(dest="benchmark", metavar="BENCHMARK", required=True)
+    for name, benchmark in BENCHMARKS.items():
+        command = commands.add_parser(name, help=benchmark.help, allow_abbrev=False)
+        for option in ("mb", *benchmark.options):
+            command.add_argument(f"--{option}", **_OPTIONS[option])
+        command.set_defaults(runs=benchmark.runs, only=None, no_peers=False)
+        if "seconds" in benchmark.options:
+            command.set_defaults(seconds=benchmark.seconds)
+        if benchmark.peers:
+            which = command.add_mutually_exclusive_group()
+            peers = ", ".join(benchmark.peers)
+            which.add_argument("--only", type=_some_of(benchmark.peers), metavar="PEER,...", help=f"some of {peers}")
+            which.add_argument("--no-peers", action="store_true", help="measure no peer")
+        command.add_argument(
+            "--folder", type=Path, metavar="DIR", help=f"where the files go (default {_MEMORY} if it has room)"
+        )
+        command.add_argument(
+            "--json", metavar="PATH", help="write all figures as one JSON object; -: print it, and the table on stderr"
+        )
+    return top
+
+
+def _number(expected: str, convert: Callable[[str], Any], allowed: Callable[[Any], bool]) -> Callable[[str], Any]:
+    def parse_number(text: str) -> Any:
+        try:
+            value = convert(text)
+        except ValueError:
+            value = None
+        if value is None or not allowed(value):
+            raise argparse.ArgumentTypeError(f"expected {expected}, found {text!r}")
+        return value
+
+    return parse_number
+
+
+def _some_of(peers: tuple[str, ...]) -> Callable[[str], tuple[str, ...]]:
+    def parse_peers(text: str) -> tuple[str, ...]:
+        names = text.split(",")
+        if unknown := sorted(set(names) - set(peers)):
+            raise argparse.ArgumentTypeError(
+                f"expected some of {', '.join(peers)}, found {', '.join(map(repr, unknown))}"
+            )
+        return tuple(peer for peer in peers if peer in names)
+
+    return parse_peers
+
+
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "mb": {
+        "dest": "bytes",
+        "type": _number("megabytes, more than 0", lambda text: int(float(text) * 1e6), lambda n: 0 < n < 1e12),
+        "default": "268",
+        "metavar": "N",
+        "help": "size of all parameters (default %(default)s)",
+    },
+    "tensors": {
+        "type": _number("an even number, as of kernels and biases", int, lambda n: n > 0 and n % 2 == 0),
+        "default": "32",
+        "metavar": "N",
+        "help": "how many parameters, an even number (default %(default)s)",
+    },
+    "frozen": {
+        "type": _number("a percentage, 0 to 99", int, lambda n: 0 <= n <= 99),
+        "default": "0",
+        "metavar": "PERCENT",
+        "help": "share of the parameters that do not change, as in fine-tuning (default %(default)s)",
+    },
+    "load": {
+        "type": _number("a share, between 0 and 1", float, lambda n: 0 < n < 1),
+        "default": "0.7" if len(os.sched_getaffinity(0)) >= _PROCESSORS_FOR_LOAD else "0.4",
+        "metavar": "SHARE",
+        "help": "of the server's capacity while versions are published (default %(default)s here)",
+    },
+    "seconds": {
+        "type": _number("seconds, more than 0", float, lambda n: 0 < n <= 3600),
+        "metavar": "T",
+        "help": "how long to train, or to call, at a time (default %(default)s)",
+    },
+    "device": {"choices": ("cpu", "gpu"), "default": "cpu", "help": "what to train on (default %(default)s)"},
+    "runs": {
+        "type": _number("a whole number, 1 or more", int, lambda n: n > 0),
+        "metavar": "N",
+        "help": "rounds that count (default %(default)s)",
+    },
+}

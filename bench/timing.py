@@ -1,4 +1,4 @@
-"""How things are timed: by turns, in rounds of one run, so that what drifts on the machine drifts for all of them."""
+"""Timing by turns: every contestant runs once in each round, so that a drift of the machine meets all of them."""
 
 from __future__ import annotations
 
@@ -9,21 +9,19 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TypeVar
-
-T = TypeVar("T")
+from typing import Any
 
 
 def _nothing() -> None:
-    """What most have to do before and after."""
+    """The default of `prepare`, `clear` and `between`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contestant:
-    """One way to do the job. Only `run` is timed; what it returns is kept until the clock has stopped.
+    """One way to do the job. Only `run` is timed; its result is freed after the clock has stopped.
 
-    An `optional` one that fails is left out from then on. `warm_ups` is how many rounds it takes part in before those
-    that count.
+    An `optional` contestant that fails is left out from then on. `warm_ups` is the number of rounds it runs before
+    those that count.
     """
 
     name: str
@@ -36,15 +34,25 @@ class Contestant:
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Milliseconds of each round by contestant, and why those that are absent are."""
+    """Milliseconds of each round by contestant, and the reason why a contestant is absent."""
 
     samples: Mapping[str, list[float]]
     absent: dict[str, str] = field(default_factory=dict)
 
-    def median(self, name: str) -> float | None:
-        """None for what was not measured."""
-        found = self.samples.get(name)
-        return statistics.median(found) if found else None
+    def figures(self, **quotients: tuple[str, str]) -> dict[str, Any]:
+        """`<name>_ms` is a median, `<name>_over_ours` a quotient of two, like those asked for."""
+        medians = {name: statistics.median(samples) for name, samples in self.samples.items()}
+        compared = {f"{name}_over_ours": (name, "ours") for name in medians if not name.startswith(("ours", "memcpy"))}
+        return {
+            **{f"{name}_ms": median for name, median in medians.items()},
+            **{
+                key: medians[over] / medians[under]
+                for key, (over, under) in {**compared, **quotients}.items()
+                if over in medians
+            },
+            "absent": self.absent,
+            "samples_ms": dict(self.samples),
+        }
 
 
 def measure(
@@ -57,41 +65,41 @@ def measure(
 ) -> Timings:
     """Time all contestants once in each of `runs` rounds, in an order drawn for each, after the rounds that warm up.
 
-    `between` is called before each round; `track` is given the rounds and their number, to show how far they are.
+    `between` is called before each round; `track` gets the rounds and their number, to show progress.
     """
-    warm_ups = max(one.warm_ups for one in contestants)
+    warm_ups = max(contestant.warm_ups for contestant in contestants)
     samples: dict[str, list[float]] = {}
     absent: dict[str, str] = {}
     with _without_collector():
         for number in track(range(warm_ups + runs), warm_ups + runs):
             between()
-            taking_part = [one for one in contestants if one.name not in absent and number >= warm_ups - one.warm_ups]
-            for one in order.sample(taking_part, len(taking_part)):
+            present = [c for c in contestants if c.name not in absent and number >= warm_ups - c.warm_ups]
+            for contestant in order.sample(present, len(present)):
                 try:
-                    taken = _time(one)
+                    milliseconds = _time(contestant)
                 except Exception as error:  # a peer that fails is reported, and ours is measured
-                    if not one.optional:
+                    if not contestant.optional:
                         raise
-                    absent[one.name] = f"failed: {type(error).__name__}: {error}"
-                    samples.pop(one.name, None)
+                    absent[contestant.name] = f"failed: {type(error).__name__}: {error}"
+                    samples.pop(contestant.name, None)
                     continue
                 if number >= warm_ups:
-                    samples.setdefault(one.name, []).append(taken)
+                    samples.setdefault(contestant.name, []).append(milliseconds)
     return Timings(samples, absent)
 
 
-def _time(one: Contestant) -> float:
+def _time(contestant: Contestant) -> float:
     """Milliseconds."""
-    one.prepare()
+    contestant.prepare()
     try:
         started = time.perf_counter_ns()
-        result = one.run()
-        taken = time.perf_counter_ns() - started
+        result = contestant.run()
+        nanoseconds = time.perf_counter_ns() - started
         del result  # freeing what was restored is not restoring
     finally:
-        one.clear()
+        contestant.clear()
     gc.collect()
-    return taken / 1e6
+    return nanoseconds / 1e6
 
 
 @contextmanager

@@ -1,43 +1,34 @@
-"""A training loop whose steps are timed, alone or while somebody saves its parameters: dense layers, plain descent."""
+"""A training loop whose steps are timed, alone or while its parameters are saved, and the ways to save them."""
 
 from __future__ import annotations
 
 import abc
+import contextlib
 import math
+import shutil
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from bench.arrays import Array
+from bench.model import KEEP, WARM_UPS
+from paramsync.publishing.publisher import Publisher
+from paramsync.publishing.schedule import Moment, PublishSchedule
+
+SCHEDULE = PublishSchedule(every_seconds=1, at_start=False, at_end=False)
 
 _BATCH = 16
 _RATE = 1e-3
-
-
-class Saving(abc.ABC):
-    """One way to save what is trained, at a pace of its own, on the thread that trains."""
-
-    @abc.abstractmethod
-    def offer(self, step: int) -> float | None:
-        """Save where it is time to. Returns the seconds that it took this thread; None where nothing was saved."""
-
-    def tidy(self, step: int) -> None:  # noqa: B027, most have nothing to tidy
-        """Make room for what `offer` is about to save; not timed."""
-
-    @abc.abstractmethod
-    def wait(self) -> None:
-        """Until nothing is being saved any more."""
-
-    @abc.abstractmethod
-    def close(self) -> None: ...
+_PEERS_KEEP = 2  # saved versions
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A stretch of training: the steps, how long it took, and for how long each save held it up. Seconds."""
+    """A stretch of training: the steps, the seconds, and for how long each save held it up."""
 
     steps: int
     seconds: float
@@ -49,14 +40,14 @@ class Window:
 
 
 class Training:
-    """A model of so many bytes in so many variables, half of them kernels and half biases, and its training."""
+    """A dense model of about `size` bytes in `variables` variables, kernels and biases, trained by plain descent."""
 
     def __init__(self, size: int, variables: int) -> None:
         layers = variables // 2
         width = max(1, round((math.sqrt(1 + size / layers) - 1) / 2))  # 4 * (width * width + width) bytes a layer
         dense = [keras.layers.Dense(width, "relu", kernel_initializer="he_normal") for _ in range(layers)]
         self.model = keras.Sequential([keras.Input((width,), name="x"), *dense])
-        self.variables: list[tf.Variable] = [one.value for one in self.model.trainable_variables]
+        self.variables: list[tf.Variable] = [weight.value for weight in self.model.trainable_variables]
         self.steps = 0
         self._x = tf.random.stateless_normal([_BATCH, width], seed=(0, 0))
         self._train = tf.function(self._descend)
@@ -66,29 +57,29 @@ class Training:
 
     def values(self) -> list[Array]:
         """The variables' buffers or, from a GPU, copies of them."""
-        return [np.asarray(one.value()) for one in self.variables]
+        return [np.asarray(variable.value()) for variable in self.variables]
 
     def step(self) -> None:
-        """One step. Every other goes back to where it came from, so that no value vanishes, however many there are."""
+        """One step. Every other step undoes the one before, so that no value vanishes over thousands of steps."""
         self._rate = -self._rate
         self._train(tf.constant(self._rate)).numpy()
         self.steps += 1
 
-    def window(self, *, seconds: float, steps: int, saving: Saving | None = None) -> Window:
-        """Train for so long and so many steps, whichever is more."""
+    def window(self, *, seconds: float, saving: Saving | None = None) -> Window:
+        """Train for this long, at least one step."""
         stalls: list[float] = []
-        done, apart = 0, 0.0
+        steps, apart = 0, 0.0
         started = time.perf_counter()
-        while done < steps or time.perf_counter() - started - apart < seconds:
+        while not steps or time.perf_counter() - started - apart < seconds:
             self.step()
-            done += 1
+            steps += 1
             if saving is not None:
                 before = time.perf_counter()
                 saving.tidy(self.steps)
                 apart += time.perf_counter() - before
-                if (held := saving.offer(self.steps)) is not None:
-                    stalls.append(held)
-        return Window(done, time.perf_counter() - started - apart, stalls)
+                if (stall := saving.offer(self.steps)) is not None:
+                    stalls.append(stall)
+        return Window(steps, time.perf_counter() - started - apart, stalls)
 
     def _descend(self, rate: tf.Tensor) -> tf.Tensor:
         with tf.GradientTape() as tape:
@@ -96,3 +87,93 @@ class Training:
         for variable, gradient in zip(self.variables, tape.gradient(loss, self.variables), strict=True):
             variable.assign_sub(rate * gradient)
         return loss
+
+
+class Saving(abc.ABC):
+    """One way to save what is trained, once a second, on the thread that trains."""
+
+    def tidy(self, step: int) -> None:  # noqa: B027, a Publisher tidies by itself
+        """Make room for the next save; not timed."""
+
+    @abc.abstractmethod
+    def offer(self, step: int) -> float | None:
+        """Save if a save is due. Returns the seconds that it took this thread; None if nothing was saved."""
+
+    @abc.abstractmethod
+    def wait(self) -> None:
+        """Returns once no save is under way."""
+
+    @abc.abstractmethod
+    def close(self) -> None: ...
+
+
+class Ours(Saving):
+    """`Publisher.publish_if_due`, into a store whose files are recycled."""
+
+    def __init__(self, training: Training, folder: Path) -> None:
+        self._publisher = Publisher(folder, training.model, schedule=SCHEDULE, keep=KEEP, on_error="raise")
+        for _ in range(WARM_UPS):
+            training.step()
+            self._publisher.publish(training.steps, wait=True)
+
+    def offer(self, step: int) -> float | None:
+        started = time.perf_counter()
+        version = self._publisher.publish_if_due(step)
+        return None if version is None else time.perf_counter() - started
+
+    def wait(self) -> None:
+        self._publisher.flush()
+
+    def close(self) -> None:
+        self._publisher.close()
+
+
+class CheckpointSave(Saving):
+    """`tf.train.Checkpoint.save`, each time into a folder of its own; the old ones are removed."""
+
+    options: tf.train.CheckpointOptions | None = None
+
+    def __init__(self, training: Training, folder: Path) -> None:
+        variables = tf.Module()  # TensorFlow cannot copy a Keras model, as the asynchronous checkpoint does
+        variables.parts = training.variables
+        self._checkpoint = tf.train.Checkpoint(model=variables)
+        self._folder = folder
+        self._since = Moment(training.steps, time.monotonic())
+        self._saved: list[Path] = []
+        self._next: Path | None = None
+
+    def tidy(self, step: int) -> None:
+        now = time.monotonic()
+        if not SCHEDULE.due(step, now, since=self._since):
+            return
+        self._since = Moment(step, now)
+        self._next = self._folder / str(step)
+        self._next.mkdir(parents=True)
+        self._saved.append(self._next)
+        while len(self._saved) > _PEERS_KEEP + 1:
+            shutil.rmtree(self._saved.pop(0), ignore_errors=True)
+
+    def offer(self, step: int) -> float | None:
+        path, self._next = self._next, None
+        if path is None:
+            return None
+        started = time.perf_counter()
+        self._checkpoint.save(str(path / "ckpt"), self.options)
+        return time.perf_counter() - started
+
+    def wait(self) -> None:
+        self._checkpoint.sync()
+
+    def close(self) -> None:
+        with contextlib.suppress(Exception):  # a save that failed raises again
+            self.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+class AsyncCheckpoint(CheckpointSave):
+    """The same, with TensorFlow's asynchronous checkpoints."""
+
+    options = tf.train.CheckpointOptions(experimental_enable_async_checkpoint=True)
+
+
+PEERS: dict[str, type[CheckpointSave]] = {"checkpoint_save": CheckpointSave, "async_checkpoint": AsyncCheckpoint}

@@ -1,4 +1,4 @@
-"""`python -m bench workers`: several workers against one; what they share, and what a client sees of them."""
+"""`python -m bench workers`: several workers against one: the rates, the shared memory, and what a client sees."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import signal
 import statistics
 import threading
 import time
-from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,165 +15,131 @@ from typing import Any
 import grpc
 
 from bench import h2load
-from bench.callers import Task, callers
 from bench.progress import Progress
-from bench.publishing import INPUTS
-from bench.served import PREDICT, Served, request
+from bench.publishing import INPUTS, PAUSE, publisher
+from bench.served import OPTIONS, PREDICT, Served, request
 from bench.settings import Settings
 from paramsync.host.processes import processors
 from paramsync.v1 import serving_pb2
 
 CONCURRENCIES = (1, 8, 64)
 _KIND = "embedding"
-_PAUSE = 0.1  # seconds from version to version
-_LATER = 600.0  # seconds: a publisher goes on for longer than anybody looks
-_WATCHING = 8  # threads that see which versions answer
-_CALLS_OF_ONE = 50  # on one connection, which one worker has
-_OPTIONS = (("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1))
-_PROCESSES = 2  # of callers in Python, where no compiled one is installed
-
-Rate = Callable[[str, int, float], float]
-"""Answers a second of this address, by so many callers for so many seconds."""
+_LATER = 600.0  # seconds: the publisher goes on for longer than the benchmark watches
+_WATCHERS = 8  # threads that see which versions answer
+_CALLS = 50  # on one connection, which one worker has
 
 
 def run(settings: Settings, folder: Path) -> dict[str, Any]:
+    h2load.require()
     several = max(2, processors())
-    place = folder / "store"
+    store = folder / "store"
     asked = request({"x": INPUTS[_KIND]})
-    (folder / "request").write_bytes(asked)
     with Progress() as progress:
         progress.say("preparing")
-        with _publisher(place, _KIND, settings.bytes, first=1, count=5):
+        with publisher(store, _KIND, settings.bytes, first=1, count=5):
             pass
-        found: dict[str, Any] = {"benchmark": settings.benchmark, "bytes": settings.bytes, "workers": several}
-        found["pss_over_model"] = _shared(folder / "dense", settings.bytes, several)
+        figures: dict[str, Any] = {"workers": several}
+        figures["pss_over_model"] = _measure_shared(folder / "dense", settings.bytes, several)
         with (
-            Served.inferencer(place, "--workers", "1") as alone,
-            Served.inferencer(place, "--workers", str(several)) as many,
+            Served.inferencer(store, "--workers", "1") as alone,
+            Served.inferencer(store, "--workers", str(several)) as many,
         ):
-            for one in (alone, many):
-                one.ask_until(asked, 1)
-            found |= _rates({"1": alone, "n": many}, folder / "request", settings, progress)
+            for server in (alone, many):
+                server.ask_until(asked, 1)
+            figures |= _measure_rates({"1": alone, "n": many}, asked, folder, settings, progress)
             progress.say("ending a worker")
-            found["replaced_worker_s"] = _replaced(alone, asked)
+            figures["replaced_worker_s"] = _replace(alone, asked)
             progress.say("watching versions")
-            with _publisher(place, _KIND, settings.bytes, first=100, count=int(_LATER / _PAUSE)):
+            with publisher(store, _KIND, settings.bytes, first=100, count=int(_LATER / PAUSE)):
                 many.ask_until(asked, 100)
-                found |= _watched(many.addresses["predictions"], asked, settings.seconds * settings.runs)
-    return found | {"absent": {}}
+                figures |= _watch(many.addresses["predictions"], asked, settings.seconds * settings.runs)
+    return figures
 
 
-def _publisher(place: Path, kind: str, size: int, *, first: int, count: int) -> Served:
-    options = {"first": first, "bytes": size, "pause": _PAUSE, "count": count}
-    said = [str(place), "ours", kind, *(f"--{name}={one}" for name, one in options.items())]
-    return Served("bench.publishing", said, log=place.with_name(f"{place.name}-{first}.log"))
-
-
-# How many answers -----------------------------------------------------------------------------------------------------
-
-
-def _rates(servers: dict[str, Served], asked: Path, settings: Settings, progress: Progress) -> dict[str, Any]:
-    """By turns."""
-    with callers(_PROCESSES) as calling:
-
-        def by_python(address: str, count: int, seconds: float) -> float:
-            return calling.call(Task(address, PREDICT, str(asked), count, seconds)).rate
-
-        rate = _by_h2load(asked) if h2load.is_installed() else by_python
-        samples: dict[tuple[str, int], list[float]] = {}
-        for number in progress.track(range(settings.runs), settings.runs):
-            for count in CONCURRENCIES:
-                for name in sorted(servers, reverse=bool(number % 2)):
-                    got = rate(servers[name].addresses["predictions"], count, settings.seconds)
-                    samples.setdefault((name, count), []).append(got)
-    medians = {key: statistics.median(one) for key, one in samples.items()}
-    figures: dict[str, Any] = {"load_generator": h2load.PROGRAM if h2load.is_installed() else "grpc.aio"}
+def _measure_rates(
+    servers: dict[str, Served], asked: bytes, folder: Path, settings: Settings, progress: Progress
+) -> dict[str, Any]:
+    """Answers a second, by turns; each caller has a connection of its own."""
+    targets = {
+        name: h2load.Target.grpc(server.addresses["predictions"], PREDICT, asked, folder / f"request-{name}")
+        for name, server in servers.items()
+    }
+    samples: dict[tuple[str, int], list[float]] = {}
+    for number in progress.track(range(settings.runs), settings.runs):
+        for count in CONCURRENCIES:
+            for name in sorted(servers, reverse=bool(number % 2)):
+                answers = h2load.closed(targets[name], count, settings.seconds)
+                samples.setdefault((name, count), []).append(answers.rate)
+    medians = {key: statistics.median(rates) for key, rates in samples.items()}
+    figures: dict[str, Any] = {}
     for count in CONCURRENCIES:
         for name in servers:
             figures[f"{name}_per_second_c{count}"] = medians[name, count]
         figures[f"n_over_1_c{count}"] = medians["n", count] / medians["1", count]
-    return figures | {"samples_per_second": {f"{name}_c{count}": one for (name, count), one in samples.items()}}
+    return figures | {"samples_per_second": {f"{name}_c{count}": rates for (name, count), rates in samples.items()}}
 
 
-def _by_h2load(asked: Path) -> Rate:
-    """Each caller has a connection of its own."""
-    content = asked.read_bytes()
-
-    def rate(address: str, count: int, seconds: float) -> float:
-        return h2load.closed(
-            h2load.Target.grpc(address, PREDICT, content, asked.with_name("framed")), count, seconds
-        ).rate
-
-    return rate
-
-
-# What they share, and who takes whose place ---------------------------------------------------------------------------
-
-
-def _shared(place: Path, size: int, workers: int) -> float:
+def _measure_shared(store: Path, size: int, workers: int) -> float:
     """How many times the parameters of a dense network, all of which each call reads, are in memory."""
-    with _publisher(place, "dense", size, first=1, count=5):
+    with publisher(store, "dense", size, first=1, count=5):
         pass
-    with Served.inferencer(place, "--workers", str(workers)) as served:
+    with Served.inferencer(store, "--workers", str(workers)) as served:
         served.ask_until(request({"x": INPUTS["dense"]}), 1)
-        return _pss(served, place) / size
+        return _proportional_bytes(served, store) / size
 
 
-def _pss(served: Served, place: Path) -> int:
+def _proportional_bytes(served: Served, store: Path) -> int:
     """Bytes of the store's files that the server's processes have mapped, each page counted once."""
     total = 0
     for pid in served.family:
         with suppress(OSError):
-            mapped = False
+            is_mapped = False
             for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
                 if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
-                    mapped = str(place) in line
-                elif mapped and line.startswith("Pss:"):
+                    is_mapped = str(store) in line
+                elif is_mapped and line.startswith("Pss:"):
                     total += int(line.split()[1]) * 1024
     return total
 
 
-def _replaced(served: Served, asked: bytes) -> float:
-    """Seconds from the end of the only worker to the next answer."""
+def _replace(served: Served, asked: bytes) -> float:
+    """Kill the only worker; returns the seconds until the next answer."""
     os.kill(served.family[-1], signal.SIGKILL)
     began = time.perf_counter()
     while True:
         with (
             suppress(grpc.RpcError),
-            grpc.insecure_channel(served.addresses["predictions"], options=_OPTIONS) as channel,
+            grpc.insecure_channel(served.addresses["predictions"], options=OPTIONS) as channel,
         ):
             channel.unary_unary(PREDICT, bytes, bytes)(asked, timeout=1.0)
             return time.perf_counter() - began
 
 
-def _watched(address: str, asked: bytes, seconds: float) -> dict[str, Any]:
-    """Whether any answer came from an older version than one that had come before it was asked for."""
-    seen = {"requests": 0, "failed": 0, "backwards": 0, "newest": 0}
+def _watch(address: str, asked: bytes, seconds: float) -> dict[str, Any]:
+    """Count answers from an older version than an answer that had come before the request was sent."""
+    counts = {"requests": 0, "failed": 0, "backwards": 0, "newest": 0}
     lock = threading.Lock()
     end = time.monotonic() + seconds
 
     def ask() -> None:
         while time.monotonic() < end:
-            with grpc.insecure_channel(address, options=_OPTIONS) as channel:
+            with grpc.insecure_channel(address, options=OPTIONS) as channel:
                 call = channel.unary_unary(PREDICT, bytes, bytes)
-                for _ in range(_CALLS_OF_ONE):
-                    before = seen["newest"]
+                for _ in range(_CALLS):
+                    before = counts["newest"]
                     try:
                         version = serving_pb2.PredictResponse.FromString(call(asked)).model_spec.version.value
                     except grpc.RpcError:
                         version = -1
                     with lock:
-                        seen["requests"] += 1
-                        seen["failed"] += version < 0
-                        seen["backwards"] += 0 <= version < before
-                        seen["newest"] = max(seen["newest"], version)
+                        counts["requests"] += 1
+                        counts["failed"] += version < 0
+                        counts["backwards"] += 0 <= version < before
+                        counts["newest"] = max(counts["newest"], version)
 
-    _together([threading.Thread(target=ask) for _ in range(_WATCHING)])
-    return seen
-
-
-def _together(threads: Sequence[threading.Thread]) -> None:
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join()
+    watchers = [threading.Thread(target=ask) for _ in range(_WATCHERS)]
+    for watcher in watchers:
+        watcher.start()
+    for watcher in watchers:
+        watcher.join()
+    return counts
