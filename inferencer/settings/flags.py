@@ -27,6 +27,7 @@ OF_MODELS = {
 VERIFICATIONS = ("auto", "checksums")
 read_resident = whole(1, 1000)
 read_poll = seconds(below=86400)
+GRPC_SERVERS = ("own", "grpcio")
 MOST_WORKERS = 64
 read_workers = whole(1, MOST_WORKERS)
 read_queue = whole(1, 1_000_000)
@@ -216,6 +217,12 @@ def _add_server(parser: argparse.ArgumentParser) -> None:
         type=read_message,
         metavar="N",
         help="the largest request or answer (default: 64)",
+    )
+    add(
+        "--grpc-server",
+        choices=GRPC_SERVERS,
+        help="what answers predictions by gRPC: our own server, or grpcio's, which is slower and bounds less"
+        " (default: own)",
     )
     add("--log-format", choices=LOG_FORMATS, help="json: one object on each line, for programs (default: text)")
 

@@ -125,6 +125,7 @@ def _server(base: Path) -> dict[str, tuple[str, Read]]:
         "queue": ("queue", _whole(flags.read_queue)),
         "batch_rows": ("batch_rows", _whole(flags.read_rows)),
         "max_message_mb": ("message_bytes", _whole(flags.read_message)),
+        "grpc_server": ("grpc_server", _text(_grpc_server)),
         "log_format": ("log_format", _text(_log_format)),
     }
 
@@ -207,6 +208,12 @@ _CONNECTED: dict[str, tuple[str, Read]] = {
     "inputs": ("inputs", _joints),
     "outputs": ("outputs", _texts(readers.tensor)),
 }
+
+
+def _grpc_server(text: str) -> str:
+    if text not in flags.GRPC_SERVERS:
+        raise ArgumentTypeError(f"expected {' or '.join(flags.GRPC_SERVERS)}, found {text!r}")
+    return text
 
 
 def _log_format(text: str) -> str:

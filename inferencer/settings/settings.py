@@ -126,6 +126,8 @@ class Settings:
     queue: int = 1024
     batch_rows: int = 256
     message_bytes: int = 64 << 20
+    grpc_server: str = "own"
+    """The server for predictions by gRPC: own or grpcio."""
     log_format: str = "text"
     tf_serving: TfServing | None = None
 

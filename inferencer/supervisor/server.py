@@ -30,6 +30,7 @@ from ..serving.access import ReloadRoots, access_of
 from ..serving.metrics import Load, Metrics, Statistics
 from ..serving.registry import Registry
 from ..settings.settings import AnySettings, Ports, Settings, TfServing, trainer_tls
+from ..transport.dispatch import methods_of
 from ..transport.grpc_port import QUIET_SECONDS, GrpcPort
 from ..transport.health import Health
 from ..transport.listeners import listeners_at, port_of
@@ -107,14 +108,10 @@ class Server:
             self._fleet.replace,
             trainers=calls,
         )
-        self._control = GrpcPort(
-            {sync_pb2.DESCRIPTOR.services_by_name["Sync"]: service},
-            self._health,
-            budget,
-            self._draining,
-            access_of(settings, settings.control_host or settings.host),
-            message_bytes=settings.message_bytes,
-        )
+        access = access_of(settings, settings.control_host or settings.host)
+        servicers = {sync_pb2.DESCRIPTOR.services_by_name["Sync"]: service}
+        methods = methods_of(servicers, self._health, self._draining, access)
+        self._control = GrpcPort(methods, budget, message_bytes=settings.message_bytes)
         self._ended = threading.Event()
 
     async def start(self) -> Ports:
@@ -175,7 +172,7 @@ class Server:
             self._following_file.cancel()
         self.models.drain()
         self._draining.set()
-        self._control.calls.read_timeouts.drain()
+        self._control.hurry()
         followers = asyncio.ensure_future(self.models.close())
         self._fleet.replace_no_more()
         await asyncio.to_thread(self._fleet.ask_all, "drain", quiet_seconds, seconds=_GRACE_OF_WORKERS)

@@ -2,31 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 from google.protobuf import message_factory
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message import Message
+from grpc_health.v1 import health_pb2
 
 from paramsync.errors import TooLargeError
 from paramsync.rpc.access import Access
 
-from .admission import Admission
-from .grpc_call import Call, Method
+from .health import Health
+from .methods import Admission, Answering, Call, Method
 from .partial_parsing import read
+from .reflection import METHOD, Reflection
 from .streams import Slots, each
 
 if TYPE_CHECKING:
-    from .predictions import Answering, PredictionMethod, Predictions
+    from .predictions import PredictionMethod, Predictions
 
 _MOST = 1 << 18  # bytes of a request that does not predict: it is read on the event loop
+_MOST_STREAMS = 512  # which their callers keep open for as long as they please, for each port
 _MOST_WAITING = 256  # of each method that does not predict: some of them wait for a version to serve
 
 Run: TypeAlias = "Callable[[Call], Awaitable[None]]"
 Respond: TypeAlias = "Callable[[Call], AsyncGenerator[bytes, None]]"
 """Gives any number of answers to a call."""
+
+
+def methods_of(
+    servicers: Mapping[ServiceDescriptor, Any],
+    health: Health,
+    draining: asyncio.Event,
+    access: Access,
+    predictions: Predictions | None = None,
+) -> dict[str, Method]:
+    """The methods of one port by path: those of servicers, of health and of reflection."""
+    dispatch = Dispatch(predictions, Slots(_MOST_STREAMS, "streams"), access)
+    servicers = {**servicers, health_pb2.DESCRIPTOR.services_by_name["Health"]: health}
+    methods = {
+        path: method for service, servicer in servicers.items() for path, method in dispatch.methods(servicer, service)
+    }
+    reflection = Reflection([service.full_name for service in servicers], draining)
+    methods[f"/{METHOD}"] = Method(dispatch.stream(reflection.respond), Admission(access, METHOD), is_stream=True)
+    return methods
 
 
 class Dispatch:
@@ -88,7 +110,7 @@ class Dispatch:
 
         async def run(call: Call) -> None:
             request = parsed(call.take())
-            with admission.audited(call.caller, request), waiting.one(call.peer):
+            with admission.audit(call.caller, request), waiting.one(call.peer):
                 response = (await method(request, call)).SerializeToString()
             call.answer(response, ())
 
@@ -100,7 +122,7 @@ class Dispatch:
 
         async def respond(call: Call) -> AsyncGenerator[bytes, None]:
             request = parsed(call.take())
-            with admission.audited(call.caller, request):
+            with admission.audit(call.caller, request):
                 async with aclosing(method(request, call)) as messages:
                     async for message in messages:
                         yield message.SerializeToString()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from time import perf_counter
@@ -19,6 +19,7 @@ from paramsync.inference.questions import Answer, Question
 from ..batching.batcher import Batcher
 from .errors import is_unforeseen, status_of
 from .memory_budget import BRIEF, MemoryBudget, MemoryShare, weight
+from .methods import Answering
 from .partial_parsing import beginning, read
 from .trailers import Trailers, trailers
 from .unfolding import unfolded
@@ -29,11 +30,6 @@ _BESIDE = 2  # a parsed message's values as arrays, and as TensorFlow has them
 _WRITTEN = 3  # an answer as it is written, as bytes, and as they are sent
 _UNREAD = 2  # the last two
 
-
-Answering = Callable[[bytes, MemoryShare, Any], Awaitable[tuple[bytes, Trailers]]]
-"""Gives the response to a request of the call with this context, and what its trailing metadata say.
-
-Raises what the request is refused with."""
 
 _T = TypeVar("_T")
 

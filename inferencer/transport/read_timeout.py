@@ -1,14 +1,12 @@
-"""Calls whose message is awaited: each is given time, and there are not more than so many of them."""
+"""Calls whose message is awaited: a limit on how long each waits, and on how many wait."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
 
 import grpc
 
-if TYPE_CHECKING:
-    from .grpc_call import Call
+from .grpc_connection import PortCall
 
 _PATIENCE = 60.0
 _PATIENCE_AT_THE_END = 4.0
@@ -16,10 +14,10 @@ _LOOKS = 4  # while the time of one call passes
 
 
 class ReadTimeouts:
-    """The calls of one port whose callers owe their one message. Lives on one event loop.
+    """The silent calls of one port. Lives on one event loop.
 
-    Whoever opens calls and says nothing takes no room from others: where there are too many of that kind, the one that
-    was given most time is given up.
+    Over the limit, the call that has waited longest ends, so that callers who open calls and say nothing take no room
+    from others.
     """
 
     def __init__(self, most: int, *, patience: float = _PATIENCE) -> None:
@@ -27,13 +25,13 @@ class ReadTimeouts:
         self._most = most
         self._patience = patience
         self._is_stopping = False
-        self._silent: dict[Call, float] = {}  # and when they came; the oldest first
+        self._silent: dict[PortCall, float] = {}  # and when each began; the oldest first
         self._looking: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
         return len(self._silent)
 
-    def begin(self, call: Call, now: float) -> None:
+    def begin(self, call: PortCall, now: float) -> None:
         if len(self._silent) >= self._most:
             text = f"{self._most} calls are open whose messages did not come yet; try again in a moment"
             next(iter(self._silent)).refuse(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
@@ -41,12 +39,12 @@ class ReadTimeouts:
         if self._looking is None:
             self._look_later()
 
-    def end(self, call: Call) -> None:
-        """Its message is there, or it is over."""
+    def end(self, call: PortCall) -> None:
+        """The message came, or the call is over."""
         self._silent.pop(call, None)
 
     def drain(self) -> None:
-        """From now on messages are waited for, but not for long."""
+        """Wait a few seconds for messages from now on."""
         self._is_stopping = True
         self._patience = min(self._patience, _PATIENCE_AT_THE_END)
         if self._looking is not None:
@@ -63,8 +61,8 @@ class ReadTimeouts:
     def _look(self) -> None:
         self._looking = None
         late = asyncio.get_running_loop().time() - self._patience
-        for call, came in [*self._silent.items()]:
-            if came > late:
+        for call, began in [*self._silent.items()]:
+            if began > late:
                 break
             if self._is_stopping:
                 call.refuse(grpc.StatusCode.UNAVAILABLE, "the server is stopping; call another one")

@@ -5,15 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from contextlib import aclosing
-from typing import TYPE_CHECKING
 
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
+from .methods import Call
 from .partial_parsing import read
 from .streams import until
-
-if TYPE_CHECKING:
-    from .grpc_call import Call
 
 METHOD = f"{reflection.SERVICE_NAME}/ServerReflectionInfo"
 

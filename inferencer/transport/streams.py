@@ -6,16 +6,13 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from paramsync.errors import BusyError
 
 from .errors import logged_status
-
-if TYPE_CHECKING:
-    from .grpc_call import Call
-    from .memory_budget import MemoryShare
-    from .predictions import Answering
+from .memory_budget import MemoryShare
+from .methods import Answering, Call
 
 T = TypeVar("T")
 

@@ -20,8 +20,9 @@ _READ_UNDER_LOAD = 1 << 12  # of a connection that waits for its turn with them
 class Served(Protocol):
     """A connection. It waits at most once at a time."""
 
-    cost: float
-    """Seconds of the event loop that reading it took lately, less what its answered calls make up for."""
+    @property
+    def cost(self) -> float:
+        """Seconds of the event loop that reading it took lately, less what its answered calls make up for."""
 
     def serve(self) -> None:
         """Take a bounded part of its input. It may wait again."""

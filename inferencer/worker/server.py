@@ -24,7 +24,9 @@ from ..serving.access import ReloadRoots, access_of
 from ..serving.metrics import Metrics
 from ..serving.served import Models
 from ..settings.settings import Settings, TfServing
+from ..transport.dispatch import methods_of
 from ..transport.grpc_port import GrpcPort
+from ..transport.grpcio_port import GrpcioPort
 from ..transport.health import Health
 from ..transport.memory_budget import SHARES, MemoryBudget
 from ..transport.predictions import Predictions
@@ -82,17 +84,13 @@ class PredictionServer:
             kserve_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"]: self.kserve,
         }
         self.health = Health(models, [*(service.full_name for service in servicers), *also])
-        self.grpc = GrpcPort(
-            servicers,
-            self.health,
+        self.grpc = (GrpcioPort if settings.grpc_server == "grpcio" else GrpcPort)(
+            methods_of(servicers, self.health, self.draining, self._access, self.answering),
             self.budget,
-            self.draining,
-            self._access,
             message_bytes=settings.message_bytes,
-            answering=self.answering,
             connection_seconds=tf_serving.connection_seconds,
         )
-        self.answering.awaited = self.grpc.calls.awaited
+        self.answering.awaited = self.grpc.awaited
 
     async def start(self, grpc: Iterable[socket.socket], http: Iterable[socket.socket]) -> None:
         """Answer those who come to these, which it takes over."""
@@ -124,11 +122,11 @@ class PredictionServer:
         self.grpc.stop_listening(handed_on=True)
         await asyncio.sleep(_HANDSHAKE_SECONDS)
         began = loop.time()
-        while (self.grpc.calls.leave() or len(self._rest)) and loop.time() - began < _LINGER_SECONDS:
+        while (self.grpc.leave() or len(self._rest)) and loop.time() - began < _LINGER_SECONDS:
             await asyncio.sleep(_STEP_SECONDS)
         await self._rest.close(grace=GRACE_SECONDS, quiet_seconds=0.0)  # connections that ask nothing
         self.say_so()  # which ends streams
-        while self.grpc.calls.leave() and loop.time() - began < GRACE_SECONDS:
+        while self.grpc.leave() and loop.time() - began < GRACE_SECONDS:
             await asyncio.sleep(_STEP_SECONDS)
 
     def say_so(self) -> None:
@@ -138,7 +136,7 @@ class PredictionServer:
         self._rest.drain()
         self._following_health.cancel()
         self.draining.set()
-        self.grpc.calls.read_timeouts.drain()
+        self.grpc.hurry()
 
     async def drain(self, *, quiet_seconds: float) -> None:
         """Close both ports, each once no call has come for so long; what has come is answered. End every thread."""

@@ -3,37 +3,47 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.conformance.protocols import PROTOCOLS, Protocol, Refused
+from tests.conformance.protocols import PROTOCOLS, KServe, Protocol, Refused, TfServing
 from tests.support.published import Publisher, proven
 from tests.support.running import LONG, Running, synced
 
 X = np.ones([1, 2], np.float32)
+SERVED = [(kind, "own") for kind in PROTOCOLS] + [(kind, "grpcio") for kind in (TfServing, KServe)]
+IDS = [f"{kind.__name__}-{server}" for kind, server in SERVED]
+
+
+@contextmanager
+def serving(folder: Path, server: str) -> Iterator[Running]:
+    """Model `m` in versions 3, labelled stable, and 4; model `empty` has none."""
+    with closing(Publisher(folder / "m")) as publisher:
+        running = Running(folder / "m", folder / "empty", message_bytes=1 << 20, grpc_server=server)
+        with closing(running):
+            for number in (3, 4):
+                publisher.publish(number)
+                synced(running)
+            running.server.models.follower("m").label("stable", 3, timeout=LONG)
+            yield running
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """Model `m` in versions 3, labelled stable, and 4; model `empty` has none."""
-    folder = tmp_path_factory.mktemp("stores")
-    publisher, running = Publisher(folder / "m"), Running(folder / "m", folder / "empty", message_bytes=1 << 20)
-    for number in (3, 4):
-        publisher.publish(number)
-        synced(running)
-    running.server.models.follower("m").label("stable", 3, timeout=LONG)
-    yield running
-    running.drain()
-    running.close()
-    publisher.close()
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Running]]:
+    """Each server by its name, started when a test first asks for it."""
+    with ExitStack() as stack:
+        yield cache(lambda name: stack.enter_context(serving(tmp_path_factory.mktemp(name), name)))
 
 
-@pytest.fixture(params=PROTOCOLS, ids=lambda kind: kind.__name__)
-def protocol(request: pytest.FixtureRequest, running: Running) -> Protocol:
-    found: Protocol = request.param(running)
+@pytest.fixture(params=SERVED, ids=IDS)
+def protocol(request: pytest.FixtureRequest, servers: Callable[[str], Running]) -> Protocol:
+    kind, server = request.param
+    found: Protocol = kind(servers(server))
     return found
 
 
@@ -80,9 +90,11 @@ def test_what_is_larger_than_a_message_may_be_is_refused(protocol: Protocol) -> 
     assert protocol.ask(X)[1] == 4
 
 
-@pytest.mark.parametrize("kind", PROTOCOLS, ids=lambda kind: kind.__name__)
-def test_versions_are_swapped_between_answers_and_never_go_back(kind: type[Protocol], tmp_path: Path) -> None:
-    publisher, running = Publisher(tmp_path / "m"), Running(tmp_path / "m", poll_seconds=0.02)
+@pytest.mark.parametrize(("kind", "server"), SERVED, ids=IDS)
+def test_versions_are_swapped_between_answers_and_never_go_back(
+    kind: type[Protocol], server: str, tmp_path: Path
+) -> None:
+    publisher, running = Publisher(tmp_path / "m"), Running(tmp_path / "m", poll_seconds=0.02, grpc_server=server)
     publisher.publish(1)
     synced(running)
     protocol, over = kind(running), threading.Event()

@@ -13,6 +13,7 @@ from inferencer.serving.metrics import Metrics
 from inferencer.serving.registry import Registry
 from inferencer.serving.served import FollowedModel, Maker, ServedJoined
 from inferencer.settings.settings import AnySettings, ConnectionSettings, ModelSettings, Ports, Settings
+from inferencer.transport.dispatch import methods_of
 from inferencer.transport.grpc_port import QUIET_SECONDS, GrpcPort
 from inferencer.transport.listeners import listeners_at, port_of
 from inferencer.worker.server import PredictionServer
@@ -41,14 +42,13 @@ class LocalServer:
         self.predicting = PredictionServer(
             settings, models, Metrics(models), Configuring(models, models.apply), also=[service.full_name]
         )
-        self.control = GrpcPort(
+        methods = methods_of(
             {service: SyncService(models, self.predicting.draining)},
             self.predicting.health,
-            self.predicting.budget,
             self.predicting.draining,
             access_of(settings, settings.host),
-            message_bytes=settings.message_bytes,
         )
+        self.control = GrpcPort(methods, self.predicting.budget, message_bytes=settings.message_bytes)
 
     async def start(self) -> Ports:
         self.models.start()
@@ -74,7 +74,7 @@ class LocalServer:
     async def drain(self, *, quiet_seconds: float = QUIET_SECONDS) -> None:
         self.predicting.say_so()
         self.models.drain()
-        self.control.calls.read_timeouts.drain()
+        self.control.hurry()
         followers = asyncio.ensure_future(self.models.close())
         await self.predicting.drain(quiet_seconds=quiet_seconds)
         await self.control.end(1.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from inferencer.transport.grpc_connection import GrpcConnection
+from inferencer.transport.grpc_protocol import GrpcProtocol
 
 
 class Clock(asyncio.SelectorEventLoop):
@@ -20,9 +20,10 @@ class Clock(asyncio.SelectorEventLoop):
 class Wire(asyncio.Transport):
     """A transport to a client that reads at once what its windows let through."""
 
-    def __init__(self, connection: GrpcConnection) -> None:
+    def __init__(self, protocol: GrpcProtocol) -> None:
         super().__init__()
-        self.connection = connection
+        self.protocol = protocol
+        self.connection = protocol.connection
         self.is_open = True
         self.written = b""
 
@@ -47,16 +48,16 @@ class Wire(asyncio.Transport):
     def abort(self) -> None:
         if self.is_open:
             self.is_open = False
-            self.connection.connection_lost(None)
+            self.protocol.connection_lost(None)
 
 
-def feed(connection: GrpcConnection, content: bytes) -> None:
-    """What a client sends, which is taken at once, as if nothing else came."""
+def feed(protocol: GrpcProtocol, content: bytes) -> None:
+    """Take what a client sends at once, as if nothing else came."""
     while content:
-        room = connection.get_buffer(-1)
+        room = protocol.get_buffer(-1)
         size = min(len(room), len(content))
         room[:size] = content[:size]
-        connection.buffer_updated(size)
-        while connection.waits:
-            connection.serve()
+        protocol.buffer_updated(size)
+        while protocol.connection.waits:
+            protocol.serve()
         content = content[size:]

@@ -8,8 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from inferencer.transport.calls import Calls
-from inferencer.transport.grpc_connection import GrpcConnection
+from inferencer.transport.grpc_port import GrpcPort
 from inferencer.transport.memory_budget import MemoryBudget
 from paramsync.rpc.server import IDLE_SECONDS, SILENT_SECONDS
 from tests.support import http2_client as http2
@@ -28,9 +27,9 @@ def wire() -> Iterator[tuple[Clock, Wire]]:
     loop = Clock()
 
     async def made() -> Wire:
-        connection = GrpcConnection(Calls({}, MemoryBudget(100), message_bytes=100, connection_seconds=None))
-        wire = Wire(connection)
-        connection.connection_made(wire)
+        protocol = GrpcPort({}, MemoryBudget(100), message_bytes=100).protocol()
+        wire = Wire(protocol)
+        protocol.connection_made(wire)
         return wire
 
     try:
@@ -46,7 +45,7 @@ def test_a_connection_has_ten_seconds_to_speak_http2_however_little_comes_meanwh
     with wire() as (loop, made):
         for at in range(SILENT_SECONDS):
             loop.now = float(at)
-            feed(made.connection, sent[at : at + 1] if at < 9 else sent[9:])
+            feed(made.protocol, sent[at : at + 1] if at < 9 else sent[9:])
             made.connection.check(loop.now)
             assert made.is_open
         made.connection.check(float(SILENT_SECONDS))
@@ -55,7 +54,7 @@ def test_a_connection_has_ten_seconds_to_speak_http2_however_little_comes_meanwh
 
 def test_one_that_speaks_it_may_be_idle_for_longer() -> None:
     with wire() as (_, made):
-        feed(made.connection, PREFACE + http2.settings({}))
+        feed(made.protocol, PREFACE + http2.settings({}))
         made.connection.check(IDLE_SECONDS - 1.0)
         assert made.is_open
 
@@ -77,15 +76,15 @@ def test_a_caller_that_shuts_its_writing_side_gets_the_answers_to_whole_requests
         assert [client.response(stream).status for stream in (1, 3)] == [0, 0]
         assert (client.response(5).status, client.response(5).code) == (None, CANCEL)
         assert client.closed() == 0
-    eventually(lambda: not served.server.predicting.grpc.calls.connections, lambda: "no connection to be left")
+    eventually(lambda: not len(served.server.predicting.grpc.connections), lambda: "no connection to be left")
 
 
 def test_the_calls_of_a_caller_that_is_gone_end(served: LocalRunning) -> None:
     """A caller that shuts its writing side and one that is gone look the same until something is written to them."""
-    calls = served.server.predicting.grpc.calls
+    connections = served.server.predicting.grpc.connections
     health = "/grpc.health.v1.Health/Watch"
     with Http2Client(served.port) as client:
         client.send(http2.request(1, health) + http2.data(1, http2.prefixed(b""), end=True))
-        eventually(lambda: [connection for connection in calls.connections if connection.calls], lambda: "the call")
+        eventually(lambda: [connection for connection in connections if connection.calls], lambda: "the call")
         assert client.answers()  # it has read all, so that the kernel ends the connection as if there was more to come
-    eventually(lambda: not calls.connections, lambda: "no connection to be left")
+    eventually(lambda: not len(connections), lambda: "no connection to be left")

@@ -7,20 +7,21 @@ import logging
 
 import pytest
 
-from inferencer.transport.calls import Calls
-from inferencer.transport.grpc_connection import GrpcConnection
+from inferencer.transport.grpc_port import GrpcPort
 from inferencer.transport.memory_budget import MemoryBudget
 
 
 async def held(budget: MemoryBudget, *sizes: int) -> list[int]:
     """What is used after a message of two ports, by turns, has each of these sizes."""
-    ports = [Calls({}, budget, message_bytes=1 << 20, connection_seconds=None) for _ in range(2)]
-    connections, shares = [GrpcConnection(port) for port in ports], [budget.share() for _ in ports]
+    ports = [GrpcPort({}, budget, message_bytes=1 << 20) for _ in range(2)]
+    connections, shares = [port.protocol().connection for port in ports], [budget.share() for _ in ports]
     used = []
     for turn, size in enumerate(sizes):
-        ports[turn % 2].held(connections[turn % 2], shares[turn % 2], size)
+        ports[turn % 2].calls.hold(connections[turn % 2], shares[turn % 2], size)
         used.append(budget.used)
-        assert sum(port.coming for port in ports) == sum(connection.held for connection in connections) == used[-1]
+        assert (
+            sum(port.calls.coming for port in ports) == sum(connection.held for connection in connections) == used[-1]
+        )
     for share in shares:
         share.leave()
     return used

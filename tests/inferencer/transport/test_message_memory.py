@@ -16,11 +16,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from inferencer.transport.admission import Admission
-from inferencer.transport.calls import Calls
-from inferencer.transport.grpc_call import Call, Method
-from inferencer.transport.grpc_connection import GrpcConnection
+from inferencer.transport.grpc_port import GrpcPort
 from inferencer.transport.memory_budget import MemoryBudget
+from inferencer.transport.methods import Admission, Call, Method
 from inferencer.transport.streams import until
 from paramsync.rpc.access import Access
 from tests.support import http2_client as http2
@@ -80,21 +78,23 @@ class Port:
         self.draining = asyncio.Event()
         admission = Admission(Access(host="127.0.0.1"), "test/Method")
         methods = {UNARY: Method(self._unary, admission), STREAM: Method(self._stream, admission, is_stream=True)}
-        self.calls = Calls(methods, self.budget, message_bytes=1 << 20, connection_seconds=None)
+        self.port = GrpcPort(methods, self.budget, message_bytes=1 << 20)
+        self.calls = self.port.calls
         self.drained: asyncio.Future[None] | None = None
         self.opened = 0
         self.connect()
 
     def connect(self) -> None:
-        self.connection = GrpcConnection(self.calls)
-        self.wire = Wire(self.connection)
-        self.connection.connection_made(self.wire)
+        self.protocol = self.port.protocol()
+        self.connection = self.protocol.connection
+        self.wire = Wire(self.protocol)
+        self.protocol.connection_made(self.wire)
         self.streams: list[int] = []
         self.receive(http2.PREFACE + http2.settings({http2.INITIAL_WINDOW_SIZE: 100_000}))
 
     def receive(self, content: bytes) -> None:
         if self.wire.is_open:
-            feed(self.connection, content)
+            feed(self.protocol, content)
 
     def open(self, path: str, timeout: bool) -> None:
         self.opened += 1
@@ -142,7 +142,7 @@ class Port:
     def drain(self) -> None:
         self.draining.set()
         if self.drained is None:
-            self.drained = asyncio.ensure_future(self.calls.drain(2.0))
+            self.drained = asyncio.ensure_future(self.port.end(2.0))
 
     async def turns(self, count: int) -> None:
         for _ in range(count):
@@ -170,7 +170,7 @@ class Port:
         call.finish()
 
     def check(self) -> None:
-        held = sum(connection.held for connection in self.calls.connections)
+        held = sum(connection.held for connection in self.port.connections)
         assert self.calls.coming == held >= 0
         assert self.budget.used >= self.others.size + held
 
@@ -184,7 +184,7 @@ class Port:
             self.compute()
             await self.pass_time(1.0)
         assert (self.calls.coming, self.connection.held, self.budget.used) == (0, 0, 0)
-        await self.calls.stop()
+        await self.port.stop()
 
     async def send_one(self) -> None:
         """A compressed message still gets its turn."""

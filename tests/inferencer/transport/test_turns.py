@@ -11,12 +11,11 @@ from itertools import count
 
 import pytest
 
-from inferencer.transport.admission import Admission
-from inferencer.transport.calls import Calls
-from inferencer.transport.grpc_call import Call, Method
-from inferencer.transport.grpc_connection import GrpcConnection
-from inferencer.transport.listeners import Acceptor, listeners_at, port_of
+from inferencer.transport.grpc_connection import Connection
+from inferencer.transport.grpc_port import GrpcPort
+from inferencer.transport.listeners import listeners_at, port_of
 from inferencer.transport.memory_budget import MemoryBudget
+from inferencer.transport.methods import Admission, Call, Method
 from inferencer.transport.turns import ANSWER_SECONDS, READ_BYTES, READ_SECONDS, Turns
 from paramsync.http2 import frames
 from paramsync.rpc.access import Access
@@ -113,15 +112,13 @@ def test_connections_that_cost_little_and_had_to_wait_have_as_much_of_the_next_t
     asyncio.run(check())
 
 
-class Port:
-    """The connections of a gRPC port, whose one method answers with what it is asked."""
+class Port(GrpcPort):
+    """A port whose one method answers with what it is asked."""
 
     def __init__(self, *, most: int = 1000) -> None:
         method = Method(self._answer, Admission(Access(host="127.0.0.1"), "service/Method"), predicts=True)
-        self.calls = Calls(
-            {PATH.decode(): method}, MemoryBudget(64 * MB), message_bytes=64 * MB, connection_seconds=None
-        )
-        self.calls._most_connections = most
+        super().__init__({PATH.decode(): method}, MemoryBudget(64 * MB), message_bytes=64 * MB)
+        self.connections._most = most
         self.answered = 0
 
     async def _answer(self, call: Call) -> None:
@@ -133,7 +130,7 @@ class Port:
         client, served = socket.socketpair()
         client.setblocking(False)
         served.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 16)
-        await asyncio.get_running_loop().connect_accepted_socket(lambda: GrpcConnection(self.calls), served)
+        await asyncio.get_running_loop().connect_accepted_socket(self.protocol, served)
         assert client.send(content) == len(content)
         return client
 
@@ -142,7 +139,7 @@ def run(check: Callable[[Port], Awaitable[None]], *, most: int = 1000, port: typ
     async def main() -> None:
         made = port(most=most)
         await asyncio.wait_for(check(made), 60.0)
-        await made.calls.stop()
+        await made.stop()
 
     asyncio.run(main())
 
@@ -194,8 +191,8 @@ def test_a_client_that_does_not_read_answers_to_pings_is_read_no_more_until_it_d
     async def check(port: Port) -> None:
         client = await port.connected(CONNECTED)
         with clients(client):
-            [connection] = port.calls.connections
-            transport = connection._transport
+            [connection] = port.connections
+            transport = connection.transport
             assert transport is not None
             sent = 0
             while connection._behind <= 1 << 14:
@@ -221,7 +218,7 @@ def test_a_frame_that_is_much_work_is_charged_for_all_of_it() -> None:
     async def check(port: Port) -> None:
         client = await port.connected(CONNECTED)
         with clients(client):
-            [connection] = port.calls.connections
+            [connection] = port.connections
             before = connection.cost
             client.send(settings * 4)
             content = b""
@@ -240,7 +237,7 @@ def test_an_answer_makes_up_for_what_reading_its_call_takes_however_large_it_is(
 
     class Answering(Port):
         async def _answer(self, call: Call) -> None:
-            [connection] = self.calls.connections
+            [connection] = self.connections
             before = connection.cost = 1.0
             call.answer(bytes(size), ())
             earned.append(before - connection.cost)
@@ -280,7 +277,7 @@ def test_connections_with_an_unread_answer_make_room_one_for_one_and_each_newcom
                 caller = await port.connected(CONNECTED + called(1))
                 stack.enter_context(caller)
                 await kinds(caller, frames.HEADERS)
-                assert len(port.calls.connections) <= MOST + 2  # of which two are being ended
+                assert len(port.connections) <= MOST + 2  # of which two are being ended
                 if newcomer % 4 == 0:  # what goes on calling stays
                     kept.send(called(next(streams)))
                     await kinds(kept, frames.HEADERS)
@@ -291,19 +288,17 @@ def test_connections_with_an_unread_answer_make_room_one_for_one_and_each_newcom
 def test_a_connection_whose_client_is_gone_is_closed_without_an_error() -> None:
     async def check(port: Port) -> None:
         [listener] = listeners_at("127.0.0.1", 0, "--port")
-        acceptor = Acceptor(lambda: GrpcConnection(port.calls), handshake_seconds=1.0)
         client = socket.create_connection(("127.0.0.1", port_of([listener])))
-        acceptor.take([listener], None)
-        await acceptor.start()
-        while not port.calls.connections:
+        port.take([listener], None)
+        await port.start()
+        while not port.connections:
             await asyncio.sleep(0)
-        [connection] = port.calls.connections
+        [connection] = port.connections
         client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         client.close()
         connection.close()
-        while port.calls.connections:
+        while port.connections:
             await asyncio.sleep(0)
-        acceptor.stop()
 
     run(check)
 
@@ -371,7 +366,7 @@ def test_a_waiting_connection_gets_one_prediction_started_before_the_others_have
             started = []
             while port.calls._later:
                 before = {connection: len(calls) for connection, calls in port.calls._later.items()}
-                port.calls._start_later()
+                port.calls._admit_queued()
                 after = {connection: len(calls) for connection, calls in port.calls._later.items()}
                 started += [count for connection, count in before.items() if after.get(connection, 0) < count]
             assert started == [3, 1, 2, 1]  # of many, of one, and then the rest
@@ -383,7 +378,7 @@ def test_a_waiting_connection_gets_one_prediction_started_before_the_others_have
 
 
 def test_answers_that_many_leave_unread_end_those_that_leave_most(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("inferencer.transport.calls._MOST_UNREAD", 50)
+    monkeypatch.setattr("inferencer.transport.connections._MOST_UNREAD", 50)
 
     async def check(port: Port) -> None:
         content = UNREAD + b"".join(called(stream) for stream in range(1, 20, 2))
@@ -392,10 +387,10 @@ def test_answers_that_many_leave_unread_end_those_that_leave_most(monkeypatch: p
         with clients(few, *most):
             while port.answered < 10 * 10 + 1:
                 await asyncio.sleep(0)
-            port.calls._shed_unread()
-            while len(port.calls.connections) > 5:
+            port.connections._shed_unread()
+            while len(port.connections) > 5:
                 await asyncio.sleep(0)
-            assert sorted(connection.unread for connection in port.calls.connections) == [1, 10, 10, 10, 10]
+            assert sorted(connection.unread for connection in port.connections) == [1, 10, 10, 10, 10]
 
     run(check)
 
@@ -417,8 +412,8 @@ def test_a_client_that_takes_no_answer_waits_until_those_that_do_were_answered(m
             newcomers[1].send(called(3))
             while [*map(len, port.calls._later.values())] != [2]:
                 await asyncio.sleep(0)
-            port.calls._start_later()
-            port.calls._start_later()
+            port.calls._admit_queued()
+            port.calls._admit_queued()
             assert (len(port.calls._later), len(port.calls._last)) == (0, 2)
             port.gate.set()
             while port.answered < 5:
@@ -430,24 +425,24 @@ def test_a_client_that_takes_no_answer_waits_until_those_that_do_were_answered(m
 def test_thousands_of_connections_are_checked_a_few_at_a_time_until_none_is_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("inferencer.transport.calls._LOOK_SECONDS", 0.0)
-    monkeypatch.setattr("inferencer.transport.calls._CHECKED_AT_ONCE", 2)
-    checked: list[GrpcConnection] = []
-    monkeypatch.setattr(GrpcConnection, "check", lambda connection, now: checked.append(connection))
+    monkeypatch.setattr("inferencer.transport.connections._LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("inferencer.transport.connections._CHECKED_AT_ONCE", 2)
+    checked: list[Connection] = []
+    monkeypatch.setattr(Connection, "check", lambda connection, now: checked.append(connection))
 
     async def check(port: Port) -> None:
         for _ in range(2):  # it begins anew once all have gone
             ones = [await port.connected(CONNECTED) for _ in range(7)]
-            while len(port.calls.connections) < len(ones):
+            while len(port.connections) < len(ones):
                 await asyncio.sleep(0)
-            connections = {*port.calls.connections}
+            connections = {*port.connections}
             while not connections <= {*checked}:
                 before = len(checked)
                 await asyncio.sleep(0)
                 assert len(checked) - before <= 2
             for one in ones:
                 one.close()
-            while port.calls.connections or port.calls._looking:
+            while port.connections or port.connections._looking:
                 await asyncio.sleep(0)
             checked.clear()
 

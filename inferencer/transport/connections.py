@@ -1,0 +1,152 @@
+"""The connections of one gRPC port: which of them stay where there are many, and how they are ended together."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import OrderedDict
+from collections.abc import Iterator
+from heapq import nlargest
+
+from paramsync.rpc.server import most_connections
+
+from .grpc_connection import Connection
+
+_MOST_UNREAD = 1 << 14  # answers that wait for clients to read
+_NEW_SECONDS = 1.0  # for the first call of a connection, where there are many
+_HOSTS_LOOKED_AT, _LOOKED_AT = 4, 16  # addresses, and connections of each, to make room for one
+_LOOK_SECONDS = 1.0
+_CHECKED_AT_ONCE = 32  # connections, of which each may turn out to be gone
+_STEP_SECONDS = 0.001
+
+
+class Connections:
+    """Lives on the event loop on which it is made."""
+
+    def __init__(self, *, most_seconds: float | None = None) -> None:
+        """After as many seconds the client of a connection is told to make another."""
+        self.loop = asyncio.get_running_loop()
+        self._most_seconds = most_seconds
+        self._most = most_connections()
+        self._all: set[Connection] = set()
+        # by address, those that may be closed to make room, and when each was heard before it was looked at last
+        self._of_hosts: dict[str, OrderedDict[Connection, float]] = {}
+        self._leaving: OrderedDict[Connection, None] = OrderedDict()  # closed to make room; the oldest first
+        self._looking: asyncio.TimerHandle | None = None
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def __iter__(self) -> Iterator[Connection]:
+        return iter(self._all)
+
+    def add(self, connection: Connection) -> None:
+        self._all.add(connection)
+        self._of_hosts.setdefault(connection.host, OrderedDict())[connection] = connection.heard
+        if len(self._all) - len(self._leaving) > self._most * 3 // 4:
+            self._make_room(connection)
+        if self._looking is None:
+            self._look_later()
+
+    def discard(self, connection: Connection) -> None:
+        self._all.discard(connection)
+        self._leaving.pop(connection, None)
+        self._spare(connection)
+
+    def leave(self) -> int:
+        """Tell all clients to begin no more calls on their connections. Returns how many connections there are."""
+        for connection in [*self._all]:
+            connection.leave()
+        return len(self._all)
+
+    async def close(self, seconds: float) -> None:
+        """End every connection once its client has read all, and those that are left after as many seconds at once."""
+        end = self.loop.time() + seconds
+        for connection in [*self._all]:
+            connection.close()
+        while self._all and self.loop.time() < end:
+            await asyncio.sleep(_STEP_SECONDS)
+        await self.abort()
+
+    async def abort(self) -> None:
+        for connection in [*self._all]:
+            connection.abort()
+        if self._looking is not None:
+            self._looking.cancel()
+        await asyncio.sleep(0)  # in which transports tell their connections
+
+    # Room -------------------------------------------------------------------------------------------------------------
+
+    def _make_room(self, newcomer: Connection) -> None:
+        """Close a quiet connection, which its client makes again unnoticed. If there is no room at all, end one that is
+        closing, or else the new one."""
+        is_full = len(self._all) > self._most
+        quiet = self._quiet(newcomer, is_full=is_full)
+        if quiet is not None:
+            self._spare(quiet)
+            self._leaving[quiet] = None
+            quiet.close()
+        if is_full:
+            (self._leaving.popitem(last=False)[0] if self._leaving else newcomer).abort()
+
+    def _spare(self, connection: Connection) -> None:
+        """Close it no more to make room."""
+        of_host = self._of_hosts.get(connection.host, OrderedDict())
+        of_host.pop(connection, None)
+        if not of_host:
+            self._of_hosts.pop(connection.host, None)
+
+    def _quiet(self, newcomer: Connection, *, is_full: bool) -> Connection | None:
+        """Find a connection without a call, of an address that has most, that was not heard since it was looked at
+        last. A new one has a moment for its first call. If there is no room at all, take the one that is silent longest
+        of those looked at; then calls whose client takes no answers do not count."""
+        settled = self.loop.time() - (0.0 if is_full else _NEW_SECONDS)
+        for host in nlargest(_HOSTS_LOOKED_AT, self._of_hosts, key=lambda host: len(self._of_hosts[host])):
+            of_host, without_call = self._of_hosts[host], []
+            for connection, heard in [*itertools.islice(of_host.items(), _LOOKED_AT)]:
+                if connection.began > settled:
+                    break
+                of_host[connection] = connection.heard
+                of_host.move_to_end(connection)
+                is_calling = connection.calls and (connection.takes_answers or not is_full)
+                if is_calling or connection is newcomer:
+                    continue
+                if connection.heard == heard:
+                    return connection
+                without_call.append(connection)
+            if is_full and without_call:
+                return min(without_call, key=lambda connection: connection.heard)
+        return None
+
+    # Once a second ----------------------------------------------------------------------------------------------------
+
+    def _look_later(self) -> None:
+        self._looking = self.loop.call_later(_LOOK_SECONDS, self._look)
+
+    def _look(self) -> None:
+        self._shed_unread()
+        self._check_next(iter([*self._all]))
+
+    def _check_next(self, connections: Iterator[Connection]) -> None:
+        """Check a few of these, and the rest in later turns of the event loop: there may be thousands."""
+        self._looking = None
+        now = self.loop.time()
+        few = [*itertools.islice(connections, _CHECKED_AT_ONCE)]
+        for connection in few:
+            connection.check(now)
+            if self._most_seconds is not None and now - connection.began >= self._most_seconds:
+                connection.leave()
+        if few:
+            self._looking = self.loop.call_later(0.0, self._check_next, connections)
+        elif self._all:
+            self._look_later()
+
+    def _shed_unread(self) -> None:
+        """If clients leave too many answers unread, end the connections that leave most."""
+        unread = {connection: connection.unread for connection in self._all}
+        left = sum(unread.values()) - _MOST_UNREAD
+        for connection in sorted(unread, key=unread.__getitem__, reverse=True) if left > 0 else ():
+            if left <= 0:
+                break
+            left -= unread[connection]
+            connection.abort()

@@ -1,0 +1,202 @@
+"""One port for gRPC by grpcio's own server, behind the same handlers: the way out if ours has a vulnerability.
+
+docs/under-load.md says which promises it does not keep.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from paramsync.errors import RequestError
+from paramsync.rpc.access import Caller
+from paramsync.rpc.server import options
+from paramsync.rpc.tls import ServerTls
+
+from .calls import until_quiet
+from .errors import logged_status
+from .grpc_port import MOST_ANSWERING
+from .grpc_wire import Metadata
+from .memory_budget import MemoryBudget, MemoryShare
+from .methods import Method
+from .trailers import Trailers
+
+_MOST_LEAVING = 20.0  # seconds in which a worker that was replaced answers open calls
+
+
+class GrpcioPort:
+    """Has the face of GrpcPort. Lives on the event loop on which it is made."""
+
+    def __init__(
+        self,
+        methods: Mapping[str, Method],
+        budget: MemoryBudget,
+        *,
+        message_bytes: int,
+        connection_seconds: float | None = None,
+    ) -> None:
+        """The budget counts requests once their messages came whole: grpcio receives them uncounted."""
+        chosen = {**dict(options(message_bytes)), "grpc.so_reuseport": 1}  # with the other workers
+        if connection_seconds is not None:
+            chosen["grpc.max_connection_age_ms"] = int(1000 * connection_seconds)
+        self._server = grpc.aio.server(options=[*chosen.items()])
+        self._server.add_generic_rpc_handlers([_Handlers(self, methods)])
+        self._stopping: asyncio.Future[None] | None = None
+        self.open = 0
+        """Calls that are being answered."""
+        self.came = 0
+        """Calls since the beginning."""
+
+    def take(self, listeners: Iterable[socket.socket], tls: ServerTls | None) -> None:
+        """Listen where these listeners do, in their place: grpcio's server takes no sockets."""
+        for listener in listeners:
+            where = listener.getsockname()
+            with suppress(OSError), listener:  # an earlier worker shut it down
+                listener.shutdown(socket.SHUT_RDWR)
+            if listener.family == socket.AF_UNIX:
+                self._server.add_insecure_port(f"unix:{where.removesuffix('~')}")
+                continue
+            address = f"[{where[0]}]:{where[1]}" if listener.family == socket.AF_INET6 else f"{where[0]}:{where[1]}"
+            if tls is None:
+                self._server.add_insecure_port(address)
+            else:
+                self._server.add_secure_port(address, tls.grpc_credentials())
+
+    async def start(self) -> None:
+        await self._server.start()
+
+    def awaited(self) -> int:
+        """How many calls beside the one that asks are open."""
+        return max(0, self.open - 1)
+
+    def stop_listening(self, *, handed_on: bool = False) -> None:
+        """Refuse new calls. Callers whose connections wait to be accepted lose them, also with `handed_on`."""
+        if self._stopping is None:
+            self._stopping = asyncio.ensure_future(self._server.stop(_MOST_LEAVING if handed_on else None))
+
+    def hurry(self) -> None:
+        """grpcio waits for messages until the deadlines of their calls."""
+
+    def leave(self) -> int:
+        """Returns how many calls are open."""
+        return self.open
+
+    async def drain(self, *, grace: float, quiet_seconds: float) -> None:
+        """See GrpcPort.drain."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        await until_quiet(self, quiet_seconds, most=MOST_ANSWERING)
+        await self.end(grace - (loop.time() - began))
+
+    async def end(self, grace: float) -> None:
+        """Refuse new calls, and wait for open ones within the grace."""
+        await self._server.stop(max(0.0, grace))
+
+    async def stop(self) -> None:
+        """End at once."""
+        await self._server.stop(None)
+
+
+class _Handlers(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # no class that can be subscripted
+    def __init__(self, port: GrpcioPort, methods: Mapping[str, Method]) -> None:
+        self._port = port
+        self._methods = methods
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        method = self._methods.get(handler_call_details.method)
+        if method is None:
+            return None  # unimplemented
+        if method.predicts:
+            return grpc.unary_unary_rpc_method_handler(partial(self._predict, method))
+        return grpc.stream_stream_rpc_method_handler(partial(self._respond, method))
+
+    async def _predict(self, method: Method, content: bytes, context: Any) -> bytes:
+        call = GrpcioCall(context, content)
+        await self._run(method, call)
+        return call.response or b""
+
+    async def _respond(self, method: Method, requests: object, context: Any) -> None:
+        call = GrpcioCall(context)
+        await self._run(method, call)
+        if call.response is not None:
+            await context.write(call.response)
+
+    async def _run(self, method: Method, call: GrpcioCall) -> None:
+        port = self._port
+        port.open += 1
+        port.came += 1
+        try:
+            if method.admission.looks:
+                call.caller = method.admission.admit(call)
+            if not (method.is_stream or method.predicts):
+                await call.receive()
+            await method.run(call)
+        except Exception as error:  # noqa: BLE001, the edge
+            await call.context.abort(*logged_status(error))
+        finally:
+            port.open -= 1
+            if call.share is not None:
+                call.share.leave()
+
+
+class GrpcioCall:
+    """A call of grpcio's server as handlers see calls."""
+
+    is_of_newcomer = False
+
+    def __init__(self, context: Any, content: bytes = b"") -> None:
+        self.context = context
+        self.caller: Caller | None = None
+        self.share: MemoryShare | None = None
+        self.response: bytes | None = None
+        self._content = content
+
+    @property
+    def peer(self) -> str:
+        return str(self.context.peer())
+
+    @property
+    def certificate(self) -> str | None:
+        return Caller.of_grpc(self.context, self.peer).certificate
+
+    def time_remaining(self) -> float | None:
+        seconds: float | None = self.context.time_remaining()
+        return seconds
+
+    def invocation_metadata(self) -> Metadata:
+        return tuple(self.context.invocation_metadata() or ())
+
+    def take(self) -> bytes:
+        content, self._content = self._content, b""
+        return content
+
+    async def receive(self) -> None:
+        """Wait for the one message. Raises RequestError."""
+        content = await self.read()
+        if content is None:
+            raise RequestError("request: expected one message, found none")
+        self._content = content
+
+    async def read(self) -> bytes | None:
+        content = await self.context.read()
+        return None if content is grpc.aio.EOF else content  # type: ignore[attr-defined]
+
+    async def send_initial_metadata(self, metadata: Trailers = ()) -> None:
+        await self.context.send_initial_metadata(metadata)
+
+    async def write(self, content: bytes) -> None:
+        await self.context.write(content)
+
+    def answer(self, content: bytes, trailers: Trailers) -> None:
+        self.context.set_trailing_metadata(trailers)
+        self.response = content
+
+    def finish(self) -> None:
+        """grpcio ends the call when its handler returns."""

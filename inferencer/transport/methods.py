@@ -1,0 +1,100 @@
+"""A method of a gRPC port: who may call it, what answers, and what its handler sees of a call."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+from google.protobuf.message import Message
+
+from paramsync.rpc.access import Access, Caller, Effect, effect_of
+from paramsync.rpc.server import told
+
+from .grpc_wire import Metadata
+from .memory_budget import MemoryShare
+from .trailers import Trailers
+
+Answering: TypeAlias = Callable[[bytes, MemoryShare, Any], Awaitable[tuple[bytes, Trailers]]]
+"""Turns a prediction request, its share and its call into the response and the trailing metadata.
+
+Raises what the request is refused with."""
+
+
+class Call(Protocol):
+    """A call as its handler sees it, whichever gRPC server carries it. Servicers get it as their context."""
+
+    caller: Caller | None
+    share: MemoryShare | None
+    """Memory of the request and its answer; given back once the kernel has taken the answer."""
+    is_of_newcomer: bool
+    """Whether the connection is new, or cost more time than its answers made up for."""
+
+    @property
+    def peer(self) -> str:
+        """The caller's address as gRPC names it, such as ipv4:127.0.0.1:1234."""
+
+    @property
+    def certificate(self) -> str | None:
+        """The name in the certificate that the caller showed."""
+
+    def time_remaining(self) -> float | None:
+        """Seconds until the deadline, if the call has one."""
+
+    def invocation_metadata(self) -> Metadata: ...
+
+    def take(self) -> bytes:
+        """Take the one message of a call with one out of the call, so that the call does not keep it alive."""
+
+    async def read(self) -> bytes | None:
+        """Wait for the next message of a stream; None after the last. Raises RequestError."""
+
+    async def send_initial_metadata(self, metadata: Trailers = ()) -> None:
+        """Tell the caller that its answers begin."""
+
+    async def write(self, content: bytes) -> None:
+        """Send one of several answers, as far as the caller's windows let it."""
+
+    def answer(self, content: bytes, trailers: Trailers) -> None:
+        """End the call with its one answer."""
+
+    def finish(self) -> None:
+        """End the call after several answers."""
+
+
+class Admission:
+    """Checks callers of one method before their messages are awaited, and logs what they change."""
+
+    def __init__(self, access: Access, method: str) -> None:
+        """`method` is package.Service/Method."""
+        self._access = access
+        self._method = method
+        effect = effect_of(method)
+        self.looks = access.looks_at(effect)
+        """Whether `admit` must be asked."""
+        self._changes = effect is Effect.CHANGES
+        self._check = access.check if self._changes else access.check_read
+
+    def admit(self, call: Call) -> Caller:
+        """Return who calls. Raises NotAllowedError."""
+        caller = Caller.of(call.peer, call.invocation_metadata(), call.certificate)
+        self._check(self._method, caller)
+        return caller
+
+    def audit(self, caller: Caller | None, request: Message) -> AbstractContextManager[object]:
+        """Log a change that is made within this context."""
+        if caller is None or not self._changes:
+            return nullcontext()
+        return self._access.audited(self._method, caller, told(request))
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """What answers calls to one path."""
+
+    run: Callable[[Call], Awaitable[None]]
+    admission: Admission
+    is_stream: bool = False
+    """Whether the handler reads messages itself and runs from the call's beginning; others start with their message."""
+    predicts: bool = False
