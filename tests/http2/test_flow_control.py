@@ -29,7 +29,7 @@ def _contents(server: ServerConnection) -> dict[int, bytes]:
     return sent
 
 
-def test_a_response_waits_for_the_window_of_its_stream() -> None:
+def test_rfc9113_6_9_1_a_response_waits_for_the_window_of_its_stream() -> None:
     server = _asked(1, window=4)
     assert not server.respond(1, ANSWER, b"0123456789", TRAILERS)
     assert server.unsent == 6 + len(TRAILERS)
@@ -41,7 +41,7 @@ def test_a_response_waits_for_the_window_of_its_stream() -> None:
     assert (server.unsent, len(server.streams)) == (0, 0)
 
 
-def test_responses_wait_for_the_window_of_the_connection_and_take_turns() -> None:
+def test_rfc9113_6_9_1_responses_wait_for_the_window_of_the_connection_and_take_turns() -> None:
     server = _asked(1, 3, window=MANY)
     content = bytes(60_000)
     assert server.respond(1, ANSWER, content, TRAILERS)
@@ -67,13 +67,13 @@ def test_headers_wait_behind_content() -> None:
     assert [frame.payload for frame in wire.written(server)] == [b"b", b"c", b"d", TRAILERS]
 
 
-def test_headers_alone_wait_for_no_window() -> None:
+def test_rfc9113_6_9_headers_alone_wait_for_no_window() -> None:
     server = _asked(1, window=0)
     server.headers(1, TRAILERS, end=True)
     assert wire.kinds(server) == [frames.HEADERS]
 
 
-def test_a_window_that_shrinks_may_be_negative() -> None:
+def test_rfc9113_6_9_2_a_window_that_shrinks_may_be_negative() -> None:
     server = _asked(1, window=10)
     assert not server.respond(1, ANSWER, b"x" * 30, TRAILERS)
     server.receive(frames.settings({INITIAL_WINDOW_SIZE: 2}), 0.0)
@@ -84,7 +84,7 @@ def test_a_window_that_shrinks_may_be_negative() -> None:
     assert _contents(server) == {1: b"x"}
 
 
-def test_a_window_that_settings_open_lets_content_go() -> None:
+def test_rfc9113_6_9_2_a_window_that_settings_open_lets_content_go() -> None:
     server = _asked(1, 3, window=0)
     assert not server.respond(1, ANSWER, b"first", TRAILERS)
     assert not server.data(3, b"third")
@@ -93,7 +93,7 @@ def test_a_window_that_settings_open_lets_content_go() -> None:
     assert list(server.streams) == [3]
 
 
-def test_the_last_of_several_values_of_a_setting_counts() -> None:
+def test_rfc9113_6_5_3_the_last_of_several_values_of_a_setting_counts() -> None:
     server = _asked(1, window=0)
     assert not server.data(1, b"0123456789")
     several = frames.SETTING.pack(INITIAL_WINDOW_SIZE, 100) + frames.SETTING.pack(INITIAL_WINDOW_SIZE, 1)
@@ -101,7 +101,7 @@ def test_the_last_of_several_values_of_a_setting_counts() -> None:
     assert _contents(server) == {1: b"0"}
 
 
-def test_frames_are_no_larger_than_the_peer_allows() -> None:
+def test_rfc9113_4_2_frames_are_no_larger_than_the_peer_allows() -> None:
     server = _asked(1, window=MANY)
     server.receive(frames.settings({MAX_FRAME_SIZE: 20_000}), 0.0)
     server.output()
@@ -156,7 +156,7 @@ def test_windows_that_open_while_the_connection_is_held_count_at_the_release() -
 
 
 @pytest.mark.parametrize("stream", [0, 1])
-def test_a_window_may_grow_to_its_most_and_no_further(stream: int) -> None:
+def test_rfc9113_6_9_1_a_window_may_grow_to_its_most_and_no_further(stream: int) -> None:
     server = _asked(1)
     assert server.receive(frames.window_update(stream, MANY - 65_535), 0.0) == []
     (event,) = server.receive(frames.window_update(stream, 1), 0.0)
@@ -168,7 +168,7 @@ def test_a_window_may_grow_to_its_most_and_no_further(stream: int) -> None:
         assert event.error.code == ErrorCode.FLOW_CONTROL_ERROR
 
 
-def test_settings_that_take_a_window_beyond_its_most_end_the_connection() -> None:
+def test_rfc9113_6_9_2_settings_that_take_a_window_beyond_its_most_end_the_connection() -> None:
     server = _asked(1)
     server.receive(frames.window_update(1, MANY - 65_535), 0.0)
     (event,) = server.receive(frames.settings({INITIAL_WINDOW_SIZE: 65_536}), 0.0)
@@ -176,7 +176,7 @@ def test_settings_that_take_a_window_beyond_its_most_end_the_connection() -> Non
     assert event.error.code == ErrorCode.FLOW_CONTROL_ERROR
 
 
-def test_a_window_that_grows_by_nothing_is_a_fault() -> None:
+def test_rfc9113_6_9_a_window_that_grows_by_nothing_is_a_fault() -> None:
     server = _asked(1)
     assert server.receive(frames.window_update(1, 0), 0.0) == [Reset(1, ErrorCode.PROTOCOL_ERROR)]
     (event,) = server.receive(frames.window_update(0, 0), 0.0)
@@ -184,7 +184,7 @@ def test_a_window_that_grows_by_nothing_is_a_fault() -> None:
     assert event.error.code == ErrorCode.PROTOCOL_ERROR
 
 
-def test_more_content_than_the_window_of_its_stream_resets_it() -> None:
+def test_rfc9113_6_9_1_more_content_than_the_window_of_its_stream_resets_it() -> None:
     server = connected(Limits(stream_window=10))
     server.receive(wire.headers(1) + wire.data(1, b"01234"), 0.0)
     events = server.receive(wire.data(1, b"012345") + wire.data(1, b"x"), 0.0)
@@ -192,7 +192,7 @@ def test_more_content_than_the_window_of_its_stream_resets_it() -> None:
     assert server.output() == frames.rst_stream(1, ErrorCode.FLOW_CONTROL_ERROR)
 
 
-def test_more_content_than_the_window_of_the_connection_ends_it() -> None:
+def test_rfc9113_6_9_1_more_content_than_the_window_of_the_connection_ends_it() -> None:
     server = connected(Limits(connection_window=70_000))
     server.receive(wire.headers(1) + wire.headers(3) + wire.data(1, bytes(60_000)), 0.0)
     (event,) = server.receive(wire.data(3, bytes(10_001)), 0.0)
@@ -222,7 +222,7 @@ def test_the_window_of_the_connection_opens_by_what_was_consumed_of_all_streams(
     assert server.output() == frames.window_update(0, 60_000)
 
 
-def test_padding_opens_the_windows_again_at_once() -> None:
+def test_rfc9113_6_1_padding_counts_in_windows_and_opens_them_again() -> None:
     server = connected(Limits(stream_window=200, connection_window=65_535))
     server.receive(wire.headers(1), 0.0)
     received = b""

@@ -28,7 +28,7 @@ def _small(**more: int) -> ServerConnection:
     return server
 
 
-def test_a_stream_too_many_is_refused_and_what_comes_of_it_is_ignored() -> None:
+def test_rfc9113_5_1_2_a_stream_too_many_is_refused_and_what_comes_of_it_is_ignored() -> None:
     server = connected(Limits(streams=2))
     assert len(server.receive(wire.headers(1) + wire.headers(3), 0.0)) == 2
     assert server.receive(wire.request(5), 0.0) == []
@@ -38,7 +38,7 @@ def test_a_stream_too_many_is_refused_and_what_comes_of_it_is_ignored() -> None:
     assert len(server.receive(wire.request(7), 0.0)) == 2
 
 
-def test_a_refused_head_changes_the_table_for_those_after_it() -> None:
+def test_rfc9113_4_3_a_refused_head_changes_the_table_for_those_after_it() -> None:
     server = connected(Limits(streams=1))
     server.receive(wire.headers(1), 0.0)
     server.receive(wire.headers(3, HEAD + b"\x40\x01a\x01b"), 0.0)
@@ -240,7 +240,7 @@ def test_a_goaway_of_the_peer_is_told_of_and_its_requests_go_on() -> None:
     assert len(others) == 2
 
 
-def test_a_graceful_end_refuses_nothing_at_first_and_what_is_above_its_last_then() -> None:
+def test_rfc9113_6_8_a_graceful_end_refuses_nothing_at_first_and_what_is_above_its_last_then() -> None:
     server = connected()
     server.receive(wire.request(1), 0.0)
     server.goaway(2**31 - 1)
@@ -256,7 +256,7 @@ def test_a_graceful_end_refuses_nothing_at_first_and_what_is_above_its_last_then
     assert server.respond(3, ANSWER, b"answer", TRAILERS)
 
 
-def test_the_last_stream_of_a_goaway_never_rises() -> None:
+def test_rfc9113_6_8_the_last_stream_of_a_goaway_never_rises() -> None:
     server = connected()
     server.goaway(1)
     server.goaway(2**31 - 1, ErrorCode.INTERNAL_ERROR)

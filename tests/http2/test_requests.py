@@ -13,7 +13,7 @@ from tests.http2 import wire
 from tests.http2.wire import ANSWER, HEAD, TRAILERS, Frame, connected
 
 
-def test_a_connection_begins_with_settings_and_its_window() -> None:
+def test_rfc9113_3_4_a_connection_begins_with_settings_and_its_window() -> None:
     server = ServerConnection(
         Limits(streams=7, frame=1 << 15, stream_window=9, header_list=5, connection_window=70_000)
     )
@@ -24,7 +24,7 @@ def test_a_connection_begins_with_settings_and_its_window() -> None:
     assert server.output() == b""
 
 
-def test_settings_are_acknowledged() -> None:
+def test_rfc9113_6_5_3_settings_are_acknowledged_and_unknown_ones_ignored() -> None:
     server = ServerConnection()
     server.output()
     assert server.receive(PREFACE + frames.settings({99: 1}), 0.0) == []
@@ -77,7 +77,7 @@ def test_a_response_in_parts_has_a_frame_for_each() -> None:
     assert len(server.streams) == 0
 
 
-def test_a_block_larger_than_a_frame_of_the_peer_is_continued() -> None:
+def test_rfc9113_4_2_a_block_larger_than_a_frame_of_the_peer_is_continued() -> None:
     server = connected()
     server.receive(wire.request(1), 0.0)
     block = ANSWER + encoded(b"a", b"x" * 40_000)
@@ -89,7 +89,7 @@ def test_a_block_larger_than_a_frame_of_the_peer_is_continued() -> None:
     assert [frame.kind for frame in rest] == [frames.DATA, frames.HEADERS]
 
 
-def test_a_head_may_come_in_several_frames_with_padding_and_a_priority() -> None:
+def test_rfc9113_4_3_a_head_may_come_in_several_frames_with_padding_and_a_priority() -> None:
     server = connected()
     begin = wire.padded((3).to_bytes(4, "big") + b"\0" + HEAD[:5], 7)
     (begun,) = server.receive(
@@ -119,7 +119,7 @@ def test_an_empty_end_is_an_event() -> None:
     assert server.receive(wire.data(1, b"", end=True), 0.0) == [Data(1, b"", True)]
 
 
-def test_trailers_of_a_request_are_its_end() -> None:
+def test_rfc9113_8_1_trailers_of_a_request_are_its_end() -> None:
     server = connected()
     server.receive(wire.headers(1) + wire.data(1, b"question"), 0.0)
     assert server.receive(wire.headers(1, TRAILERS, end=True), 0.0) == [Data(1, b"", True)]
@@ -142,20 +142,20 @@ def test_content_as_long_as_promised_is_taken() -> None:
     ],
     ids=["more", "less", "nothing", "trailers instead"],
 )
-def test_content_not_as_long_as_promised_is_a_fault(rest: bytes) -> None:
+def test_rfc9113_8_1_1_content_not_as_long_as_promised_is_a_fault(rest: bytes) -> None:
     server = connected()
     server.receive(wire.with_fields(1, [(b"content-length", b"8")]), 0.0)
     assert server.receive(rest, 0.0) == [Reset(1, ErrorCode.PROTOCOL_ERROR)]
     assert server.output() == frames.rst_stream(1, ErrorCode.PROTOCOL_ERROR)
 
 
-def test_a_head_that_promises_content_and_ends_is_a_fault() -> None:
+def test_rfc9113_8_1_1_a_head_that_promises_content_and_ends_is_a_fault() -> None:
     server = connected()
     assert server.receive(wire.with_fields(1, [(b"content-length", b"8")], end=True), 0.0) == []
     assert server.output() == frames.rst_stream(1, ErrorCode.PROTOCOL_ERROR)
 
 
-def test_a_response_before_the_end_of_the_request_tells_the_peer_to_stop() -> None:
+def test_rfc9113_8_1_a_response_before_the_end_of_the_request_tells_the_peer_to_stop() -> None:
     server = connected()
     server.receive(wire.headers(1) + wire.data(1, b"quest"), 0.0)
     server.headers(1, TRAILERS, end=True)
@@ -166,7 +166,7 @@ def test_a_response_before_the_end_of_the_request_tells_the_peer_to_stop() -> No
     assert server.output() == b""
 
 
-def test_what_is_late_for_a_stream_opens_the_window_of_the_connection_again() -> None:
+def test_rfc9113_5_1_late_content_opens_the_window_of_the_connection_again() -> None:
     server = connected()
     server.receive(wire.headers(1), 0.0)
     server.reset(1, ErrorCode.CANCEL)
@@ -190,7 +190,7 @@ def test_only_so_many_streams_that_ended_early_are_remembered() -> None:
     assert server.output() == frames.rst_stream(1, ErrorCode.STREAM_CLOSED)
 
 
-def test_a_stream_that_the_peer_resets_is_over() -> None:
+def test_rfc9113_5_4_2_a_stream_that_the_peer_resets_is_over_and_gets_no_reset() -> None:
     server = connected()
     server.receive(wire.request(1), 0.0)
     assert server.receive(frames.rst_stream(1, ErrorCode.CANCEL), 0.0) == [Reset(1, ErrorCode.CANCEL)]
@@ -202,7 +202,7 @@ def test_a_stream_that_the_peer_resets_is_over() -> None:
     assert server.output() == b""
 
 
-def test_a_code_that_nobody_knows_resets_too() -> None:
+def test_rfc9113_7_a_code_that_nobody_knows_resets_too() -> None:
     server = connected()
     server.receive(wire.request(1), 0.0)
     reset = frames.frame(frames.RST_STREAM, 0, 1, b"\xff" * 4)
@@ -220,7 +220,7 @@ def test_what_follows_the_end_of_a_response_is_not_sent() -> None:
     assert [frame.payload for frame in wire.written(server)] == [b"wer", TRAILERS]
 
 
-def test_a_ping_is_answered_and_one_of_ours_is_told_of() -> None:
+def test_rfc9113_6_7_a_ping_is_answered_and_an_answer_is_not() -> None:
     server = connected()
     assert server.receive(frames.frame(frames.PING, 0, 0, b"12345678"), 0.0) == []
     assert server.output() == frames.frame(frames.PING, frames.ACK, 0, b"12345678")
@@ -229,21 +229,21 @@ def test_a_ping_is_answered_and_one_of_ours_is_told_of() -> None:
     assert server.receive(frames.frame(frames.PING, frames.ACK, 0, b"abcdefgh"), 0.0) == [Pong(b"abcdefgh")]
 
 
-def test_frames_of_unknown_types_and_flags_and_reserved_bits_are_ignored() -> None:
+def test_rfc9113_4_1_unknown_types_flags_and_reserved_bits_are_ignored() -> None:
     server = connected()
     strange = frames.frame(0xFA, 0xFF, 77, b"strange") + frames.HEADER.pack(8 << 8 | frames.PING, 0xFE, 1 << 31)
     assert server.receive(strange + b"12345678" + wire.request(1), 0.0)[-1] == Data(1, b"question", True)
     assert wire.kinds(server) == [frames.PING]
 
 
-def test_priorities_are_ignored() -> None:
+def test_rfc9113_5_3_2_priorities_are_ignored() -> None:
     server = connected()
     priority = frames.frame(frames.PRIORITY, 0, 5, bytes(5))
     assert len(server.receive(priority + wire.request(1) + priority, 0.0)) == 2
     assert server.output() == b""
 
 
-def test_a_second_head_of_a_request_that_has_ended_is_for_a_closed_stream() -> None:
+def test_rfc9113_5_1_a_second_head_of_a_request_that_has_ended_is_for_a_closed_stream() -> None:
     server = connected()
     server.receive(wire.headers(1, end=True), 0.0)
     assert server.receive(wire.headers(1, end=True), 0.0) == [Reset(1, ErrorCode.STREAM_CLOSED)]

@@ -1,4 +1,4 @@
-"""HPACK against RFC 7541, and against the package `hpack`."""
+"""HPACK against RFC 7541, a test for each MUST named by its section, and against the package `hpack`."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_blocks_that_the_package_refuses_are_refused_and_others_mean_the_same(bl
 
 @quick
 @given(some.binary(max_size=200))
-def test_every_octet_has_its_huffman_code(content: bytes) -> None:
+def test_rfc7541_5_2_every_octet_has_its_huffman_code(content: bytes) -> None:
     coded = HuffmanEncoder(REQUEST_CODES, REQUEST_CODES_LENGTH).encode(content)
     literal = bytearray(encoded(b"x", coded))
     literal[3] |= 0x80
@@ -64,41 +64,29 @@ def test_another_decoder_reads_what_is_encoded_and_remembers_nothing(section: li
     assert not decoder.header_table.dynamic_entries
 
 
-def test_a_name_of_the_static_table_is_encoded_as_its_index() -> None:
+def test_rfc7541_6_2_2_a_name_of_the_static_table_is_encoded_as_its_index() -> None:
     assert encoded(b"content-type", b"a") == b"\x0f\x10\x01a"
     assert encoded(b"grpc-status", b"0") == b"\x00\x0bgrpc-status\x010"
 
 
+UNDECODABLE = {
+    "6_1 index 0": b"\x80",
+    "2_3_3 an index beyond the table": b"\xbe",
+    "5_1 an integer of seven octets": b"\xff\x80\x80\x80\x80\x80\x01",
+    "5_1 an integer that is cut off": b"\x7f",
+    "5_2 a name that is cut off": b"\x40\x05abc",
+    "5_2 a value that is cut off": b"\x40\x01a\x05b",
+    "6_2 a literal that is cut off": b"\x00",
+    "4_2 a size of the table after a field": b"\x88\x20",
+    "6_3 a size of the table beyond ours": b"\x3f\xe2\x1f",
+    "5_2 padding of zeros": b"\x00\x01a\x81\x00",
+    "5_2 padding of more than seven bits": b"\x00\x01a\x82\x1f\xff",
+    "5_2 the code of the end of a string": b"\x00\x01a\x84\xff\xff\xff\xff",
+}
+
+
 @pytest.mark.parametrize(
-    "block",
-    [
-        b"\x80",
-        b"\xbe",
-        b"\xff\x80\x80\x80\x80\x80\x01",
-        b"\x7f",
-        b"\x40\x05abc",
-        b"\x40\x01a\x05b",
-        b"\x00",
-        b"\x88\x20",
-        b"\x3f\xe2\x1f",
-        b"\x00\x01a\x81\x00",
-        b"\x00\x01a\x82\x1f\xff",
-        b"\x00\x01a\x84\xff\xff\xff\xff",
-    ],
-    ids=[
-        "index 0",
-        "index beyond the table",
-        "an integer of seven octets",
-        "an integer cut off",
-        "a name cut off",
-        "a value cut off",
-        "a literal cut off",
-        "a new size of the table after a field",
-        "a size of the table beyond ours",
-        "padding of zeros",
-        "padding of more than seven bits",
-        "the code of the end of a string",
-    ],
+    "block", UNDECODABLE.values(), ids=[f"rfc7541_{name.replace(' ', '_')}" for name in UNDECODABLE]
 )
 def test_a_block_that_cannot_be_decoded_ends_the_connection(block: bytes) -> None:
     with pytest.raises(Http2Error) as raised:
@@ -114,7 +102,7 @@ def test_a_block_of_few_bytes_cannot_decode_to_many() -> None:
     assert raised.value.code == ErrorCode.ENHANCE_YOUR_CALM
 
 
-def test_a_field_larger_than_the_table_empties_it() -> None:
+def test_rfc7541_4_4_a_field_larger_than_the_table_empties_it() -> None:
     decoder = Decoder(MOST)
     decoder.decode(_indexed(b"a", b"b"))
     decoder.decode(_indexed(b"a", bytes(4096)))

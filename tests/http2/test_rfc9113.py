@@ -1,4 +1,8 @@
-"""What RFC 9113 makes an error: of one stream, or of the connection."""
+"""What RFC 9113 makes an error of one stream or of the connection: a test for each MUST, named by its section.
+
+`pytest -k rfc9113_6_5` runs those of section 6.5 and below. Sections whose MUSTs are no errors are in the other modules
+under the same kind of name.
+"""
 
 from __future__ import annotations
 
@@ -37,70 +41,77 @@ RESET = OPEN + frames.rst_stream(1, ErrorCode.CANCEL)
 _BEGUN = frame(HEADERS, 0, 1, HEAD[:3])
 
 CONNECTION_ERRORS: dict[str, tuple[bytes, ErrorCode]] = {
-    "a frame that is too large": (frames.HEADER.pack((1 << 16) + 1 << 8 | DATA, 0, 1), SIZE),
-    "DATA of no stream": (wire.data(0, b"x"), PROTOCOL),
-    "DATA of a stream that did not begin": (OPEN + wire.data(3, b"x"), PROTOCOL),
-    "DATA of a server's stream": (OPEN + wire.data(2, b"x"), PROTOCOL),
-    "DATA of padding alone": (OPEN + frame(DATA, PADDED, 1, b"\x05abcd"), PROTOCOL),
-    "DATA that is padded and empty": (OPEN + frame(DATA, PADDED, 1, b""), PROTOCOL),
-    "HEADERS of no stream": (wire.headers(0), PROTOCOL),
-    "HEADERS of a server's stream": (wire.headers(2), PROTOCOL),
-    "HEADERS of a stream that was left out": (wire.headers(5) + wire.headers(3), CLOSED),
-    "HEADERS after a reset": (RESET + wire.headers(1), CLOSED),
-    "HEADERS that are padded and empty": (frame(HEADERS, PADDED | END_HEADERS, 1, b""), PROTOCOL),
-    "HEADERS of padding alone": (frame(HEADERS, PADDED | END_HEADERS, 1, b"\x04abc"), PROTOCOL),
-    "HEADERS with half a priority": (frame(HEADERS, HAS_PRIORITY | END_HEADERS, 1, b"abc"), SIZE),
-    "HEADERS that depend on themselves": (
+    "4_2 a frame beyond our largest": (frames.HEADER.pack((1 << 16) + 1 << 8 | DATA, 0, 1), SIZE),
+    "6_1 DATA of no stream": (wire.data(0, b"x"), PROTOCOL),
+    "5_1 DATA of an idle stream": (OPEN + wire.data(3, b"x"), PROTOCOL),
+    "5_1_1 DATA of a stream with an even number": (OPEN + wire.data(2, b"x"), PROTOCOL),
+    "6_1 DATA whose padding is longer than the frame": (OPEN + frame(DATA, PADDED, 1, b"\x05abcd"), PROTOCOL),
+    "6_1 DATA without its length of padding": (OPEN + frame(DATA, PADDED, 1, b""), PROTOCOL),
+    "6_2 HEADERS of no stream": (wire.headers(0), PROTOCOL),
+    "5_1_1 HEADERS of a stream with an even number": (wire.headers(2), PROTOCOL),
+    "5_1_1 stream numbers must increase": (wire.headers(5) + wire.headers(3), CLOSED),
+    "5_1 HEADERS of a stream that was reset": (RESET + wire.headers(1), CLOSED),
+    "6_2 HEADERS without their length of padding": (frame(HEADERS, PADDED | END_HEADERS, 1, b""), PROTOCOL),
+    "6_2 HEADERS whose padding is longer than the frame": (
+        frame(HEADERS, PADDED | END_HEADERS, 1, b"\x04abc"),
+        PROTOCOL,
+    ),
+    "6_2 HEADERS with half a priority": (frame(HEADERS, HAS_PRIORITY | END_HEADERS, 1, b"abc"), SIZE),
+    "5_3 HEADERS of a stream that depends on itself": (
         frame(HEADERS, HAS_PRIORITY | END_HEADERS, 1, b"\0\0\0\1\0" + HEAD),
         PROTOCOL,
     ),
-    "HEADERS that cannot be decoded": (wire.headers(1, b"\x80"), COMPRESSION),
-    "HEADERS that cannot be decoded of a refused stream": (
+    "4_3 HEADERS that cannot be decoded": (wire.headers(1, b"\x80"), COMPRESSION),
+    "4_3 HEADERS of a refused stream that cannot be decoded": (
         wire.headers(1) + wire.headers(3) + wire.headers(5, b"\x80"),
         COMPRESSION,
     ),
-    "CONTINUATION of nothing": (frame(CONTINUATION, END_HEADERS, 1, HEAD), PROTOCOL),
-    "CONTINUATION after the last": (OPEN + frame(CONTINUATION, END_HEADERS, 1, b""), PROTOCOL),
-    "CONTINUATION of another stream": (_BEGUN + frame(CONTINUATION, END_HEADERS, 3, HEAD[3:]), PROTOCOL),
-    "a frame amid a block": (_BEGUN + frame(PING, 0, 0, bytes(8)), PROTOCOL),
-    "DATA amid a block": (OPEN + frame(HEADERS, 0, 3, HEAD[:3]) + wire.data(1, b"x"), PROTOCOL),
-    "HEADERS amid a block": (_BEGUN + wire.headers(3), PROTOCOL),
-    "an unknown frame amid a block": (_BEGUN + frame(0xFA, 0, 1, b""), PROTOCOL),
-    "PRIORITY of no stream": (frame(PRIORITY, 0, 0, bytes(5)), PROTOCOL),
-    "PRIORITY that is too short": (frame(PRIORITY, 0, 1, bytes(4)), SIZE),
-    "PRIORITY of a stream on itself": (frame(PRIORITY, 0, 1, b"\0\0\0\1\0"), PROTOCOL),
-    "RST_STREAM of no stream": (frame(RST_STREAM, 0, 0, bytes(4)), PROTOCOL),
-    "RST_STREAM of a stream that did not begin": (OPEN + frames.rst_stream(3, ErrorCode.CANCEL), PROTOCOL),
-    "RST_STREAM that is too long": (OPEN + frame(RST_STREAM, 0, 1, bytes(5)), SIZE),
-    "SETTINGS of a stream": (frame(SETTINGS, 0, 1, b""), PROTOCOL),
-    "SETTINGS of half a setting": (frame(SETTINGS, 0, 0, bytes(5)), SIZE),
-    "SETTINGS that acknowledge and set": (frame(SETTINGS, ACK, 0, bytes(6)), SIZE),
-    "SETTINGS that want something between push and none": (frames.settings({frames.ENABLE_PUSH: 2}), PROTOCOL),
-    "SETTINGS of a window too large": (frames.settings({frames.INITIAL_WINDOW_SIZE: 1 << 31}), FLOW),
-    "SETTINGS of frames too small": (frames.settings({frames.MAX_FRAME_SIZE: (1 << 14) - 1}), PROTOCOL),
-    "SETTINGS of frames too large": (frames.settings({frames.MAX_FRAME_SIZE: 1 << 24}), PROTOCOL),
-    "PUSH_PROMISE": (OPEN + frame(PUSH_PROMISE, END_HEADERS, 1, b"\0\0\0\2" + HEAD), PROTOCOL),
-    "PING of a stream": (frame(PING, 0, 1, bytes(8)), PROTOCOL),
-    "PING that is too short": (frame(PING, 0, 0, bytes(7)), SIZE),
-    "GOAWAY of a stream": (frame(GOAWAY, 0, 1, bytes(8)), PROTOCOL),
-    "GOAWAY that is too short": (frame(GOAWAY, 0, 0, bytes(7)), SIZE),
-    "WINDOW_UPDATE that is too short": (frame(WINDOW_UPDATE, 0, 0, bytes(3)), SIZE),
-    "WINDOW_UPDATE of a stream that did not begin": (frames.window_update(1, 1), PROTOCOL),
+    "6_10 CONTINUATION of nothing": (frame(CONTINUATION, END_HEADERS, 1, HEAD), PROTOCOL),
+    "6_10 CONTINUATION after the last": (OPEN + frame(CONTINUATION, END_HEADERS, 1, b""), PROTOCOL),
+    "6_10 CONTINUATION of another stream": (_BEGUN + frame(CONTINUATION, END_HEADERS, 3, HEAD[3:]), PROTOCOL),
+    "6_2 PING amid a block": (_BEGUN + frame(PING, 0, 0, bytes(8)), PROTOCOL),
+    "6_2 DATA amid a block": (OPEN + frame(HEADERS, 0, 3, HEAD[:3]) + wire.data(1, b"x"), PROTOCOL),
+    "6_2 HEADERS amid a block": (_BEGUN + wire.headers(3), PROTOCOL),
+    "5_5 an unknown frame amid a block": (_BEGUN + frame(0xFA, 0, 1, b""), PROTOCOL),
+    "6_3 PRIORITY of no stream": (frame(PRIORITY, 0, 0, bytes(5)), PROTOCOL),
+    "6_3 PRIORITY of four octets": (frame(PRIORITY, 0, 1, bytes(4)), SIZE),
+    "5_3 PRIORITY of a stream on itself": (frame(PRIORITY, 0, 1, b"\0\0\0\1\0"), PROTOCOL),
+    "6_4 RST_STREAM of no stream": (frame(RST_STREAM, 0, 0, bytes(4)), PROTOCOL),
+    "6_4 RST_STREAM of an idle stream": (OPEN + frames.rst_stream(3, ErrorCode.CANCEL), PROTOCOL),
+    "6_4 RST_STREAM of five octets": (OPEN + frame(RST_STREAM, 0, 1, bytes(5)), SIZE),
+    "6_5 SETTINGS of a stream": (frame(SETTINGS, 0, 1, b""), PROTOCOL),
+    "6_5 SETTINGS of five octets": (frame(SETTINGS, 0, 0, bytes(5)), SIZE),
+    "6_5 an acknowledgement with settings": (frame(SETTINGS, ACK, 0, bytes(6)), SIZE),
+    "6_5_2 ENABLE_PUSH of 2": (frames.settings({frames.ENABLE_PUSH: 2}), PROTOCOL),
+    "6_5_2 an initial window of 2^31": (frames.settings({frames.INITIAL_WINDOW_SIZE: 1 << 31}), FLOW),
+    "6_5_2 frames below 2^14": (frames.settings({frames.MAX_FRAME_SIZE: (1 << 14) - 1}), PROTOCOL),
+    "6_5_2 frames of 2^24": (frames.settings({frames.MAX_FRAME_SIZE: 1 << 24}), PROTOCOL),
+    "8_4 PUSH_PROMISE of a client": (OPEN + frame(PUSH_PROMISE, END_HEADERS, 1, b"\0\0\0\2" + HEAD), PROTOCOL),
+    "6_7 PING of a stream": (frame(PING, 0, 1, bytes(8)), PROTOCOL),
+    "6_7 PING of seven octets": (frame(PING, 0, 0, bytes(7)), SIZE),
+    "6_8 GOAWAY of a stream": (frame(GOAWAY, 0, 1, bytes(8)), PROTOCOL),
+    "4_2 GOAWAY of seven octets": (frame(GOAWAY, 0, 0, bytes(7)), SIZE),
+    "6_9 WINDOW_UPDATE of three octets": (frame(WINDOW_UPDATE, 0, 0, bytes(3)), SIZE),
+    "5_1 WINDOW_UPDATE of an idle stream": (frames.window_update(1, 1), PROTOCOL),
 }
 
 STREAM_ERRORS: dict[str, tuple[bytes, ErrorCode]] = {
-    "DATA after the end": (ENDED + wire.data(1, b"x"), CLOSED),
-    "HEADERS after the end": (ENDED + wire.headers(1, TRAILERS, end=True), CLOSED),
-    "a request after the end": (ENDED + wire.headers(1), CLOSED),
-    "HEADERS amid the content": (OPEN + wire.headers(1, TRAILERS), PROTOCOL),
-    "trailers with a pseudo-header": (OPEN + wire.headers(1, encoded(b":path", b"/"), end=True), PROTOCOL),
-    "a field for one connection in trailers": (OPEN + wire.headers(1, encoded(b"upgrade", b"h"), end=True), PROTOCOL),
+    "5_1 DATA after the end": (ENDED + wire.data(1, b"x"), CLOSED),
+    "5_1 HEADERS after the end": (ENDED + wire.headers(1, TRAILERS, end=True), CLOSED),
+    "5_1 a request after the end": (ENDED + wire.headers(1), CLOSED),
+    "8_1 trailers that are not the end": (OPEN + wire.headers(1, TRAILERS), PROTOCOL),
+    "8_1 a pseudo-header in trailers": (OPEN + wire.headers(1, encoded(b":path", b"/"), end=True), PROTOCOL),
+    "8_2_2 a field of connections in trailers": (OPEN + wire.headers(1, encoded(b"upgrade", b"h"), end=True), PROTOCOL),
 }
 
 UNTOLD_STREAM_ERRORS: dict[str, tuple[bytes, ErrorCode]] = {
-    "a malformed head": (wire.headers(1, TRAILERS), PROTOCOL),
-    "DATA after a reset": (RESET + wire.data(1, b"x"), CLOSED),
+    "8_1_1 a malformed head": (wire.headers(1, TRAILERS), PROTOCOL),
+    "5_1 DATA of a stream that was reset": (RESET + wire.data(1, b"x"), CLOSED),
 }
+
+
+def named(cases: dict[str, tuple[bytes, ErrorCode]]) -> list[str]:
+    return [f"rfc9113_{name.replace(' ', '_')}" for name in cases]
 
 
 def _receive(server: ServerConnection, content: bytes, size: int) -> list[Event]:
@@ -110,7 +121,7 @@ def _receive(server: ServerConnection, content: bytes, size: int) -> list[Event]
 
 
 @pytest.mark.parametrize("size", [1, 1 << 20], ids=["octets", "at once"])
-@pytest.mark.parametrize(("content", "code"), CONNECTION_ERRORS.values(), ids=list(CONNECTION_ERRORS))
+@pytest.mark.parametrize(("content", "code"), CONNECTION_ERRORS.values(), ids=named(CONNECTION_ERRORS))
 def test_an_error_of_the_connection_ends_it(content: bytes, code: ErrorCode, size: int) -> None:
     server = connected(Limits(streams=2))
     *_, event = _receive(server, content, size)
@@ -124,7 +135,7 @@ def test_an_error_of_the_connection_ends_it(content: bytes, code: ErrorCode, siz
 
 
 @pytest.mark.parametrize("size", [1, 1 << 20], ids=["octets", "at once"])
-@pytest.mark.parametrize(("content", "code"), STREAM_ERRORS.values(), ids=list(STREAM_ERRORS))
+@pytest.mark.parametrize(("content", "code"), STREAM_ERRORS.values(), ids=named(STREAM_ERRORS))
 def test_an_error_of_a_stream_resets_it_and_the_connection_goes_on(content: bytes, code: ErrorCode, size: int) -> None:
     server = connected()
     assert _receive(server, content, size)[-1] == Reset(1, code)
@@ -132,7 +143,7 @@ def test_an_error_of_a_stream_resets_it_and_the_connection_goes_on(content: byte
     _is_alive(server)
 
 
-@pytest.mark.parametrize(("content", "code"), UNTOLD_STREAM_ERRORS.values(), ids=list(UNTOLD_STREAM_ERRORS))
+@pytest.mark.parametrize(("content", "code"), UNTOLD_STREAM_ERRORS.values(), ids=named(UNTOLD_STREAM_ERRORS))
 def test_an_error_of_a_stream_that_nobody_was_told_of_is_no_event(content: bytes, code: ErrorCode) -> None:
     server = connected()
     events = server.receive(content, 0.0)
@@ -141,7 +152,7 @@ def test_an_error_of_a_stream_that_nobody_was_told_of_is_no_event(content: bytes
     _is_alive(server)
 
 
-def test_headers_after_a_whole_answer_end_the_connection() -> None:
+def test_rfc9113_5_1_headers_after_a_whole_answer_end_the_connection() -> None:
     server = connected()
     server.receive(ENDED, 0.0)
     server.respond(1, ANSWER, b"answer", TRAILERS)
@@ -150,7 +161,7 @@ def test_headers_after_a_whole_answer_end_the_connection() -> None:
     assert event.error.code == CLOSED
 
 
-def test_windows_of_streams_that_are_over_may_still_open() -> None:
+def test_rfc9113_5_1_windows_of_streams_that_are_over_may_still_open() -> None:
     server = connected()
     server.receive(RESET, 0.0)
     assert server.receive(frames.window_update(1, 1) + frames.rst_stream(1, ErrorCode.CANCEL), 0.0) == []
@@ -163,7 +174,7 @@ def test_windows_of_streams_that_are_over_may_still_open() -> None:
     ids=["HTTP/1.1", "cut off", "the last octet", "TLS"],
 )
 @pytest.mark.parametrize("size", [1, 1 << 20], ids=["octets", "at once"])
-def test_another_protocol_ends_the_connection_at_its_first_wrong_octet(content: bytes, size: int) -> None:
+def test_rfc9113_3_4_another_protocol_ends_the_connection_at_its_first_wrong_octet(content: bytes, size: int) -> None:
     server = ServerConnection()
     events = _receive(server, content, size)
     if PREFACE.startswith(content):
@@ -175,7 +186,7 @@ def test_another_protocol_ends_the_connection_at_its_first_wrong_octet(content: 
 
 
 @pytest.mark.parametrize("first", [frame(PING, 0, 0, bytes(8)), frames.SETTINGS_ACK, OPEN], ids=["PING", "ACK", "HEAD"])
-def test_the_first_frame_is_settings(first: bytes) -> None:
+def test_rfc9113_3_4_the_first_frame_is_settings(first: bytes) -> None:
     (event,) = ServerConnection().receive(PREFACE + first, 0.0)
     assert isinstance(event, Lost)
     assert event.error.code == PROTOCOL
