@@ -175,7 +175,7 @@ def test_connections_that_say_nothing_or_have_no_call_are_closed(
 ) -> None:
     monkeypatch.setattr("inferencer.transport.grpc_connection.SILENT_SECONDS", 1)
     monkeypatch.setattr("inferencer.transport.grpc_connection.IDLE_SECONDS", 1)
-    monkeypatch.setattr("paramsync.rpc.connection_limit.MOST", 20)
+    monkeypatch.setattr("paramsync.rpc.server._MOST_CONNECTIONS", 20)
     publisher.publish(7)
     running = LocalRunning(tmp_path / "m")
     try:
