@@ -1,7 +1,7 @@
-"""Lists the ops that a stranger's graph may use, those of them that are random, and how many nodes it may have.
+"""The ops that a stranger's graph may use, the random ones among them, and the most nodes that it may have.
 
-The list has what predictions need. An op that is not in it can touch files, the network or processes, keeps a state,
-trusts its arguments too much, or nobody has asked for it yet. The list needs no TensorFlow.
+The list has the ops that predictions need. Any other op can touch files, the network or processes, keeps a state,
+trusts its arguments too much, or nobody has asked for it yet. This module needs no TensorFlow.
 """
 
 from __future__ import annotations
@@ -159,4 +159,4 @@ SAFE = frozenset(" ".join(_GROUPS).split())
 """Ops that compute their results from their arguments, and touch nothing else."""
 
 NODES = 500_000
-"""The nodes that a graph and its functions may have together."""
+"""The most nodes that a graph and its functions may have together."""

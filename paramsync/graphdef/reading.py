@@ -1,4 +1,4 @@
-"""Reads names in GraphDefs, whoever parsed them: of tensors, and of the functions that nodes call."""
+"""Reads GraphDefs, however they were parsed: names of tensors, and the functions that nodes call."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _Place = TypeVar("_Place", bound=Hashable)
 
 
 def reach(start: Iterable[_Place], following: Callable[[_Place], Iterable[_Place]]) -> dict[_Place, None]:
-    """All places that are reached from these by `following`, which is asked once for each; themselves too."""
+    """All places that can be reached from `start` by `following`, with the start itself."""
     reached: dict[_Place, None] = {}
     waiting = list(start)
     while waiting:
@@ -20,33 +20,42 @@ def reach(start: Iterable[_Place], following: Callable[[_Place], Iterable[_Place
     return reached
 
 
+def readers_of(nodes: Iterable[Any]) -> dict[str, list[str]]:
+    """The names of the nodes that read or wait for each node."""
+    readers: dict[str, list[str]] = {}
+    for node in nodes:
+        for tensor in node.input:
+            readers.setdefault(node_of(tensor), []).append(node.name)
+    return readers
+
+
 def node_of(tensor: str) -> str:
-    """The node of an input, which nodes spell "x", "x:1", in functions "x:output:0", and "^x" for one to wait for."""
+    """The node of an input. Inputs are spelled "x", "x:1", in functions "x:output:0", and "^x" for a control input."""
     return tensor.removeprefix("^").partition(":")[0]
 
 
 def full(tensor: str) -> str:
-    """The name of a tensor of a graph (not of a function) with its port, which GraphDefs leave out where it is 0."""
+    """The name of a tensor of a graph (not of a function) with its port, which GraphDefs leave out if it is 0."""
     return tensor if ":" in tensor or tensor.startswith("^") else f"{tensor}:0"
 
 
 def prefixed(tensor: str, prefix: str) -> str:
-    """How an input is spelled once the node that it is of has this prefix."""
+    """Spell an input of a node that gets this prefix."""
     return f"^{prefix}{tensor[1:]}" if tensor.startswith("^") else prefix + tensor
 
 
 def data_inputs(node: Any) -> list[str]:
-    """The tensors that a node takes, without what it only waits for."""
+    """The inputs of a node without control inputs."""
     return [tensor for tensor in node.input if not tensor.startswith("^")]
 
 
 def control_inputs(node: Any) -> list[str]:
-    """The nodes that a node waits for, spelled "^x"."""
+    """The control inputs of a node, spelled "^x"."""
     return [tensor for tensor in node.input if tensor.startswith("^")]
 
 
 def bodies(graph_def: Any) -> Iterator[tuple[str, Any]]:
-    """The nodes of the graph, under no name, and those of each of its functions."""
+    """The nodes of the graph, under the name "", and of each function."""
     yield "", graph_def.node
     for function in graph_def.library.function:
         yield function.signature.name, function.node_def
@@ -58,7 +67,7 @@ def every_node(graph_def: Any) -> Iterator[Any]:
 
 
 def origin(nodes: Mapping[str, Any], tensor: str, passing: Collection[str] = ("Identity",)) -> str:
-    """The name of the node behind a tensor and whatever nodes of the ops `passing` hand on their first input."""
+    """The name of the node behind a tensor and any nodes of the ops `passing`, which pass their first input on."""
     name, seen = node_of(tensor), set[str]()
     while name in nodes and nodes[name].op in passing and nodes[name].input and name not in seen:
         seen.add(name)
@@ -76,7 +85,7 @@ def fresh(name: str, taken: Collection[str]) -> str:
 
 
 def functions_of(attributes: Mapping[str, Any]) -> Iterator[Any]:
-    """Every reference to a function in these attributes, and in the attributes of these references in turn."""
+    """Every reference to a function in these attributes, and in the attributes of such references."""
     for value in attributes.values():
         kind = value.WhichOneof("value")
         for function in (value.func,) if kind == "func" else value.list.func if kind == "list" else ():
@@ -85,7 +94,7 @@ def functions_of(attributes: Mapping[str, Any]) -> Iterator[Any]:
 
 
 def called(node: Any) -> list[str]:
-    """Every function that a node may call: its op, if that is a function, and those in its attributes."""
+    """The names of functions that a node may call: its op, which may be a function, and those in its attributes."""
     return [node.op, *(function.name for function in functions_of(node.attr) if function.name)]
 
 
@@ -98,7 +107,7 @@ def rename_calls(nodes: Iterable[Any], names: Mapping[str, str]) -> None:
 
 
 def functions_called(library: Iterable[Any], nodes: Iterable[Any]) -> list[Any]:
-    """The functions of a library that these nodes call, and those that they call in turn."""
+    """The functions of a library that these nodes call, directly or not."""
     known = {function.signature.name: function for function in library}
     start = (name for node in nodes for name in called(node) if name in known)
     names = reach(start, lambda name: (each for node in known[name].node_def for each in called(node) if each in known))
@@ -106,9 +115,9 @@ def functions_called(library: Iterable[Any], nodes: Iterable[Any]) -> list[Any]:
 
 
 def callees_first(calls: Mapping[str, Collection[str]]) -> Iterator[str]:
-    """Every function after those that it calls. Raises RecursionError with the name of one that calls itself.
+    """Every function after the functions that it calls. Raises RecursionError with a name if one calls itself.
 
-    Not recursive: a hostile graph is deep.
+    A hostile graph is deep, so the walk is not recursive.
     """
     done: set[str] = set()
     entered: set[str] = set()

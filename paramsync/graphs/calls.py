@@ -1,4 +1,4 @@
-"""One signature of a graph as a TensorFlow function whose arguments all come from the caller."""
+"""One signature of a graph as a TensorFlow function that takes parameters, inputs and tables as arguments."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from paramsync.graphdef.reading import every_node, node_of
 from paramsync.graphs.digest import name_by_content
 from paramsync.graphs.lifting.roles import CALLS
 from paramsync.graphs.nodes import leading_to, with_functions
-from paramsync.graphs.safety.checks import guard
+from paramsync.graphs.safety import guard
 from paramsync.v1 import graph_pb2
 
-# Three passes of TensorFlow's graph optimiser merge, reorder or precompute operations, which changes the last bits
-# of results, depending on who calls. Without them a graph computes what its operations say, and small ones are faster.
+# Three passes of TensorFlow's graph optimiser merge, reorder or precompute operations, which changes the last bits of
+# results, and differently for each kind of caller. Without them answers are the same for all, and small graphs faster.
 _AS_WRITTEN = config_pb2.ConfigProto(
     graph_options=config_pb2.GraphOptions(
         rewrite_options=rewriter_config_pb2.RewriterConfig(
@@ -42,7 +42,7 @@ class Call:
         *,
         of_any_shape: bool = False,
     ) -> None:
-        """With `of_any_shape`, inputs may have other shapes than the signature says: nothing relies on these."""
+        """With `of_any_shape`, inputs may have other shapes than the signature's: no kernel relies on them."""
         self._inputs = [end.name for end in signature.inputs]
         self._outputs = [end.name for end in signature.outputs]
         self._expected = len(message.parameters)
@@ -77,7 +77,7 @@ class Call:
         self._call = tf.raw_ops.StatefulPartitionedCall if stateful else tf.raw_ops.PartitionedCall
 
     def __call__(self, parameters: Sequence[tf.Tensor], inputs: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        """Raises KeyError where the inputs are others, ParameterError where there are more or fewer parameters."""
+        """Raises KeyError for other inputs, ParameterError for more or fewer parameters."""
         arguments = [*(inputs[name] for name in self._inputs), *parameters, *self._tables]
         if len(inputs) != len(self._inputs):
             raise KeyError
@@ -88,20 +88,20 @@ class Call:
 
 
 def _own(graph_def: Any, signature: graph_pb2.Signature, placeholders: Collection[str]) -> Any:
-    """Cut the graph to one signature and its arguments: other signatures' nodes would run in vain, or lack inputs."""
+    """Cut the graph to one signature and its arguments: nodes of other signatures would run in vain, or lack inputs."""
     nodes = {node.name: node for node in graph_def.node}
     needed = leading_to(nodes, [*(end.tensor for end in signature.outputs), *placeholders])
     own = with_functions(graph_def, needed)
     guard(own)
     waits = {f"^{node}" for node in placeholders}
     for node in own.node:
-        if not waits.isdisjoint(node.input):  # nobody has to wait for an argument, and its placeholder is never fed
+        if not waits.isdisjoint(node.input):  # an argument is there already, and its placeholder is never fed
             node.input[:] = [tensor for tensor in node.input if tensor not in waits]
     return own
 
 
 def _forget_shapes(graph_def: Any, inputs: Collection[str]) -> None:
-    """Remove shapes that were inferred from those of these placeholders, in functions as well."""
+    """Remove shapes that were inferred from the shapes of these placeholders, in functions too."""
     for node in graph_def.node:
         if node.name in inputs:
             node.attr["shape"].shape.CopyFrom(tf.TensorShape(None).as_proto())
@@ -122,9 +122,9 @@ def _arguments(signature: graph_pb2.Signature, message: graph_pb2.Graph) -> list
 
 
 def check_placeholders(graph_def: Any, message: graph_pb2.Graph) -> None:
-    """Raise GraphError where an argument has no placeholder of its own, or one that does not take all it may be.
+    """Raise GraphError for an argument without a placeholder of its own, or with one of another dtype or shape.
 
-    Kernels rely on the shapes that were inferred from placeholders.
+    Kernels rely on shapes that were inferred from placeholders.
     """
     placeholders = {node.name: node.attr for node in graph_def.node if node.op == "Placeholder"}
     handle = graph_pb2.Parameter(dtype=tf.resource.as_datatype_enum)
@@ -135,7 +135,7 @@ def check_placeholders(graph_def: Any, message: graph_pb2.Graph) -> None:
         if len(set(arguments)) != len(arguments):
             raise GraphError("the graph cannot be built: expected a placeholder for each argument, found shared ones")
         callers: list[graph_pb2.Parameter | graph_pb2.Endpoint] = [*signature.inputs, *message.parameters]
-        for node, argument in zip(arguments, callers, strict=False):  # then tables
+        for node, argument in zip(arguments, callers, strict=False):  # the tables come last
             if dtypes.to_numpy(argument.dtype) is None:
                 kind = dtypes.name(argument.dtype)
                 raise GraphError(f"the graph cannot be built: nobody can give {argument.name!r}, a {kind}")

@@ -1,4 +1,4 @@
-"""capture(): makes a Graph of a model, a function, a folder or a file, and says where its parameters live."""
+"""capture(): makes a Graph of a model, a function, a folder or a file, and finds the variables of its parameters."""
 
 from __future__ import annotations
 
@@ -37,24 +37,25 @@ _Tracing = Callable[..., Trace]
 class Capture:
     """A graph and the live variables of its parameters, in the order of `graph.parameters`.
 
-    A source that has no live variables, such as a file, leaves `variables` empty; one without an object whose
-    checkpoint the parameters are in leaves `object_graph` empty: its checkpoints go by name. What can change has an
-    `origin`.
+    `variables` is empty for a source without live variables, such as a file. An object that can change is the `origin`.
     """
 
     graph: Graph
-    variables: tuple[tf.Variable, ...]
-    object_graph: bytes
+    variables: tuple[tf.Variable, ...] = ()
     origin: Origin | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def object_graph(self) -> bytes:
+        """With it, TensorFlow reads a checkpoint of the parameters into the source; empty if checkpoints go by name."""
+        return self.graph.object_graph
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The object whose variables were captured, which may get others: layers, adapters, a quantized kernel.
+    """The captured object, which may get other variables later: layers, adapters, a quantized kernel.
 
-    `parts` are its variables and layers when it was captured, `kept` is what they kept beside these. `again` captures
-    it as it is now, from its code; where all there is of that is a trace, and it has other parts, it raises
-    StructureError.
+    `parts` are its variables and layers at its capture, `kept` are their other values. `again` captures the object as
+    it is now, from its code, and raises StructureError if it has other parts and a trace instead of code.
     """
 
     root: Any
@@ -77,31 +78,36 @@ def capture(
     allowed: Collection[str] = (),
     compare: bool = True,
 ) -> Capture:
-    """What `source` computes when it predicts, from its inputs to its outputs.
+    """Capture the function by which `source` predicts, from its inputs to its outputs.
 
-    - A Keras model: `inputs` are specs of what it takes, nested as it takes them, where it was not built.
-    - A tf.Module: its `__call__`, a tf.function. A tf.function: `inputs` are specs of its arguments, in order or by
-      name, where it has no input_signature. What tf.saved_model.load gives: its signatures.
-    - Any of these with `signatures`: functions, or models that share its variables, each by its own name.
-    - The path of a SavedModel: its signatures that can be served (`graph.refused` has the others), or those named in
-      `signatures`.
-    - The path of a `.meta` file, or a MetaGraphDef: `inputs` and `outputs` are names of tensors.
-    - `(inputs, outputs)`: tensors of a v1 graph.
+    Args:
+        source: One of
+            - a Keras model; a tf.Module whose `__call__` is a tf.function; a tf.function or ConcreteFunction;
+            - the result of tf.saved_model.load, of which the signatures are captured;
+            - the path of a SavedModel, of which all signatures are captured that can be served (`graph.refused` has
+              the others);
+            - the path of a `.meta` file, or a MetaGraphDef;
+            - `(inputs, outputs)`: tensors of a v1 graph.
+        inputs: The specs of a model that was never built, nested as its arguments, or of a function without an
+            input_signature, in order or by name. For a `.meta` file or MetaGraphDef, names of tensors.
+        outputs: The names of the outputs to capture; by default all. A `.meta` file or MetaGraphDef needs them.
+        signatures: Functions, or models that share the source's variables, by name. For a SavedModel, the names of the
+            signatures to capture.
+        root: The object whose checkpoint has the parameters, and so their keys; by default the model or module. For a
+            v1 graph, a Saver. Parameters of a function without a root go by the names of its variables.
+        allowed: Ops that a file may have although they are not known to be safe.
+        compare: Call a Keras model once on made up inputs, and refuse a graph that gives something else.
 
-    `outputs` leaves only the outputs of these names. Parameters go by their keys in a checkpoint of `root`, which is
-    the model or module where it is not said, or a Saver of the v1 graph; those of a function without a root by their
-    own names. `allowed` names ops that may be in a file although they are not known to be safe. A Keras model is called
-    once, on small inputs that are made up, and its graph must give the same; without `compare` it is taken as it is.
     Raises GraphError, which says what is missing or cannot be served.
     """
     if isinstance(outputs, str) or isinstance(signatures, str):
         raise GraphError(f"expected names in a list, found {outputs or signatures!r}")
     if isinstance(source, str | os.PathLike):
-        return Capture(_graph_of_path(Path(source), inputs, outputs, signatures, allowed), (), b"")
+        return Capture(_graph_of_path(Path(source), inputs, outputs, signatures, allowed))
     if isinstance(source, tf.compat.v1.MetaGraphDef):
-        return Capture(finish(draft_of_meta(source, *_ends(inputs, outputs), allowed=allowed)), (), b"")
+        return Capture(finish(draft_of_meta(source, *_ends(inputs, outputs), allowed=allowed)))
     if isinstance(source, tuple) and len(source) == 2:
-        return Capture(finish(draft_of_tensors(*source, saver=root)), (), b"")
+        return Capture(finish(draft_of_tensors(*source, saver=root)))
     if root is None and not functions.is_function(source):
         root = source
     return _captured(partial(_traces, source, inputs, signatures), outputs, root, compare, functions.trace)
@@ -110,7 +116,7 @@ def capture(
 def _captured(
     traced: Callable[[_Tracing], dict[str, Trace]], outputs: Any, root: Any, compare: bool, tracing: _Tracing
 ) -> Capture:
-    """What is live; `tracing` says how functions are traced."""
+    """Capture a live source; `tracing` traces its functions."""
     traces = traced(tracing)
     draft, variables = draft_of_traces(traces, None if root is None else variable_keys(root))
     origin = None
@@ -122,7 +128,7 @@ def _captured(
     live = tuple(variables[parameter.name] for parameter in graph.parameters)
     for name, trace in traces.items() if compare else ():
         own_calls.compare(graph, name, trace, [parameter.read_value() for parameter in live])
-    return Capture(graph, live, graph.object_graph, origin)
+    return Capture(graph, live, origin)
 
 
 def _captured_again(
@@ -166,7 +172,7 @@ def _traces(source: Any, inputs: Any, signatures: Any, tracing: _Tracing) -> dic
 
 
 def _loaded(source: Any) -> Mapping[str, Any] | None:
-    """The signatures of what tf.saved_model.load gives."""
+    """The signatures of a result of tf.saved_model.load; None for any other source."""
     signatures = getattr(source, "signatures", None)
     is_loaded = isinstance(signatures, Mapping) and signatures and all(map(functions.is_function, signatures.values()))
     return signatures if is_loaded else None

@@ -1,7 +1,7 @@
-"""The digest of a graph's structure: equal for two traces of one model, different when anything that computes differs.
+"""The digest of a graph's structure: equal for two traces of one model, different if they compute something else.
 
-A node's digest covers its op, its attributes and the digests of what it reads; names of nodes and functions do not
-count, names of inputs, outputs and parameters do. Functions are named after such content too.
+The digest of a node covers its op, its attributes and the digests of its inputs. Names of nodes and functions do not
+count; names of graph inputs, outputs and parameters do. `name_by_content` names functions after their content.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from paramsync.graphdef.reading import called, callees_first, node_of, rename_ca
 def digest(
     graph_def: Any, named: Mapping[str, str], results: Iterable[tuple[str, str]], ends: Iterable[str] = ()
 ) -> str:
-    """The digest, in hex, of what computes `results`, pairs of name and tensor.
+    """The digest, in hex, of the nodes that compute `results`, pairs of name and tensor.
 
-    `named` gives the meaning of the placeholders: node to what the input, parameter or table is. `ends` is what the
-    graph says of itself beside what it computes: its inputs and outputs, used or not.
+    `named` describes the input, parameter or table behind each placeholder. `ends` describes the inputs and outputs,
+    used or not.
     """
     nodes = _Nodes(graph_def.node, named, _Functions(graph_def.library.function))
     whole = hashlib.sha256()
@@ -32,12 +32,12 @@ def digest(
     return whole.hexdigest()[:32]
 
 
-# What tells loops, stacks and arrays of one graph apart, and is made up when it is traced.
+# Attributes that tell loops, stacks and arrays of one graph apart; TensorFlow makes them up when it traces.
 _LABELS = frozenset({"frame_name", "stack_name", "tensor_array_name"})
 
 
 class _Nodes:
-    """The digests of the nodes of a graph or of one function, made when asked for."""
+    """The digests of the nodes of a graph or of one function, made on demand."""
 
     def __init__(self, nodes: Iterable[Any], named: Mapping[str, str], functions: _Functions) -> None:
         self._nodes = {node.name: node for node in nodes}
@@ -51,7 +51,7 @@ class _Nodes:
     def _node(self, wanted: str) -> bytes:
         entered: set[str] = set()
         stack = [wanted]
-        while stack:  # not recursive: real graphs are deeper than Python's stack
+        while stack:  # no recursion: real graphs are deeper than Python's stack
             name = stack[-1]
             if name in self._done:
                 stack.pop()
@@ -70,7 +70,7 @@ class _Nodes:
         data, control = [], []
         for tensor in node.input:
             name = node_of(tensor)
-            # what is not done yet leads back here: the loop of an old while, marked by the op that closes it
+            # an input without a digest leads back here: a v1 loop, represented by the op that closes it
             before = self._done.get(name) or _hash(b"back", self._nodes[name].op.encode())
             if tensor.startswith("^"):
                 control.append(before)
@@ -102,16 +102,16 @@ class _Nodes:
 
 
 class _Functions:
-    """The digests of a graph's functions, each made once however often it is called."""
+    """The digests of a graph's functions, each made once."""
 
     def __init__(self, functions: Iterable[Any]) -> None:
         self._functions = {function.signature.name: function for function in functions}
         self._done: dict[str, bytes] = {}
 
     def digest(self, name: str) -> bytes | None:
-        """The digest of a function, or None where the graph has none of this name."""
+        """The digest of a function; None for an unknown name."""
         if name in self._functions and name not in self._done:
-            self._done[name] = b"itself"  # what a function that calls itself finds there
+            self._done[name] = b"itself"  # found by a function that calls itself
             function = self._functions[name]
             named = {argument.name: f"argument {at}" for at, argument in enumerate(function.signature.input_arg)}
             nodes = _Nodes(function.node_def, named, self)
@@ -133,11 +133,11 @@ _MADE_UP = re.compile(r"(__)?(inference|forward|backward|lifted)_|_(lifted|\d+)(
 
 
 def name_by_content(graph_def: Any) -> None:
-    """Rename every function after its content, and whatever calls it; of equal functions one stays.
+    """Rename every function after its content, also in its callers, and drop duplicates.
 
-    TensorFlow keeps the functions of all graphs of a process in one place, by name, and refuses another function under
-    a name that is taken. But names are made up when a model is traced, and those of two models, or of two versions of
-    one, are often the same. Raises GraphError where a function calls itself.
+    TensorFlow keeps the functions of all graphs of a process by name, and refuses two functions of one name. But it
+    makes up names when it traces, and two models, or two versions of one, often get the same. Raises GraphError for a
+    function that calls itself.
     """
     functions = {function.signature.name: function for function in graph_def.library.function}
     calls = {name: [each for node in body.node_def for each in called(node)] for name, body in functions.items()}

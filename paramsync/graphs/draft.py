@@ -1,35 +1,56 @@
-"""Draft: a graph as a source has it, its variables still handles; finish() lifts it to a Graph."""
+"""Draft: a graph as its source has it, with variables as handles; finish() lifts it to a Graph."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 from google.protobuf.message import EncodeError
 
 from paramsync.errors import GraphError
+from paramsync.graphdef.reading import control_inputs, data_inputs, fresh, node_of, origin
 from paramsync.graphs.digest import name_by_content
 from paramsync.graphs.graph import Graph
 from paramsync.graphs.lifting.cut import cut
 from paramsync.graphs.lifting.lift import lift
-from paramsync.graphs.lifting.partitions import Parameter, PartRange, join_parts
-from paramsync.graphs.lifting.purity import purify
+from paramsync.graphs.lifting.roles import purify
+from paramsync.graphs.nodes import become, become_constant, become_placeholder
 from paramsync.v1 import bundle_pb2, graph_pb2
 
-__all__ = ["Draft", "Parameter", "PartRange", "finish"]
+
+@dataclass(frozen=True, slots=True)
+class PartRange:
+    """Where a part lies in the whole of a partitioned variable."""
+
+    whole: tuple[int, ...]
+    offsets: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A variable: its key in a checkpoint, the node of its handle or reference, and the spec of its value.
+
+    The parts of a partitioned variable share the variable's name.
+    """
+
+    name: str
+    node: str
+    spec: tf.TensorSpec
+    part: PartRange | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
     """A graph as its source has it. Nodes that lead to no output of a signature are ignored.
 
-    `tables` are packed, each by the node that gives its handle. `seeds` are nodes that give the handle of a Keras
-    SeedGenerator's state. Inputs of signatures may be any tensors of the graph; outputs must depend on each, unless
-    `unused_inputs`. `called` is what the framework calls the variable of a parameter; `object_graph` gives, for names
-    of parameters, what checkpoints of the object that has them say of it. `refused` says why signatures were left out
-    that cannot be served.
+    - `tables` are packed, each under the node of its handle; `seeds` are the nodes of Keras SeedGenerators' states.
+    - An input of a signature may be any tensor. Some output must depend on it, unless `unused_inputs` is set.
+    - `called` is the framework's name for the variable of a parameter. `object_graph` makes, for the names of the
+      parameters, the object graph of their checkpoints.
+    - `refused` has the reason for each signature that was left out because it cannot be served.
     """
 
     graph_def: Any
@@ -44,7 +65,7 @@ class Draft:
 
 
 def finish(draft: Draft) -> Graph:
-    """Lift a draft to a pure function. Raises GraphError, which names what cannot be pure and why."""
+    """Lift a draft to a pure function. Raises GraphError, which names the op that cannot be lifted, and why."""
     ends = {variable.node for variable in draft.parameters} | {table.node for table in draft.tables} | {*draft.seeds}
     graph_def, signatures = cut(draft.graph_def, draft.signatures, ends=ends, unused_inputs=draft.unused_inputs)
     reached = {node.name for node in graph_def.node}
@@ -82,3 +103,97 @@ def finish(draft: Draft) -> Graph:
         ),
         refused=draft.refused,
     )
+
+
+# Partitioned variables: the checkpoint has the whole, so the whole is the parameter, and its parts are slices of it ---
+
+_Part = tuple[str, PartRange, list[int]]  # the node of a part, its place in the whole, and its shape
+
+
+def join_parts(graph_def: Any, parameters: Iterable[Parameter]) -> tuple[dict[str, str], dict[str, tf.TensorSpec]]:
+    """The node and the spec of each parameter, by name, after the parts of each partitioned variable were joined.
+
+    A whole is a new placeholder; the placeholders of its parts become slices of it. A node that concatenates all parts
+    takes the whole instead. Raises GraphError for parts of different wholes.
+    """
+    nodes: dict[str, str] = {}
+    specs: dict[str, tf.TensorSpec] = {}
+    wholes: dict[str, list[_Part]] = {}
+    for parameter in parameters:
+        name, node, part = parameter.name, parameter.node, parameter.part
+        spec = parameter.spec if part is None else tf.TensorSpec(part.whole, parameter.spec.dtype)
+        if specs.setdefault(name, spec) != spec or (name in nodes and name not in wholes):
+            raise GraphError(f"several variables are called {name!r} and are not parts of one: {nodes[name]}, {node}")
+        nodes[name] = node
+        if part is not None:
+            wholes.setdefault(name, []).append((node, part, _shape_of_part(parameter, part)))
+    if wholes:
+        _slice(graph_def, nodes, specs, wholes)
+    return nodes, specs
+
+
+def _shape_of_part(parameter: Parameter, part: PartRange) -> list[int]:
+    """Raises GraphError where the shape is not known, or the part lies outside of the whole."""
+    if not parameter.spec.shape.is_fully_defined():
+        raise GraphError(f"variable {parameter.node!r} is a part of {parameter.name!r}, and its shape is not known")
+    shape = list(parameter.spec.shape)
+    if not len(part.offsets) == len(shape) == len(part.whole) or not all(
+        0 <= start <= start + length <= size
+        for start, length, size in zip(part.offsets, shape, part.whole, strict=True)
+    ):
+        raise GraphError(
+            f"variable {parameter.node!r}: expected a part of {parameter.name!r}, which has shape {list(part.whole)},"
+            f" found shape {shape} at {list(part.offsets)}"
+        )
+    return shape
+
+
+def _slice(
+    graph_def: Any, placeholders: dict[str, str], specs: Mapping[str, tf.TensorSpec], wholes: Mapping[str, list[_Part]]
+) -> None:
+    """Make a placeholder for each whole, and slices of it for its parts."""
+    nodes = {node.name: node for node in graph_def.node}
+    owners: dict[str, str] = {}  # by the node of a part, the name of the whole
+
+    def added(name: str) -> Any:
+        name = fresh(name, nodes)
+        nodes[name] = graph_def.node.add(name=name)
+        return nodes[name]
+
+    for name, parts in wholes.items():
+        placeholders[name] = become_placeholder(added(f"{parts[0][0]}/whole"), specs[name]).name
+        for node, part, shape in parts:
+            owners[node] = name
+            constants = [
+                become_constant(added(f"{node}/{place}"), np.asarray(value, np.int64)).name
+                for place, value in (("begin", part.offsets), ("size", shape))
+            ]
+            piece = become(nodes[node], "Slice", [placeholders[name], *constants])
+            piece.attr["T"].type = specs[name].dtype.as_datatype_enum
+            piece.attr["Index"].type = tf.int64.as_datatype_enum
+    for node in [node for node in nodes.values() if node.op == "ConcatV2"]:
+        *joined, axis = data_inputs(node)
+        joined = [origin(nodes, tensor) for tensor in joined]
+        number = nodes.get(node_of(axis))
+        name = owners.get(joined[0], "") if joined else ""
+        if number is None or number.op != "Const" or not name or any(owners.get(part) != name for part in joined):
+            continue
+        places = {part: (list(place.offsets), shape) for part, place, shape in wholes[name]}
+        along = int(tf.make_ndarray(number.attr["value"].tensor))
+        if _make_whole(list(specs[name].shape), [places[part] for part in joined], along):
+            become(node, "Identity", [placeholders[name], *control_inputs(node)])
+            node.attr["T"].type = specs[name].dtype.as_datatype_enum
+
+
+def _make_whole(sizes: list[int], parts: Sequence[tuple[list[int], list[int]]], axis: int) -> bool:
+    """True if these parts (offsets and shape), one after the other along the axis, make up the whole."""
+    if not -len(sizes) <= axis < len(sizes):
+        return False
+    end = 0
+    for offsets, shape in parts:
+        expected, whole = [0] * len(sizes), list(sizes)
+        expected[axis], whole[axis] = end, shape[axis]
+        if (offsets, shape) != (expected, whole):
+            return False
+        end += shape[axis]
+    return end == sizes[axis]

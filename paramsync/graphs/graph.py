@@ -1,4 +1,4 @@
-"""Graph: a pure function of parameters and inputs, its signatures, its digest; kept as bytes without weights."""
+"""Graph: a pure function of parameters and inputs, with its signatures and digest, in a file without weights."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from paramsync import dtypes
 from paramsync.errors import GraphError, InputError, UnknownSignatureError
 from paramsync.graphdef.allowed_ops import STOCHASTIC
 from paramsync.graphdef.reading import data_inputs, every_node, node_of, reach
+from paramsync.graphs import safety
 from paramsync.graphs.calls import Call, check_placeholders
 from paramsync.graphs.digest import digest
 from paramsync.graphs.nodes import leading_to
-from paramsync.graphs.safety import checks as safety
-from paramsync.graphs.safety.weight import GRAPH_FILE, check_weight
+from paramsync.graphs.safety import GRAPH_FILE, check_weight
 from paramsync.graphs.specs import DEFAULT_SIGNATURE, Signature, described, spec_of
 from paramsync.graphs.tables import MAX_BYTES as TABLE_BYTES
 from paramsync.graphs.tables import Contents, fill
@@ -28,17 +28,17 @@ from paramsync.store.store import sealed
 from paramsync.v1 import graph_pb2
 
 _Array = Any
-"""A tensor, an array, or what has the dtype and shape of one."""
+"""A tensor, an array, or another value with a dtype and a shape."""
 
 
 class Graph:
     """A pure function. Immutable; any number of threads may call it at once, with any parameters, without a lock."""
 
     def __init__(self, message: graph_pb2.Graph, *, refused: Mapping[str, str] = MappingProxyType({})) -> None:
-        """Build the functions that a graph file describes, which is trusted. Raises GraphError where they cannot be.
+        """Build the functions that a trusted graph file describes. Raises GraphError if they cannot be built.
 
-        Its lookup tables are made and filled here, once, and shared by all calls. `refused` says of signatures that
-        the graph was made without, why.
+        Its lookup tables are filled here once, and shared by all calls. `refused` has the reason for each signature of
+        the source that is missing here.
         """
         self.refused = refused
         graph_def = _parsed(tf.compat.v1.GraphDef, message.graph_def, "graph_def")
@@ -55,18 +55,18 @@ class Graph:
         self.stochastic = tuple(sorted({node.op for node in every_node(graph_def)} & STOCHASTIC))
         """Ops that make two calls with the same arguments differ."""
         self.object_graph = message.object_graph
-        """With it, TensorFlow reads a checkpoint of the parameters into what was captured; may be empty."""
+        """With it, TensorFlow reads a checkpoint of the parameters into the source; may be empty."""
         self.called: Mapping[str, str] = {
             parameter.name: parameter.variable for parameter in message.parameters if parameter.variable
         }
-        """What the framework calls the variable of each parameter, where that is known."""
+        """The framework's name for the variable of a parameter, where it is known."""
         check_placeholders(graph_def, message)
         tables = list(map(Contents, message.tables))
         try:
             self.digest = _digest(graph_def, message, tables)
         except (ValueError, TypeError, KeyError) as error:
             raise GraphError(f"the graph cannot be built: {error}") from error
-        if message.digest and message.digest != self.digest:  # before anything is made of a file that was damaged
+        if message.digest and message.digest != self.digest:  # a damaged file, of which nothing must be built
             raise GraphError(f"the graph is not the one it says it is: expected {message.digest}, found {self.digest}")
         self._of_any_shape: dict[str, Call] = {}
         try:
@@ -75,24 +75,21 @@ class Graph:
                 name: Call(graph_def, signature, message, handles) for name, signature in message.signatures.items()
             }
             self.embeddings = _embeddings(graph_def, message)
-            """Names of parameters of which it only looks up rows."""
+            """The names of parameters from which calls only look up rows."""
         except (ValueError, TypeError, KeyError, tf.errors.OpError) as error:
             raise GraphError(f"the graph cannot be built: {error}") from error
 
     @classmethod
     def from_bytes(cls, content: bytes, *, allowed: Collection[str] = ()) -> Graph:
-        """The graph of a file that somebody else may have made.
-
-        Raises as `check_file` does, and GraphError where it cannot be built.
-        """
+        """The graph of a stranger's file. Raises as `check_file` does, and GraphError if it cannot be built."""
         return cls(cls.check_file(content, allowed=allowed))
 
     @staticmethod
     def check_file(content: bytes, *, allowed: Collection[str] = ()) -> graph_pb2.Graph:
-        """The content of a graph file, once nothing in it is refused: what a publisher and its followers check.
+        """Check a graph file, as a publisher and its followers do, and return its message.
 
-        Raises UnsafeGraphError where it uses ops that are neither known to be safe nor `allowed` by name, or would cost
-        more memory than a graph may, and GraphError where it cannot be read.
+        Raises UnsafeGraphError for ops that are neither known to be safe nor `allowed`, or a graph that would take too
+        much memory, and GraphError for a file that is not readable.
         """
         check_weight(content, GRAPH_FILE)
         message: graph_pb2.Graph = _parsed(graph_pb2.Graph, content, "graph file")
@@ -108,14 +105,14 @@ class Graph:
 
     @classmethod
     def load(cls, path: str | Path, *, allowed: Collection[str] = ()) -> Graph:
-        """The graph of a file. Raises as `from_bytes` does, OSError, and CorruptCheckpointError for no regular file."""
+        """The graph in a file. Raises as `from_bytes` does, OSError, CorruptCheckpointError for a device or pipe."""
         try:
             return cls.from_bytes(files.content(Path(path), limit=files.MAX_MESSAGE), allowed=allowed)
         except GraphError as error:
             raise type(error)(f"{path}: {error}") from error
 
     def save(self, path: str | Path) -> None:
-        """Write it to one file, which appears once it is complete."""
+        """Write the graph to a file, which appears once it is complete."""
         with files.aside(Path(path)) as file:
             file.write(self.to_bytes())
 
@@ -123,11 +120,11 @@ class Graph:
         return sealed(self.message().SerializeToString(deterministic=True))
 
     def message(self) -> graph_pb2.Graph:
-        """The content of its file."""
+        """The message in its file."""
         message = graph_pb2.Graph()
         message.CopyFrom(self._message)
         message.digest = self.digest
-        message.ClearField("checksum")  # of the file that it is from
+        message.ClearField("checksum")  # of the file before
         return message
 
     def __call__(
@@ -139,11 +136,11 @@ class Graph:
         outputs: Collection[str] = (),
         of_any_shape: bool = False,
     ) -> dict[str, tf.Tensor]:
-        """The outputs named, or all of them. `parameters` come in the order of `self.parameters`.
+        """Compute the named outputs, or all. `parameters` come in the order of `self.parameters`.
 
-        Raises UnknownSignatureError, InputError and ParameterError for names and numbers that do not fit. Dtypes and
-        shapes are TensorFlow's to refuse; who does not trust the inputs calls `check_inputs` before, or, for inputs of
-        other shapes than the signature's, `fits` and this with `of_any_shape`, whose first call takes longer.
+        Raises UnknownSignatureError, InputError and ParameterError for unknown names and a wrong number of parameters.
+        Dtypes and shapes are not checked: call `check_inputs` before for inputs of strangers, or `fits`, and this with
+        `of_any_shape`, whose first call takes longer, for other shapes than the signature's.
         """
         try:
             call = self._any_shape(signature) if of_any_shape else self._functions[signature]
@@ -154,14 +151,14 @@ class Graph:
             raise
 
     def _any_shape(self, signature: str) -> Call:
-        """A call that relies on no shape of an input: kernels would rely on what was inferred from a wrong one."""
+        """A call that relies on no shape of an input: kernels would trust shapes inferred from a wrong one."""
         if signature not in self._of_any_shape:
             if signature not in self.signatures:
                 raise KeyError(signature)
             graph_def = tf.compat.v1.GraphDef.FromString(self._message.graph_def)
             message = self._message
             call = Call(graph_def, message.signatures[signature], message, self._handles, of_any_shape=True)
-            self._of_any_shape.setdefault(signature, call)  # where two threads build it, the first wins
+            self._of_any_shape.setdefault(signature, call)  # if two threads build it, the first wins
         return self._of_any_shape[signature]
 
     def _check_call(self, signature: str, inputs: Collection[str], outputs: Collection[str]) -> None:
@@ -171,16 +168,16 @@ class Graph:
         _check_names(self.signatures[signature], inputs, outputs)
 
     def unknown(self, signature: str) -> UnknownSignatureError:
-        """The error for a signature that is not among those of the graph."""
+        """The error for a signature that the graph does not have."""
         return UnknownSignatureError(signature, self.signatures, self.refused.get(signature, ""))
 
     def check_inputs(self, signature: str, inputs: Mapping[str, _Array], outputs: Collection[str] = ()) -> None:
-        """Raise UnknownSignatureError or InputError where a call with these arguments could not succeed."""
+        """Raise UnknownSignatureError or InputError for arguments that do not fit the signature."""
         if not self.fits(signature, inputs, outputs):
             raise self.misfit(signature, inputs)
 
     def fits(self, signature: str, inputs: Mapping[str, _Array], outputs: Collection[str] = ()) -> bool:
-        """Whether the shapes are those of the signature. Raises as `check_inputs` does for names and dtypes."""
+        """True if the shapes fit the signature. Raises as `check_inputs` does for names and dtypes."""
         self._check_call(signature, inputs, outputs)
         fitting = True
         for name, spec in self.signatures[signature].inputs.items():
@@ -224,13 +221,13 @@ def _check_names(wanted: Signature, inputs: Collection[str], outputs: Collection
 
 
 def _placeless(message: graph_pb2.Graph, graph_def: Any) -> graph_pb2.Graph:
-    """Remove devices from the message and from `graph_def`: whoever calls a graph says where it computes."""
+    """Remove devices from the message and from `graph_def`: the caller of a graph says where it computes."""
     placed = [node for node in every_node(graph_def) if node.device or "_class" in node.attr]
     if not placed:
         return message
     for node in placed:
         node.device = ""
-        node.attr.pop("_class", None)  # the node beside which it was to be placed
+        node.attr.pop("_class", None)  # its colocation
     placeless = graph_pb2.Graph()
     placeless.CopyFrom(message)
     placeless.graph_def = graph_def.SerializeToString(deterministic=True)
@@ -252,19 +249,19 @@ def _digest(graph_def: Any, message: graph_pb2.Graph, tables: Sequence[Contents]
 
 
 _PASSED_ON = frozenset(("Identity", "PreventGradient", "Snapshot", "StopGradient"))
-_UNREAD = frozenset(("Rank", "Shape", "ShapeN", "Size"))  # what these say is known without the values
+_UNREAD = frozenset(("Rank", "Shape", "ShapeN", "Size"))  # need no values
 _LOOKED_UP = frozenset(("Gather", "GatherNd", "SparseSegmentMean", "SparseSegmentSqrtN", "SparseSegmentSum"))
 
 
 def _embeddings(graph_def: Any, message: graph_pb2.Graph) -> frozenset[str]:
-    """The names of parameters of which only rows are looked up, so that a call reads a few of their bytes.
+    """The names of parameters from which only rows are looked up, so that a call reads few of their bytes.
 
-    What is given to a function counts as read; so does what nobody can be sure of. Takes as long as it takes to look at
-    each node that leads to an output once.
+    A parameter that is passed to a function, or of which it is not certain, counts as read whole. Looks at each node
+    that leads to an output once.
     """
     nodes = {node.name: node for node in graph_def.node}
     returned = [end.tensor for signature in message.signatures.values() for end in signature.outputs]
-    read = set(map(node_of, returned))  # nodes of which all bytes are
+    read = set(map(node_of, returned))  # nodes that are read whole
     for node in leading_to(nodes, returned):
         taken = list(map(node_of, data_inputs(node)))
         if node.op in _PASSED_ON:
@@ -283,7 +280,7 @@ def _embeddings(graph_def: Any, message: graph_pb2.Graph) -> frozenset[str]:
 
 
 def _looks_up_rows(node: Any, taken: Sequence[str], nodes: Mapping[str, Any]) -> bool:
-    """Whether it takes whole rows of its first argument: along another dimension it would touch all of them."""
+    """True if the node takes whole rows of its first argument. Along another axis it would touch all rows."""
     if node.op != "GatherV2":
         return node.op in _LOOKED_UP
     axis = nodes.get(taken[2]) if len(taken) == 3 else None

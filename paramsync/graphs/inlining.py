@@ -1,7 +1,4 @@
-"""Inlines plain calls of a graph, to look at what it computes.
-
-Control dependencies are dropped, so that such a graph must not be run.
-"""
+"""Inlines the plain calls of a graph, for analysis only: the result has no control dependencies, and must not run."""
 
 from __future__ import annotations
 
@@ -15,9 +12,9 @@ from paramsync.graphdef.reading import data_inputs, full, functions_called
 from paramsync.graphs.nodes import PLAIN_CALLS, port_of
 
 MOST = 50_000
-"""Nodes: a larger graph takes too long to analyse."""
+"""Nodes of a graph that does not take too long to analyse."""
 
-_DEPTH = 100  # of functions that call one another
+_DEPTH = 100  # functions that call one another in a row
 
 
 class TooManyError(ValueError):
@@ -27,10 +24,10 @@ class TooManyError(ValueError):
 @dataclass
 class Inlined:
     graph_def: Any
-    _results: dict[str, str] = field(default_factory=dict)  # of calls that are gone
+    _results: dict[str, str] = field(default_factory=dict)  # of inlined calls
 
     def tensor(self, name: str) -> str:
-        """The name here of a tensor of the graph."""
+        """The name of a tensor of the graph after inlining."""
         name = full(name)
         for _ in range(len(self._results) + 1):
             if name not in self._results:
@@ -40,7 +37,7 @@ class Inlined:
 
 
 def inlined(graph_def: Any, *, most: int = MOST) -> Inlined:
-    """The graph without its plain calls. A call that cannot be replaced stays one.
+    """Inline the plain calls of a graph, except those of functions with attributes of the call.
 
     Raises TooManyError for more than `most` nodes, LookupError and ValueError for a graph that contradicts itself.
     """
@@ -48,7 +45,6 @@ def inlined(graph_def: Any, *, most: int = MOST) -> Inlined:
     whole = Inlined(tf.compat.v1.GraphDef(versions=graph_def.versions))
     nodes = whole.graph_def.node
     taken = {node.name for node in graph_def.node}
-    # each scope has nodes, and how their inputs are called in the whole
     waiting: list[tuple[Any, _Scope]] = [(node, _Scope()) for node in reversed(graph_def.node)]
     while waiting:
         node, scope = waiting.pop()
@@ -86,7 +82,7 @@ def inlined(graph_def: Any, *, most: int = MOST) -> Inlined:
 
 @dataclass(frozen=True, slots=True)
 class _Scope:
-    """The names of tensors within a function, or in the graph itself."""
+    """Translates names of tensors in a function, or in the graph itself, to names in the inlined graph."""
 
     prefix: str = ""
     arguments: Mapping[str, str] = field(default_factory=dict)
@@ -104,7 +100,7 @@ class _Scope:
 
 
 def _is_open(function: Any) -> bool:
-    """Whether attributes of its nodes are set by the call."""
+    """True if the call sets attributes of the function's nodes."""
     return bool(function.signature.attr) or any(
         value.WhichOneof("value") == "placeholder" for node in function.node_def for value in node.attr.values()
     )

@@ -1,4 +1,4 @@
-"""join(): feeds outputs of one Graph to inputs of another. The result has both their parameters, under two prefixes."""
+"""join(): feeds outputs of one Graph to inputs of another. The result has the parameters of both, under prefixes."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 import tensorflow as tf
 
 from paramsync.errors import GraphError
-from paramsync.graphdef.reading import every_node, node_of, prefixed, rename_calls
+from paramsync.graphdef.reading import every_node, node_of, prefixed
+from paramsync.graphs.digest import name_by_content
 from paramsync.graphs.graph import Graph
 from paramsync.graphs.lifting.cut import cut
 from paramsync.graphs.nodes import prefix_frame
 from paramsync.graphs.specs import DEFAULT_SIGNATURE
-from paramsync.host.files import shown
 from paramsync.v1 import graph_pb2
 
 
@@ -27,27 +27,31 @@ def join(
     signatures: tuple[str, str] = (DEFAULT_SIGNATURE, DEFAULT_SIGNATURE),
     outputs: Collection[str] = (),
 ) -> Graph:
-    """What `second` computes when its inputs are outputs of `first`: `inputs` maps the former to the latter.
+    """The Graph that feeds outputs of `first` to inputs of `second`.
 
-    Parameters are those of both, each behind its graph's prefix and a slash. All inputs of `first` and the other ones
-    of `second` are inputs; outputs are those of `second` and the `outputs` of `first` that are named. A name that both
-    graphs give to an input, or to an output, stands behind its prefix too. `signatures` says which of each is meant.
+    Args:
+        first: The Graph that is computed first.
+        second: The Graph that is computed with its outputs.
+        inputs: The name of an output of `first` by the name of the input of `second` that takes it. The other inputs of
+            `second` and all inputs of `first` are inputs of the joint Graph.
+        prefixes: Behind its prefix and a slash stands each parameter, and each input or output whose name both have.
+        signatures: The signature of each Graph.
+        outputs: Outputs of `first` that are outputs of the joint Graph too, beside all of `second`.
 
-    Raises GraphError, which lists what there is, for names that are unknown and tensors that do not fit, and
+    Raises GraphError for unknown names, which lists the known ones, and for tensors that do not fit;
     UnknownSignatureError.
     """
-    _check_arguments(first, second, inputs, outputs)
-    _check_pair(signatures, "signatures", "names of signatures")
-    _check_pair(prefixes, "prefixes", "different words, such as encoder and head")
     if len(set(prefixes)) != 2 or not all(re.fullmatch(r"[A-Za-z0-9.][\w.-]*", prefix) for prefix in prefixes):
         raise GraphError(f"prefixes: expected two different words, such as encoder and head, found {list(prefixes)}")
     halves = [_Half(*half) for half in zip((first, second), prefixes, signatures, strict=True)]
     _check(halves[0], halves[1], inputs, outputs)
     joined = tf.compat.v1.GraphDef(versions=halves[0].graph_def.versions)
+    functions: dict[str, Any] = {}
     for half in halves:
         joined.versions.producer = max(joined.versions.producer, half.graph_def.versions.producer)
         joined.node.extend(half.graph_def.node)
-        joined.library.function.extend(half.graph_def.library.function)
+        functions |= {function.signature.name: function for function in half.graph_def.library.function}
+    joined.library.function.extend(functions.values())
     sources = {halves[1].inputs[name].tensor: halves[0].outputs[source].tensor for name, source in inputs.items()}
     _connect(joined, sources)
     ends = list(halves[1].outputs.values())
@@ -73,29 +77,8 @@ def join(
     )
 
 
-def _check_arguments(first: Any, second: Any, inputs: Any, outputs: Any) -> None:
-    for what, graph in (("first", first), ("second", second)):
-        if not isinstance(graph, Graph):
-            raise GraphError(
-                f"{what}: expected a Graph, as capture(...).graph or Graph.load(...) gives it, found {shown(graph)}"
-            )
-    if not isinstance(inputs, Mapping) or not _are_names([*inputs, *inputs.values()]):
-        raise GraphError(f"inputs: expected a dict of names of outputs by names of inputs, found {shown(inputs)}")
-    if isinstance(outputs, str) or not isinstance(outputs, Collection) or not _are_names(outputs):
-        raise GraphError(f"outputs: expected a list of names, found {shown(outputs)}")
-
-
-def _check_pair(pair: Any, what: str, of: str) -> None:
-    if not isinstance(pair, tuple | list) or len(pair) != 2 or not _are_names(pair):
-        raise GraphError(f"{what}: expected two {of}, found {shown(pair)}")
-
-
-def _are_names(names: Collection[Any]) -> bool:
-    return all(isinstance(name, str) for name in names)
-
-
 class _Half:
-    """One of the graphs, everything in it named behind its prefix except its inputs and outputs."""
+    """One of the graphs, with a prefix before all names except those of its inputs and outputs."""
 
     def __init__(self, graph: Graph, prefix: str, signature: str) -> None:
         if signature not in graph.signatures:
@@ -118,21 +101,17 @@ class _Half:
 
 
 def _rename(graph_def: Any, prefix: str) -> None:
-    functions = {}
-    for function in graph_def.library.function:
-        functions[function.signature.name] = f"{prefix}_{function.signature.name}"
-        function.signature.name = functions[function.signature.name]
+    name_by_content(graph_def)  # so that a name in both graphs means the same function
     for node in graph_def.node:
         node.name = f"{prefix}/{node.name}"
         prefix_frame(node, f"{prefix}/")
         node.input[:] = [prefixed(tensor, f"{prefix}/") for tensor in node.input]
-    rename_calls(every_node(graph_def), functions)
     for node in every_node(graph_def):
         node.attr.pop("_gradient_op_type", None)
 
 
 def _connect(graph_def: Any, sources: Mapping[str, str]) -> None:
-    """Have every node that reads one of these tensors, which are placeholders', read another one."""
+    """Make every node that reads a placeholder's tensor in `sources` read the other tensor."""
     spelled: dict[str, str] = {}
     for tensor, source in sources.items():
         spelled |= {tensor: source, node_of(tensor): source, f"^{node_of(tensor)}": f"^{node_of(source)}"}
@@ -162,7 +141,7 @@ def _check(first: _Half, second: _Half, inputs: Mapping[str, str], outputs: Coll
 
 
 def _named(halves: list[_Half], *ends: list[Any]) -> list[graph_pb2.Endpoint]:
-    """The endpoints of both halves by names that differ."""
+    """The endpoints of both halves, with a prefix before names that both have."""
     shared = {end.name for end in ends[0]} & {end.name for end in ends[1]}
     for half, ends_of_half in zip(halves, ends, strict=True):
         for end in ends_of_half:

@@ -1,4 +1,4 @@
-"""Nodes of GraphDefs: finds those that lead to a tensor, counts tensors, and rewrites a node as another op."""
+"""Nodes of GraphDefs: finds the nodes that lead to a tensor, counts tensors, and rewrites a node as another op."""
 
 from __future__ import annotations
 
@@ -12,16 +12,21 @@ from paramsync.errors import GraphError
 from paramsync.graphdef.reading import full, functions_called, node_of, reach
 
 PLACEHOLDERS = frozenset({"Placeholder", "PlaceholderV2"})
-"""Those without a value of their own."""
+"""Placeholders without a default value."""
+
+REFERENCES = frozenset({"Variable", "VariableV2"})
+"""Variables that give a reference, which reads like a value already."""
+
+VARIABLES = REFERENCES | {"VarHandleOp"}
 
 PLAIN_CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
-"""Ops that call one function, and do nothing else."""
+"""Ops that only call one function."""
 
 
 def leading_to(nodes: Mapping[str, Any], tensors: Iterable[str], *, fed: Collection[str] = ()) -> list[Any]:
-    """The nodes that these tensors ("x", "x:0", "^x") need, in the order of `nodes`; not past those in `fed` ("x:0").
+    """The nodes that these tensors ("x", "x:0", "^x") need, in the order of `nodes`, up to the tensors `fed` ("x:0").
 
-    Raises GraphError where a node is not there.
+    Raises GraphError for an unknown node.
     """
 
     def names_of(tensors: Iterable[str]) -> Iterator[str]:
@@ -37,7 +42,7 @@ def leading_to(nodes: Mapping[str, Any], tensors: Iterable[str], *, fed: Collect
 
 
 def with_functions(graph_def: Any, nodes: Iterable[Any]) -> Any:
-    """A new GraphDef of these nodes of it and of the functions that they call."""
+    """A new GraphDef of these nodes of `graph_def` and the functions that they call."""
     result = tf.compat.v1.GraphDef(versions=graph_def.versions)
     result.node.extend(nodes)
     result.library.function.extend(functions_called(graph_def.library.function, result.node))
@@ -45,7 +50,7 @@ def with_functions(graph_def: Any, nodes: Iterable[Any]) -> Any:
 
 
 def definition(op: str) -> Any:
-    """TensorFlow's OpDef of an op, or None where it knows no such op."""
+    """TensorFlow's OpDef of an op; None if it is unknown."""
     try:
         return _known_ops().op_def_for_type(op)
     except RuntimeError:
@@ -54,11 +59,11 @@ def definition(op: str) -> Any:
 
 @cache
 def _known_ops() -> tf.Graph:
-    return tf.Graph()  # which knows them all, and holds none
+    return tf.Graph()  # an empty graph knows all ops
 
 
 def counted(node: Any, arguments: Iterable[Any]) -> Iterator[tuple[Any, int]]:
-    """Each of `arguments`, an op's `input_arg` or `output_arg`, and how many tensors of the node it is."""
+    """Each of `arguments`, an op's `input_arg` or `output_arg`, with its number of tensors in the node."""
     for argument in arguments:
         if argument.number_attr:
             yield argument, node.attr[argument.number_attr].i
@@ -67,7 +72,7 @@ def counted(node: Any, arguments: Iterable[Any]) -> Iterator[tuple[Any, int]]:
 
 
 def argument_at(node: Any, arguments: Iterable[Any], place: int) -> tuple[Any, int] | None:
-    """The argument that the tensor at this place among all of them belongs to, and its place there."""
+    """The argument of the tensor at this place among all, and the tensor's place within the argument."""
     for argument, count in counted(node, arguments):
         if place < count:
             return argument, place
@@ -76,7 +81,7 @@ def argument_at(node: Any, arguments: Iterable[Any], place: int) -> tuple[Any, i
 
 
 def port_of(node: Any, result: str, functions: Mapping[str, Any]) -> int:
-    """The place of "result:position", as functions spell it, among all tensors of a node. Raises LookupError."""
+    """The place of "result:position", a function's spelling, among all results of a node. Raises LookupError."""
     name, _, position = result.partition(":")
     op = functions[node.op].signature if node.op in functions else definition(node.op)
     port = int(position or 0)
@@ -98,7 +103,7 @@ def become(node: Any, op: str, inputs: Iterable[str] = ()) -> Any:
 
 
 def become_constant(node: Any, value: object, dtype: tf.DType | None = None, control: Iterable[str] = ()) -> Any:
-    """Turn a node into a constant. Without `dtype` it has the value's."""
+    """Turn a node into a constant, by default of the value's dtype."""
     become(node, "Const", control)
     node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(value, dtype))
     node.attr["dtype"].type = node.attr["value"].tensor.dtype
@@ -106,7 +111,7 @@ def become_constant(node: Any, value: object, dtype: tf.DType | None = None, con
 
 
 def become_placeholder(node: Any, spec: tf.TensorSpec) -> Any:
-    """Turn a node into a placeholder of what the spec describes."""
+    """Turn a node into a placeholder of this spec."""
     become(node, "Placeholder")
     node.attr["dtype"].type = spec.dtype.as_datatype_enum
     node.attr["shape"].shape.CopyFrom(spec.shape.as_proto())

@@ -1,7 +1,7 @@
-"""Where a checkpoint of TensorFlow 2 keeps a variable that its objects lead to another way than its key says.
+"""Finds the keys of variables in a checkpoint of TensorFlow 2 whose objects are nested differently.
 
-TensorFlow calls a variable by the shortest way to it. A model that gets an optimizer has shorter ones, one that is
-saved as `model` of a Checkpoint has longer ones, and an export has ways of its own.
+The key of a variable is the shortest path to it. An optimizer adds shorter paths, saving a model as `model` of a
+Checkpoint makes longer ones, and an export has paths of its own.
 """
 
 from __future__ import annotations
@@ -21,19 +21,18 @@ from paramsync.host.files import shown
 from paramsync.tensorbundle.index import OBJECT_GRAPH
 
 _ATTRIBUTES = "/.ATTRIBUTES/"
-_UNNAMED = re.compile(r"(Variable(_\d+)?)?")  # what TensorFlow calls those that nobody named
-_TRIED = 2_000_000  # ways, from objects other than the root
+_UNNAMED = re.compile(r"(Variable(_\d+)?)?")  # TensorFlow's names for variables without one
+_TRIED = 2_000_000  # paths, from objects other than the root
 
 
 def keys_of(bundle: Bundle, names: Iterable[str], called: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Find the checkpoint's key for each of these names, which are keys themselves.
+    """Find the checkpoint's keys for these names, which are keys of another checkpoint.
 
-    1. The name itself, or the key of the variable that its path leads to from the root.
-    2. Unless that finds all: the keys of what all the paths lead to from another object, where only one will do.
-    3. Else the keys of the variables that are `called` the same, by what the framework calls the one of each name,
-       where no two are. Those that nobody named are not called anything.
+    1. The name itself, or the key of the variable at the end of its path from the root.
+    2. Unless these find all: the keys at the ends of all paths from another object, if exactly one object has all.
+    3. Else the keys of the variables with the same framework names, given in `called`, if these are unique.
 
-    Raises ParameterError where several objects will do, CorruptCheckpointError.
+    Raises ParameterError if several objects have all paths, CorruptCheckpointError.
     """
     names = list(names)
     keys = {name: name for name in names if name in bundle.entries}
@@ -51,14 +50,14 @@ def keys_of(bundle: Bundle, names: Iterable[str], called: Mapping[str, str] | No
 
 
 class Ways:
-    """The objects of a checkpoint or a SavedModel, and where paths lead to."""
+    """The objects of a checkpoint or a SavedModel, found by their paths."""
 
     def __init__(self, nodes: Sequence[Any]) -> None:
         self.nodes = nodes
-        self._children: dict[int, Mapping[str, int]] = {}  # of nodes seen so far
+        self._children: dict[int, Mapping[str, int]] = {}  # of visited nodes
 
     def node(self, name: str, start: int = 0) -> int | None:
-        """The number of the node that the path in a key leads to."""
+        """The number of the node at the end of the path in a key."""
         at = start
         for step in name.partition(_ATTRIBUTES)[0].split("/"):
             following = self.children(at).get(_local(step))
@@ -75,7 +74,7 @@ class Ways:
         return self._children[at]
 
     def key(self, name: str, start: int = 0) -> str:
-        """The key of what the path in `name` leads to, or ""."""
+        """The key of the variable at the end of the path in `name`, or ""."""
         at = self.node(name, start)
         attributes = () if at is None else self.nodes[at].attributes
         wanted = name.partition(_ATTRIBUTES)[2]
@@ -93,7 +92,7 @@ def _nodes(bundle: Bundle) -> Sequence[Any] | None:
 
 
 def _from_elsewhere(bundle: Bundle, ways: Ways, names: Sequence[str]) -> dict[str, str]:
-    """The keys of all the names from one object; none where there is no such object."""
+    """The keys of all names, with paths from one object other than the root; none without such an object."""
     candidates: dict[tuple[str, ...], int] = {}
     left = _TRIED
     for start in _starts(ways, names):

@@ -1,4 +1,4 @@
-"""Checks parameters, by name or from a checkpoint, against what a graph needs, and puts them in its order."""
+"""Puts parameters, given by name or in a checkpoint, in the order of a graph, after checking that they fit."""
 
 from __future__ import annotations
 
@@ -20,10 +20,9 @@ from paramsync.graphs.specs import located as _located
 
 
 def arrange(graph: Graph, values: Mapping[str, Any], *, where: str = "the graph") -> tuple[tf.Tensor, ...]:
-    """The values, in the order of `graph.parameters`. Arrays are copied, tensors are taken as they are.
+    """The values in the order of `graph.parameters`. Arrays are copied, tensors are not.
 
-    Raises ParameterError, which begins with `where` and lists what is missing, what is not needed, and what has
-    another dtype or shape.
+    Raises ParameterError, which begins with `where` and lists missing and unneeded names, and other dtypes or shapes.
     """
     wanted = {spec.name for spec in graph.parameters}
     extra = [name for name in values if name not in wanted]
@@ -33,11 +32,11 @@ def arrange(graph: Graph, values: Mapping[str, Any], *, where: str = "the graph"
 
 
 def read(graph: Graph, checkpoint: Path | Bundle, *, where: str | None = None) -> tuple[tf.Tensor, ...]:
-    """The values that a checkpoint, ours or TensorFlow's, has for a graph. What else it holds does not matter.
+    """Read the parameters of a graph from a checkpoint, ours or TensorFlow's, whatever else it has.
 
-    Their checksums are checked, and that they are finite. `checkpoint` is its prefix, or a bundle: the tensors share
-    the bundle's memory where that is safe. Raises ParameterError for what is not there or does not fit,
-    CorruptCheckpointError for a checkpoint that is not whole.
+    Checks their checksums, and that they are finite. `checkpoint` is a prefix or a bundle, whose memory the tensors
+    share if that is safe. Raises ParameterError for a parameter that is missing or does not fit,
+    CorruptCheckpointError for a damaged checkpoint.
     """
     bundle = checkpoint if isinstance(checkpoint, Bundle) else Bundle.open(Path(checkpoint), mapped=False)
     keys = located(graph, bundle, where=where)
@@ -46,12 +45,12 @@ def read(graph: Graph, checkpoint: Path | Bundle, *, where: str | None = None) -
 
 
 def located(graph: Graph, bundle: Bundle, *, where: str | None = None) -> tuple[str, ...]:
-    """As `paramsync.graphs.specs` has it, where names may also be paths through TensorFlow's objects."""
+    """As `specs.located`, for names that may be other paths through TensorFlow's objects."""
     return _located(graph, bundle, where=where, keys_of=keys_of)
 
 
 def shared(bundle: Bundle, keys: Iterable[str]) -> tuple[tf.Tensor, ...]:
-    """The values as they lie in a bundle whose entries were checked. Raises as `Bundle.array` does."""
+    """The values of a bundle whose entries were checked, sharing its memory. Raises as `Bundle.array` does."""
     return tuple(alias(bundle.array(key)) for key in keys)
 
 
@@ -69,11 +68,11 @@ _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 
 def alias(array: npt.NDArray[np.generic]) -> tf.Tensor:
-    """The array as a tensor on the CPU: the same memory where that is safe, else a copy.
+    """The array as a tensor on the CPU: the same memory if that is safe, else a copy.
 
-    Copied are arrays whose address is not aligned, that are not in one piece or may not be written to, and those of
-    strings, of floats of one byte, of quantized and other small integers: dlpack has no word for them. A tensor that
-    shares keeps the array alive. Nobody may write to the array as long as the tensor lives.
+    Copied are arrays that are not aligned, not contiguous or read-only, and dtypes that dlpack does not have: strings,
+    floats of one byte, quantized and other small integers. A tensor that shares memory keeps the array alive. Nobody
+    may write to the array as long as the tensor lives.
     """
     if _can_share(array):
         if array.dtype == _BFLOAT16:

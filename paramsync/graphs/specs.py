@@ -1,4 +1,4 @@
-"""Specs: what the tensors of a graph are called and may be, its signatures, and which checkpoint has its parameters.
+"""Specs of tensors, signatures, and the check of a checkpoint against the parameters of a graph.
 
 Needs no TensorFlow.
 """
@@ -24,21 +24,19 @@ Shape = tuple[int | None, ...] | None
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """What a tensor is called, and what it may be."""
+    """The name of a tensor, and the dtype and shape that it may have."""
 
     name: str
     dtype: str
     shape: Shape
     tensor: str = field(default="", compare=False)
-    """What the graph that it was captured from calls it, such as x:0; of a parameter empty."""
+    """Its name in the source, such as x:0; empty for a parameter."""
 
-    def accepts(self, dtype: str, shape: Sequence[int]) -> bool:
-        return dtype == self.dtype and (
-            self.shape is None
-            or (
-                len(shape) == len(self.shape)
-                and all(expected in (None, size) for expected, size in zip(self.shape, shape, strict=True))
-            )
+    def accepts(self, dtype: str, shape: Shape | Sequence[int]) -> bool:
+        if dtype != self.dtype or self.shape is None or shape is None:
+            return dtype == self.dtype and self.shape is None
+        return len(shape) == len(self.shape) and all(
+            expected in (None, size) for expected, size in zip(self.shape, shape, strict=True)
         )
 
     def __str__(self) -> str:
@@ -47,16 +45,16 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """What one function of a graph takes and gives, by the names callers use."""
+    """The inputs and outputs of one function of a graph, by the names that callers use."""
 
     inputs: Mapping[str, TensorSpec]
     outputs: Mapping[str, TensorSpec]
     method_name: str = ""
-    """What a SavedModel said it is for; it changes nothing of what is computed, and is no part of the digest."""
+    """A SavedModel's word for its purpose, such as tensorflow/serving/classify; no part of the digest."""
 
 
 def described(dtype: str, shape: Shape | Sequence[int]) -> str:
-    """How a dtype and shape are written for people: float32 [?, 784]."""
+    """A dtype and shape as people write them: float32 [?, 784]."""
     dimensions = "?" if shape is None else ", ".join("?" if size is None else str(size) for size in shape)
     return f"{dtype} [{dimensions}]" if shape is not None else f"{dtype} of any shape"
 
@@ -73,26 +71,26 @@ def from_proto(shape: bundle_pb2.TensorShape) -> Shape:
 # Parameters in a checkpoint ------------------------------------------------------------------------------------------
 
 KeysOf = Callable[[Bundle, list[str], Mapping[str, str]], dict[str, str]]
-"""The keys of names that are none themselves, as far as they are found."""
+"""Finds the keys of names that are no keys themselves."""
 
 
 class Wanting(Protocol):
-    """What a graph says of its parameters."""
+    """The part of a graph that says what a checkpoint must have."""
 
     @property
     def parameters(self) -> Sequence[TensorSpec]: ...
 
     @property
     def called(self) -> Mapping[str, str]:
-        """What the framework calls the variable of each, where that is known."""
+        """The framework's name for the variable of a parameter, where it is known."""
 
 
 def located(
     graph: Wanting, bundle: Bundle, *, where: str | None = None, keys_of: KeysOf = lambda *_: {}
 ) -> tuple[str, ...]:
-    """The key of each parameter, in the order of `graph.parameters`, in a checkpoint that has all of them.
+    """The keys of all parameters in a checkpoint, in the order of `graph.parameters`. Reads no data.
 
-    Raises ParameterError for what is not there, does not fit or could be one of several; no data is read before.
+    Raises ParameterError for a parameter that is missing, ambiguous, or of another dtype or shape.
     """
     names = [spec.name for spec in graph.parameters]
     keys = {name: name for name in names}
@@ -112,7 +110,7 @@ def check(
     where: str,
     extra: Iterable[str] = (),
 ) -> None:
-    """Raise ParameterError where what was found, of this `kind`, is not what a graph needs for its parameters."""
+    """Raise ParameterError unless `found` has all parameters, with the dtypes and shapes that `kind` gives for them."""
     missing = [spec.name for spec in parameters if spec.name not in found]
     if missing:
         there = listed([*found, *extra])
@@ -123,7 +121,7 @@ def check(
     wrong = []
     for spec in parameters:
         dtype, shape = kind(found[spec.name])
-        if shape is None or not spec.accepts(dtype, [-1 if size is None else size for size in shape]):
+        if not spec.accepts(dtype, shape):
             wrong.append((f"{_readable(spec.name)} {spec}", described(dtype, shape)))
     if wrong:
         more = f" ({len(wrong)} differ)" if len(wrong) > 1 else ""
@@ -139,6 +137,6 @@ def _readable(name: str) -> str:
 
 
 def listed(names: Iterable[str]) -> str:
-    """Some names, in order, as a message shows them."""
+    """The first few names, sorted, for a message."""
     ordered = sorted(names)
     return f"{', '.join(map(_readable, ordered[:_SHOWN])) or 'nothing'}{' and more' if len(ordered) > _SHOWN else ''}"

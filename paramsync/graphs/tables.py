@@ -1,4 +1,4 @@
-"""Lookup tables in a graph file: their keys and values as bytes, and new tables filled with these."""
+"""Lookup tables in a graph file: packs their keys and values, and fills new tables with them."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from paramsync.rpc import tensor_proto
 from paramsync.v1 import graph_pb2, serving_pb2
 
 MAX_BYTES = 512 << 20
-"""What all tables of one graph file may take."""
+"""The most bytes that all tables of one graph file may take."""
 
 
 def pack(node: str, keys: tf.Tensor, values: tf.Tensor) -> graph_pb2.Table:
     """A table for a graph file: `node` is the placeholder that takes its handle.
 
-    There is one value, a scalar or a tensor, for each key. Entries are put in the order of their keys, so that the same
-    table has the same bytes whichever way it was read.
+    Each key has one value, a scalar or a tensor. Entries are sorted by key, so that a table has the same bytes however
+    it was read.
     """
-    at = np.argsort(np.asarray(keys), kind="stable")  # where eager execution is off they are arrays already
+    at = np.argsort(np.asarray(keys), kind="stable")  # without eager execution, these are arrays already
     packed = [
         tensor_proto.from_array(np.asarray(column)[at]).SerializeToString(deterministic=True)
         for column in (keys, values)
@@ -37,7 +37,7 @@ class Contents:
     """The keys and values of a table of a graph file."""
 
     def __init__(self, table: graph_pb2.Table) -> None:
-        """Raises GraphError where they are not what a table holds."""
+        """Raises GraphError for contents that no table can have."""
         try:
             tensors = {name: serving_pb2.Tensor.FromString(getattr(table, name)) for name in ("keys", "values")}
             arrays = tensor_proto.to_arrays(tensors, f"table {table.node!r},")
@@ -53,11 +53,11 @@ class Contents:
 
     @property
     def dtypes(self) -> dict[str, tf.DType]:
-        """As the ops that make tables take them."""
+        """The dtypes as arguments of the ops that make tables."""
         return {"key_dtype": tf.as_dtype(_name(self.keys)), "value_dtype": tf.as_dtype(_name(self.values))}
 
     def tensors(self) -> dict[str, tf.Tensor]:
-        """As the ops that fill tables take them."""
+        """The contents as arguments of the ops that fill tables."""
         kinds = self.dtypes
         return {
             "keys": tf.constant(self.keys, kinds["key_dtype"]),
@@ -74,7 +74,7 @@ class Contents:
         return whole.hexdigest()
 
     def fill(self) -> tf.Tensor:
-        """The handle of a new table with these contents. The table lives as long as the handle. Raises GraphError."""
+        """Make a table with these contents. It lives as long as the handle that is returned. Raises GraphError."""
         try:
             with tf.device("CPU:0"):
                 if self.values.ndim > 1:
@@ -84,7 +84,7 @@ class Contents:
                 elif len(self.keys):
                     handle = tf.raw_ops.AnonymousHashTable(**self.dtypes)
                     tf.raw_ops.InitializeTableV2(table_handle=handle, **self.tensors())
-                else:  # of this kind there is no empty one
+                else:  # a HashTable cannot be empty
                     handle = tf.raw_ops.AnonymousMutableHashTable(**self.dtypes)
                 return handle
         except (ValueError, TypeError, tf.errors.OpError) as error:
@@ -92,9 +92,9 @@ class Contents:
 
 
 def fill(tables: Sequence[Contents]) -> list[tf.Tensor]:
-    """The handles of new tables with these contents; none in a program that has no eager execution and can call none.
+    """Make tables with these contents; none in a program without eager execution, which cannot call a graph anyway.
 
-    The caller may be building a graph of its own, in which nothing is made at once. Another thread is not.
+    The caller may be building a graph, where no op runs at once. Another thread is not.
     """
     if tf.executing_eagerly() or not tables:
         return [contents.fill() for contents in tables]

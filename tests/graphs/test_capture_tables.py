@@ -1,4 +1,4 @@
-"""Lookup tables travel with the graph that looks into them, from live models and from SavedModels."""
+"""Lookup tables travel with the graph that looks things up in them, from live models, SavedModels and v1 graphs."""
 
 from __future__ import annotations
 
@@ -8,11 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.core.protobuf import meta_graph_pb2
 
 from paramsync.errors import GraphError
 from paramsync.graphs.capturing import capture
 from paramsync.graphs.graph import Graph
+from paramsync.graphs.sources.meta_graphs import draft_of_meta
+from paramsync.graphs.sources.saved_models import SavedModel, parsed_saved_model
+from paramsync.graphs.sources.v1_graphs import draft_of_tensors
 from tests.support.captured import answers, saved_parameters
+from tests.support.v1_captured import saved_graph
+
+v1 = tf.compat.v1
 
 
 class Tables(tf.Module):
@@ -94,3 +101,96 @@ def test_a_table_with_places_that_may_be_empty_is_refused_with_what_to_use(tmp_p
     for source in (module, tmp_path):
         with pytest.raises(GraphError, match=r"is a DenseHashTable, .* expected a StaticHashTable"):
             capture(source)
+
+
+def from_file(path: Path) -> tuple[tf.Tensor, tf.Tensor]:
+    text = v1.placeholder(tf.string, (None,), name="text")
+    file = tf.constant(str(path), name="file")
+    index = tf.lookup.TextFileIndex
+    words = tf.lookup.TextFileInitializer(file, tf.string, index.WHOLE_LINE, tf.int64, index.LINE_NUMBER)
+    return text, tf.identity(tf.lookup.StaticVocabularyTable(words, 1).lookup(text), name="y")
+
+
+def saved_with_file(directory: Path) -> Path:
+    vocabulary = directory / "vocabulary.txt"
+    vocabulary.write_text("one\ntwo\nthree\n")
+    with tf.Graph().as_default(), v1.Session() as session:
+        text, y = from_file(vocabulary)
+        builder = v1.saved_model.Builder(str(directory / "exported"))
+        assets = v1.get_collection(v1.GraphKeys.ASSET_FILEPATHS)
+        builder.add_meta_graph_and_variables(
+            session,
+            ["serve"],
+            {"words": v1.saved_model.predict_signature_def({"text": text}, {"y": y})},
+            assets_collection=assets,
+            main_op=v1.tables_initializer(),
+        )
+        builder.save()
+    vocabulary.write_text("never\nread\n")
+    return directory / "exported"
+
+
+def test_tables_of_words_from_a_file_are_read_from_the_saved_models_assets(tmp_path: Path) -> None:
+    graph = saved_graph(saved_with_file(tmp_path))
+    again = Graph.from_bytes(graph.to_bytes())
+    found = again([], {"text": tf.constant(["three", "one", "four"])}, signature="words")
+    np.testing.assert_array_equal(found["y"], [2, 0, 3])
+
+
+def test_a_file_that_a_meta_graph_names_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "words.txt").write_text("one\ntwo\n")
+    with tf.Graph().as_default() as graph:
+        from_file(tmp_path / "words.txt")
+        meta = v1.train.export_meta_graph(graph=graph)
+    with pytest.raises(GraphError, match=r"from a file b'.*words\.txt'.* only files that are part of a SavedModel"):
+        draft_of_meta(meta, ["text"], ["y"])
+
+
+@pytest.mark.parametrize("name", ["../vocabulary.txt", "/etc/hostname", "link"])
+def test_an_asset_outside_the_assets_is_refused(tmp_path: Path, name: str) -> None:
+    directory = saved_with_file(tmp_path)
+    (directory / "assets" / "link").symlink_to(tmp_path / "vocabulary.txt")
+    saved = parsed_saved_model(directory)
+    (packed,) = saved.meta_graphs[0].collection_def["saved_model_assets"].any_list.value
+    asset = meta_graph_pb2.AssetFileDef()
+    packed.Unpack(asset)
+    asset.filename = name
+    packed.Pack(asset)
+    (directory / "saved_model.pb").write_bytes(saved.SerializeToString())
+    with pytest.raises(GraphError, match=r"expected assets in its own folder|found a symbolic link"):
+        SavedModel(directory).draft()
+
+
+def test_an_asset_that_is_not_there_is_named(tmp_path: Path) -> None:
+    directory = saved_with_file(tmp_path)
+    (directory / "assets" / "vocabulary.txt").unlink()
+    with pytest.raises(GraphError, match=r"vocabulary\.txt: expected a file"):
+        saved_graph(directory)
+
+
+def test_a_table_that_nothing_fills_is_refused_by_name() -> None:
+    with tf.Graph().as_default():
+        text = v1.placeholder(tf.string, (None,), name="text")
+        y = tf.lookup.experimental.MutableHashTable(tf.string, tf.int64, -1, name="counts").lookup(text)
+    with pytest.raises(GraphError, match="nothing in the graph fills the table 'counts"):
+        draft_of_tensors([text], [y])
+
+
+def test_a_table_that_only_a_saver_fills_is_refused_in_one_line() -> None:
+    with tf.Graph().as_default():
+        text = v1.placeholder(tf.string, (None,), name="text")
+        weight = v1.get_variable("weight", [], tf.float32)
+        counts = tf.lookup.experimental.MutableHashTable(tf.string, tf.float32, -1.0, name="counts")
+        y = counts.lookup(text) * weight
+        v1.train.Saver()
+        with pytest.raises(GraphError, match=r"\Anothing in the graph fills the table 'counts.*\Z"):
+            draft_of_tensors([text], [y])
+
+
+def test_a_table_that_needs_an_input_to_be_filled_is_refused() -> None:
+    with tf.Graph().as_default():
+        text = v1.placeholder(tf.string, (None,), name="text")
+        words = tf.lookup.KeyValueTensorInitializer(v1.placeholder(tf.string, (2,)), tf.range(2, dtype=tf.int64))
+        y = tf.lookup.StaticHashTable(words, -1).lookup(text)
+    with pytest.raises(GraphError, match="cannot be filled"):
+        draft_of_tensors([text], [y])

@@ -1,4 +1,4 @@
-"""The digest tells structures apart, ignores names, and is made in time that grows with the graph's size."""
+"""The digest tells structures apart and ignores names; functions are named by their content."""
 
 from __future__ import annotations
 
@@ -7,11 +7,17 @@ import sys
 from typing import Any
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 
+from paramsync.errors import GraphError
 from paramsync.graphs.capturing import capture
-from paramsync.graphs.digest import digest
+from paramsync.graphs.digest import digest, name_by_content
+from paramsync.graphs.draft import finish
+from paramsync.graphs.graph import Graph
+from paramsync.graphs.sources.meta_graphs import draft_of_meta
+from tests.support.control_flow import control_flow
 
 
 def nested(depth: int, *, calls: str = "f", innermost: str = "Neg") -> Any:
@@ -114,3 +120,55 @@ def test_what_tells_old_loops_apart_does_not_count_and_what_they_compute_does() 
         return graph
 
     assert of(loop("while_1")) == of(loop("while_2/context")) != of(loop("while_1", "Exp"))
+
+
+def doubling(times: int) -> Any:
+    """A meta graph with a loop, whose functions were given the same names in every process."""
+    with tf.Graph().as_default() as graph:
+        x = tf.compat.v1.placeholder(tf.float32, (), name="x")
+        with control_flow("v2"):
+            _, y = tf.while_loop(lambda i, _: i < times, lambda i, y: (i + 1, y * 2.0), [tf.constant(0), x])
+        tf.identity(y, name="y")
+        meta = tf.compat.v1.train.export_meta_graph(graph=graph)
+    names = {one.signature.name: f"while_{at}" for at, one in enumerate(meta.graph_def.library.function)}
+    for function in meta.graph_def.library.function:
+        function.signature.name = names[function.signature.name]
+    for node in meta.graph_def.node:
+        for value in node.attr.values():
+            if value.HasField("func"):
+                value.func.name = names[value.func.name]
+    return meta
+
+
+def test_graphs_whose_functions_have_the_same_names_are_held_in_one_process() -> None:
+    graphs = [finish(draft_of_meta(doubling(times), ["x"], ["y"])) for times in (1, 3)]
+    graphs += [Graph.from_bytes(one.to_bytes()) for one in graphs]
+    found = [graph([], {"x": tf.constant(1.0)})["y"].numpy() for graph in graphs]
+    np.testing.assert_array_equal(found, [2, 8, 2, 8])
+
+
+def function(name: str, calls: str) -> Any:
+    one = tf.compat.v1.GraphDef().library.function.add()
+    one.signature.name = name
+    one.node_def.add(name="call", op="PartitionedCall").attr["f"].func.name = calls
+    return one
+
+
+def test_equal_functions_become_one() -> None:
+    graph_def = tf.compat.v1.GraphDef()
+    graph_def.library.function.extend([function("a_1", "Gone"), function("a_2", "Gone"), function("b", "a_2")])
+    for name in ("a_1", "a_2", "b"):
+        graph_def.node.add(name=name, op=name)
+    name_by_content(graph_def)
+    assert len(graph_def.library.function) == 2
+    first, second, other = (node.op for node in graph_def.node)
+    assert first == second != other
+    assert [one.node_def[0].attr["f"].func.name for one in graph_def.library.function] == ["Gone", first]
+
+
+@pytest.mark.parametrize("calls", [("a", "a"), ("b", "a")], ids=["itself", "one another"])
+def test_functions_that_call_themselves_are_refused(calls: tuple[str, str]) -> None:
+    graph_def = tf.compat.v1.GraphDef()
+    graph_def.library.function.extend([function("a", calls[0]), function("b", calls[1])])
+    with pytest.raises(GraphError, match="calls itself"):
+        name_by_content(graph_def)

@@ -12,10 +12,13 @@ import pytest
 import tensorflow as tf
 
 from paramsync.errors import GraphError, InputError, UnknownSignatureError
+from paramsync.graphs import graph as graph_module
 from paramsync.graphs.capturing import capture
 from paramsync.graphs.graph import Graph
 from paramsync.graphs.specs import DEFAULT_SIGNATURE, TensorSpec
-from paramsync.v1 import graph_pb2
+from paramsync.graphs.tables import Contents, pack
+from paramsync.v1 import graph_pb2, serving_pb2
+from tests.support.tables import find, table_graph
 
 
 class Line(tf.Module):
@@ -48,11 +51,6 @@ def test_many_threads_with_different_parameters_never_mix(graph: Graph) -> None:
         assert list(pool.map(answers, [1.0, 2.0, 3.0, 4.0])) == [{2.0}, {4.0}, {6.0}, {8.0}]
 
 
-def test_inputs_that_fit_are_accepted_as_arrays_and_tensors(graph: Graph) -> None:
-    graph.check_inputs(DEFAULT_SIGNATURE, {"x": np.ones((3, 2), np.float32)}, ["y"])
-    graph.check_inputs(DEFAULT_SIGNATURE, {"x": tf.ones((0, 2))})
-
-
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [
@@ -74,45 +72,9 @@ def test_inputs_that_do_not_fit_are_refused_with_both_sides(
         graph.check_inputs(DEFAULT_SIGNATURE, inputs)
 
 
-def test_unknown_signatures_and_outputs_are_refused_with_those_there_are(graph: Graph) -> None:
-    with pytest.raises(UnknownSignatureError, match="'other' does not exist; there are: 'serving_default'"):
-        graph.check_inputs("other", {})
-    with pytest.raises(InputError, match="expected some of 'rows', 'y', found 'z'"):
-        graph.check_inputs(DEFAULT_SIGNATURE, {"x": np.ones((1, 2), np.float32)}, ["z"])
-
-
 def test_a_spec_without_a_shape_accepts_any() -> None:
     assert TensorSpec("x", "int64", None).accepts("int64", (1, 2, 3))
     assert str(TensorSpec("x", "int64", None)) == "int64 of any shape"
-
-
-def test_a_file_keeps_signatures_parameters_and_digest(graph: Graph) -> None:
-    again = Graph.from_bytes(graph.to_bytes())
-    assert (again.signatures, again.parameters, again.digest) == (graph.signatures, graph.parameters, graph.digest)
-
-
-def test_a_file_of_garbage_is_refused() -> None:
-    with pytest.raises(GraphError, match="not readable"):
-        Graph.from_bytes(b"\xff" * 64)
-
-
-def test_an_empty_file_is_refused() -> None:
-    with pytest.raises(GraphError, match="expected a signature or more, found none"):
-        Graph.from_bytes(b"")
-
-
-def test_a_file_may_be_named_as_text(graph: Graph, tmp_path: Path) -> None:
-    graph.save(str(tmp_path / "graph.pb"))
-    assert Graph.load(str(tmp_path / "graph.pb")).digest == graph.digest
-
-
-def test_a_file_whose_graph_was_changed_is_refused(graph: Graph) -> None:
-    message = graph_pb2.Graph.FromString(graph.to_bytes())
-    definition = tf.compat.v1.GraphDef.FromString(message.graph_def)
-    next(node for node in definition.node if node.op == "MatMul").attr["transpose_b"].b = True
-    message.graph_def = definition.SerializeToString()
-    with pytest.raises(GraphError):
-        Graph.from_bytes(message.SerializeToString())
 
 
 @pytest.mark.parametrize("field", ["tensor", "node", "graph_def"])
@@ -128,13 +90,10 @@ def test_a_file_that_names_what_is_not_there_is_refused(graph: Graph, field: str
         Graph.from_bytes(message.SerializeToString())
 
 
-@pytest.mark.parametrize("inputs", [{}, {"z": tf.ones((1, 2))}, {"x": tf.ones((1, 2)), "z": tf.ones((1, 2))}])
-def test_a_call_with_other_inputs_says_what_was_expected(graph: Graph, inputs: dict[str, tf.Tensor]) -> None:
-    with pytest.raises(InputError, match="inputs: expected 'x', found"):
-        graph([tf.ones((2, 1))], inputs)
-
-
-def test_a_call_of_what_is_not_there_says_what_is(graph: Graph) -> None:
+def test_a_call_with_other_names_says_which_were_expected(graph: Graph) -> None:
+    for inputs in ({"z": tf.ones((1, 2))}, {"x": tf.ones((1, 2)), "z": tf.ones((1, 2))}):
+        with pytest.raises(InputError, match="inputs: expected 'x', found"):
+            graph([tf.ones((2, 1))], inputs)
     with pytest.raises(UnknownSignatureError, match="'other' does not exist; there are: 'serving_default'"):
         graph([tf.ones((2, 1))], {"x": tf.ones((1, 2))}, signature="other")
     with pytest.raises(InputError, match="expected some of 'rows', 'y', found 'z'"):
@@ -148,6 +107,8 @@ def test_a_graph_is_kept_as_one_file_that_is_there_when_it_is_whole(graph: Graph
     (tmp_path / "graph.pb").write_bytes(b"\xff")
     with pytest.raises(GraphError, match=r"graph\.pb: the graph file is not readable"):
         Graph.load(tmp_path / "graph.pb")
+    with pytest.raises(GraphError, match="expected a signature or more, found none"):
+        Graph.from_bytes(b"")
 
 
 def test_devices_are_for_the_caller_to_say(graph: Graph) -> None:
@@ -233,3 +194,79 @@ class Waits(tf.Module):
 def test_what_waits_for_an_input_is_computed() -> None:
     waits = capture(Waits()).graph
     assert float(waits([], {"x": tf.constant(1.0), "z": tf.constant(2.0)})["outputs"]) == 2.0
+
+
+# Lookup tables --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("keys", "values", "otherwise", "found"),
+    [
+        ([1, 5], ["one", "five"], "none", [b"five", b"one"]),
+        (["x", "y"], [[1.0, 2.0], [3.0, 4.0]], [0.0, 0.0], [[3.0, 4.0], [1.0, 2.0]]),
+        (["x", "y"], [True, False], False, [False, True]),
+        (["", "y\0z"], [0.5, 1.5], 0.0, [1.5, 0.5]),
+    ],
+)
+def test_tables_of_many_kinds_are_served(keys: object, values: object, otherwise: object, found: object) -> None:
+    tensor = tf.constant(keys, tf.int64 if keys == [1, 5] else tf.string)
+    graph = Graph.from_bytes(find(tensor, tf.constant(values), otherwise=otherwise).to_bytes())
+    assert graph([], {"x": tensor[::-1]})["y"].numpy().tolist() == found
+
+
+def test_an_empty_table_finds_nothing() -> None:
+    found = table_graph({})([], {"x": tf.constant(["a"])})
+    assert (found["y"].numpy().tolist(), int(found["size"])) == ([-1], 0)
+
+
+def test_the_digest_covers_what_a_table_holds_and_not_in_which_order_it_was_read() -> None:
+    assert table_graph({"a": 1, "b": 2}).digest == table_graph({"b": 2, "a": 1}).digest
+    assert len({table_graph(one).digest for one in ({"a": 1}, {"a": 2}, {"b": 1}, {})}) == 4
+
+
+def test_a_table_that_was_changed_in_the_file_is_refused() -> None:
+    message = table_graph({"a": 1}).message()
+    message.tables[0].values = pack("table", tf.constant(["a"]), tf.constant([9], tf.int64)).values
+    with pytest.raises(GraphError, match="is not the one it says it is"):
+        Graph.from_bytes(message.SerializeToString())
+
+
+def of(keys: serving_pb2.Tensor, values: serving_pb2.Tensor) -> graph_pb2.Table:
+    return graph_pb2.Table(node="t", keys=keys.SerializeToString(), values=values.SerializeToString())
+
+
+def tensor(dtype: int, size: int, **values: object) -> serving_pb2.Tensor:
+    found = serving_pb2.Tensor(dtype=dtype, **values)  # type: ignore[arg-type]
+    found.tensor_shape.dim.add(size=size)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        (graph_pb2.Table(node="t", keys=b"\xff", values=b""), "'t' is not readable"),
+        (of(tensor(9, 2, int64_val=[1, 2]), tensor(9, 1, int64_val=[1])), "a value for each key"),
+        (
+            of(tensor(9, 1 << 40, int64_val=[1]), tensor(9, 1 << 40, int64_val=[1])),
+            "at most .* bytes of repeated values",
+        ),
+        (of(tensor(20, 1), tensor(9, 1, int64_val=[1])), "a dtype of numbers, booleans or strings, found resource"),
+    ],
+)
+def test_a_table_that_cannot_be_one_is_refused(table: graph_pb2.Table, message: str) -> None:
+    with pytest.raises(GraphError, match=message):
+        Contents(table)
+
+
+@pytest.mark.parametrize(
+    ("keys", "values"), [(tensor(7, 2, string_val=[b"a", b"a"]), [1, 2]), (tensor(1, 1, float_val=[0.5]), [1])]
+)
+def test_a_table_that_tensorflow_cannot_make_is_refused(keys: serving_pb2.Tensor, values: list[int]) -> None:
+    with pytest.raises(GraphError, match="'t' cannot be made"):
+        Contents(of(keys, tensor(9, len(values), int64_val=values))).fill()
+
+
+def test_a_file_with_tables_beyond_all_measure_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graph_module, "TABLE_BYTES", 8)
+    with pytest.raises(GraphError, match="expected at most 8 bytes of tables"):
+        Graph.from_bytes(table_graph({"a": 1, "b": 2}).to_bytes())

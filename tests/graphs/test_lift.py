@@ -1,4 +1,4 @@
-"""Lifting: whatever way a variable is read, passed around and looked up, its value does the same as an argument."""
+"""Lifting: a variable's value as an argument does the same however it is read and passed; other uses are refused."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from paramsync.errors import GraphError
 from paramsync.graphs.draft import finish
 from paramsync.graphs.graph import Graph
-from paramsync.graphs.lifting.lift import lift
+from tests.support.control_flow import control_flow
 from tests.support.v1_drafts import check, draft_of
 
 v1 = tf.compat.v1
@@ -24,16 +25,13 @@ def ops(graph: Graph) -> Counter[str]:
     return Counter(node.op for nodes in bodies for node in nodes)
 
 
-@pytest.fixture(params=["control flow v1", "control flow v2"])
-def control_flow(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Graphs of both kinds; the choice is TensorFlow's own global one, put back afterwards."""
-    before = v1.control_flow_v2_enabled()
-    (v1.enable_control_flow_v2 if request.param.endswith("v2") else v1.disable_control_flow_v2)()
-    yield request.param
-    (v1.enable_control_flow_v2 if before else v1.disable_control_flow_v2)()
+@pytest.fixture(params=["v1", "v2"])
+def version(request: pytest.FixtureRequest) -> Iterator[str]:
+    with control_flow(request.param):
+        yield request.param
 
 
-def test_a_loop_that_reads_variables(control_flow: str, variable: Callable[..., Any]) -> None:
+def test_a_loop_that_reads_variables(version: str, variable: Callable[..., Any]) -> None:
     def build(x: tf.Tensor) -> tf.Tensor:
         weights, bias = variable("weights", (4, 4)), variable("bias", (4,))
 
@@ -43,60 +41,8 @@ def test_a_loop_that_reads_variables(control_flow: str, variable: Callable[..., 
         return tf.while_loop(lambda at, _: at < 3, step, (0, x))[1]
 
     found = ops(check(build))
-    assert found["StatelessWhile"] == (control_flow == "control flow v2")
+    assert found["StatelessWhile"] == (version == "v2")
     assert found["While"] == 0
-
-
-def test_a_condition_whose_branches_read_different_variables(control_flow: str, variable: Callable[..., Any]) -> None:
-    def build(x: tf.Tensor) -> tf.Tensor:
-        left, right = variable("left", (4, 3)), variable("right", (4, 3))
-        return tf.cond(tf.reduce_sum(x) > 0, lambda: tf.matmul(x, left), lambda: tf.matmul(x, right) + left[0])
-
-    found = ops(check(build))
-    assert found["StatelessIf"] == (control_flow == "control flow v2")
-
-
-def test_a_condition_in_a_loop_in_a_condition(control_flow: str, variable: Callable[..., Any]) -> None:
-    def build(x: tf.Tensor) -> tf.Tensor:
-        weights, bias = variable("weights", (4, 4)), variable("bias", (4,))
-
-        def step(at: tf.Tensor, state: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            odd = tf.equal(at % 2, 1)
-            return at + 1, tf.cond(odd, lambda: tf.matmul(state, weights), lambda: state * bias + weights[1])
-
-        def loop() -> Any:
-            return tf.while_loop(lambda at, _: at < 5, step, (0, x))[1]
-
-        return tf.cond(tf.reduce_mean(x) > 0.1, loop, lambda: x - bias)
-
-    check(build)
-
-
-def test_rows_looked_up_in_a_loop(control_flow: str, variable: Callable[..., Any]) -> None:
-    def build(ids: tf.Tensor) -> tf.Tensor:
-        table = variable("table", (20, 3))
-
-        def read(at: tf.Tensor, total: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            return at + 1, total + tf.gather(table, ids[:, at])
-
-        return tf.while_loop(lambda at, _: at < 4, read, (0, tf.zeros((tf.shape(ids)[0], 3))))[1]
-
-    check(build, dtype=tf.int32, low=0, high=20)
-
-
-def test_a_loop_over_time_with_an_array_of_tensors(control_flow: str, variable: Callable[..., Any]) -> None:
-    def build(x: tf.Tensor) -> tf.Tensor:
-        weights = variable("weights", (3, 2))
-        array = v1.TensorArray(tf.float32, size=4)
-
-        def step(at: tf.Tensor, state: tf.Tensor, done: Any) -> tuple[tf.Tensor, tf.Tensor, Any]:
-            state = tf.tanh(tf.matmul(tf.concat([x[:, at, None], state], 1), weights))
-            return at + 1, state, done.write(at, state)
-
-        state = tf.zeros((tf.shape(x)[0], 2))
-        return tf.while_loop(lambda at, *_: at < 4, step, (0, state, array))[2].stack()
-
-    check(build)
 
 
 def test_every_way_of_reading(variable: Callable[..., Any]) -> None:
@@ -114,7 +60,7 @@ def test_every_way_of_reading(variable: Callable[..., Any]) -> None:
     assert not {"ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape"} & found.keys()
 
 
-def test_handles_that_meet_again_after_a_condition(control_flow: str) -> None:
+def test_handles_that_meet_again_after_a_condition(version: str) -> None:
     def build(x: tf.Tensor) -> tf.Tensor:
         left, right = (v1.get_variable(name, (4, 4), use_resource=True) for name in ("left", "right"))
         either = tf.cond(tf.reduce_sum(x) > 0, lambda: left.handle, lambda: right.handle)
@@ -209,26 +155,67 @@ def test_calls_stay_stateful_where_something_in_them_is() -> None:
     assert (found["StatefulPartitionedCall"], found["PartitionedCall"]) == (1, 1)
 
 
-def test_every_result_of_a_function_is_of_the_value_that_was_read() -> None:
-    """Many, so that one would be left out or taken twice if they were changed while they are looked through."""
-    count, graph_def = 200, v1.GraphDef()
-    resource, number = tf.resource.as_datatype_enum, tf.float32.as_datatype_enum
-    function = graph_def.library.function.add()
-    function.signature.name = "reads"
-    call = graph_def.node.add(name="call", op="PartitionedCall")
-    call.attr["f"].func.name = "reads"
-    for at in range(count):
-        handle = graph_def.node.add(name=f"variable_{at}", op="VarHandleOp")
-        handle.attr["dtype"].type = number
-        handle.attr["shape"].shape.CopyFrom(tf.TensorShape([]).as_proto())
-        call.input.append(handle.name)
-        call.attr["Tin"].list.type.append(resource)
-        call.attr["Tout"].list.type.append(number)
-        function.signature.input_arg.add(name=f"handle_{at}", type=resource)
-        function.signature.output_arg.add(name=f"value_{at}", type=number)
-        read = function.node_def.add(name=f"read_{at}", op="ReadVariableOp", input=[f"handle_{at}"])
-        read.attr["dtype"].type = number
-        function.ret[f"value_{at}"] = f"read_{at}:value:0"
-    lifted = lift(graph_def, {f"variable_{at}": tf.TensorSpec([]) for at in range(count)})
-    (reads,) = lifted.library.function
-    assert dict(reads.ret) == {f"value_{at}": f"read_{at}:output:0" for at in range(count)}
+# What cannot be lifted ------------------------------------------------------------------------------------------------
+
+Refused = Callable[[Any, tf.Tensor], tf.Tensor]
+
+
+@pytest.mark.parametrize(
+    ("use", "message"),
+    [
+        (lambda v, x: v.assign_add(x[0]), "AssignAdd.* changes variable 'state' whenever it predicts"),
+        (lambda v, x: v1.scatter_add(v, [0], [1.0]), "ScatterAdd.* changes variable 'state'"),
+    ],
+)
+def test_what_changes_a_variable_is_refused_by_name(variable: Callable[..., Any], use: Refused, message: str) -> None:
+    def build(x: tf.Tensor) -> tf.Tensor:
+        return tf.convert_to_tensor(use(variable("state", (4,)), x)) + x
+
+    with pytest.raises(GraphError, match=message):
+        check(build)
+
+
+def test_a_reader_of_something_else_than_a_value_is_refused_by_name() -> None:
+    def build(x: tf.Tensor) -> tf.Tensor:
+        weights = v1.get_variable("weights", (4,), use_resource=True)
+        return x + tf.raw_ops.Pack(values=[weights.handle, weights.handle]).shape[0]
+
+    def packed(x: tf.Tensor) -> tf.Tensor:
+        weights = v1.get_variable("weights", (4,), use_resource=True)
+        several = tf.raw_ops.Pack(values=[weights.handle, weights.handle])
+        return x + tf.raw_ops.ReadVariableOp(resource=several[0], dtype=tf.float32)
+
+    with pytest.raises(GraphError, match="Pack 'Pack' takes variable 'weights', and only reading"):
+        check(packed)
+    check(build)  # where nothing depends on it, it is of no interest
+
+
+def test_random_numbers_from_a_variable_are_refused() -> None:
+    def build(x: tf.Tensor) -> tf.Tensor:
+        state = v1.get_variable("state", (3,), tf.int64, initializer=v1.zeros_initializer(), use_resource=True)
+        kind = tf.constant(1, tf.int64)
+        return x + tf.raw_ops.StatefulUniform(resource=state.handle, algorithm=kind, shape=[4], dtype=tf.float32)
+
+    with pytest.raises(GraphError, match=r"StatefulUniform .* draws random numbers from variable 'state'"):
+        check(build)
+
+
+def test_queues_iterators_and_tables_without_contents_are_refused_by_name() -> None:
+    def queued(x: tf.Tensor) -> tf.Tensor:
+        return x + v1.FIFOQueue(3, tf.float32, ((4,),)).dequeue()
+
+    def iterated(x: tf.Tensor) -> tf.Tensor:
+        data = tf.data.Dataset.from_tensors(tf.zeros(4))
+        return x + v1.data.make_one_shot_iterator(data).get_next()
+
+    def looked_up(x: tf.Tensor) -> tf.Tensor:
+        initializer = tf.lookup.KeyValueTensorInitializer(tf.constant([1]), tf.constant([2.0]), tf.int32, tf.float32)
+        return x + tf.lookup.StaticHashTable(initializer, 0.0).lookup(tf.cast(x, tf.int32))
+
+    for build, message in (
+        (queued, "FIFOQueueV2 'fifo_queue' belongs to an input pipeline"),
+        (iterated, "Iterator.* belongs to an input pipeline; name the tensors that it delivers"),
+        (looked_up, "HashTable.* is a lookup table whose contents are not known"),
+    ):
+        with pytest.raises(GraphError, match=message):
+            check(build)

@@ -1,4 +1,4 @@
-"""Pre-trained graphs are connected, each restored from its own checkpoint; copies are kept up to date."""
+"""Pre-trained graphs are connected, each in its scope and restored from its own checkpoint."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from paramsync.errors import GraphError, ParameterError, UnfinishedMetaError
+from paramsync.errors import GraphError, ParameterError
 from paramsync.graphs.capturing import capture
 from paramsync.graphs.graph import Graph
 from paramsync.graphs.surgery import connect
+from tests.support.control_flow import control_flow
 from tests.support.programs import ROOT
 
 v1 = tf.compat.v1
@@ -46,9 +47,10 @@ def trained(folder: Path, build: Callable[[tf.Tensor], tf.Tensor], width: int) -
             return str(v1.train.Saver().save(session, str(folder / build.__name__)))
 
 
-@pytest.fixture
-def pair(tmp_path: Path) -> list[tuple[str, str]]:
-    checkpoints = [trained(tmp_path, encoder, 4), trained(tmp_path, head, 5)]
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, str]]:
+    folder = tmp_path_factory.mktemp("pair")
+    checkpoints = [trained(folder, encoder, 4), trained(folder, head, 5)]
     return [(f"{one}.meta", one) for one in checkpoints]
 
 
@@ -91,22 +93,12 @@ def test_each_scope_is_restored_from_its_checkpoint_and_the_whole_is_tuned(
     assert not np.array_equal(saved, value(pair[0][1], "weights"))
 
 
-def test_outputs_that_are_not_named_are_what_nothing_reads(tmp_path: Path) -> None:
+def test_one_graph_may_be_there_twice_as_a_message_and_with_the_folder_of_its_checkpoint(
+    pair: list[tuple[str, str]],
+) -> None:
+    meta = v1.MetaGraphDef.FromString(Path(pair[0][0]).read_bytes())
     with tf.Graph().as_default() as graph:
-        encoder(v1.placeholder(tf.float32, [None, 4], name="x"))
-    with tf.Graph().as_default() as other:
-        head(v1.placeholder(tf.float32, [None, 5], name="x"))
-    with tf.Graph().as_default() as target:
-        both = connect([(graph, None), (other, None)], {"x": "features"})
-        assert (list(both.inputs), list(both.outputs)) == (["graph1/x"], ["graph2/logits"])
-        with v1.Session(graph=target) as session:
-            both.initialise(session)
-            assert session.run(both.outputs["graph2/logits"], {both.inputs["graph1/x"]: DATA}).shape == (7, 3)
-
-
-def test_one_graph_may_be_there_twice(pair: list[tuple[str, str]]) -> None:
-    with tf.Graph().as_default() as graph:
-        twice = connect([pair[0], pair[0]], outputs=["graph1/features", "graph2/features"])
+        twice = connect([pair[0], (meta, Path(pair[0][1]))], outputs=["graph1/features", "graph2/features"])
         assert list(twice.inputs) == ["graph1/x", "graph2/x"]
         with v1.Session(graph=graph) as session:
             twice.initialise(session)
@@ -169,16 +161,6 @@ def test_a_graph_with_a_table_is_connected_with_the_tables_contents(tmp_path: Pa
     np.testing.assert_array_equal(found, words.rows.numpy()[[1, 2, 0]])
 
 
-def test_a_meta_graph_and_the_directory_of_its_checkpoint_are_connected(pair: list[tuple[str, str]]) -> None:
-    meta = v1.MetaGraphDef.FromString(Path(pair[1][0]).read_bytes())
-    with tf.Graph().as_default() as graph:
-        alone = connect([(meta, Path(pair[1][1]).parent)], outputs=["logits"])  # head was saved last
-        with v1.Session(graph=graph) as session:
-            alone.initialise(session)
-            found = session.run(alone.copies["graph1"].variables["bias"])
-    np.testing.assert_array_equal(found, value(pair[1][1], "bias"))
-
-
 def test_a_saver_that_renames_variables_names_the_keys(tmp_path: Path) -> None:
     with tf.Graph().as_default() as graph:
         encoder(v1.placeholder(tf.float32, [None, 4], name="x"))
@@ -188,7 +170,7 @@ def test_a_saver_that_renames_variables_names_the_keys(tmp_path: Path) -> None:
             checkpoint = saver.save(session, str(tmp_path / "model"))
             wanted = session.run(v1.global_variables()[0])
     with tf.Graph().as_default() as graph, v1.Session(graph=graph) as session:
-        alone = connect([(f"{checkpoint}.meta", checkpoint)])
+        alone = connect([(f"{checkpoint}.meta", Path(checkpoint).parent)], outputs=["features"])
         alone.initialise(session)
         np.testing.assert_array_equal(session.run(alone.copies["graph1"].variables["weights"]), wanted)
 
@@ -223,48 +205,76 @@ def test_an_input_pipeline_makes_way_for_a_placeholder() -> None:
 def test_a_checkpoint_that_lacks_a_variable_or_has_another_is_refused(pair: list[tuple[str, str]]) -> None:
     (first, checkpoint), (second, other) = pair
     with tf.Graph().as_default() as graph:
-        with pytest.raises(ParameterError, match=r"expected bias, found .*weights"):
+        with pytest.raises(ParameterError, match=r"expected bias \(1 missing\), found .*weights"):
             connect([(second, checkpoint)], outputs=["logits"])
-        with pytest.raises(ParameterError, match=r"'weights': expected float32 \(4, 5\), found float32 \(5, 3\)"):
+        with pytest.raises(ParameterError, match=r"expected weights float32 \[4, 5\], found float32 \[5, 3\]"):
             connect([(first, other)], outputs=["features"])
         with pytest.raises(GraphError, match="checkpoint nowhere cannot be read"):
             connect([(first, "nowhere")], outputs=["features"])
         assert not graph.get_operations()
 
 
-@pytest.mark.parametrize(
-    ("inputs", "outputs", "message"),
-    [
-        ({"z": "features"}, ["logits"], "no graph has a tensor 'z'; their placeholders: graph1: x, label; graph2: x"),
-        ({"x": "z"}, ["logits"], "no graph has a tensor 'z'"),
-        ({"graph1/x": "logits"}, ["logits"], "'graph1/x' cannot read 'logits': .* not of a graph before it"),
-        ({"x": "features"}, ["loss"], "'loss' is a tensor of several graphs: say graph1/loss or graph2/loss"),
-        ({"label": "loss"}, ["logits"], "no output depends on 'label:0'"),
-        ({"x": "x"}, ["logits"], r"'x:0' does not fit: expected float32 \(None, 5\), found float32 \(None, 4\)"),
-    ],
-)
-def test_names_that_do_not_say_what_to_connect_are_refused(
-    pair: list[tuple[str, str]], inputs: dict[str, str], outputs: list[str], message: str
-) -> None:
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "an unknown input": (
+        {"inputs": {"z": "features"}},
+        "no graph has a tensor 'z'; their placeholders: graph1: x, label; graph2: x",
+    ),
+    "an unknown output": ({"inputs": {"x": "featur"}}, "no graph has a tensor 'featur'; .*similar: features"),
+    "a later graph": (
+        {"inputs": {"graph1/x": "logits"}},
+        "'graph1/x' cannot read 'logits': .* not of a graph before it",
+    ),
+    "an ambiguous name": (
+        {"inputs": {"x": "features"}, "outputs": ["loss"]},
+        "'loss' is a tensor of several graphs: say graph1/loss or graph2/loss",
+    ),
+    "no outputs": ({"inputs": {"x": "features"}, "outputs": None}, "the graphs do not say what theirs are: name them"),
+    "a graph of no use": ({}, "nothing of graph1 leads to them"),
+    "an input of no use": ({"inputs": {"label": "loss"}}, "no output depends on 'label:0'"),
+    "another shape": (
+        {"inputs": {"x": "x"}},
+        r"'x:0' does not fit: expected float32 \(None, 5\), found float32 \(None, 4\)",
+    ),
+    "too few scopes": ({"scopes": ["one"]}, "expected a scope for each of 2 graphs"),
+    "no graph": ({"sources": [(3, None)]}, r"expected a \.meta file, .* found 3"),
+    "no file": ({"sources": [("missing.meta", None)]}, r"missing\.meta cannot be read"),
+    "no sources": ({"sources": []}, "sources: expected a list of pairs"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_graphs_that_cannot_be_connected_are_refused_and_nothing_added(what: str, pair: list[tuple[str, str]]) -> None:
+    arguments, message = REFUSED[what]
+    given: dict[str, Any] = {"sources": pair, "outputs": ["logits"]} | arguments
     with tf.Graph().as_default() as graph:
         with pytest.raises(GraphError, match=message):
-            connect(pair, inputs, outputs=outputs)
+            connect(**given)
         assert not graph.get_operations()
 
 
-def test_what_cannot_be_connected_is_refused(tmp_path: Path, pair: list[tuple[str, str]]) -> None:
-    broken = tmp_path / "broken.meta"
-    broken.write_bytes(b"\xff" * 20)
-    with pytest.raises(UnfinishedMetaError, match=r"broken\.meta is not a readable meta graph"):
-        connect([(broken, None)])
-    with pytest.raises(UnfinishedMetaError, match=r"missing\.meta cannot be read"):
-        connect([(tmp_path / "missing.meta", None)])
-    with pytest.raises(GraphError, match=r"expected a \.meta file, .* found 3"):
-        connect([(3, None)])
-    with pytest.raises(GraphError, match=r"expected pairs of a graph and its checkpoint, or None, found .*broken"):
-        connect([broken])  # type: ignore[list-item]
-    with pytest.raises(GraphError, match="expected a scope for each of 2 graphs"):
-        connect(pair, scopes=["one"])
+def test_an_input_reads_a_tensor_of_the_target_or_of_a_live_source_or_an_array() -> None:
+    with tf.Graph().as_default() as first:
+        hidden = encoder(v1.placeholder(tf.float32, [None, 4], name="x"))
+    with tf.Graph().as_default() as second:
+        rate = v1.placeholder(tf.float32, [], name="rate")
+        tf.multiply(head(v1.placeholder(tf.float32, [None, 5], name="taken")), rate, name="score")
+    with tf.Graph().as_default() as target:
+        images = tf.constant(DATA) * 2
+        both = connect(
+            [(first, None), (second, None)],
+            {"x": images, "taken": hidden, "rate": np.float32(3)},
+            outputs=["score"],
+        )
+        variable = v1.get_variable("images", initializer=DATA)
+        connect([(first, None)], {"x": variable}, outputs=["features"], scopes=["read"])
+        assert not both.inputs
+        with v1.Session(graph=target) as session:
+            both.initialise(session)
+            assert session.run(both.outputs["graph2/score"]).shape == (7, 3)
+        with pytest.raises(GraphError, match="'x:0' does not fit"):
+            connect([(first, None)], {"x": tf.zeros([7, 3])}, outputs=["features"])
+        with pytest.raises(GraphError, match=r"inputs: 'x' cannot read 'features:0': .* graph before"):
+            connect([(first, None)], {"x": hidden}, outputs=["features"])
 
 
 def meta_with_an_unknown_op() -> Any:
@@ -272,13 +282,10 @@ def meta_with_an_unknown_op() -> Any:
     with tf.Graph().as_default() as graph:
         x = v1.placeholder(tf.float32, [None, 4], name="x")
         weights = v1.get_variable("weights", [4, 4], initializer=v1.zeros_initializer())
-        v1.disable_control_flow_v2()
-        try:
+        with control_flow("v1"):
             _, y = v1.while_loop(
                 lambda step, _: step < 3, lambda step, state: (step + 1, state + 1.0), [0, x @ weights]
             )
-        finally:
-            v1.enable_control_flow_v2()
         later = tf.identity(tf.identity(y, name="out"), name="odd")
         tf.identity(later, name="behind")
         meta = v1.train.export_meta_graph(graph=graph, saver_def=v1.train.Saver().as_saver_def())
@@ -297,11 +304,8 @@ def test_an_unknown_op_that_no_output_needs_is_left_out() -> None:
     np.testing.assert_array_equal(found, np.full((2, 4), 3.0))
 
 
-def test_what_needs_an_unknown_op_is_refused_by_its_name() -> None:
-    meta = meta_with_an_unknown_op()
+def test_a_tensor_that_needs_an_unknown_op_is_refused_by_the_ops_name() -> None:
     with tf.Graph().as_default() as graph:
         with pytest.raises(GraphError, match="'behind' needs the op NobodyKnows, which TensorFlow does not know here"):
-            connect([(meta, None)], outputs=["behind"])
-        with pytest.raises(GraphError, match="outputs: expected names, since what needs NobodyKnows"):
-            connect([(meta, None)])
+            connect([(meta_with_an_unknown_op(), None)], outputs=["behind"])
         assert not graph.get_operations()

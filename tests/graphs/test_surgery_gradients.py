@@ -1,4 +1,4 @@
-"""A copy has the gradients that its original has, whatever part of the original's loops it needs."""
+"""A copy has the gradients of its original, through loops, branches and functions; its random numbers are fresh."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from paramsync.errors import GraphError
 from paramsync.graphs.surgery import Copy, duplicate
 from tests.support.control_flow import control_flow
-from tests.support.copies import copy_values, ready
+from tests.support.copies import DATA, copy_values, ready
 from tests.support.v1_loops import LOOPS
 
 v1 = tf.compat.v1
@@ -18,7 +19,7 @@ SEQUENCES = np.random.default_rng(0).normal(size=(7, 5, 4)).astype(np.float32)
 
 
 def gradients_of(y: tf.Tensor, over: list[Any]) -> list[tf.Tensor]:
-    """Those of a loss of `y`; all of them are there."""
+    """The gradients of a loss of `y`; none is missing."""
     found = tf.gradients(tf.reduce_sum(tf.square(y - 1.0)), over)
     assert not [one for one, gradient in zip(over, found, strict=True) if gradient is None]
     return [tf.convert_to_tensor(one) for one in found]
@@ -38,52 +39,194 @@ def test_copies_of_loops_have_the_gradients_of_the_originals(name: str, loops: s
             gradients_of(shared.outputs[0], [shared.inputs[0], *variables]),
         ]
         wanted = gradients_of(y, [x, *variables])
-    assert_same(graph, [own, shared], wanted, found, x)
+    assert_same(graph, [own, shared], wanted, found, {x: SEQUENCES})
 
 
-@pytest.mark.parametrize("name", ["last_outputs", "nested"])
-def test_copies_of_copies_and_of_what_was_differentiated_have_them_too(name: str) -> None:
-    with tf.Graph().as_default() as graph, control_flow("v1"):
-        x = v1.placeholder(tf.float32, [None, 5, 4], name="x")
-        y = LOOPS[name](x)
-        variables = v1.trainable_variables()
-        wanted = gradients_of(y, [x, *variables])
+@pytest.mark.parametrize("version", ["v1", "v2"])
+@pytest.mark.parametrize("resource", [False, True])
+def test_copies_of_copies_and_of_what_was_differentiated_have_them_too(version: str, resource: bool) -> None:
+    with tf.Graph().as_default() as graph, control_flow(version):
+        x = v1.placeholder(tf.float32, [None, 4], name="x")
+        with v1.variable_scope("", use_resource=resource):
+            weights = v1.get_variable("weights", [4, 4])
+            table = v1.get_variable("table", [9, 4])
+
+        def body(step: tf.Tensor, unused: tf.Tensor, state: tf.Tensor) -> tuple[tf.Tensor, ...]:
+            state = tf.cond(
+                tf.equal(step % 2, 0),
+                lambda: tf.tanh(tf.matmul(state, weights)),
+                lambda: state + tf.nn.embedding_lookup(table, [step]) @ weights,
+            )
+            return step + 1, unused + 1, state
+
+        *_, y = tf.while_loop(lambda step, *_: step < 3, body, [0, 0, x])
+        wanted = gradients_of(y, [x, weights, table])  # adds nodes to the loop that are no part of the output
         after = duplicate(y, x, scope="after")
-        found = [gradients_of(after.outputs[0], [after.inputs[0], *(after[one] for one in variables)])]
         again = duplicate(after.outputs[0], after.inputs[0], scope="again")
-        found.append(gradients_of(again.outputs[0], [again.inputs[0], *(again[after[one]] for one in variables)]))
-    assert_same(graph, [after, again], wanted, found, x)
+        found = [
+            gradients_of(after.outputs[0], [after.inputs[0], after[weights], after[table]]),
+            gradients_of(again.outputs[0], [again.inputs[0], again[after[weights]], again[after[table]]]),
+        ]
+    assert_same(graph, [after, again], wanted, found, {x: DATA})
 
 
-def assert_same(graph: tf.Graph, copies: list[Copy], wanted: Any, found: list[Any], x: tf.Tensor) -> None:
+def assert_same(graph: tf.Graph, copies: list[Copy], wanted: Any, found: list[Any], feed: dict[Any, Any]) -> None:
+    (given,) = feed.values()
     with ready(graph) as session:
         for one in copies:
             copy_values(session, one)
-        feed = dict.fromkeys([x, *(one.inputs[0] for one in copies)], SEQUENCES)
-        expected, *others = session.run([wanted, *found], feed)
+        expected, *others = session.run([wanted, *found], feed | {one.inputs[0]: given for one in copies})
     assert all(np.abs(one).sum() > 0 for one in expected)
     for other in others:
         for one, another in zip(expected, other, strict=True):
             np.testing.assert_array_equal(one, another)
 
 
-@pytest.mark.parametrize("name", ["last_outputs", "accumulator"])
-def test_a_copy_with_a_loop_is_trained_to_the_same_values_as_its_original(name: str) -> None:
-    with tf.Graph().as_default() as graph, control_flow("v1"):
-        x = v1.placeholder(tf.float32, [None, 5, 4], name="x")
-        y = LOOPS[name](x)
-        copy = duplicate(y, x)
-        optimizer = v1.train.GradientDescentOptimizer(0.1)
-        steps = [
-            optimizer.minimize(tf.reduce_mean(tf.square(end - 1.0)), var_list=list(variables))
-            for end, variables in ((y, copy.originals.values()), (copy.outputs[0], copy.variables.values()))
-        ]
+@pytest.mark.parametrize("version", ["v1", "v2"])
+def test_a_replaced_variable_is_replaced_within_a_loop(version: str) -> None:
+    with tf.Graph().as_default() as graph, control_flow(version):
+        x = v1.placeholder(tf.float32, [None, 4], name="x")
+        weights = v1.get_variable("weights", [4, 4], use_resource=True)
+        _, y = tf.while_loop(lambda step, _: step < 2, lambda step, one: (step + 1, one @ weights), [0, x])
+        value = tf.constant(DATA[:4])
+        copy = duplicate(y, x, replace={weights: value})
+        (gradient,) = tf.gradients(copy.outputs[0], value)
+    with v1.Session(graph=graph) as session:
+        found, _ = session.run([copy.outputs[0], gradient], {copy.inputs[0]: DATA})
+    np.testing.assert_allclose(found, DATA @ DATA[:4] @ DATA[:4], rtol=1e-4)
+
+
+@pytest.mark.parametrize("version", ["v1", "v2"])
+def test_a_cut_at_the_end_of_a_loop_or_branch_leaves_it_out(version: str) -> None:
+    with tf.Graph().as_default() as graph, control_flow(version):
+        x = v1.placeholder(tf.float32, [None, 4], name="x")
+        weights = v1.get_variable("weights", [4, 4])
+        _, y, z = tf.while_loop(
+            lambda step, *_: step < 3, lambda step, y, z: (step + 1, y @ weights, z + y), [0, x, tf.zeros_like(x)]
+        )
+        branch = tf.cond(tf.reduce_sum(x) > 0, lambda: x * 2, lambda: x)
+        after = duplicate(y + 1, y)
+        half = duplicate(y + z, [x, y], scope="half")  # z needs the loop
+        alone = duplicate(branch * 2, branch, scope="alone")
+        (gradient,) = tf.gradients(half.outputs[0], half.inputs[0])
+    assert not after.variables
+    with ready(graph) as session:
+        ones = np.ones((2, 4), np.float32)
+        assert session.run(after.outputs[0], {after.inputs[0]: ones}).tolist() == (ones + 1).tolist()
+        assert session.run(alone.outputs[0], {alone.inputs[0]: ones}).tolist() == (ones * 2).tolist()
+        feed = dict.fromkeys(half.inputs, ones)
+        kernel, found, slope = session.run([half.variables["weights"], half.outputs[0], gradient], feed)
+    np.testing.assert_allclose(found, ones + ones + ones @ kernel + ones @ kernel @ kernel, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(slope, ones + ones @ kernel.T + ones @ kernel.T @ kernel.T, rtol=1e-4, atol=1e-5)
+
+
+@control_flow("v1")
+def test_a_tensor_within_a_loop_cannot_be_cut_out_of_it() -> None:
+    with tf.Graph().as_default() as graph:
+        x = v1.placeholder(tf.float32, [4], name="x")
+        _, y = tf.while_loop(lambda step, _: step < 2, lambda step, one: (step + 1, one * 2), [0, x])
+        within = next(one for one in graph.get_operations() if one.type == "Mul").outputs[0]
+        with pytest.raises(GraphError, match="lies within a loop or branch"):
+            duplicate(y, [x, within])
+        with pytest.raises(GraphError, match="lies within a loop or branch"):
+            duplicate(within, x)
+
+
+@control_flow("v1")
+def test_initial_values_that_read_other_variables_read_their_copies() -> None:
+    with tf.Graph().as_default() as graph:
+        first = v1.Variable(tf.random.normal([4]), name="first", use_resource=False)
+        second = v1.Variable(first.initialized_value() * 2, name="second", use_resource=False)
+        copy = duplicate(second.value())
+    with ready(graph) as session:
+        one, two, original = session.run([copy[first], copy[second], first])
+    np.testing.assert_array_equal(two, one * 2)
+    assert not np.array_equal(one, original)
+
+
+def test_random_ops_and_initial_values_get_fresh_seeds_unless_they_are_to_be_kept() -> None:
+    def noisy(x: tf.Tensor) -> tf.Tensor:
+        noise = tf.function(lambda one: one + tf.random.uniform([4], seed=3))
+        return tf.function(lambda one: noise(one) * 2)(x) + tf.random.normal([4], seed=4)
+
+    with tf.Graph().as_default() as graph:
+        v1.set_random_seed(1)
+        x = v1.placeholder(tf.float32, [None, 4], name="x")
+        weights = v1.get_variable("weights", [4], initializer=v1.random_normal_initializer(seed=5))
+        with_stateless = v1.get_variable("stateless", initializer=tf.random.stateless_uniform([4], seed=[1, 2]))
+        ends = [noisy(x), weights + with_stateless]
+        kept = duplicate(ends, x, scope="kept", keep_seeds=True)
+        fresh, other = duplicate(ends, x, scope="fresh"), duplicate(ends, x, scope="other")
+        again = duplicate(ends, x, scope="fresh", graph=tf.Graph())
+    copies = (kept, fresh, other)
+    with ready(graph) as session:
+        feed = dict.fromkeys([x, *(copy.inputs[0] for copy in copies)], DATA)
+        of_copies = [[copy[weights], copy[with_stateless], copy.outputs[0]] for copy in copies]
+        values = session.run([[weights, with_stateless, ends[0]], *of_copies], feed)
+    for same, *different in zip(*values, strict=True):
+        np.testing.assert_array_equal(same, different[0])
+        assert not np.array_equal(same, different[1])
+        assert not np.array_equal(different[1], different[2])
+    with ready(again.graph) as session:  # fresh seeds are the same each time
+        np.testing.assert_array_equal(session.run(again[with_stateless]), values[2][1])
+
+
+class Functions:
+    """Functions as people write them with tf.function, called from a v1 graph."""
+
+    def __init__(self, weights: tf.Variable) -> None:
+        self.weights = weights
+        self.inner = tf.function(lambda one: tf.nn.softplus(one @ self.weights))
+
+    @tf.function
+    def loop(self, x: tf.Tensor) -> tf.Tensor:
+        for _ in tf.range(3):
+            x = self.inner(x) if tf.reduce_sum(x) > 0 else tf.split(x, 2, axis=1)[1] @ self.weights[:2]
+        return x
+
+    @tf.function
+    def noisy(self, x: tf.Tensor) -> tf.Tensor:
+        return self.inner(x) * tf.random.uniform([4], seed=3)
+
+    @tf.function
+    def counting(self, x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        values, at = tf.nn.top_k(x @ self.weights, 2)
+        self.weights.assign_add(tf.ones_like(self.weights))
+        return values, at
+
+
+@pytest.mark.parametrize(("name", "differentiated"), [("loop", False), ("loop", True), ("noisy", False)])
+def test_functions_in_a_copy_have_the_gradients_that_they_have_in_its_source(name: str, differentiated: bool) -> None:
+    with tf.Graph().as_default() as graph:
+        x = v1.placeholder(tf.float32, [None, 4], name="x")
+        weights = v1.get_variable("weights", [4, 4], use_resource=True)
+        functions = Functions(weights)  # a method of tf.function's keeps no hold on it
+        y = getattr(functions, name)(x)
+        if differentiated:
+            tf.gradients(y, weights)  # from now on the source's call gives more
+        copy = duplicate(y, x, keep_seeds=True)
+        elsewhere = duplicate(y, x, graph=tf.Graph())
+        gradients = [*tf.gradients(y, [x, weights]), *tf.gradients(copy.outputs[0], [copy.inputs[0], copy[weights]])]
+    with elsewhere.graph.as_default():
+        (there,) = tf.gradients(elsewhere.outputs[0], elsewhere[weights])
     with ready(graph) as session:
         copy_values(session, copy)
-        before = session.run(copy.variables)
-        for _ in range(3):
-            session.run(steps, {x: SEQUENCES, copy.inputs[0]: SEQUENCES})
-        trained, expected = session.run([copy.variables, copy.originals])
-    for variable, value in trained.items():
-        np.testing.assert_array_equal(value, expected[variable])
-        assert not np.array_equal(value, before[variable])
+        feed = dict.fromkeys([x, copy.inputs[0]], np.abs(DATA))
+        found = session.run([*gradients, y, copy.outputs[0]], feed)
+    for one, another in ((0, 2), (1, 3), (4, 5)):
+        np.testing.assert_allclose(found[one], found[another], rtol=1e-6)
+    with ready(elsewhere.graph) as session:
+        assert np.abs(session.run(there, {elsewhere.inputs[0]: np.abs(DATA)})).sum() > 0
+
+
+def test_a_copy_has_the_effects_of_its_functions_on_its_own_variables() -> None:
+    with tf.Graph().as_default() as graph:
+        x = v1.placeholder(tf.float32, [None, 4], name="x")
+        weights = v1.get_variable("weights", [4, 4], use_resource=True, initializer=v1.zeros_initializer())
+        functions = Functions(weights)
+        _, at = functions.counting(x)
+        copy = duplicate(at, x)
+    with ready(graph) as session:
+        assert session.run(copy.outputs[0], {copy.inputs[0]: DATA}).shape == (7, 2)
+        np.testing.assert_array_equal(session.run(copy[weights]), np.ones((4, 4)))
+        np.testing.assert_array_equal(session.run(weights), np.zeros((4, 4)))

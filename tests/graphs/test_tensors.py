@@ -67,13 +67,6 @@ def test_every_dtype_of_a_checkpoint_is_either_shared_or_copied() -> None:
     assert set(named) == {name for name, dtype in DTYPES.items() if dtype is not None}
 
 
-def test_a_misaligned_array_is_copied_and_safe_to_compute_with() -> None:
-    array = aligned(1000, np.float32, offset=4)
-    tensor = alias(array)
-    array[:] = 1
-    assert float(tf.reduce_sum(tf.matmul(tf.reshape(tensor, (10, 100)), tf.ones((100, 10))))) == 0
-
-
 @pytest.mark.parametrize(
     "array",
     [
@@ -83,16 +76,12 @@ def test_a_misaligned_array_is_copied_and_safe_to_compute_with() -> None:
         np.zeros((0, 3), np.float32),
         np.arange(100, dtype=np.float32)[::2],
         np.array(3.0, np.float32),
+        aligned(1000, np.float32, offset=4),
+        np.frombuffer(bytes(ALIGNMENT), np.float32),
     ],
-    ids=["bool", "bfloat16", "strings", "empty", "strided", "scalar"],
+    ids=["bool", "bfloat16", "strings", "empty", "strided", "scalar", "misaligned", "read-only"],
 )
 def test_what_cannot_be_shared_is_copied_with_its_values(array: npt.NDArray[Any]) -> None:
-    np.testing.assert_array_equal(alias(array).numpy(), array)
-
-
-def test_a_read_only_array_is_copied() -> None:
-    array = aligned(10, np.float32)
-    array.flags.writeable = False
     np.testing.assert_array_equal(alias(array).numpy(), array)
 
 

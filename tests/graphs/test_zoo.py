@@ -12,18 +12,12 @@ import pytest
 import tensorflow as tf
 
 from paramsync.checkpoint.reader import Bundle
-from paramsync.graphs.capturing import Capture, capture
+from paramsync.graphs.capturing import capture
 from paramsync.graphs.graph import Graph
 from paramsync.graphs.specs import DEFAULT_SIGNATURE
 
 layers = keras.layers
 WORDS = ["to", "be", "or", "not"]
-
-
-def mlp() -> keras.Model:
-    return keras.Sequential(
-        [keras.Input((784,)), layers.Dense(256, "relu"), layers.Dense(256, "gelu"), layers.Dense(10)]
-    )
 
 
 def convolution() -> keras.Model:
@@ -90,15 +84,6 @@ def text_classifier() -> keras.Model:
     return keras.Model(text, layers.Dense(3, "softmax")(layers.Concatenate()([embedded, counts])))
 
 
-def adapted() -> keras.Model:
-    categories, words = layers.StringLookup(output_mode="multi_hot"), layers.TextVectorization(max_tokens=20)
-    categories.adapt(WORDS)
-    words.adapt(["to be or not to be", "that is the question"])
-    text = keras.Input((1,), dtype="string", name="text")
-    averaged = layers.GlobalAveragePooling1D()(layers.Embedding(20, 3)(words(text)))
-    return keras.Model(text, [layers.Dense(2)(categories(text)), averaged])
-
-
 def many_in_many_out() -> keras.Model:
     image, numbers = keras.Input((8, 8, 3), name="image"), keras.Input((5,), name="numbers")
     seen = layers.GlobalAveragePooling2D()(layers.Conv2D(4, 3, activation="swish")(image))
@@ -133,19 +118,11 @@ def subclassed() -> keras.Model:
     return model
 
 
-def nested() -> keras.Model:
-    inner = keras.Sequential([keras.Input((4,)), layers.Dense(4), layers.BatchNormalization()])
-    x = keras.Input((4,))
-    return keras.Model(x, keras.Sequential([layers.Dense(2)])(inner(inner(x))))
-
-
 SMALL: dict[str, Callable[[], keras.Model]] = {
-    "mlp": mlp,
     "convolution": convolution,
     "normalised": normalised,
     "lstm": recurrent(lambda: layers.LSTM(6)),
     "gru": recurrent(lambda: layers.GRU(6, return_sequences=True)),
-    "bidirectional lstm": recurrent(lambda: layers.Bidirectional(layers.LSTM(6))),
     "bidirectional gru": recurrent(lambda: layers.Bidirectional(layers.GRU(6, return_sequences=True))),
     "stacked cells": recurrent(lambda: layers.RNN([layers.LSTMCell(4), layers.GRUCell(3)])),
     "masked": masked,
@@ -153,19 +130,16 @@ SMALL: dict[str, Callable[[], keras.Model]] = {
     "shared embedding": shared_embedding,
     "string lookup": string_lookup,
     "text classifier": text_classifier,
-    "adapted": adapted,
     "many in many out": many_in_many_out,
     "subclassed": subclassed,
-    "nested": nested,
-}
-LARGE: dict[str, Callable[[], keras.Model]] = {
-    "ResNet50": lambda: keras.applications.ResNet50(weights=None, input_shape=(64, 64, 3)),
-    "MobileNetV3": lambda: keras.applications.MobileNetV3Small(weights=None, input_shape=(64, 64, 3)),
-    "EfficientNetB0": lambda: keras.applications.EfficientNetB0(weights=None, input_shape=(64, 64, 3)),
 }
 MODELS = [
     *(pytest.param(build, id=name) for name, build in SMALL.items()),
-    *(pytest.param(build, id=name, marks=pytest.mark.slow) for name, build in LARGE.items()),
+    pytest.param(
+        lambda: keras.applications.MobileNetV3Small(weights=None, input_shape=(64, 64, 3)),
+        id="MobileNetV3",
+        marks=pytest.mark.slow,
+    ),
 ]
 
 
@@ -194,26 +168,6 @@ def drawn(graph: Graph, rows: int) -> dict[str, tf.Tensor]:
     return inputs
 
 
-def through_file(captured: Capture, inputs: dict[str, tf.Tensor]) -> dict[str, Any]:
-    graph = Graph.from_bytes(captured.graph.to_bytes())
-    assert graph.digest == captured.graph.digest
-    return graph([variable.read_value() for variable in captured.variables], inputs)
-
-
-@pytest.mark.parametrize("build", MODELS)
-def test_a_captured_model_answers_bit_for_bit_like_the_model(build: Callable[[], keras.Model]) -> None:
-    model = disturbed(build())
-    captured = capture(model)
-    for rows in (1, 7):
-        inputs = drawn(captured.graph, rows)
-        given = list(inputs.values())
-        structure = getattr(model, "input", None)
-        expected = model(inputs if isinstance(structure, dict) else given[0] if len(given) == 1 else given)
-        found = through_file(captured, inputs)
-        for name, value in zip(found, tf.nest.flatten(expected), strict=True):
-            np.testing.assert_array_equal(found[name].numpy(), value.numpy(), err_msg=name)
-
-
 @pytest.fixture
 def unoptimised() -> Iterator[None]:
     """Without TensorFlow's graph optimiser, which merges operations and so changes the last bits of results."""
@@ -224,18 +178,28 @@ def unoptimised() -> Iterator[None]:
 
 @pytest.mark.usefixtures("unoptimised")
 @pytest.mark.parametrize("build", MODELS)
-def test_an_exported_model_answers_bit_for_bit_like_its_saved_model(
+def test_a_captured_and_an_exported_model_answer_bit_for_bit_like_the_model(
     build: Callable[[], keras.Model], tmp_path: Path
 ) -> None:
-    disturbed(build()).export(tmp_path, verbose=False)
-    graph = capture(tmp_path).graph
+    model = disturbed(build())
+    captured = capture(model)
+    graph = Graph.from_bytes(captured.graph.to_bytes())
+    assert graph.digest == captured.graph.digest
+    model.export(tmp_path, verbose=False)
+    exported = capture(tmp_path).graph
     bundle = Bundle.open(tmp_path / "variables" / "variables")
-    parameters = [tf.constant(bundle.array(one.name)) for one in graph.parameters]
-    saved = tf.saved_model.load(tmp_path)
+    saved = tf.saved_model.load(tmp_path).signatures[DEFAULT_SIGNATURE]
     for rows in (1, 7):
         inputs = drawn(graph, rows)
-        expected = saved.signatures[DEFAULT_SIGNATURE](**inputs)
-        found = graph(parameters, inputs)
+        given = list(inputs.values())
+        nested = isinstance(getattr(model, "input", None), dict)
+        expected = model(inputs if nested else given[0] if len(given) == 1 else given)
+        found = graph([variable.read_value() for variable in captured.variables], inputs)
+        for name, value in zip(found, tf.nest.flatten(expected), strict=True):
+            np.testing.assert_array_equal(found[name].numpy(), value.numpy(), err_msg=name)
+        inputs = drawn(exported, rows)
+        found = exported([tf.constant(bundle.array(one.name)) for one in exported.parameters], inputs)
+        expected = saved(**inputs)
         assert found.keys() == expected.keys()
         for name, value in expected.items():
             np.testing.assert_array_equal(found[name].numpy(), value.numpy(), err_msg=name)

@@ -1,1 +1,1 @@
-"""From a Draft to a pure function: cut to what is needed, variables and tables become arguments, nothing is kept."""
+"""From a Draft to a pure function: cuts it to its outputs, makes variables and tables arguments, and refuses state."""

@@ -1,4 +1,4 @@
-"""Cuts a GraphDef to what leads from the inputs of its signatures to their outputs."""
+"""Cuts a GraphDef to the nodes between the inputs and the outputs of its signatures."""
 
 from __future__ import annotations
 
@@ -18,12 +18,11 @@ from paramsync.v1 import graph_pb2
 def cut(
     graph_def: Any, signatures: Mapping[str, graph_pb2.Signature], *, ends: Collection[str], unused_inputs: bool
 ) -> tuple[Any, dict[str, graph_pb2.Signature]]:
-    """A copy of what the outputs need, and its signatures, whose inputs are now all placeholders.
+    """A copy of the nodes that the outputs need, and the signatures, whose inputs are now all placeholders.
 
-    An input may be any tensor; what it was made from is left out. `ends` are nodes that stand for what is known without
-    an input; nothing before them is of interest. Where a signature computes a tensor that another one takes as input,
-    it gets nodes of its own. Raises GraphError, which names it, where a placeholder is needed but not an input, and
-    where no output depends on an input, unless `unused_inputs` allows it.
+    An input may be any tensor; the nodes before it are left out, and so are the nodes before `ends`, such as variables.
+    A signature that computes the input of another signature gets nodes of its own. Raises GraphError for a placeholder
+    that is needed but no input, and, unless `unused_inputs`, for an input on which no output depends.
     """
     nodes = {node.name: node for node in graph_def.node}
     taken = set(nodes)
@@ -53,7 +52,7 @@ def cut(
 def _placeholders(
     nodes: Mapping[str, Any], signatures: Mapping[str, graph_pb2.Signature], taken: set[str]
 ) -> dict[str, tuple[str, tf.TensorSpec]]:
-    """The placeholder's name and spec for each tensor that some signature takes as input. Adds the names to `taken`."""
+    """The name and spec of the placeholder for each tensor that is an input. Adds the names to `taken`."""
     placeholders: dict[str, tuple[str, tf.TensorSpec]] = {}
     for signature in signatures.values():
         for end in signature.inputs:
@@ -73,10 +72,10 @@ def _placeholders(
 
 @dataclass(frozen=True, slots=True)
 class _Walk:
-    """What the outputs of one signature need."""
+    """The tensors and nodes that the outputs of one signature need."""
 
     fed: Mapping[str, str]  # its own inputs, and their placeholders
-    met: Collection[str]  # inputs that something depends on
+    met: Collection[str]  # inputs that are used
     reached: set[str]  # nodes
     computes_inputs: bool  # of another signature
 
@@ -88,7 +87,7 @@ def _walk(
     all_fed: Mapping[str, str],
     ends: Collection[str],
 ) -> _Walk:
-    """Walk back from the outputs of a signature to its inputs. Raises GraphError for what is not there or not fed."""
+    """Walk back from the outputs of a signature to its inputs. Raises GraphError for an unknown or unfed tensor."""
     own = {full(end.tensor) for end in signature.inputs}
     fed = {tensor: node for tensor, node in all_fed.items() if tensor in own}
     known = {*fed.values(), *ends}
@@ -124,13 +123,13 @@ def _require_use(name: str, signature: graph_pb2.Signature, met: Collection[str]
 def _copy(
     source: Any, target: Any, names: Collection[str], prefix: str, fed: Mapping[str, str], ends: Collection[str]
 ) -> None:
-    """Add the nodes of these names, which become `prefix` + name."""
+    """Add the nodes of these names to the target, with a prefix."""
     for node in source.node:
         if node.name in names:
             copy = target.node.add()
             copy.CopyFrom(node)
             copy.name = prefix + node.name
-            copy.attr.pop("_class", None)  # beside which node it was to be placed: one that may not be there
+            copy.attr.pop("_class", None)  # a colocation with a node that may be missing
             prefix_frame(copy, prefix)
             inputs = () if node.name in ends else node.input
             copy.input[:] = [_spelled(tensor, fed, prefix, ends) for tensor in inputs]
@@ -156,8 +155,8 @@ def _respelled(
         _rename(end, f"{all_fed[full(end.tensor)]}:0")
     for end in copy.outputs:
         _rename(end, full(_spelled(full(end.tensor), fed, prefix, ends)))
-        if end.dtype:  # which is known only once the graph is built
-            end.dtype = tf.as_dtype(end.dtype).base_dtype.as_datatype_enum  # a reference to a variable gives its value
+        if end.dtype:  # else it is known only once the graph is built
+            end.dtype = tf.as_dtype(end.dtype).base_dtype.as_datatype_enum  # a reference is read as its value
     return copy
 
 

@@ -1,9 +1,8 @@
-"""Variables become arguments: rewrites a GraphDef and its functions so that every read of a variable takes a value.
+"""Makes variables arguments: rewrites a GraphDef and its functions so that every read of a variable takes a value.
 
-A *parameter node* stands for a variable: it gives a handle or, in the oldest graphs, a reference. Lifted, it is a
-placeholder that gives the value, and whatever read the variable uses the value, wherever the variable is passed to:
-through functions, loops and conditions of either kind. What cannot be rewritten without changing its meaning is
-refused by name.
+A *parameter node* stands for a variable: it gives a handle or, in v1 graphs, a reference. Lifting makes it a
+placeholder that gives the value. All reads of the variable then use the value, in functions, loops and branches of
+either kind too. An op that cannot use a value with the same result is refused by name.
 """
 
 from __future__ import annotations
@@ -23,28 +22,32 @@ from paramsync.graphs.lifting.roles import (
     ALWAYS_TRUE,
     CALLS,
     READS,
-    REFERENCES,
-    WITHOUT_RESULT,
     functions,
     refusal,
     results_of_pass,
     set_functions,
 )
-from paramsync.graphs.nodes import argument_at, become, become_constant, become_placeholder, definition
+from paramsync.graphs.nodes import (
+    REFERENCES,
+    argument_at,
+    become,
+    become_constant,
+    become_placeholder,
+    definition,
+)
 
-_DEPTH = 100  # of functions that call one another; real graphs have a few
-_PLACES = ("_class", "_output_shapes")  # beside which node it runs, and what the shapes of its results were
-_ALTERNATIVES = ("api_implements", "api_preferred_device")  # would have it replaced by a function that is not lifted
+_PLACES = ("_class", "_output_shapes")  # the node's colocation, and the shapes of its results before
+_ALTERNATIVES = ("api_implements", "api_preferred_device")  # make TensorFlow call another, not lifted function instead
 _ABOUT_HANDLES = ("_read_only_resource_inputs", "_gradient_op_type")
 _SEED = 2  # numbers in the state of a Keras SeedGenerator
-_STATE = 3  # in what RngReadAndSkip gives, whatever the algorithm
+_STATE = 3  # numbers that RngReadAndSkip gives, for any algorithm
 
 
 @dataclass(frozen=True, slots=True)
 class _Value:
-    """What a tensor is now that was the handle of a variable, or a reference to it.
+    """The value that takes the place of a variable's handle or reference.
 
-    A `seed` has no value: whatever reads it gets other numbers each time, and whatever changes it does nothing.
+    A `seed` has no value: each read gives other numbers, and a change does nothing.
     """
 
     dtype: tf.DType
@@ -59,12 +62,12 @@ def lift(
     tables: Iterable[str] = (),
     seeds: Mapping[str, tf.TensorSpec] = MappingProxyType({}),
 ) -> Any:
-    """A copy of `graph_def` in which each node named in `parameters` is a placeholder of that value.
+    """A copy of `graph_def` in which the nodes named in `parameters` are placeholders of these specs.
 
-    The nodes named in `tables` become placeholders of their handles. Those in `seeds` are states of Keras
-    SeedGenerators, from which each draw gets numbers of its own. Devices and colocations are cleared; functions
-    nothing calls any more are left out. Raises GraphError, naming the op and the variable, where a variable is used for
-    more than reading it.
+    The nodes named in `tables` become placeholders of their handles. The nodes in `seeds` are states of Keras
+    SeedGenerators, from which each draw gets fresh numbers. Devices and colocations are cleared, and functions that
+    nothing calls any more are left out. Raises GraphError, which names the op and the variable, if a variable is not
+    only read; IndexError or KeyError for a graph that contradicts itself.
     """
     lifted = tf.compat.v1.GraphDef()
     lifted.CopyFrom(graph_def)
@@ -92,7 +95,7 @@ def lift(
 
 
 class _Library:
-    """The functions of one graph: those it came with, and a lifted copy for each way values are passed for handles."""
+    """The functions of one graph, with a lifted copy of a function for each combination of values passed to it."""
 
     def __init__(self, library: Iterable[Any]) -> None:
         self.functions = {function.signature.name: function for function in library}
@@ -100,29 +103,20 @@ class _Library:
             for name in _ALTERNATIVES:
                 function.attr.pop(name, None)
         self._lifted: dict[object, tuple[str, dict[int, _Value]]] = {}
-        self._open: list[str] = []
 
     def lifted(self, name: str, arguments: Mapping[int, _Value]) -> tuple[str, dict[int, _Value]]:
-        """The name of a copy that takes values at these positions, and which of its results are values."""
+        """The name of a copy that takes values at these positions, and its results that are values."""
         key = (name, *sorted((position, value.dtype.name, value.seed) for position, value in arguments.items()))
         if key not in self._lifted:
-            if name not in self.functions:
-                raise GraphError(f"the graph calls function {name!r}, which it does not have")
-            if max(arguments) >= len(self.functions[name].signature.input_arg):
-                raise GraphError(f"the graph calls function {name!r} with more arguments than it takes")
-            if name in self._open or len(self._open) == _DEPTH:
-                raise GraphError(f"function {name!r} calls itself, or functions are nested deeper than {_DEPTH}")
-            self._open.append(name)
             copy = type(self.functions[name])()
             copy.CopyFrom(self.functions[name])
             copy.signature.name = fresh(f"{name}_lifted", self.functions)
             self.functions[copy.signature.name] = copy
             self._lifted[key] = copy.signature.name, self._lift(copy, arguments)
-            self._open.pop()
         return self._lifted[key]
 
     def _lift(self, function: Any, arguments: Mapping[int, _Value]) -> dict[int, _Value]:
-        """Rewrite a function to take values at these positions. Returns which of its results are values."""
+        """Rewrite a function to take values at these positions. Returns its results that are values."""
         values = {}
         shapes = function.attr["_input_shapes"].list.shape if "_input_shapes" in function.attr else []
         for position, value in arguments.items():
@@ -140,17 +134,17 @@ class _Library:
             if function.ret[result.name] in values:
                 results[position] = values[function.ret[result.name]]
                 _retype(result, results[position])
-        for key, tensor in list(function.ret.items()):  # a map that is changed while it is looked through skips entries
+        for key, tensor in list(function.ret.items()):  # list: a map that changes during iteration skips entries
             function.ret[key] = body.renamed.get(tensor, tensor)
         return results
 
     def reachable(self, nodes: Iterable[Any]) -> list[Any]:
-        """The functions these nodes call, and those they call in turn, by name."""
+        """The functions that these nodes call, directly or not, sorted by name."""
         return sorted(functions_called(self.functions.values(), nodes), key=lambda called: str(called.signature.name))
 
 
 class _Body:
-    """The nodes of a graph or of one function, which spell their tensors differently."""
+    """The nodes of a graph or of one function. Functions spell their tensors differently."""
 
     def __init__(self, nodes: Any, library: _Library, *, in_function: bool) -> None:
         self._nodes = nodes
@@ -158,12 +152,12 @@ class _Body:
         self._in_function = in_function
         self._names = {node.name for node in nodes}
         self._has_frames = any(node.op == "Enter" for node in nodes)
-        self._taken: dict[str, tuple[Any, dict[int, _Value]]] = {}  # by node: what it takes where
+        self._taken: dict[str, tuple[Any, dict[int, _Value]]] = {}  # by node: its inputs that are values
         self.renamed: dict[str, str] = {}
         """Tensors that have another name now."""
 
     def lift(self, values: Mapping[str, _Value]) -> dict[str, _Value]:
-        """Rewrite every consumer of `values`, tensors that were handles. Returns all tensors that are values now."""
+        """Rewrite every consumer of `values`, which replace handles. Returns all tensors that are values now."""
         reached = self._follow(values)
         for node, taken in self._taken.values():
             self._rewrite(node, taken)
@@ -173,7 +167,7 @@ class _Body:
         return reached
 
     def _follow(self, values: Mapping[str, _Value]) -> dict[str, _Value]:
-        """Follow the variables to all tensors that carry them; v1 loops pass them in circles, nodes have no order."""
+        """Find all tensors that carry variables. v1 loops pass them in circles, and nodes come in no order."""
         consumers: dict[str, list[tuple[int, Any, int]]] = defaultdict(list)
         for at, node in enumerate(self._nodes):
             for position, tensor in enumerate(node.input):
@@ -181,7 +175,7 @@ class _Body:
                     consumers[tensor if self._in_function else full(tensor)].append((at, node, position))
         reached = dict(values)
         waiting = list(reached)
-        calls: list[tuple[int, str]] = []  # those that take more than when they were last looked at, earliest first
+        calls: list[tuple[int, str]] = []  # calls that take more values than when last seen, earliest first
         pending: set[str] = set()  # their names
         while waiting or calls:
             if not waiting:
@@ -207,7 +201,7 @@ class _Body:
         return reached
 
     def _reads_reference(self, node: Any, position: int, value: _Value) -> bool:
-        """Whether the node takes the value of a reference, as all but ops on references do."""
+        """True if the node reads the value of a reference, as all ops do except those on references."""
         if not value.reference or node.op.startswith("Ref") or node.op in ALWAYS_TRUE:
             return False
         return self._is_call(node) or not _takes_reference(node, position)
@@ -229,8 +223,10 @@ class _Body:
             results = self._library.lifted(node.op, taken)[1]
             return [(self._result(node.name, signature.output_arg[at].name, 0, at), results[at]) for at in results]
         arguments = {position - call.first: value for position, value in taken.items()}
+        if min(arguments) < 0:
+            raise _impure(node, "decides by a variable's handle")
         results = {}
-        for name in functions(node) if min(arguments) >= 0 else []:
+        for name in functions(node):
             results |= self._library.lifted(name, arguments)[1]
         return [(self._result(node.name, "output", at, at), value) for at, value in results.items()]
 
@@ -252,8 +248,6 @@ class _Body:
             before = self._result(node.name, "is_initialized", 0, 0)
             become_constant(node, True, control=dict.fromkeys([*control_inputs(node), *self._same_frame(data[0])]))
             self._rename_result(before, node)
-        elif node.op in WITHOUT_RESULT:
-            become(node, "NoOp", control_inputs(node))
         elif node.op == "IdentityN":
             for position, value in taken.items():
                 node.attr["T"].list.type[position] = value.dtype.as_datatype_enum
@@ -261,8 +255,7 @@ class _Body:
             node.op = op
             node.attr["T"].type = taken[0].dtype.as_datatype_enum
         else:
-            reason = refusal(node.op, taken[min(taken)].variable)
-            raise GraphError(f"the graph cannot be made pure: {node.op} {node.name!r} {reason}")
+            raise _impure(node, refusal(node.op, taken[min(taken)].variable))
 
     def _rewrite_read(self, node: Any, data: list[str], dtype: tf.DType) -> None:
         read = READS[node.op]
@@ -282,7 +275,7 @@ class _Body:
         self._rename_result(before, node)
 
     def _rewrite_draw(self, node: Any, data: list[str], dtype: tf.DType, size: int) -> None:
-        """Draw numbers from the machine, not from a generator's state: no two calls share any."""
+        """Draw numbers from the machine in place of a generator's state: no two calls share any."""
         before = self._result(node.name, "value", 0, 0)
         shape = self._add_constant(f"{node.name}/shape", [size], tf.int64, data[0])
         become(node, "NonDeterministicInts", [shape, *control_inputs(node)])
@@ -298,20 +291,10 @@ class _Body:
         if call is None:
             node.op = self._library.lifted(node.op, taken)[0]
             return
-        if min(taken) < call.first:
-            raise GraphError(f"the graph cannot be made pure: {node.op} {node.name!r} decides by a variable's handle")
         arguments = {position - call.first: value for position, value in taken.items()}
         lifted = [self._library.lifted(name, arguments) for name in functions(node)]
         set_functions(node, [name for name, _ in lifted])
-        returned = [results for _, results in lifted[1 if call.loop else 0 :]]  # a loop's condition returns a truth
-        results = arguments if call.loop else returned[0]
-        for other in returned:
-            if _dtypes(other) != _dtypes(results):
-                variables = {value.variable for value in (*results.values(), *other.values())}
-                raise GraphError(
-                    f"the graph cannot be made pure: {node.op} {node.name!r} gives back a variable or something else in"
-                    f" its place, depending on which way it takes: {', '.join(sorted(variables))}"
-                )
+        results = arguments if call.loop else lifted[0][1]
         for attribute, passed in ((call.arguments, arguments), (call.results, results)):
             for position, value in passed.items():
                 node.attr[attribute].list.type[position] = value.dtype.as_datatype_enum
@@ -322,14 +305,14 @@ class _Body:
                     _forget_shape(shapes[position])
 
     def _add_constant(self, name: str, value: object, dtype: tf.DType, beside: str) -> str:
-        """A new constant in the frame of the tensor `beside`; returns how its value is spelled."""
+        """Add a constant in the frame of the tensor `beside`. Returns the spelling of its value."""
         node = self._nodes.add(name=fresh(name, self._names))
         self._names.add(node.name)
         become_constant(node, value, dtype, self._same_frame(beside))
         return self._result(node.name, "output", 0, 0)
 
     def _same_frame(self, tensor: str) -> list[str]:
-        """Control inputs that make a constant run in the frame of this tensor, where there are frames."""
+        """Control inputs that make a constant run in the frame of this tensor, if the graph has frames."""
         node = node_of(tensor)
         return [f"^{node}"] if self._has_frames and node in self._names else []
 
@@ -339,7 +322,7 @@ class _Body:
             self.renamed[before] = after
 
     def _result(self, node: str, name: str, within: int, position: int) -> str:
-        """A node's result, spelled by name and place within it in a function, by place among all results in a graph."""
+        """Spell a result: in a function by its name and the place within, in a graph by its place among all results."""
         return f"{node}:{name}:{within}" if self._in_function else f"{node}:{position}"
 
 
@@ -354,15 +337,15 @@ def _forget_shape(shape: Any) -> None:
     shape.unknown_rank = True
 
 
-def _dtypes(values: Mapping[int, _Value]) -> dict[int, tf.DType]:
-    return {position: value.dtype for position, value in values.items()}
-
-
 def _have_one_dtype(values: Mapping[int, _Value]) -> bool:
-    return len(set(_dtypes(values).values())) == 1
+    return len({value.dtype for value in values.values()}) == 1
+
+
+def _impure(node: Any, reason: str) -> GraphError:
+    return GraphError(f"the graph cannot be made pure: {node.op} {node.name!r} {reason}")
 
 
 def _takes_reference(node: Any, position: int) -> bool:
-    op = definition(node.op)  # TensorFlow says itself which it does not know
+    op = definition(node.op)  # None if unknown: TensorFlow refuses the op later
     taken = argument_at(node, () if op is None else op.input_arg, position)
     return taken is not None and bool(taken[0].is_ref)

@@ -1,4 +1,4 @@
-"""What each op does with a variable that it is given: reads it, passes it on, hands it to functions, or changes it."""
+"""What ops do with a variable: read it, pass it on, hand it to functions or change it; and which ops keep a state."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ from typing import Any
 
 import tensorflow as tf
 
-REFERENCES = frozenset({"Variable", "VariableV2"})  # give a reference, which reads like a value already
+from paramsync.errors import GraphError
+from paramsync.graphdef.reading import bodies, called, control_inputs, data_inputs, every_node, node_of
+from paramsync.graphs.nodes import definition
 
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """An op that reads the variable that is its first argument; `op` does the same to a value.
+    """An op that reads the variable in its first argument, and `op`, which does the same with a value.
 
-    `attributes` are those of the new op: taken from the old op's attribute of that name, or for "" the variable's
-    dtype. `result` is what the old op calls its result; the new ones all say "output".
+    `attributes` of the new op come from attributes of the old one; "" stands for the variable's dtype. `result` is the
+    old op's name for its result, which is "output" in all new ops.
     """
 
     op: str
@@ -33,32 +35,31 @@ READS = {
 }
 
 ALWAYS_TRUE = frozenset({"VarIsInitializedOp", "IsVariableInitialized"})  # of a value
-WITHOUT_RESULT = frozenset({"DisableCopyOnRead"})  # about how the variable is kept, not what it holds
 
-# Ops that pass a variable on: the names of their results. Those for references are called the same after "Ref".
+# The names of the results of ops that pass a variable on. The ops for references have the same names after "Ref".
 _PASSES = dict.fromkeys(
     ("Identity", "StopGradient", "PreventGradient", "Enter", "Exit", "NextIteration", "Merge"), ("output",)
 ) | {"Switch": ("output_false", "output_true")}
 
-_SEEDS = (tf.int64, tf.uint32)  # which of them depends on Keras' version
+_SEEDS = (tf.int64, tf.uint32)  # depends on the version of Keras
 
 
 def is_seed(name: str, spec: tf.TensorSpec) -> bool:
-    """Whether a variable is the state of a Keras SeedGenerator, which each draw counts up."""
+    """True for the state of a Keras SeedGenerator, which each draw counts up."""
     last = name.rpartition("/")[2]
     return last.startswith("seed_generator_state") and spec.dtype in _SEEDS and spec.shape == [2]
 
 
 def results_of_pass(op: str) -> tuple[str, ...]:
-    """The names of the results of an op, each of which is the variable that it is given; none if it is no such op."""
+    """The names of the results by which an op passes a variable on; none for other ops."""
     return _PASSES.get(op.removeprefix("Ref"), ())
 
 
 @dataclass(frozen=True, slots=True)
 class CallingOp:
-    """An op that calls functions: the attributes that name them, and those that list the types of what it passes.
+    """An op that calls functions, with its attributes for the functions and for the types of arguments and results.
 
-    The arguments begin at input `first`. In a loop the results of the function are its next arguments.
+    The arguments begin at input `first`. In a loop, the results of the function are its next arguments.
     """
 
     functions: tuple[str, ...]
@@ -88,7 +89,7 @@ _DRAWS = re.compile(r"^Stateful|^Rng|NonDeterministicInts")
 
 
 def refusal(op: str, variable: str) -> str:
-    """Why an op that takes a variable, and is none of the above, cannot be lifted."""
+    """Why an op that takes a variable cannot be lifted, if it does not read it or pass it on."""
     if _CHANGES.search(op):
         return (
             f"changes variable {variable!r} whenever it predicts; leave it out of what the outputs need"
@@ -100,12 +101,12 @@ def refusal(op: str, variable: str) -> str:
 
 
 def functions(node: Any) -> list[str]:
-    """The functions that a node whose op is in CALLS calls, in the order of its attributes."""
+    """The functions that a node of an op in CALLS calls, in the order of its attributes."""
     return [reference.name for reference in _references(node)]
 
 
 def set_functions(node: Any, names: Sequence[str]) -> None:
-    """Have the node call these functions instead."""
+    """Make the node call these functions instead."""
     for reference, name in zip(_references(node), names, strict=True):
         reference.name = name
 
@@ -113,3 +114,72 @@ def set_functions(node: Any, names: Sequence[str]) -> None:
 def _references(node: Any) -> list[Any]:
     attributes = [node.attr[name] for name in CALLS[node.op].functions]
     return [reference for value in attributes for reference in (value.list.func or [value.func])]
+
+
+# Between calls a graph keeps nothing, and it prints nothing: nobody reads that where it is served ---------------------
+
+# Ops that keep a state although they are no parameter and no table, and what to do about them.
+_REFUSALS = {
+    re.compile(pattern): reason
+    for pattern, reason in {
+        r"Variable(V2)?|VarHandleOp|TemporaryVariable": "is a variable that is not among the parameters",
+        r"(Multi|Anonymous|OneShot|Make)?\w*Iterator\w*|\w*Queue\w*|Barrier\w*|\w*Reader(V2)?|Reader(Read|Num)\w*|\w*Stage|"
+        r"\w*Unstage\w*": "belongs to an input pipeline; name the tensors that it delivers as the inputs",
+        r"\w*HashTable\w*": "is a lookup table whose contents are not known",
+        r"LookupTable(Insert|Import|Remove)\w*|InitializeTable\w*": "changes a lookup table whenever it predicts; leave"
+        " it out of what the outputs need",
+        r"Write\w*Summary|\w*Summary\w*(Writer|Db|File)|ImportEvent": "writes a summary; leave it out of what the"
+        " outputs need",
+    }.items()
+}
+
+PRINTS = {"Print": "Identity", "PrintV2": "NoOp"}
+"""Ops that print, and the ops that replace them."""
+
+
+def purify(graph_def: Any) -> None:
+    """Remove printing, and make calls of stateless functions stateless. Raises GraphError for an op with a state."""
+    for node in every_node(graph_def):
+        if node.op in PRINTS:
+            _silence(node)
+    library = {function.signature.name: function.node_def for function in graph_def.library.function}
+    refusals = {node.op: _refusal(node.op) for node in every_node(graph_def) if node.op not in library}
+    for function, nodes in bodies(graph_def):
+        for node in nodes:
+            if reason := refusals.get(node.op):
+                where = f" in function {function!r}" if function else ""
+                raise GraphError(f"the graph cannot be made pure: {node.op} {node.name!r}{where} {reason}")
+    stateful: dict[str, bool] = {}  # by op or function
+
+    def is_stateful(node: Any) -> bool:
+        names = called(node)
+        return any(map(keeps_state, names[1:] if node.op in CALLS else names))
+
+    def keeps_state(name: str) -> bool:
+        if name not in stateful:
+            stateful[name] = True  # for one that calls itself, any answer will do
+            if name in library:
+                stateful[name] = any(map(is_stateful, library[name]))
+            else:
+                op = definition(name)
+                stateful[name] = op is None or op.is_stateful  # unknown: TensorFlow refuses it later
+        return stateful[name]
+
+    for node in every_node(graph_def):
+        if node.op in CALLS and not is_stateful(node):
+            node.op = CALLS[node.op].stateless
+
+
+def _silence(node: Any) -> None:
+    """Replace a printing node by one that passes its input on, or waits for its inputs, in the same round of a loop."""
+    node.op = PRINTS[node.op]
+    passes = node.op == "Identity"
+    read, waits = data_inputs(node), control_inputs(node)
+    node.input[:] = [*read[:1], *waits] if passes else [*(f"^{node_of(tensor)}" for tensor in read), *waits]
+    for name in set(node.attr) - ({"T"} if passes else set()):
+        del node.attr[name]
+
+
+def _refusal(op: str) -> str:
+    """Why a graph with this op cannot be pure, or ""."""
+    return next((reason for pattern, reason in _REFUSALS.items() if pattern.fullmatch(op)), "")

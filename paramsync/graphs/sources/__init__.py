@@ -1,1 +1,1 @@
-"""What people have, one module for each kind of it, as a Draft: a graph, its variables and what they are called."""
+"""Makes a Draft of each kind of source: Keras models, functions, SavedModels, .meta files and live v1 graphs."""

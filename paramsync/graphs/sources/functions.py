@@ -1,4 +1,4 @@
-"""Traces of TensorFlow's own functions: what their arguments and results are called."""
+"""Traces tf.functions, and names their arguments and results."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def is_function(source: Any) -> bool:
-    """Whether it is a tf.function or one of its ConcreteFunctions."""
+    """True for a tf.function or a ConcreteFunction."""
     return isinstance(source, tf.types.experimental.ConcreteFunction) or hasattr(source, "get_concrete_function")
 
 
 def trace(function: Any, inputs: Any = None, *, what: str = "the function") -> Trace:
-    """Trace a function. `inputs` are specs of its arguments, in order or by name, where it has no input_signature."""
+    """Trace a function. `inputs` are specs of its arguments, in order or by name, if it has no input_signature."""
     if isinstance(function, tf.types.experimental.ConcreteFunction):
         if inputs is not None:
             raise GraphError(f"{what} has its inputs already: leave inputs= out")
@@ -41,9 +41,9 @@ def trace(function: Any, inputs: Any = None, *, what: str = "the function") -> T
 
 
 def trace_anew(function: Any, inputs: Any = None, *, what: str = "the function", from_code: bool = True) -> Trace:
-    """As `trace` does, from its code as it is now: a tf.function itself goes on computing what it was traced from.
+    """Trace a function from its code as it is now: a tf.function keeps its old traces.
 
-    Where there is no code, raises StructureError, or, unless it has to be `from_code`, gives what there is.
+    Without code, raises StructureError, or traces the function itself unless it must be `from_code`.
     """
     code = getattr(function, "python_function", None)
     if code is None or isinstance(function, tf.types.experimental.ConcreteFunction):
@@ -57,16 +57,16 @@ def trace_anew(function: Any, inputs: Any = None, *, what: str = "the function",
 
 
 def named(function: Any) -> Trace:
-    """A ConcreteFunction with its inputs named as its arguments, its outputs as the keys of its result."""
+    """The trace of a ConcreteFunction: inputs have the names of its arguments, outputs the keys of its result."""
     count = len(function.inputs) - len(function.captured_inputs)
     inputs = [name for path, spec in _arguments(function) for name in components(path, spec)]
-    if len(inputs) != count:  # a function without a structure: what its placeholders are called
+    if len(inputs) != count:  # a function without a structure: use the names of its placeholders
         inputs = [tensor.op.name for tensor in function.inputs[:count]]
     return Trace(function, unique(inputs), result_names(function))
 
 
 def result_names(function: Any, names: Sequence[str] = ()) -> list[str]:
-    """What the outputs are called: the keys of the result, joined, or these names, or their positions."""
+    """The names of the outputs: the joined keys of the result, or else `names`, or else positions."""
     results = [(path, value) for path, value in leaves(function.structured_outputs) if value is not None]
     if len(results) != len(names):
         names = ["outputs" if len(results) == 1 else f"outputs_{position}" for position in range(len(results))]
@@ -79,10 +79,7 @@ def result_names(function: Any, names: Sequence[str] = ()) -> list[str]:
 
 
 def reason(error: Exception) -> str:
-    """The message of an error in one line, without the places in code that autograph lists.
-
-    What Keras adds to it, colours and all that the call was given, is left out.
-    """
+    """The message of an error in one line, without autograph's traceback and Keras' colours and list of arguments."""
     text = _COLOURS.sub("", str(error)).partition("\n\nArguments received by ")[0]
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if lines[:1] == ["in user code:"]:
@@ -92,7 +89,7 @@ def reason(error: Exception) -> str:
 
 
 def _arguments(function: Any) -> Iterator[tuple[str, tf.TypeSpec]]:
-    """Every tensor argument by name. A spec that has a name of its own keeps it."""
+    """Every tensor argument, by the name in its spec or the name of the argument."""
     structure = getattr(function, "structured_input_signature", None)
     if structure is None:
         return

@@ -1,4 +1,4 @@
-"""What layers and modules keep beside their variables, and a graph may have for constants: what `adapt` learns, say."""
+"""Values that layers and modules keep beside variables and a graph has as constants, such as what `adapt` learns."""
 
 from __future__ import annotations
 
@@ -14,23 +14,25 @@ from paramsync.graphs.sources.objects import KERAS, holders
 Place: TypeAlias = tuple[int, str]
 """The identity of a holder, and the name of its attribute."""
 
-_LARGEST = 1 << 20  # bytes of an array that are looked at, for it can be written to; of a larger one, which it is
+_LARGEST = 1 << 20  # bytes of the largest array that is compared by value; a larger array is compared by identity
 _NUMBERS = (bool, int, float, complex, str, bytes, np.generic)
 _MUTABLE = (tf.lookup.experimental.MutableHashTable, tf.lookup.experimental.DenseHashTable)
-_WHOLE = (tf.saved_model.experimental.TrackableResource, tf.RaggedTensor, tf.SparseTensor)  # others where they changed
+_WHOLE = (tf.saved_model.experimental.TrackableResource, tf.RaggedTensor, tf.SparseTensor)  # compared by identity
 _NOTHING = object()
 
 
 class KeptValues:
-    """The tensors, arrays, lookup tables and lists of numbers that are attributes of what is under one object.
+    """The tensors, arrays, lookup tables and lists of numbers that are attributes of the objects under a root.
 
-    Made once: whoever else has any comes with other variables or layers.
+    Made once for a set of objects: a new layer with such values has variables, or is another layer, too.
     """
 
     def __init__(self, root: Any) -> None:
         self._holders = holders(root)
         self._sizes = [len(vars(holder)) for holder in self._holders]
-        self._kept: dict[Place, tuple[dict[str, Any], Any, Any]] = {}  # where, the attribute, what it was to compare
+        self._kept: dict[
+            Place, tuple[dict[str, Any], Any, Any]
+        ] = {}  # the holder's attributes, the value, and a copy to compare
         for holder in self._holders:
             for name, held in _attributes(holder):
                 value = _value(held)
@@ -38,11 +40,11 @@ class KeptValues:
                     self._kept[id(holder), name] = vars(holder), held, value
 
     def changed(self, unless: Collection[Place] = ()) -> set[Place]:
-        """Where something else is kept now; in a microsecond a layer, and as long as exporting tables that change."""
+        """The places of changed values, without `unless`. Takes a microsecond a layer, and exports mutable tables."""
         places = set()
         for place, (attributes, held, value) in self._kept.items():
             now = attributes.get(place[1])
-            is_fixed = held is None or value is held  # unlike a list, an array and a table, which can be written to
+            is_fixed = held is None or value is held  # a list, an array or a table can be written to
             if (now is held and is_fixed) or place in unless:
                 continue
             if not _same(_value(now), value):
@@ -55,7 +57,7 @@ class KeptValues:
         return places
 
     def shown(self, places: Collection[Place]) -> str:
-        """These attributes as a person calls them."""
+        """These attributes, for a message."""
         holders = {id(holder): getattr(holder, "name", None) or type(holder).__name__ for holder in self._holders}
         return ", ".join(sorted(f"{holders[holder]}.{name}" for holder, name in places))
 
@@ -63,12 +65,12 @@ class KeptValues:
 def _attributes(holder: Any) -> Iterator[tuple[str, Any]]:
     known = KERAS if isinstance(holder, keras.layers.Layer) else ()
     for name, value in vars(holder).items():
-        if name not in known and not name.startswith("_self_"):  # what TensorFlow notes of it
+        if name not in known and not name.startswith("_self_"):  # TensorFlow's notes
             yield name, value
 
 
 def _value(held: Any) -> Any:
-    """What can be compared later, of what may be written to until then; _NOTHING where a graph has none of it."""
+    """A value to compare later, copied if it can be written to; _NOTHING for a value that no graph has."""
     kind = type(held)
     if kind in _UNKEPT:
         return _NOTHING
@@ -93,7 +95,7 @@ def _value(held: Any) -> Any:
 
 
 _UNKEPT: set[type] = {type(None), bool, int, float, str}
-"""Types that are none of these, as far as they were met."""
+"""Types met so far of which no graph has values."""
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Traces of Keras models: what a model takes and gives when it predicts, by the names people gave."""
+"""Traces Keras models as they predict, with the names that people gave to inputs and outputs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from paramsync.graphs.sources.objects import objects
 from paramsync.graphs.sources.structures import components, leaves, unique
 from paramsync.graphs.sources.traces import Own, Trace
 
-_CONTEXT = frozenset({"training", "mask"})  # what Keras itself passes to a call
+_CONTEXT = frozenset({"training", "mask"})  # arguments that Keras itself passes to a call
 _MADE_UP_INPUT = r"keras_tensor(_\d+)*"
 
 
@@ -31,10 +31,10 @@ class _Input:
 
 
 def trace(model: keras.layers.Layer, inputs: Any = None) -> Trace:
-    """Trace what `model` computes when it predicts.
+    """Trace the prediction of a model.
 
-    `inputs` are specs of what its call takes: those of its first argument, nested as that is, or a mapping by the names
-    of its arguments. Without, they are what the model was built with. Raises GraphError.
+    `inputs` are specs of its first argument, nested like the argument, or specs by the names of its arguments. By
+    default they are those that the model was built with. Raises GraphError.
     """
     _refuse_state(model)
     if inputs is not None:
@@ -43,7 +43,7 @@ def trace(model: keras.layers.Layer, inputs: Any = None) -> Trace:
         return _symbolically_traced(model)
     arguments = _built(model)
     traced = _traced(model, arguments)
-    corrected = _misread(traced)  # the dtypes a model was built with are not on record
+    corrected = _misread(traced)  # Keras does not record the dtypes
     return (
         _traced(model, tf.nest.map_structure(lambda leaf: corrected.get(leaf.name, leaf), arguments))
         if corrected
@@ -52,7 +52,7 @@ def trace(model: keras.layers.Layer, inputs: Any = None) -> Trace:
 
 
 def _traced(model: keras.layers.Layer, arguments: tuple[Sequence[Any], Mapping[str, Any]]) -> Trace:
-    """The trace for these arguments, positional and by name, whose leaves are each an _Input."""
+    """Trace with these arguments, positional and by name. Each leaf is an _Input."""
     specs = [leaf for _, leaf in leaves(arguments)]
 
     def predict(*tensors: Any) -> Any:
@@ -75,9 +75,9 @@ def _traced(model: keras.layers.Layer, arguments: tuple[Sequence[Any], Mapping[s
 
 @contextmanager
 def _as_recorded(model: keras.layers.Layer) -> Iterator[None]:
-    """Have layers of functional models train that were called with `training=True` when the model was built.
+    """Make layers train that were called with `training=True` when their functional model was built.
 
-    Given False, a functional model passes that to each of its layers, over what a layer was called with.
+    A functional model that is called with False passes False to all its layers, whatever they were built with.
     """
     training = {id(layer): layer for item in objects(model) for layer in _called_with_training(item)}
     before = [(layer, vars(layer).get("call")) for layer in training.values()]
@@ -98,12 +98,13 @@ def _training(call: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
 
 
 def _called_with_training(model: Any) -> Iterator[keras.Operation]:
-    """The layers of a functional model that were called so; not those whose own default it is, as of augmentation.
+    """The layers of a functional model that were called with `training=True`.
 
-    Keras records a default as if it was given, and predicts without augmentation.
+    Not layers with that default, such as augmentation: Keras records a default as if it was given, and predicts without
+    augmentation.
     """
     if isinstance(model, keras.Model) and hasattr(model, "operations"):
-        # nothing public has what a layer was called with, but the config, which not every layer has
+        # only the config has it publicly, and not every layer has a config
         for node in chain.from_iterable(model._nodes_by_depth.values()):
             if node.arguments.kwargs.get("training") is True:
                 parameter = inspect.signature(node.operation.call).parameters.get("training")
@@ -112,20 +113,20 @@ def _called_with_training(model: Any) -> Iterator[keras.Operation]:
 
 
 def _symbolically_traced(model: keras.Model) -> Trace:
-    """The trace of a functional or sequential model.
+    """Trace a functional or sequential model.
 
-    A sequential model that was called before it was built took the size of that batch for its own.
+    A sequential model that was built by its first call has the size of that batch in its input.
     """
     inputs = _symbolic(model)
     if isinstance(model, keras.Sequential) and isinstance(inputs.spec, tf.TensorSpec) and inputs.spec.shape.rank:
         of_any_size = tf.TensorSpec((None, *inputs.spec.shape[1:]), inputs.spec.dtype)
-        with suppress(GraphError):  # where it computes with that size
+        with suppress(GraphError):  # a model that computes with that size
             return _traced(model, ([_Input(inputs.name, of_any_size)], {}))
     return _traced(model, ([inputs], {}))
 
 
 def _symbolic(model: keras.Model) -> Any:
-    """The inputs of a functional or sequential model, nested as it takes them."""
+    """The inputs of a functional or sequential model, nested like its argument."""
     structure = model.inputs[0] if isinstance(model, keras.Sequential) else model.input
     tensors = list(leaves(structure, "" if isinstance(structure, Mapping) else "inputs"))
     names = _readable([leaf.name for _, leaf in tensors], _MADE_UP_INPUT)
@@ -151,13 +152,13 @@ def _given(model: keras.layers.Layer, inputs: Any) -> tuple[list[Any], dict[str,
 
 
 def _named(specs: Any, prefix: str) -> Any:
-    """Each spec with its path for a name, or with the one it has."""
+    """Each spec with its own name, or else its path."""
     named = (_Input(getattr(spec, "name", None) or path, spec) for path, spec in leaves(specs, prefix))
     return tf.nest.map_structure(lambda _: next(named), specs)
 
 
 def _built(model: keras.layers.Layer) -> tuple[list[Any], dict[str, Any]]:
-    """The arguments a model without declared inputs was built with, as Keras keeps them: shapes only."""
+    """The arguments that a model without declared inputs was built with. Keras keeps their shapes only."""
     config = model.get_build_config() if model.built else None
     if not config:
         raise GraphError(
@@ -174,7 +175,7 @@ def _built(model: keras.layers.Layer) -> tuple[list[Any], dict[str, Any]]:
 
 
 def _specs(shapes: Any, dtype: str) -> Any:
-    """Specs for nested shapes, of any batch."""
+    """Specs for nested shapes, with batches of any size."""
     if isinstance(shapes, Mapping):
         return {name: _specs(shape, dtype) for name, shape in shapes.items()}
     if all(size is None or isinstance(size, int) for size in shapes):
@@ -189,7 +190,7 @@ def _parameters(model: keras.layers.Layer) -> list[str]:
 
 
 def _misread(traced: Trace) -> dict[str, _Input]:
-    """The inputs that are floats and read only as whole numbers or strings: they were never meant to be floats."""
+    """Float inputs that are only ever cast to integers or strings, and were never meant to be floats."""
     inputs = {}
     for name, tensor in zip(traced.inputs, traced.function.inputs, strict=False):
         readers = tensor.consumers()
@@ -202,7 +203,7 @@ def _misread(traced: Trace) -> dict[str, _Input]:
 
 
 def _output_names(model: keras.layers.Layer) -> list[str]:
-    """The names that people gave the outputs, in the order of a list of them, else plain ones."""
+    """The names that people gave the outputs, or else plain ones."""
     if isinstance(model, keras.Sequential):
         names, made_by = [model.layers[-1].name], {layer.name: layer for layer in model.layers}
     else:
@@ -214,12 +215,12 @@ def _output_names(model: keras.layers.Layer) -> list[str]:
 
 
 def _readable(names: Sequence[str], made_up: str) -> list[str]:
-    """The names people gave, and "" for those that Keras made up, which differ from run to run."""
+    """The names, with "" for the ones that Keras made up, which differ from run to run."""
     return ["" if re.fullmatch(made_up, name) else name for name in names]
 
 
 def _snake_case(name: str) -> str:
-    """As Keras spells the names it makes up: Conv2DTranspose is conv2d_transpose."""
+    """Spell a class as Keras does in names that it makes up: Conv2DTranspose is conv2d_transpose."""
     return re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=.)(?=[A-Z][a-z])", "_", name).lower()
 
 

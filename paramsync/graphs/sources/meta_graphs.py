@@ -1,4 +1,4 @@
-"""Meta graphs: what v1 programs write beside a checkpoint, a graph with its Saver and collections."""
+"""Drafts of meta graphs: the graph, Saver and collections that v1 programs write beside a checkpoint."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from paramsync.graphdef.reading import full, node_of
 from paramsync.graphs.draft import Draft, finish
 from paramsync.graphs.graph import Graph
 from paramsync.graphs.nodes import argument_at
-from paramsync.graphs.safety.weight import META_GRAPH, check_weight
+from paramsync.graphs.safety import META_GRAPH, check_weight
+from paramsync.graphs.sources.structures import endpoint
 from paramsync.graphs.sources.table_contents import Foreign
-from paramsync.graphs.sources.traces import endpoint
 from paramsync.graphs.sources.v1_graphs import V1Graph, variable_defs
 from paramsync.graphs.specs import DEFAULT_SIGNATURE
 from paramsync.host import files
@@ -27,21 +27,21 @@ from paramsync.v1 import graph_pb2
 _SCALARS = 24  # the version from which a placeholder of shape [] is a scalar; before, it is of any shape
 
 Ends = Sequence[str] | Mapping[str, str]
-"""Names of tensors ("x" or "x:0"), or each by the name that callers say."""
+"""Names of tensors ("x" or "x:0"), or these by the names that callers use."""
 
 
 def capture_meta(content: bytes, *, path: Path, inputs: Ends, outputs: Ends, allowed: Collection[str] = ()) -> Graph:
-    """The graph of a v1 checkpoint's `.meta` file between these tensors, by name; parameters are named as Saver does.
+    """The graph between these tensors of a `.meta` file. Its parameters have the names in the file's Saver.
 
-    `path` is where the content is from; `allowed` names ops that may be run although they are not known to be safe.
-    Raises UnfinishedMetaError where it cannot be read, and GraphError, which lists what the file has where a name is
-    unknown or an input is missing.
+    `path` is the origin of the content; `allowed` are ops that may run although they are not known to be safe. Raises
+    UnfinishedMetaError for an unreadable file, and GraphError, which lists the known names, for an unknown name or a
+    missing input.
     """
     return finish(draft_of_meta(_parsed(content, path), inputs, outputs, where=str(path), allowed=allowed))
 
 
 def read_meta(path: Path) -> Any:
-    """The message of a `.meta` file. Raises UnfinishedMetaError, UnsafeGraphError for a monstrous one."""
+    """Read the message in a `.meta` file. Raises UnfinishedMetaError, UnsafeGraphError for a monstrous one."""
     try:
         content = files.content(path, limit=files.MAX_MESSAGE)
     except OSError as error:
@@ -62,7 +62,7 @@ def _parsed(content: bytes, path: Path) -> Any:
 def draft_of_meta(
     meta: Any, inputs: Ends, outputs: Ends, *, where: str = "the meta graph", allowed: Collection[str] = ()
 ) -> Draft:
-    """What a MetaGraphDef computes between these tensors. Raises GraphError; see `capture_meta`."""
+    """Draft the graph between these tensors of a MetaGraphDef. Raises GraphError; see `capture_meta`."""
     graph = v1_graph(meta, where, Foreign({}, allowed))
     starts, ends = _named(inputs, "inputs"), _named(outputs, "outputs")
     signature = graph_pb2.Signature(
@@ -76,7 +76,7 @@ def v1_graph(meta: Any, where: str, foreign: Foreign) -> V1Graph:
     """The graph of a MetaGraphDef."""
     collections, keys = meta.collection_def, tf.compat.v1.GraphKeys
     variables = collections[keys.GLOBAL_VARIABLES].bytes_list.value if keys.GLOBAL_VARIABLES in collections else ()
-    main = meta.signature_def.get("__saved_model_init_op")  # what a SavedModel runs before its first prediction
+    main = meta.signature_def.get("__saved_model_init_op")  # a SavedModel runs it before its first prediction
     fillers = [] if main is None else [end.name for end in main.outputs.values()]
     for key in (keys.TABLE_INITIALIZERS, "saved_model_main_op", "legacy_init_op"):
         if key in collections:
@@ -92,7 +92,7 @@ def v1_graph(meta: Any, where: str, foreign: Foreign) -> V1Graph:
 
 
 def _named(tensors: Ends, what: str) -> dict[str, str]:
-    """Tensors by what callers say: where nothing is said, the tensor's own name. Raises GraphError."""
+    """Tensors by the names that callers use; by default the tensors' own. Raises GraphError."""
     if isinstance(tensors, Mapping):
         return dict(tensors)
     named = {tensor.removesuffix(":0"): tensor for tensor in tensors}
@@ -102,7 +102,7 @@ def _named(tensors: Ends, what: str) -> dict[str, str]:
 
 
 def _input(graph: V1Graph, meta: Any, name: str, tensor: str) -> graph_pb2.Endpoint:
-    """The endpoint of any tensor. What leads to it may not be possible to build here, so that only words are read."""
+    """The endpoint of any tensor. Its dtype is read, not inferred: the ops before it may not be known here."""
     node = graph.node(tensor)
     port = full(tensor).partition(":")[2]
     dtype = _dtype(meta, node, int(port)) if port.isdecimal() else None
@@ -122,7 +122,7 @@ def _shape(meta: Any, node: Any, port: int) -> Any:
 
 
 def _dtype(meta: Any, node: Any, port: int) -> int | None:
-    """The dtype of a result, by the definition of the op that meta graphs come with; None where there is none."""
+    """The dtype of a result, by the op definitions in the meta graph; None for an unknown port."""
     if node.op.startswith("Placeholder"):
         return int(node.attr["dtype"].type) if port == 0 else None
     functions = (function.signature for function in meta.graph_def.library.function)

@@ -1,4 +1,4 @@
-"""The object graph TensorFlow 2 writes into a checkpoint: the key of each variable, and how objects hang together."""
+"""The object graph that TensorFlow 2 writes into a checkpoint: the objects under a root, and the keys of variables."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from tensorflow.core.protobuf import trackable_object_graph_pb2
 
 _VALUE = "VARIABLE_VALUE"
 KERAS = frozenset(vars(keras.layers.Layer(name="any")))
-"""What every layer of Keras has."""
+"""The attributes of every Keras layer."""
 _CONTAINERS = (list, tuple, dict)
-_TRACKED = tf.Module.__base__  # modules, checkpoints, and what tf.saved_model.load gives: all that has attributes
+_TRACKED = tf.Module.__base__  # the base of modules, checkpoints, and results of tf.saved_model.load
 _OWNERS = (keras.layers.Layer, keras.Variable, tf.Variable, _TRACKED, *_CONTAINERS)
 
 
@@ -42,20 +42,20 @@ def objects(root: Any) -> list[Any]:
 
 
 def variable_keys(root: Any) -> dict[str, tf.Variable]:
-    """Every variable under `root` by the key that tf.train.Checkpoint(root) would save it under."""
+    """Every variable under `root`, by its key in a checkpoint of tf.train.Checkpoint(root)."""
     return {tracked.key: tracked.variable for tracked in _walk(root) if tracked.variable is not None}
 
 
 def variable_names(root: Any) -> dict[str, str]:
-    """What Keras or TensorFlow calls every variable under `root`, by the same keys."""
+    """The name that Keras or TensorFlow gives every variable under `root`, by the same keys."""
     variables = [tracked for tracked in _walk(root) if tracked.variable is not None]
     return {tracked.key: getattr(tracked.item, "path", tracked.item.name).removesuffix(":0") for tracked in variables}
 
 
 def parts(root: Any) -> tuple[Any, ...]:
-    """The variables and layers under `root`: another one, or another order, is another structure.
+    """The variables and layers under `root`, without optimizers. Another tuple is another structure.
 
-    Found without TensorFlow's or Keras' names, in microseconds a variable. What only trains them is left out.
+    Takes microseconds a variable, since it needs no names.
     """
     members: dict[int, Any] = {}
     waiting = [root]
@@ -77,14 +77,14 @@ def parts(root: Any) -> tuple[Any, ...]:
 
 
 def holders(root: Any) -> list[Any]:
-    """The objects under `root`, and itself, that have attributes: layers, those that layers keep too, and modules."""
+    """The layers and modules under `root`, and itself."""
     found: dict[int, Any] = {}
     waiting = [root]
     kinds: dict[type, Any] = {}
     while waiting:
         item = waiting.pop()
         kind = kinds.get(type(item))
-        if kind is None:  # asked once a type: there are many items, and few types
+        if kind is None:  # once a type: there are many items and few types
             kind = kinds[type(item)] = _CONTAINERS if isinstance(item, _CONTAINERS) else _may_hold(item)
         if kind is _CONTAINERS:
             waiting.extend(item.values() if isinstance(item, dict) else item)
@@ -100,7 +100,7 @@ def _may_hold(item: Any) -> bool:
 
 
 def _layers(model: keras.layers.Layer) -> list[Any]:
-    """The layers of a model, and of the models among them."""
+    """The layers of a model, and of models within it."""
     layers = list(getattr(model, "layers", ()))
     for layer in layers:  # grows while we walk
         layers.extend(getattr(layer, "layers", ()))
@@ -108,7 +108,7 @@ def _layers(model: keras.layers.Layer) -> list[Any]:
 
 
 def object_graph(root: Any, keys: Collection[str]) -> bytes:
-    """What makes tf.train.Checkpoint(root) read a checkpoint with exactly the values `keys`, under OBJECT_GRAPH."""
+    """The object graph with which tf.train.Checkpoint(root) reads a checkpoint that has exactly these keys."""
     graph = trackable_object_graph_pb2.TrackableObjectGraph()
     for tracked in _walk(root):
         node = graph.nodes.add()
@@ -122,10 +122,10 @@ def object_graph(root: Any, keys: Collection[str]) -> bytes:
 
 
 def _walk(root: Any) -> list[_Tracked]:
-    """All objects under `root` breadth first.
+    """All objects under `root`, breadth first.
 
-    TensorFlow does not see what Keras layers keep in lists and dicts; that comes after all it sees, and is called what
-    it would be if it did.
+    TensorFlow does not see objects in lists and dicts of Keras layers. These come last, under the keys that they would
+    have.
     """
     view = tf.train.TrackableView(root)
     every = [_Tracked(root, "")]
@@ -148,7 +148,7 @@ def _walk(root: Any) -> list[_Tracked]:
             followed += 1
 
     follow()
-    for is_keras in (False, True):  # the lists that Keras itself keeps are for what has no better name
+    for is_keras in (False, True):  # Keras' own lists come second: their names are worse
         for tracked in every:  # grows while we walk
             layer = tracked.item if isinstance(tracked.item, keras.layers.Layer) else None
             for name, value in list(vars(layer).items()) if layer is not None else ():
@@ -166,6 +166,6 @@ def _has_more(container: Any, known: Container[int]) -> bool:
 
 
 def _contents(container: Any) -> dict[str, Any]:
-    """What is in a list or dict that has variables, or lists and dicts that may have some."""
+    """The members of a list or dict that have variables, or may contain some."""
     named = container.items() if isinstance(container, dict) else enumerate(container)
     return {str(name): item for name, item in named if isinstance(item, _OWNERS)}

@@ -1,6 +1,6 @@
-"""Calls a model once on inputs that are made up, and compares what it gives with what its graph gives.
+"""Calls a model once on made up inputs, and compares its results with those of its graph.
 
-A graph comes from a trace, and a model may be traced otherwise than it is called: by its own code or by Keras'.
+A model may be traced otherwise than it is called, by its own code or by Keras'.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from paramsync.graphs.specs import described
 _log = logging.getLogger("paramsync.graphs")
 
 _SIZES = ((2, 3, 5, 7), (2, 64, 64, 64))
-"""What dimensions of any size are made, by their place: all different first, then what strides and pools divide."""
-_MOST = 1 << 21  # elements that are made up
-_ROUNDING = {"float16": 0.02, "bfloat16": 0.1}  # of the largest value, where any of it is computed in that
+"""Sizes for unknown dimensions, by position: all different first, then powers of two for strides and pools."""
+_MOST = 1 << 21  # elements of a made up input
+_ROUNDING = {"float16": 0.02, "bfloat16": 0.1}  # of the largest value, if any op computes in this dtype
 _OTHER_ROUNDING = 1e-3
 _WORDS = np.array([b"", b"a", b"bc", b"0", b"1"], object)
 
 
 def compare(graph: Graph, signature: str, trace: Trace, values: Sequence[tf.Tensor]) -> None:
-    """Raise GraphError where the graph gives other shapes than the model, or values that differ by more than rounding.
+    """Raise GraphError if the graph gives other shapes than the model, or values that differ by more than rounding.
 
-    `values` are those of the graph's parameters. What draws random numbers is not compared, nor what the model itself
-    cannot compute on such inputs.
+    `values` are the graph's parameters. Not compared are graphs that draw random numbers, and models that cannot
+    compute the made up inputs.
     """
     if trace.own is None or graph.stochastic or not tf.executing_eagerly():
         return
@@ -51,7 +51,7 @@ def compare(graph: Graph, signature: str, trace: Trace, values: Sequence[tf.Tens
 
 
 def _called(trace: Trace, signature: str) -> tuple[list[tf.Tensor], list[tf.Tensor] | None]:
-    """The inputs by their tensors, and what the model gives for them: None where it cannot."""
+    """The tensors of made up inputs, and the model's results; None if it cannot compute them."""
     assert trace.own is not None
     why = ""
     for sizes in _SIZES if any(None in (spec.shape or ()) for spec in trace.own.specs) else _SIZES[:1]:
@@ -59,7 +59,7 @@ def _called(trace: Trace, signature: str) -> tuple[list[tf.Tensor], list[tf.Tens
             inputs = [_made_up(spec, sizes, np.random.default_rng(0)) for spec in trace.own.specs]
             results = tf.nest.flatten(trace.own.call(*inputs), expand_composites=True)
             tensors = [tf.convert_to_tensor(result) for result in results if result is not None]
-        except Exception as error:  # noqa: BLE001, what does not compute on such inputs may well do so on real ones
+        except Exception as error:  # noqa: BLE001, the model may well compute real inputs
             why = reason(error)
         else:
             return tf.nest.flatten(inputs, expand_composites=True), tensors
@@ -78,7 +78,7 @@ def _otherwise(trace: Trace, difference: str) -> str:
 
 
 def _difference(name: str, found: tf.Tensor, wanted: tf.Tensor, rounding: float) -> str:
-    """Of one output; "" where it is the same."""
+    """The difference in one output, or ""."""
     if (found.dtype, found.shape) != (wanted.dtype, wanted.shape):
         ours_described = described(found.dtype.name, tuple(found.shape))
         return f"its graph gives {name!r} as {ours_described}, the model {_described_beside(found, wanted)}"
@@ -103,7 +103,7 @@ def _scale(array: Any) -> float:
 
 
 def _dtypes(graph: Graph) -> Iterator[str]:
-    """Those of everything that is computed."""
+    """The small float dtypes in which any op computes."""
     graph_def = tf.compat.v1.GraphDef.FromString(graph.message().graph_def)
     for node in every_node(graph_def):
         for value in node.attr.values():
@@ -112,7 +112,7 @@ def _dtypes(graph: Graph) -> Iterator[str]:
 
 
 def _made_up(spec: tf.TypeSpec, sizes: Sequence[int], random: np.random.Generator) -> Any:
-    """What a leaf of the arguments may be. Whole numbers are small: they may be places in a table."""
+    """A value for a leaf of the arguments. Whole numbers are small: they may be rows of a table."""
     shape = [sizes[min(at, len(sizes) - 1)] if size is None else size for at, size in enumerate(spec.shape)]
     if np.prod(shape, dtype=float) > _MOST:
         raise ValueError(f"{spec} is too large to be made up")

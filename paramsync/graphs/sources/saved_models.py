@@ -1,7 +1,7 @@
-"""SavedModels of TensorFlow 1, and those of TensorFlow 2, which become ones of TensorFlow 1.
+"""Drafts of SavedModels of TensorFlow 1, and of TensorFlow 2 after turning them into the former.
 
-A SavedModel of TensorFlow 2 keeps in its graph what one of TensorFlow 1 does, its signatures, variables and tables, but
-variables are restored and tables filled inside functions. Nothing of it is run to find out how.
+A SavedModel of TensorFlow 2 has its signatures, variables and tables in its graph too, but functions restore the
+variables and fill the tables. These functions are read, not run.
 """
 
 from __future__ import annotations
@@ -23,26 +23,25 @@ from paramsync.graphs.graph import Graph
 from paramsync.graphs.inlining import inlined
 from paramsync.graphs.nodes import PLAIN_CALLS, become, become_constant, leading_to, with_functions
 from paramsync.graphs.object_paths import Ways
-from paramsync.graphs.safety.weight import SAVED_MODEL, check_weight
+from paramsync.graphs.safety import SAVED_MODEL, check_weight
 from paramsync.graphs.sources.meta_graphs import v1_graph
-from paramsync.graphs.sources.structures import components
+from paramsync.graphs.sources.structures import components, endpoint, endpoint_of
 from paramsync.graphs.sources.table_contents import FILLERS, TABLES, Asset, Foreign
-from paramsync.graphs.sources.traces import endpoint, endpoint_of
 from paramsync.host import files
 from paramsync.v1 import graph_pb2
 
 _SERVE = "serve"  # the tag of the graph that predicts
-_INTERNAL = "__saved_model_"  # begins the names of signatures that are for whoever restores, not for callers
+_INTERNAL = "__saved_model_"  # begins the names of signatures that restore, and are not for callers
 _MAIN = "__saved_model_init_op"
 _MOST = 200_000  # operations that restore and initialise
-_TRIED = 64  # signatures, each on its own: each costs what building its part of the graph does
+_TRIED = 64  # signatures that are built one by one to find those that can be served
 
 
 class SavedModel:
-    """What is in a directory, to be drafted signature by signature; its weights are not looked at."""
+    """The SavedModel in a directory, without its weights."""
 
     def __init__(self, directory: Path, *, allowed: Collection[str] = ()) -> None:
-        """`allowed` names ops that may be in it although they are not known to be safe. Raises GraphError."""
+        """`allowed` are ops that it may have although they are not known to be safe. Raises GraphError."""
         self._directory = directory
         self._allowed = allowed
         saved = parsed_saved_model(directory)
@@ -66,10 +65,9 @@ class SavedModel:
         self.signatures = sorted(self._signatures)
 
     def draft(self, signatures: Collection[str] | None = None) -> Draft:
-        """All signatures or those named; inputs and outputs are called as there.
+        """Draft all signatures, or the named ones. Parameters go by their keys in the `variables` checkpoint.
 
-        Parameters go by their keys in its `variables` checkpoint. Raises GraphError, UnsafeGraphError for what it
-        computes with.
+        Raises GraphError, UnsafeGraphError for ops that are not safe.
         """
         where = str(self._directory)
         chosen = sorted(self._signatures if signatures is None else signatures)
@@ -93,9 +91,9 @@ class SavedModel:
         return replace(draft, parameters=named, called=self._called)
 
     def graph(self) -> Graph:
-        """Of all signatures that can be served. Raises GraphError where none can, UnfinishedError while files come.
+        """The graph of all signatures that can be served. Signatures are built one by one only if they must be.
 
-        Each is built alone only where they cannot be built together.
+        Raises GraphError if none can be served, UnfinishedError while files are missing.
         """
         try:
             return finish(self.draft())
@@ -109,7 +107,7 @@ class SavedModel:
         return finish(replace(self.draft(served), refused=refused))
 
     def _refusal(self, signature: str) -> str:
-        """Why this one cannot be served; "" where it can."""
+        """Why this signature cannot be served, or ""."""
         try:
             finish(self.draft([signature]))
         except UnfinishedError:
@@ -120,7 +118,7 @@ class SavedModel:
 
 
 def parsed_saved_model(directory: Path) -> Any:
-    """The message of the SavedModel in this directory. Raises GraphError, UnsafeGraphError for a monstrous one."""
+    """Read the message of the SavedModel in a directory. Raises GraphError, UnsafeGraphError for a monstrous one."""
     path = directory / "saved_model.pb"
     try:
         content = files.content(path, limit=files.MAX_MESSAGE)
@@ -144,7 +142,7 @@ def variables(directory: Path) -> Bundle:
 
 
 def is_v1(saved: Any) -> bool:
-    """Whether a SavedModel, its message, is one of TensorFlow 1, which knows nothing of objects."""
+    """True for a SavedModel of TensorFlow 1, which has no object graph."""
     return not any(meta.HasField("object_graph_def") for meta in saved.meta_graphs)
 
 
@@ -153,7 +151,7 @@ def _endpoints(tensors: Mapping[str, Any], where: str) -> list[graph_pb2.Endpoin
 
 
 def _parts(name: str, info: Any, where: str) -> Iterator[graph_pb2.Endpoint]:
-    """One input or output; a sparse or ragged one is several."""
+    """The endpoints of one input or output; a sparse or ragged tensor has several."""
     try:
         if info.WhichOneof("encoding") == "coo_sparse":
             spec = tf.SparseTensorSpec(tf.TensorShape(info.tensor_shape), tf.as_dtype(info.dtype))
@@ -173,35 +171,32 @@ def _parts(name: str, info: Any, where: str) -> Iterator[graph_pb2.Endpoint]:
 
 
 def _assets(directory: Path, meta: Any) -> dict[str, Asset]:
-    """The files that come with a SavedModel by the tensors that name them. Raises GraphError."""
+    """The files of a SavedModel, by the tensors that give their paths. Raises GraphError."""
     listed = list(meta.asset_file_def)
     if "saved_model_assets" in meta.collection_def:
         for content in meta.collection_def["saved_model_assets"].any_list.value:
-            asset = meta_graph_pb2.AssetFileDef()
+            listed.append(meta_graph_pb2.AssetFileDef())
             try:
-                known = content.Unpack(asset)
-            except DecodeError:
-                known = False
-            if not known:
-                raise GraphError(f"{directory} lists assets that are not readable")
-            listed.append(asset)
+                content.Unpack(listed[-1])
+            except DecodeError as error:
+                raise GraphError(f"{directory} lists assets that are not readable") from error
     return {asset.tensor_info.name: Asset(directory, asset.filename) for asset in listed}
 
 
 def _called(meta: Any, keys: Iterable[str]) -> dict[str, str]:
-    """What the variables of these keys were called in the program that saved them."""
+    """The names of the variables of these keys in the program that saved them."""
     ways = Ways(meta.object_graph_def.nodes)
     numbers = {key: ways.node(key) for key in keys}
     return {key: ways.nodes[number].variable.name for key, number in numbers.items() if number is not None}
 
 
 class _Written:
-    """A meta graph, changed in place to one that fills its tables without functions; `keys` has those of its variables.
+    """Changes a meta graph in place to one that fills its tables without functions; finds the `keys` of its variables.
 
-    1. Calls of functions that only create a table give way to the table.
-    2. What restoring does, written out, says which key each variable has, and which tables are in the checkpoint.
-    3. What initialising does, written out, are the operations that fill the other tables.
-    4. Variables that hold the path of an asset give way to the path.
+    1. Calls of functions that only create a table are replaced by the table.
+    2. The function that restores, inlined, has the key of each variable, and the tables in the checkpoint.
+    3. The function that initialises, inlined, has the operations that fill the other tables.
+    4. Variables that hold the path of an asset are replaced by the path.
     """
 
     def __init__(self, meta: Any, directory: Path) -> None:
@@ -220,7 +215,7 @@ class _Written:
         meta.collection_def[tf.compat.v1.GraphKeys.TABLE_INITIALIZERS].node_list.value.extend(self._fillers)
 
     def _written_out(self, *calls: Any) -> Any:
-        """The nodes that these calls of functions are."""
+        """Inline these calls of functions."""
         nodes = inlined(with_functions(self._meta.graph_def, calls), most=_MOST).graph_def.node
         for node in nodes:
             if node.op in PLAIN_CALLS:
@@ -251,10 +246,9 @@ class _Written:
         self._name_twins()
 
     def _name_twins(self) -> None:
-        """Give those variables that are not restored the keys of others which begin with their values.
+        """Give variables that are not restored the keys of the variables that are initialised from them.
 
-        That is how tf.saved_model.save writes the variables of a Keras model: each twice, one to compute with, one to
-        be restored.
+        tf.saved_model.save writes each variable of a Keras model twice: one to compute with, one to be restored.
         """
         for node in self._nodes.values():
             if node.op == "AssignVariableOp" and node_of(node.input[0]) in self.keys:
@@ -263,7 +257,7 @@ class _Written:
                     self.keys.setdefault(node_of(value.input[0]), self.keys[node_of(node.input[0])])
 
     def _add_table(self, node: Any, keys: Sequence[str], table: str) -> None:
-        """Fill a table with what is in the checkpoint under these keys."""
+        """Fill a table with the values under these keys of the checkpoint."""
         bundle = variables(self._directory)
         missing = [key for key in keys if key not in bundle.entries]
         if missing:
@@ -300,8 +294,8 @@ class _Written:
 
 
 def _restored(nodes: Mapping[str, Any], tensor: str) -> str:
-    """The key that a tensor is read under."""
-    for _ in nodes:  # no more of them can hand it on
+    """The key from which a tensor is restored."""
+    for _ in nodes:  # at most as many Identities as nodes
         if nodes[node_of(tensor)].op == "Identity":
             tensor = nodes[node_of(tensor)].input[0]
     read = nodes[node_of(tensor)]

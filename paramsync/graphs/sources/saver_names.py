@@ -1,4 +1,4 @@
-"""Reads from a v1 Saver's nodes under which keys it saves variables, and which are parts of a partitioned one."""
+"""Reads the keys of variables, and the places of parts of partitioned variables, from the nodes of a v1 Saver."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import tensorflow as tf
 from paramsync.errors import GraphError
 from paramsync.graphdef.reading import node_of, origin, reach
 from paramsync.graphs.draft import Parameter, PartRange
-
-VARIABLES = frozenset({"Variable", "VariableV2", "VarHandleOp"})
+from paramsync.graphs.nodes import VARIABLES
 
 _PASSES = frozenset({"Identity", "ReadVariableOp", "RefIdentity"})  # between a variable and what saves it
 _Saved = tuple[str, PartRange | None]
@@ -20,31 +19,18 @@ _Saved = tuple[str, PartRange | None]
 def parameters(
     nodes: Mapping[str, Any], wanted: Iterable[Any], *, saver: str | None, variables: Iterable[Any] = ()
 ) -> list[Parameter]:
-    """The variables among the nodes `wanted`, under the keys of their checkpoint.
+    """The variables among the nodes `wanted`, by their keys in the checkpoint.
 
-    `saver` is the tensor that makes a Saver save ("": any Saver of the graph; None: no Saver). What it does not save is
-    called what its VariableDef in `variables` says, which knows parts, or else as its node. Raises GraphError.
+    `saver` is the tensor that makes a Saver save ("" for any Saver of the graph, None for no Saver). Other variables
+    have the name and place in their VariableDef in `variables`, or else the name of their node. Raises GraphError.
     """
     saved = {variable.variable_name.removesuffix(":0"): _defined(variable) for variable in variables}
     saved |= {} if saver is None else _saved(nodes, saver)
-    found = [_parameter(node, saved.get(node.name, (node.name, None))) for node in wanted if node.op in VARIABLES]
-    whole: dict[str, Parameter] = {}
-    for parameter in found:
-        other = whole.setdefault(parameter.name, parameter)
-        part, other_part = parameter.part, other.part
-        if other is not parameter and (part is None or other_part is None or part.whole != other_part.whole):
-            raise GraphError(
-                f"variables {other.node!r} and {parameter.node!r} are both saved as {parameter.name!r}, and are not"
-                " parts of one"
-            )
-    return found
+    return [_parameter(node, saved.get(node.name, (node.name, None))) for node in wanted if node.op in VARIABLES]
 
 
 def saved_by(nodes: Mapping[str, Any], saver: str) -> list[Parameter]:
-    """All variables that a Saver saves, under the keys of its checkpoints; `saver` is the tensor that makes it save.
-
-    Raises GraphError.
-    """
+    """All variables that a Saver saves, by their keys; `saver` is the tensor that makes it save. Raises GraphError."""
     return parameters(nodes, [nodes[name] for name in _saved(nodes, saver)], saver=saver)
 
 
@@ -67,7 +53,7 @@ def _defined(variable: Any) -> _Saved:
 
 
 def _saved(nodes: Mapping[str, Any], saver: str) -> dict[str, _Saved]:
-    """By node: what SaveV2 writes of each variable, where several do the first one's word counts."""
+    """The key and place by which SaveV2 writes each variable, by node; the first SaveV2 counts."""
     saved: dict[str, _Saved] = {}
     for node in _saving(nodes, saver):
         _, names, places, *tensors = node.input
@@ -83,7 +69,7 @@ def _saving(nodes: Mapping[str, Any], saver: str) -> list[Any]:
     """The nodes that write a checkpoint."""
 
     def before(name: str) -> Iterable[str]:
-        saves = name not in nodes or nodes[name].op == "SaveV2"  # what is saved is not computed by saving
+        saves = name not in nodes or nodes[name].op == "SaveV2"  # not the nodes that compute the saved values
         return () if saves else map(node_of, nodes[name].input)
 
     reached = reach([node_of(saver)], before) if saver else nodes
@@ -91,7 +77,7 @@ def _saving(nodes: Mapping[str, Any], saver: str) -> list[Any]:
 
 
 def _words(nodes: Mapping[str, Any], tensor: str, count: int) -> Sequence[str]:
-    """The strings of a constant; the last one stands for all that are left out, as in any TensorProto."""
+    """The strings of a constant; the last string is repeated for those left out, as in any TensorProto."""
     node = nodes.get(node_of(tensor))
     words = list(node.attr["value"].tensor.string_val) if node is not None and node.op == "Const" else []
     if not 0 < len(words) <= count:
@@ -100,7 +86,7 @@ def _words(nodes: Mapping[str, Any], tensor: str, count: int) -> Sequence[str]:
 
 
 def _part(place: str) -> PartRange:
-    """From the words of SaveV2: the sizes of the whole, then where the part begins and its size, "6 2 0,3:0,2"."""
+    """Parse SaveV2's shape and slice: the sizes of the whole, then offset and size by dimension, "6 2 0,3:0,2"."""
     *sizes, extents = place.split(" ")
     try:
         starts = [0 if extent == "-" else int(extent.split(",")[0]) for extent in extents.split(":")]

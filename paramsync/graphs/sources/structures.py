@@ -1,4 +1,4 @@
-"""Nested structures of tensors as flat lists, with names that people recognise."""
+"""Names the tensors in nested structures as people would, and describes them as Endpoints of a signature."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from typing import Any
 
 import tensorflow as tf
 
-SEPARATOR = "_"
+from paramsync.graphdef.reading import fresh
+from paramsync.v1 import bundle_pb2, graph_pb2
 
 
 def leaves(structure: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Every leaf and its path, keys and positions joined to `name`; in the order of tf.nest: by key in a mapping."""
+    """Every leaf and its path: `name`, keys and positions. In the order of tf.nest, which sorts a mapping's keys."""
     children: Iterable[tuple[Any, Any]]
     if isinstance(structure, Mapping):
         children = ((key, structure[key]) for key in sorted(structure))
@@ -23,11 +24,11 @@ def leaves(structure: Any, name: str = "") -> Iterator[tuple[str, Any]]:
         yield name, structure
         return
     for part, inner in children:
-        yield from leaves(inner, f"{name}{SEPARATOR}{part}".lstrip(SEPARATOR))
+        yield from leaves(inner, f"{name}_{part}".lstrip("_"))
 
 
 def components(name: str, spec: Any) -> list[str]:
-    """The names of the tensors that one leaf, a value or the spec of one, consists of."""
+    """The names of the tensors that make up a value, given itself or as its spec."""
     if not isinstance(spec, tf.TypeSpec):
         spec = tf.type_spec_from_value(spec)
     count = len(tf.nest.flatten(spec, expand_composites=True))
@@ -36,21 +37,29 @@ def components(name: str, spec: Any) -> list[str]:
     elif isinstance(spec, tf.RaggedTensorSpec) and count == 2:
         parts = ["values", "row_splits"]
     elif isinstance(spec, tf.RaggedTensorSpec) and count == spec.ragged_rank + 1:
-        parts = ["values", *(f"row_splits{SEPARATOR}{depth}" for depth in range(spec.ragged_rank))]
+        parts = ["values", *(f"row_splits_{depth}" for depth in range(spec.ragged_rank))]
     elif count == 1:
         return [name]
     else:
         parts = [str(position) for position in range(count)]
-    return [f"{name}{SEPARATOR}{part}" for part in parts]
+    return [f"{name}_{part}" for part in parts]
 
 
 def unique(names: Sequence[str]) -> list[str]:
-    """The names, with a number after those that come again."""
+    """The names, with numbers after repeated ones."""
     taken: list[str] = []
     for name in names:
-        candidate, number = name, 0
-        while candidate in taken:
-            number += 1
-            candidate = f"{name}{SEPARATOR}{number}"
-        taken.append(candidate)
+        taken.append(fresh(name, taken))
     return taken
+
+
+def endpoint(name: str, tensor: str, dtype: int, shape: Any) -> graph_pb2.Endpoint:
+    """An Endpoint; `shape` is a TensorShapeProto."""
+    return graph_pb2.Endpoint(
+        name=name, tensor=tensor, dtype=dtype, shape=bundle_pb2.TensorShape.FromString(shape.SerializeToString())
+    )
+
+
+def endpoint_of(name: str, spelled: str, tensor: tf.Tensor | tf.TensorSpec) -> graph_pb2.Endpoint:
+    """An Endpoint with the dtype and shape of a tensor."""
+    return endpoint(name, spelled, tensor.dtype.base_dtype.as_datatype_enum, tensor.shape.as_proto())

@@ -1,7 +1,7 @@
-"""What the lookup tables of a source hold.
+"""Reads the contents of a source's lookup tables.
 
-Of a table of this program there may be no more than the handle that a function captured. For those of a v1 graph, the
-operations that fill them are run once, on their own and aside.
+A table of this program may be known only by the handle that a function captured. For a table of a v1 graph, the
+operations that fill it are run once, in a graph and session of their own.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from typing import Any
 import tensorflow as tf
 
 from paramsync.errors import CorruptCheckpointError, GraphError, UnfinishedMetaError
-from paramsync.graphdef.reading import bodies, every_node, node_of, origin, reach
+from paramsync.graphdef.reading import bodies, every_node, node_of, origin, reach, readers_of
+from paramsync.graphs import safety
 from paramsync.graphs.lifting.roles import CALLS, functions, results_of_pass
 from paramsync.graphs.nodes import become_constant, leading_to, with_functions
-from paramsync.graphs.safety import checks as safety
 from paramsync.graphs.tables import MAX_BYTES, pack
 from paramsync.host import files
 from paramsync.host.files import shown
@@ -30,19 +30,13 @@ TABLES = frozenset({"HashTableV2", "MutableHashTableV2", "MutableHashTableOfTens
 
 _FROM_FILE = "InitializeTableFromTextFileV2"
 FILLERS = frozenset({"InitializeTableV2", "LookupTableImportV2", _FROM_FILE})
-_RESTORES = frozenset({"Restore", "RestoreSlice", "RestoreV2"})
-_FINDS = frozenset({"LookupTableFind", "LookupTableFindV2"})
 _LOOPS = frozenset({"For", "NextIteration", "RefNextIteration", "StatelessWhile", "While"})
-_OLD = frozenset(
-    {"HashTable", "MutableHashTable", "InitializeTable", "InitializeTableFromTextFile"}
-    | {"LookupTableFind", "LookupTableSize", "LookupTableImport"}
-)
 
 
 def live_table(handle: Any, node: str, graph_def: Any) -> tuple[tf.Tensor, tf.Tensor]:
-    """The keys and values of the table that `node` gives the handle of. Raises GraphError where it is no table.
+    """The keys and values of the table whose handle `node` gives. Raises GraphError if it is no table.
 
-    Asked with other types than its own a table ends the process, and only those that look things up in it know them.
+    Reading a table with wrong types ends the process. Only the ops that look things up in it know its types.
     """
     types = _types_looked_up(graph_def, node)
     if len(types) != 1:
@@ -55,13 +49,13 @@ def live_table(handle: Any, node: str, graph_def: Any) -> tuple[tf.Tensor, tf.Te
         keys, values = tf.raw_ops.LookupTableExportV2(table_handle=handle, Tkeys=key_type, Tvalues=value_type)
     except (tf.errors.OpError, TypeError) as error:
         raise GraphError(f"the contents of the table {node!r} cannot be read: {error}") from error
-    if keys.shape.rank != 1:  # with places that are empty, which nothing here can tell
+    if keys.shape.rank != 1:  # with empty places, which look like others
         raise _dense(node)
     return keys, values
 
 
 def _dense(node: str) -> GraphError:
-    """The refusal of a table that gives all its places for its contents, taken or not."""
+    """The error for a table that exports its empty places too."""
     return GraphError(
         f"the table {node!r} is a DenseHashTable, whose contents cannot be told from its empty places: expected a"
         " StaticHashTable, a StaticVocabularyTable or a MutableHashTable"
@@ -69,7 +63,7 @@ def _dense(node: str) -> GraphError:
 
 
 def _types_looked_up(graph_def: Any, table: str) -> set[tuple[int, int]]:
-    """The types of keys and values of all that look things up in the table of this node, in functions too."""
+    """The types of keys and values with which the graph and its functions look things up in this table."""
     arguments = {
         function.signature.name: [argument.name for argument in function.signature.input_arg]
         for function in graph_def.library.function
@@ -81,7 +75,7 @@ def _types_looked_up(graph_def: Any, table: str) -> set[tuple[int, int]]:
                 readers[body, tensor if body else tensor.removesuffix(":0")].append((node, position))
 
     def passed_on(body: str, reader: Any, position: int) -> list[tuple[str, str]]:
-        """The tensors that are the same handle because this op takes it."""
+        """The tensors by which this op passes the handle on."""
         if reader.op in arguments:
             return [(reader.op, arguments[reader.op][position])]
         if reader.op in CALLS:
@@ -96,23 +90,23 @@ def _types_looked_up(graph_def: Any, table: str) -> set[tuple[int, int]]:
         return (passed for reader in readers.get(place, ()) for passed in passed_on(place[0], *reader))
 
     places = reach([("", table)], following)
-    finds = [reader for place in places for reader, _ in readers.get(place, ()) if reader.op in _FINDS]
+    finds = [reader for place in places for reader, _ in readers.get(place, ()) if reader.op == "LookupTableFindV2"]
     return {(reader.attr["Tin"].type, reader.attr["Tout"].type) for reader in finds}
 
 
 @dataclass(frozen=True, slots=True)
 class Asset:
-    """A file that comes with a SavedModel, in its own folder `assets`, by a way in which no part is a link."""
+    """A file in the folder `assets` of a SavedModel, with no link on the way to it."""
 
     directory: Path
     name: str
 
     def content(self) -> bytes:
-        """What it holds. Raises GraphError."""
+        """Read the file. Raises GraphError."""
         path = self.directory / "assets" / self.name
         try:
             return files.content_beneath(self.directory, f"assets/{self.name}", limit=MAX_BYTES)
-        except (FileNotFoundError, NotADirectoryError) as error:  # whoever copies it may be at it still
+        except (FileNotFoundError, NotADirectoryError) as error:  # it may still be on its way
             raise UnfinishedMetaError(f"{shown(path)}: expected a file to fill a table from, found none") from error
         except OSError as error:
             raise GraphError(f"{shown(path)}: cannot be read: {error.strerror}") from error
@@ -125,31 +119,19 @@ class Asset:
 
 @dataclass(frozen=True, slots=True)
 class Foreign:
-    """Whose graph somebody else made: which files its tables may be filled from, by tensor, and which more ops."""
+    """The permissions of a stranger's graph: files that may fill its tables, by tensor, and additional ops."""
 
     files: Mapping[str, Asset]
     allowed: Collection[str] = ()
 
 
-def modernised(graph_def: Any) -> Any:
-    """The graph with tables of resources where it has those of references; itself where it has none."""
-    if not any(node.op in _OLD for node in graph_def.node):
-        return graph_def
-    modern = tf.compat.v1.GraphDef()
-    modern.CopyFrom(graph_def)
-    for node in modern.node:
-        if node.op in _OLD:
-            node.op += "V2"
-    return modern
-
-
 def v1_tables(
     graph_def: Any, wanted: Iterable[Any], *, fillers: Collection[str] = (), foreign: Foreign | None = None
 ) -> list[graph_pb2.Table]:
-    """The tables among the nodes `wanted`, with what they hold once `fillers`, or whatever fills them, has run.
+    """The tables among the nodes `wanted`, with their contents after `fillers`, or else any op that fills them, ran.
 
-    Raises GraphError for one that nothing fills, or that is filled from what is not part of the graph. Of a foreign
-    graph nothing is run that is not safe, and no file is read but those it may be filled from.
+    Raises GraphError for a table that nothing in the graph fills. Of a foreign graph only safe ops run, and only its
+    own files are read.
     """
     tables = [node for node in wanted if node.op in TABLES]
     if not tables:
@@ -167,14 +149,14 @@ def v1_tables(
         _use_files(cut, foreign.files, copies)
         safety.check(cut, allowed=[*foreign.allowed, *TABLES, *FILLERS])
         for node in every_node(cut):
-            if node.op in _LOOPS:  # which may never end, and nothing could stop once it runs
+            if node.op in _LOOPS:  # it may never end, and nothing could stop it
                 raise GraphError(f"{node.op} {shown(node.name)} fills a table: expected it to be filled without a loop")
         safety.guard(cut)
         return _run(cut, tables, running, bounded=True)
 
 
 def _fillers_of(tables: Sequence[Any], nodes: Mapping[str, Any], fillers: Collection[str]) -> list[str]:
-    """The operations that fill these tables: of those in `fillers`, or that they need, if any of them does."""
+    """The operations that fill these tables: `fillers` and the nodes before them, or else any others."""
     restored = _restored(nodes)
     filling: dict[tuple[str, str], list[str]] = defaultdict(list)
     for node in nodes.values():
@@ -196,17 +178,14 @@ def _fillers_of(tables: Sequence[Any], nodes: Mapping[str, Any], fillers: Collec
 
 
 def _restored(nodes: Mapping[str, Any]) -> set[str]:
-    """The nodes that need a checkpoint, as those by which a Saver fills tables do."""
-    readers: dict[str, list[str]] = defaultdict(list)
-    for node in nodes.values():
-        for tensor in node.input:
-            readers[node_of(tensor)].append(node.name)
-    restores = [node.name for node in nodes.values() if node.op in _RESTORES]
+    """The nodes that need a checkpoint, such as a Saver's that fill tables."""
+    readers = readers_of(nodes.values())
+    restores = [node.name for node in nodes.values() if node.op == "RestoreV2"]
     return set(reach(restores, lambda name: readers.get(name, ())))
 
 
 def _shared_name(table: Any) -> tuple[str, str]:
-    """Nodes of the same are handles of one table."""
+    """The container and name of a table. Nodes with the same ones are handles of one table."""
     container, name = (
         table.attr[key].s.decode(errors="backslashreplace") if key in table.attr else ""
         for key in ("container", "shared_name")
@@ -215,9 +194,9 @@ def _shared_name(table: Any) -> tuple[str, str]:
 
 
 def _use_files(graph_def: Any, assets: Mapping[str, Asset], copies: ExitStack) -> None:
-    """Put the paths of copies of its files in the graph, and refuse every other file. Raises GraphError.
+    """Make the graph read copies of its assets, and refuse every other file. Raises GraphError.
 
-    A function is given its files by whoever calls it, so that none is known to be one of these.
+    A file in a function is refused too: its path comes from the caller, and is not known here.
     """
     nodes = {node.name: node for node in graph_def.node}
     own = {node_of(tensor): asset for tensor, asset in assets.items()}
@@ -239,8 +218,8 @@ def _use_files(graph_def: Any, assets: Mapping[str, Asset], copies: ExitStack) -
 
 @contextmanager
 def _copy(content: bytes) -> Iterator[str]:
-    """The path of a file in memory with this content, which nobody else can change or take away."""
-    with open(os.memfd_create("asset"), "wb") as file:  # noqa: PTH123, it has no name
+    """The path of a file in memory with this content, which no other program can change or remove."""
+    with open(os.memfd_create("asset"), "wb") as file:  # noqa: PTH123, a file without a name
         file.write(content)
         file.flush()
         yield f"/proc/self/fd/{file.fileno()}"
@@ -275,7 +254,7 @@ def _run(graph_def: Any, tables: Sequence[Any], fillers: Sequence[str], *, bound
 
 
 def _require_known_sizes(graph: tf.Graph) -> None:
-    """Raise GraphError unless it is known beforehand that filling tables takes little memory."""
+    """Raise GraphError unless all shapes are known and small: filling the tables must not take too much memory."""
     left = MAX_BYTES
     for operation in graph.get_operations():
         for tensor in operation.outputs:

@@ -1,4 +1,4 @@
-"""Merges traced functions into a Draft: tells the variables, tables and constants that they capture apart."""
+"""Merges traced functions into a Draft, and sorts their captures into variables, tables and constants."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ from paramsync.graphdef.reading import control_inputs, data_inputs, node_of
 from paramsync.graphs.draft import Draft, Parameter
 from paramsync.graphs.lifting.roles import READS, is_seed
 from paramsync.graphs.nodes import become_constant
+from paramsync.graphs.sources.structures import endpoint_of
 from paramsync.graphs.sources.table_contents import live_table
 from paramsync.graphs.tables import pack
-from paramsync.v1 import bundle_pb2, graph_pb2
+from paramsync.v1 import graph_pb2
 
 CONSTANTS_LIMIT = 1 << 30
-"""Most bytes of captured tensors that become constants of a graph: a GraphDef must stay well below 2 GiB."""
+"""The most bytes of captured tensors that become constants: a GraphDef must stay well below 2 GiB."""
 
 
 @dataclass(frozen=True, slots=True)
 class Own:
-    """The call of a model that was traced, with values for its arguments, of which `specs` are."""
+    """The model's own call, to be compared with its trace, and the specs of its arguments."""
 
     name: str
     specs: Sequence[tf.TypeSpec]
@@ -33,7 +34,7 @@ class Own:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """A ConcreteFunction, and what each of its input and output tensors is called."""
+    """A ConcreteFunction, and the names of its input and output tensors."""
 
     function: Any
     inputs: Sequence[str]
@@ -44,10 +45,10 @@ class Trace:
 def draft_of_traces(
     traces: Mapping[str, Trace], keys: Mapping[str, tf.Variable] | None
 ) -> tuple[Draft, Mapping[str, tf.Variable]]:
-    """The functions as the signatures of one graph, over one set of parameters; and each parameter's variable.
+    """Draft a graph with the functions as signatures over one set of parameters. Returns each parameter's variable too.
 
-    `keys` names the variables; without, each goes by its own name. Raises GraphError for what is captured and cannot
-    be a parameter, a table or a constant.
+    `keys` names the variables; by default each has its own name. Raises GraphError for a capture that can be neither a
+    parameter nor a table or constant.
     """
     merged = _Merged(keys)
     for position, (name, trace) in enumerate(traces.items()):
@@ -58,7 +59,7 @@ def draft_of_traces(
 
 
 def only(draft: Draft, outputs: Collection[str]) -> Draft:
-    """The draft with these outputs alone. Raises GraphError for one that no signature has, or a signature of none."""
+    """The draft with these outputs alone. Raises GraphError for an unknown output, or a signature without any."""
     signatures = {}
     for name, signature in draft.signatures.items():
         kept = [end for end in signature.outputs if end.name in outputs]
@@ -73,20 +74,8 @@ def only(draft: Draft, outputs: Collection[str]) -> Draft:
     return replace(draft, signatures=signatures)
 
 
-def endpoint(name: str, tensor: str, dtype: int, shape: Any) -> graph_pb2.Endpoint:
-    """An Endpoint; `shape` is a TensorShapeProto."""
-    return graph_pb2.Endpoint(
-        name=name, tensor=tensor, dtype=dtype, shape=bundle_pb2.TensorShape.FromString(shape.SerializeToString())
-    )
-
-
-def endpoint_of(name: str, spelled: str, tensor: tf.Tensor | tf.TensorSpec) -> graph_pb2.Endpoint:
-    """An Endpoint of what the tensor is."""
-    return endpoint(name, spelled, tensor.dtype.base_dtype.as_datatype_enum, tensor.shape.as_proto())
-
-
 class _Merged:
-    """One GraphDef of many functions; each captured tensor is one node of it, however many functions capture it."""
+    """One GraphDef of many functions, with one node for each captured tensor."""
 
     def __init__(self, keys: Mapping[str, tf.Variable] | None) -> None:
         self._by_own_names = keys is None
@@ -124,7 +113,7 @@ class _Merged:
         variables = {id(handle): variable for variable in function.graph.variables for handle in _handles(variable)}
         for node in graph_def.node:
             if names[node.name] in added:
-                continue  # captured by an earlier one too, or of another replica
+                continue  # captured by an earlier function too, or another replica
             copy = self._copy(node, names, reads)
             added.add(copy.name)
             if node.name in captured:
@@ -149,11 +138,13 @@ class _Merged:
         copy = self.graph_def.node.add()
         copy.CopyFrom(node)
         copy.name = names[node.name]
-        copy.attr.pop("_class", None)  # speaks of other nodes by their old names
+        copy.attr.pop("_class", None)  # a colocation, by old names
         waits = [name[1:] for name in control_inputs(node)]
         copy.input[:] = [
             *(names[node_of(tensor)] + tensor[len(node_of(tensor)) :] for tensor in data_inputs(node)),
-            *(f"^{names[name]}" for name in waits if name not in reads),  # a function waits for all its reads
+            *(
+                f"^{names[name]}" for name in waits if name not in reads
+            ),  # TensorFlow makes a function wait for all its reads
         ]
         return copy
 
@@ -200,13 +191,13 @@ class _Merged:
 
 
 def _handles(variable: Any) -> list[Any]:
-    """Of a variable of a distribution strategy, those of all its replicas, in any context; else the only one."""
+    """The handles of a variable: one, or one for each replica of a distribution strategy."""
     many = variable.values if isinstance(variable, tf.distribute.DistributedValues) else [variable]
     return [replica.handle for replica in many]
 
 
 def _check_that_it_has_one_value(variable: Any) -> None:
-    """One parameter stands for what all replicas have, which must make no difference to what is read of them."""
+    """Raise GraphError if the replicas' values are read as something else than one value."""
     if variable.aggregation not in (tf.VariableAggregation.MEAN, tf.VariableAggregation.ONLY_FIRST_REPLICA):
         raise GraphError(
             f"{variable.name!r} is ON_READ, with a value on each replica, and read as their"

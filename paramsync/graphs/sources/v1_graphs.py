@@ -1,9 +1,9 @@
-"""Drafts of TensorFlow 1 graphs: what lies between some tensors, whether or not the code that built it is left."""
+"""Drafts of TensorFlow 1 graphs between given tensors. The code that built them is not needed."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
@@ -14,18 +14,16 @@ from paramsync.errors import GraphError
 from paramsync.graphdef.reading import full, node_of
 from paramsync.graphs.draft import Draft
 from paramsync.graphs.lifting.cut import cut
-from paramsync.graphs.lifting.purity import PRINTS
-from paramsync.graphs.lifting.roles import is_seed
+from paramsync.graphs.lifting.roles import PRINTS, is_seed
 from paramsync.graphs.nodes import leading_to, with_functions
-from paramsync.graphs.safety.checks import check, guard
+from paramsync.graphs.safety import check, guard
 from paramsync.graphs.sources import saver_names
-from paramsync.graphs.sources.structures import components
-from paramsync.graphs.sources.table_contents import TABLES, Foreign, modernised, v1_tables
-from paramsync.graphs.sources.traces import endpoint_of
+from paramsync.graphs.sources.structures import components, endpoint_of
+from paramsync.graphs.sources.table_contents import TABLES, Foreign, v1_tables
 from paramsync.graphs.specs import DEFAULT_SIGNATURE
 from paramsync.v1 import graph_pb2
 
-# What lifting takes away, or refuses and says why: of no harm to a process that only builds the graph
+# Ops that lifting removes, or refuses with a reason. They do no harm to a process that only builds the graph.
 _VARIABLE_OPS = """
     Variable VariableV2 VarHandleOp ReadVariableOp ResourceGather ResourceGatherNd VariableShape VarIsInitializedOp
     IsVariableInitialized RefIdentity RefEnter RefExit RefSwitch RefMerge RefNextIteration RefSelect TemporaryVariable
@@ -35,11 +33,11 @@ _VARIABLE_OPS = """
 
 
 def draft_of_tensors(inputs: Any, outputs: Any, *, saver: Any = None) -> Draft:
-    """What the graph of these tensors computes between them: one tensor, a sequence, or a mapping by what callers say.
+    """Draft the graph between these tensors: single ones, sequences, or mappings by the names that callers use.
 
-    Parameters are called what `saver`, a tf.compat.v1.train.Saver of the graph, calls them; without one, their own
-    names, which is what a Saver that is told nothing calls them too. A tensor in a sequence goes by its own name; a
-    sparse or ragged one is several. The graph is left as it is. Raises GraphError.
+    Parameters have their names in `saver`, a tf.compat.v1.train.Saver of the graph, or else their own, as in a Saver
+    without arguments. A tensor in a sequence has its own name; a sparse or ragged tensor is several. The graph is not
+    changed. Raises GraphError.
     """
     starts, ends = dict(_named(inputs, "inputs")), dict(_named(outputs, "outputs"))
     if not ends:
@@ -55,13 +53,13 @@ def draft_of_tensors(inputs: Any, outputs: Any, *, saver: Any = None) -> Draft:
     return graph.draft({DEFAULT_SIGNATURE: signature}, unused_inputs=False)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
 class V1Graph:
-    """The nodes of a graph, and what else is known of it.
+    """The nodes of a graph, with its Saver, variables and tables.
 
-    `saver` is the tensor that makes its Saver save ("": it is not known which; None: no Saver), `variables` are the
-    VariableDefs of its collections, `fillers` the operations that fill its tables. `foreign` is None for a graph of
-    this very program; any other is kept from running anything unsafe.
+    `saver` is the tensor that makes its Saver save ("" for any Saver of the graph, None for no Saver), `variables` are
+    the VariableDefs of its collections, `fillers` the operations that fill its tables. `foreign` is None for a graph of
+    this program; a graph with one is checked before anything of it runs.
     """
 
     where: str
@@ -70,14 +68,12 @@ class V1Graph:
     variables: Sequence[Any] = ()
     fillers: Collection[str] = ()
     foreign: Foreign | None = None
-    _nodes: dict[str, Any] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "graph_def", modernised(self.graph_def))
-        object.__setattr__(self, "_nodes", {node.name: node for node in self.graph_def.node})
+        self._nodes = {node.name: node for node in self.graph_def.node}
 
     def node(self, tensor: str) -> Any:
-        """The node of a tensor. Raises GraphError, which lists the placeholders there are."""
+        """The node of a tensor. Raises GraphError, which lists the placeholders."""
         if node_of(tensor) not in self._nodes:
             raise self.unknown(tensor)
         return self._nodes[node_of(tensor)]
@@ -88,10 +84,9 @@ class V1Graph:
         return GraphError(f"{self.where} has no tensor {tensor!r}; its placeholders: {listed}")
 
     def draft(self, signatures: Mapping[str, graph_pb2.Signature], *, unused_inputs: bool) -> Draft:
-        """What the outputs of these signatures need. Outputs whose dtype is not said are looked at.
+        """Draft these signatures. Dtypes of outputs may be left out.
 
-        Raises GraphError, which names what is unknown, and UnsafeGraphError for a foreign graph that needs what a
-        program should not run for somebody else.
+        Raises GraphError for an unknown tensor, and UnsafeGraphError for a foreign graph with unsafe ops.
         """
         reached = self._reached(signatures.values())
         if self.foreign is not None:
@@ -171,7 +166,7 @@ def _of_live(graph: tf.Graph, saver: Any) -> V1Graph:
     except ValueError as error:
         raise GraphError(f"the graph is too large, make variables of its constants: {error}") from error
     variables = [*graph.get_collection(keys.GLOBAL_VARIABLES), *graph.get_collection(keys.LOCAL_VARIABLES)]
-    with graph.as_default():  # outside a graph, variables do not say what they are
+    with graph.as_default():  # outside of a graph, variables make no protos
         definitions = [variable.to_proto() for variable in variables if hasattr(variable, "to_proto")]
     return V1Graph(
         "the graph",
@@ -183,7 +178,7 @@ def _of_live(graph: tf.Graph, saver: Any) -> V1Graph:
 
 
 def _named(tensors: Any, what: str) -> Iterator[tuple[str, tf.Tensor]]:
-    """Every tensor and what callers say. Raises GraphError."""
+    """Every tensor with the name that callers use. Raises GraphError."""
     seen = set()
     if isinstance(tensors, Mapping):
         pairs = list(tensors.items())

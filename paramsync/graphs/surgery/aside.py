@@ -1,4 +1,4 @@
-"""Makes a copy in a graph of its own first, then brings it to its target: what fails adds nothing there."""
+"""Makes a copy in a graph of its own first, then brings it to its target: a failure adds nothing to the target."""
 
 from __future__ import annotations
 
@@ -11,29 +11,18 @@ import tensorflow as tf
 from paramsync.errors import GraphError
 from paramsync.graphdef.reading import full, node_of
 from paramsync.graphs.lifting.lift import lift
+from paramsync.graphs.nodes import VARIABLES, prefix_frame
 from paramsync.graphs.surgery.contexts import inside
-from paramsync.graphs.surgery.custom_gradients import rename
-from paramsync.graphs.surgery.functions import library_of, make_own
+from paramsync.graphs.surgery.functions import library_of, make_own, rename_gradients
 from paramsync.graphs.surgery.replacing import MadeReplacements, Replacements, as_kept
 from paramsync.graphs.surgery.selection import Selection
 
-# Attributes that name what a node stands for at run time: two nodes with one name would be one.
-_NAMES = {
-    "VarHandleOp": "shared_name",
-    "Variable": "shared_name",
-    "VariableV2": "shared_name",
-    "AutoReloadVariable": "shared_name",
-    "TemporaryVariable": "var_name",
-    "DestroyTemporaryVariable": "var_name",
-    "Enter": "frame_name",
-    "RefEnter": "frame_name",
-}
 _COLOCATED = b"loc:@"
 
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """From names of tensors or operations in the source to those in the copy's graph; None for what is not there."""
+    """Translates names of tensors or operations in the source to names in the copy's graph; None if not copied."""
 
     source: tf.Graph
     scope: str
@@ -45,7 +34,7 @@ class Names:
         return self.replaced[name] if name in self.replaced else self.own(name)
 
     def own(self, name: str) -> str | None:
-        """The same for what reads `name` in the source, or gives it: what is replaced is there under its own name."""
+        """The name of the copied node itself, even if a replacement is read in its place."""
         operation = node_of(name)
         if operation in self.copied:
             return f"{self.scope}/{name}"
@@ -54,18 +43,18 @@ class Names:
 
 @dataclass(frozen=True, slots=True)
 class Aside:
-    """A copy that was made in a graph of its own, where stand-ins are read in place of the target's tensors."""
+    """A copy that was made in a graph of its own, where it reads stand-ins for the target's tensors."""
 
     selection: Selection
     replacements: Replacements
     scope: str
     graph_def: Any
-    gradients: Mapping[str, str]  # their names, by operation, for those that somebody wrote
+    gradients: Mapping[str, str]  # names of written gradients, by operation
     device: str | None
     keep_seeds: bool
 
     def bring(self, target: tf.Graph) -> tuple[Names, dict[str, tf.Variable]]:
-        """Add the copy to its target, the default graph. Returns the names of its nodes and its variables."""
+        """Add the copy to its target, the default graph. Returns the names of its nodes, and its variables."""
         target.unique_name(self.scope)
         with tf.device(self.device):
             made = self.replacements.make(self.scope, self.selection.operations)
@@ -74,9 +63,9 @@ class Aside:
     def add(
         self, graph: tf.Graph, made: MadeReplacements, kept: Mapping[str, tf.Operation]
     ) -> tuple[Names, dict[str, tf.Variable]]:
-        """Add the copy to the default graph, in which it reads what was made and is kept.
+        """Add the copy to the default graph, where it reads the replacements and the kept operations.
 
-        Says of its nodes what is in no node: their shapes, their variables, their loops and branches.
+        Restores what nodes do not say: declared shapes, variables, loops and branches.
         """
         tensors = made.tensors | {tensor.name: tensor for operation in kept.values() for tensor in operation.outputs}
         read = {full(tensor) for node in self.graph_def.node for tensor in node.input}
@@ -97,7 +86,7 @@ class Aside:
             for name in names.copied:
                 for tensor in operations[name].outputs:
                     copy = graph.get_tensor_by_name(f"{self.scope}/{tensor.name}")
-                    if copy.dtype == tensor.dtype:  # not where a value took the place of a handle
+                    if copy.dtype == tensor.dtype:  # not if a value replaced a handle
                         copy.set_shape(tensor.shape)
         variables = {
             name: variable.copy_to(graph, names, self.scope) for name, variable in self.selection.variables.items()
@@ -110,7 +99,7 @@ class Aside:
 def make_aside(
     selection: Selection, replacements: Replacements, *, scope: str, device: str | None, keep_seeds: bool
 ) -> Aside:
-    """Make the copy. Raises GraphError where that cannot be done."""
+    """Make the copy, and rehearse adding it. Raises GraphError if it cannot be built."""
     operations = selection.operations
     with tf.Graph().as_default() as rehearsal:
         kept = as_kept({name: operation.node_def for name, operation in selection.kept.items()})
@@ -128,7 +117,7 @@ def make_aside(
     handles = {name.removesuffix(":0"): tensor.op.node_def for name, tensor in made.tensors.items()}
     handles |= {name: operation.node_def for name, operation in kept.items()}
     make_own(graph_def, scope, handles=handles, whole=within, device=device, keep_seeds=keep_seeds)
-    gradients = rename(graph_def.node, operations.keys() - within)
+    gradients = rename_gradients(graph_def.node, operations.keys() - within)
     aside = Aside(selection, replacements, scope, graph_def, gradients, device, keep_seeds)
     try:
         with rehearsal.as_default():
@@ -147,10 +136,9 @@ def _nodes_of_copy(
     kept: Mapping[str, tf.Operation],
     library: Iterable[Any],
 ) -> Any:
-    """A GraphDef of these operations to import under `scope`; other tensors that they read are to be mapped.
+    """A GraphDef of these operations, to be imported under `scope` with other tensors mapped.
 
-    `values` are the variables, by operation, that a value takes the place of, whatever they are used for; `kept` the
-    operations that are read where they are.
+    `values` replace variables, by operation; `kept` are the operations of the source that the copy reads.
     """
     graph_def = tf.compat.v1.GraphDef()
     graph_def.node.extend(operation.node_def for operation in operations)
@@ -158,15 +146,15 @@ def _nodes_of_copy(
     if values:
         graph_def = _lifted(graph_def, values)
     names = frozenset(node.name for node in graph_def.node)
-    for node in graph_def.node:  # what is replaced or kept has no effects to wait for
+    for node in graph_def.node:  # replaced and kept nodes need not be waited for
         node.input[:] = [tensor for tensor in node.input if not tensor.startswith("^") or tensor[1:] in names]
-        attribute = _NAMES.get(node.op)
-        if attribute and node.attr[attribute].s:
-            node.attr[attribute].s = f"{scope}/".encode() + node.attr[attribute].s
+        prefix_frame(node, f"{scope}/")
+        if node.op in VARIABLES and node.attr["shared_name"].s:  # two variables of one name would be one at run time
+            node.attr["shared_name"].s = f"{scope}/".encode() + node.attr["shared_name"].s
         if "_class" in node.attr:
             beside = [place.removeprefix(_COLOCATED).decode() for place in node.attr["_class"].list.s]
             for name in beside:
-                if device is None and name in kept:  # an import knows no other place to be at
+                if device is None and name in kept:  # an import cannot be colocated with a node outside
                     node.device = kept[name].device
             node.attr["_class"].list.s[:] = [_COLOCATED + name.encode() for name in beside if name in names]
             if not node.attr["_class"].list.s:
@@ -175,7 +163,7 @@ def _nodes_of_copy(
 
 
 def _lifted(graph_def: Any, values: Mapping[str, tf.Tensor]) -> Any:
-    """Lift these variables, and leave their nodes out."""
+    """Replace uses of these variables by their values, and leave their nodes out."""
     lifted = lift(graph_def, {name: tf.TensorSpec(value.shape, value.dtype) for name, value in values.items()})
     places = {node.name: node for node in graph_def.node}
     nodes = [node for node in lifted.node if node.name not in values]
@@ -188,7 +176,7 @@ def _lifted(graph_def: Any, values: Mapping[str, tf.Tensor]) -> Any:
 
 
 def free_scope(graph: tf.Graph, scope: str) -> str:
-    """This scope, or one with a number behind it, that is still empty."""
+    """An empty scope of this name, with a number behind it if need be."""
     used = [f"{operation.name.lower()}/" for operation in graph.get_operations()]
     free, number = scope, 0
     with graph.as_default(), tf.compat.v1.name_scope(None):

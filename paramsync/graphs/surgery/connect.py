@@ -9,31 +9,22 @@ from typing import Any
 
 import tensorflow as tf
 
-from paramsync.errors import GraphError, ParameterError
-from paramsync.graphs.surgery.arguments import (
-    check_graph,
-    check_scope,
-    check_session,
-    checked_device,
-    checked_mapping,
-    checked_names,
-    similar,
-)
-from paramsync.graphs.surgery.arguments import placeholders as placeholders_of
+from paramsync.errors import GraphError
+from paramsync.graphs.specs import TensorSpec, check
+from paramsync.graphs.surgery.arguments import check_graph, check_scope, check_session, hint, normalise_device
 from paramsync.graphs.surgery.duplicate import Copy, duplicate
 from paramsync.graphs.surgery.replacing import stand_in
 from paramsync.graphs.surgery.selection import required
 from paramsync.graphs.surgery.sources import ImportedGraph, source_of
-from paramsync.graphs.surgery.variables import for_saver, saved
-from paramsync.host.files import shown
+from paramsync.graphs.surgery.variables import for_saver, saved, sizes
 
 Named = tuple[int, tf.Tensor]
-"""A tensor, and which source it is of."""
+"""The number of a source, and a tensor of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Connected:
-    """Several graphs in one. Inputs and outputs are called scope/name; `copies`, `savers` go by scope."""
+    """Several graphs in one. The names of inputs and outputs are scope/name; `copies` and `savers` go by scope."""
 
     graph: tf.Graph
     inputs: Mapping[str, tf.Tensor]
@@ -43,7 +34,7 @@ class Connected:
     _checkpoints: Mapping[str, str] = field(repr=False)
 
     def initialise(self, session: tf.compat.v1.Session) -> None:
-        """Restore each scope that has a checkpoint, and initialise what has no value then, as an optimizer's slots."""
+        """Restore each scope that has a checkpoint, then initialise the rest, such as an optimizer's slots."""
         check_session(session, self.graph, "session")
         for scope, checkpoint in self._checkpoints.items():
             self.savers[scope].restore(session, checkpoint)
@@ -68,27 +59,31 @@ def connect(
     graph: tf.Graph | None = None,
     device: str | None = None,
 ) -> Connected:
-    """Import graphs, each with its checkpoint or None, and read an earlier one's outputs as a later one's inputs.
+    """Import graphs, and read outputs of earlier ones as inputs of later ones.
 
-    A source is a `.meta` file, a MetaGraphDef, a tf.Graph or a Graph. `inputs` maps input to output, by the names these
-    have in their graphs, or with the scope before them: graph1, graph2 and so on, or those of `scopes`. An input may
-    also read a tensor, of a live source or of the graph that all goes to, or take an array for its value. The outputs
-    are those named, or else those of the sources that no other one reads. Only what leads to them is imported. Their
-    placeholders are inputs, and so are the tensors named in `placeholders`, input pipelines for example.
+    Args:
+        sources: Pairs of a source and its checkpoint, or None. A source is a `.meta` file, a MetaGraphDef, a tf.Graph
+            or a Graph.
+        inputs: By the name of an input: the name of an output of an earlier source, a tensor of a live source or of the
+            target graph, or an array. Names may begin with a scope and a slash, to say which source is meant.
+        scopes: The scope of each source; by default graph1, graph2 and so on.
+        outputs: Names of the outputs; by default the outputs of the signatures of all sources that no other one reads.
+            Only operations that lead to them are imported. The placeholders among these become inputs.
+        placeholders: Names of tensors that become inputs too, such as those that an input pipeline gives.
+        graph: The target graph; by default the default graph.
+        device: Where everything runs, "" for anywhere; by default where the sources do.
 
-    Everything goes to `graph`, or the default graph, and runs on `device`: anywhere if that is "", or where its sources
-    say. Raises GraphError where a name is unknown or does not say which graph it is of, and ParameterError where a
-    checkpoint lacks a variable or has it with another shape or dtype. Nothing is added to a graph then.
+    Raises GraphError for an unknown or ambiguous name, and ParameterError for a checkpoint that lacks a variable, or
+    has it with another shape or dtype. Nothing is added to a graph then.
     """
-    _check_pairs(sources)
-    inputs = checked_mapping(inputs, "inputs", "what is read by the name of an input")
-    placeholders = checked_names(placeholders, "placeholders")
-    outputs = None if outputs is None else checked_names(outputs, "outputs")
-    device = checked_device(device)
+    if not sources:
+        raise GraphError("sources: expected a list of pairs of a graph and its checkpoint, found none")
+    inputs = inputs or {}
+    device = normalise_device(device)
     target = tf.compat.v1.get_default_graph() if graph is None else graph
     check_graph(target)
     graphs = [source_of(source) for source, _ in sources]
-    scopes = [f"graph{at}" for at in range(1, len(graphs) + 1)] if scopes is None else checked_names(scopes, "scopes")
+    scopes = [f"graph{at}" for at in range(1, len(graphs) + 1)] if scopes is None else list(scopes)
     for scope in scopes:
         check_scope(scope, "scopes")
     if len(scopes) != len(graphs) or len({scope.lower() for scope in scopes}) != len(scopes):
@@ -107,8 +102,7 @@ def connect(
         joined, fed = _of(at, [taker for taker, _ in (*joints, *fixed)]), _of(at, opened)
         needed, variables = required(source.graph, wanted, {tensor.name for tensor in (*joined, *fed)})
         if checkpoint:
-            kept = saved(source.graph, variables)
-            checkpoint.check({name: (variable, *source.saved_as(name, variable)) for name, variable in kept.items()})
+            checkpoint.check(source, saved(source.graph, variables))
         cuts.append((wanted, [*fed, *needed]))
 
     def build(graph: tf.Graph, fixed: Sequence[tuple[Named, Any]]) -> Connected:
@@ -128,16 +122,6 @@ def connect(
 
 def _is_of(graph: tf.Graph, value: Any) -> bool:
     return isinstance(value, tf.Tensor | tf.Variable) and getattr(value, "graph", None) is graph
-
-
-def _check_pairs(sources: Any) -> None:
-    if not isinstance(sources, list | tuple) or not sources:
-        raise GraphError(f"sources: expected a list of pairs of a graph and its checkpoint, found {shown(sources)}")
-    for pair in sources:
-        if not isinstance(pair, tuple | list) or len(pair) != 2:
-            raise GraphError(f"sources: expected pairs of a graph and its checkpoint, or None, found {shown(pair)}")
-        if pair[1] is not None and not isinstance(pair[1], str | Path):
-            raise GraphError(f"sources: expected the path of a checkpoint, or None, found {shown(pair[1])}")
 
 
 def _connected(
@@ -175,7 +159,7 @@ def _connected(
 
 
 class _Names:
-    """Which tensor of which source a name means. Raises GraphError where that is none, or not just one."""
+    """Finds the tensors that names mean. Raises GraphError for an unknown or ambiguous name."""
 
     def __init__(self, sources: Sequence[ImportedGraph], scopes: Sequence[str]) -> None:
         self.sources = sources
@@ -189,12 +173,12 @@ class _Names:
         return tensors[0]
 
     def is_giver(self, value: Any) -> bool:
-        """Whether this is meant to be a tensor of a source: a name, or a tensor of its graph."""
+        """True for a tensor of a source, or a name."""
         graph = getattr(value, "graph", None) if isinstance(value, tf.Tensor) else None
         return isinstance(value, str) or any(source.graph is graph for source in self.sources)
 
     def joint(self, taker: str, giver: str | tf.Tensor) -> tuple[Named, Named]:
-        """The input and the output that it reads, of an earlier source."""
+        """An input, and the output of an earlier source that it reads."""
         if isinstance(giver, str):
             givers = self._all(giver, "inputs")
         else:
@@ -210,8 +194,6 @@ class _Names:
         return pairs[0]
 
     def _all(self, name: str, what: str) -> list[Named]:
-        if not isinstance(name, str):
-            raise GraphError(f"{what}: expected the names of tensors, found {shown(name)}")
         tensors = []
         for at, (scope, source) in enumerate(zip(self._scopes, self.sources, strict=True)):
             tensor = source.tensor(name)
@@ -221,7 +203,7 @@ class _Names:
                 tensors.append((at, tensor))
         if not tensors:
             listed = "; ".join(
-                f"{scope}: {placeholders_of(source.graph)}{similar(source.graph, name.removeprefix(f'{scope}/'))}"
+                f"{scope}: {hint(source.graph, name.removeprefix(f'{scope}/'))}"
                 for scope, source in zip(self._scopes, self.sources, strict=True)
             )
             raise GraphError(f"{what}: no graph has a tensor {name!r}; their placeholders: {listed}")
@@ -239,26 +221,20 @@ class _Checkpoint:
             reader = tf.train.load_checkpoint(self.path)
         except (tf.errors.OpError, ValueError) as error:
             raise GraphError(f"the checkpoint {self.path} cannot be read: {error}") from error
-        self._shapes = reader.get_variable_to_shape_map()
-        self._dtypes = reader.get_variable_to_dtype_map()
+        shapes = reader.get_variable_to_shape_map()
+        self._entries = {key: (dtype, shapes[key]) for key, dtype in reader.get_variable_to_dtype_map().items()}
 
     @property
     def keys(self) -> frozenset[str]:
-        return frozenset(self._shapes)
+        return frozenset(self._entries)
 
-    def check(self, variables: Mapping[str, tuple[tf.Variable, str, tf.TensorShape]]) -> None:
-        """Raise ParameterError where it lacks one of these, given with their keys and shapes, or has another kind."""
-        missing = sorted({key for _, key, _ in variables.values()} - self.keys)
-        if missing:
-            raise ParameterError(f"checkpoint {self.path}", expected=_listed(missing), found=_listed(sorted(self.keys)))
-        for variable, key, shape in variables.values():
-            dtype = variable.dtype.base_dtype
-            if self._dtypes[key] != dtype or not shape.is_compatible_with(self._shapes[key]):
-                raise ParameterError(
-                    f"checkpoint {self.path}, {key!r}",
-                    expected=f"{dtype.name} {shape}",
-                    found=f"{self._dtypes[key].name} {tf.TensorShape(self._shapes[key])}",
-                )
+    def check(self, source: ImportedGraph, variables: Mapping[str, tf.Variable]) -> None:
+        """Raise ParameterError where it lacks a variable, or has it with another dtype or shape."""
+        specs = {}
+        for name, variable in variables.items():
+            key, shape = source.saved_as(name, variable)
+            specs[key] = TensorSpec(key, variable.dtype.base_dtype.name, sizes(shape))
+        check(list(specs.values()), self._entries, lambda one: (one[0].name, one[1]), where=f"checkpoint {self.path}")
 
 
 def _ends(names: _Names, joints: Sequence[tuple[Named, Named]], outputs: Sequence[str] | None) -> list[Named]:
@@ -273,7 +249,3 @@ def _ends(names: _Names, joints: Sequence[tuple[Named, Named]], outputs: Sequenc
 
 def _of(at: int, tensors: Sequence[Named]) -> list[tf.Tensor]:
     return list({tensor.name: tensor for source, tensor in tensors if source == at}.values())
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "")

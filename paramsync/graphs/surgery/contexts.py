@@ -1,8 +1,8 @@
-"""The contexts of control flow v1, which know a loop or branch as a whole: without them, it has no gradients.
+"""Copies the contexts of control flow v1: without its context, a loop or branch has no gradients.
 
-A graph keeps them in two collections. Serialised, a context names its nodes; written again with other names for them,
-it is the context of a copy. It covers no more than was copied: a loop's variables that nobody needs are left out. Those
-that the loop itself needs have their exits all the same: TensorFlow's gradient goes back through a loop by all of them.
+A graph keeps contexts in two collections. A serialised context names its nodes, so it becomes the copy's context by
+renaming them. It covers only copied nodes: unused loop variables are left out. A loop variable that the loop itself
+needs keeps its exit, since TensorFlow's gradient enters a loop through all exits.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ import tensorflow as tf
 from paramsync.graphdef.reading import node_of
 
 _KEYS = (tf.compat.v1.GraphKeys.WHILE_CONTEXT, tf.compat.v1.GraphKeys.COND_CONTEXT)
-# What a context calls the tensors without which it is none
+# The fields with the tensors that a context cannot do without
 _NEEDED = ("pred_name", "pivot_name", "pivot_for_pred_name", "pivot_for_body_name", "maximum_iterations_name")
 _SWITCHES, _EXITS = frozenset({"Switch", "RefSwitch"}), frozenset({"Exit", "RefExit"})
 
 Rename = Callable[[str], str | None]
-"""A tensor's name in the copy; None for what is not there."""
+"""Gives a tensor's name in the copy; None if it was not copied."""
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """A loop or branch that lies in no other: its collection, its kind and what it says of itself."""
+    """The context of an outermost loop or branch: its collection, class and serialised form."""
 
     key: str
     kind: Any
     proto: Any
 
     def copy_to(self, graph: tf.Graph, read: Rename, own: Rename, scope: str) -> None:
-        """Add the context of the copied nodes, if there are any, to `graph`.
+        """Add the context to `graph`, if any of its nodes were copied.
 
-        `own` names what was copied, `read` also what others take the place of for those who read it.
+        `own` gives the names of copied tensors, `read` also those of replacements.
         """
         if not _is_copied(self.proto, own):
             return
@@ -51,7 +51,7 @@ def contexts_of(graph: tf.Graph) -> list[Context]:
 
 
 def inside(contexts: Iterable[Context]) -> frozenset[str]:
-    """All nodes that lie in a loop or branch, unlike the exits from those that lie in no other."""
+    """All nodes in a loop or branch, without the exits of outermost loops."""
     return frozenset(
         node
         for context in contexts
@@ -61,7 +61,7 @@ def inside(contexts: Iterable[Context]) -> frozenset[str]:
 
 
 def needed(contexts: Iterable[Context], taken: Collection[str]) -> list[str]:
-    """The tensors that the contexts of these nodes cannot do without."""
+    """The tensors that the contexts of these nodes need."""
     return [
         tensor
         for context in contexts
@@ -73,7 +73,7 @@ def needed(contexts: Iterable[Context], taken: Collection[str]) -> list[str]:
 
 
 def exits(operation: tf.Operation) -> list[tf.Operation]:
-    """The way out of the loop for the variable whose value this operation, if it is a loop's switch, lets out."""
+    """The exits of the loop variable whose switch this operation is; none if it is no switch."""
     if operation.type not in _SWITCHES:
         return []
     return [reader for reader in operation.outputs[0].consumers() if reader.type in _EXITS]

@@ -1,7 +1,7 @@
-"""Copies gradients that somebody wrote (tf.custom_gradient), once a copy is differentiated.
+"""Copies gradients that somebody wrote (tf.custom_gradient) when a copy is differentiated.
 
-The gradient of the original is made in the source, from placeholders, then copied: what it reads of the original
-it reads of the copy there.
+The gradient of the original is made in the source, from placeholders, and copied to the target. There it reads the
+tensors of the copy in place of the original's.
 """
 
 from __future__ import annotations
@@ -17,10 +17,8 @@ from paramsync.errors import GraphError
 from paramsync.graphdef.reading import node_of
 from paramsync.graphs.surgery.aside import Aside, Names, make_aside
 from paramsync.graphs.surgery.contexts import inside
-from paramsync.graphs.surgery.custom_gradients import refused
-from paramsync.graphs.surgery.functions import library_of
+from paramsync.graphs.surgery.functions import has_seed, library_of, refuse_gradient
 from paramsync.graphs.surgery.replacing import Replacements
-from paramsync.graphs.surgery.seeds import has_seed
 from paramsync.graphs.surgery.selection import Selection
 from paramsync.graphs.surgery.variables import is_variable, known
 
@@ -36,14 +34,14 @@ class _Brought:
 
     @cached_property
     def read(self) -> frozenset[str]:
-        """The tensors of the source that have a counterpart in the copy, but for those within loops."""
+        """The tensors of the source, outside of loops, that have a counterpart in the copy."""
         source = self.names.source
         copied = self.names.copied - inside(self.aside.selection.contexts)
         tensors = {output.name for name in copied for output in source.get_operation_by_name(name).outputs}
         return frozenset(tensors | self.names.replaced.keys()) - {f"{name}:0" for name in self._valued}
 
     def counterpart(self, name: str) -> Any:
-        """The copy's tensor for one of the source; for a variable's handle or reference the variable."""
+        """The copy's tensor for a tensor of the source; for a variable's handle or reference, the variable."""
         operation = node_of(name)
         if operation in self.variables:
             return self.variables[operation]
@@ -55,7 +53,7 @@ class _Brought:
         return frozenset(self.aside.replacements.valued)
 
     def more(self, ends: list[tf.Tensor], given: Mapping[str, tf.Tensor], scope: str) -> list[tf.Tensor]:
-        """Copies of these tensors of the source, read from the copy, and by name from what is `given`."""
+        """Copy these tensors of the source. They read the copy, and the tensors `given` by name."""
         source = self.names.source
         available = self.read | given.keys()
         selection = Selection(
@@ -93,7 +91,7 @@ class _Brought:
 
 
 def bring(aside: Aside, target: tf.Graph) -> tuple[Names, dict[str, tf.Variable]]:
-    """Add a copy to its target, and register the custom gradients of its nodes."""
+    """Add a copy to its target, and register the written gradients of its nodes."""
     with target.as_default(), tf.compat.v1.name_scope(None), target.control_dependencies(None), target.device(None):
         names, variables = aside.bring(target)
     brought = _Brought(aside, target, names, variables)
@@ -108,10 +106,10 @@ def _register(name: str, original: tf.Operation, brought: _Brought) -> None:
     @tf.RegisterGradient(name)
     def gradient(operation: tf.Operation, *incoming: Any) -> Any:
         if operation.graph is not brought.target or operation.name != copy:
-            return refused(operation)  # this one was imported again
+            return refuse_gradient(operation)  # an import of the copy
         try:
             return _of_original(original, incoming, brought)
-        except (GraphError, LookupError) as error:  # TensorFlow's where the source was imported, without it
+        except (GraphError, LookupError) as error:  # LookupError: the source was imported too
             raise GraphError(
                 f"the gradient of {copy!r}, which somebody wrote (tf.custom_gradient), cannot be copied: {error}"
             ) from error
@@ -140,4 +138,4 @@ def _of_original(original: tf.Operation, incoming: tuple[Any, ...], brought: _Br
         scope = brought.target.unique_name(f"{brought.names.scope}/copied_gradient", mark_as_used=False)
     copied = brought.more(parts, values, scope)
     whole = tf.nest.pack_sequence_as(gradients, copied, expand_composites=True)
-    return [whole.pop(value.name, None) for value in original.inputs]  # an input that is there twice has all of it once
+    return [whole.pop(value.name, None) for value in original.inputs]  # once: an input may be there twice

@@ -1,4 +1,4 @@
-"""duplicate(): copies what leads to some outputs of a live graph into a scope of its own."""
+"""duplicate(): copies the operations that lead to some outputs of a live graph into a scope of their own."""
 
 from __future__ import annotations
 
@@ -10,16 +10,14 @@ import tensorflow as tf
 
 from paramsync.errors import GraphError
 from paramsync.graphs.surgery.arguments import (
-    check_choice,
     check_graph,
     check_scope,
-    checked_device,
-    checked_mapping,
     element,
-    flat,
+    flatten,
     graph_of,
-    like,
+    normalise_device,
     operation_of,
+    pack_like,
 )
 from paramsync.graphs.surgery.aside import Names, free_scope, make_aside
 from paramsync.graphs.surgery.derived import bring
@@ -31,10 +29,10 @@ from paramsync.host.files import shown
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """A copy in a live graph. `copy[x]` is what a tensor, operation or variable of the source became there.
+    """A copy in a live graph. `copy[x]` is the counterpart of a tensor, operation or variable of the source.
 
-    `inputs` and `outputs` have the structure that they were asked for in, a tuple of one where that was but one.
-    `variables` are the copy's own, `originals` those of the source, both by the names of the originals.
+    `inputs` and `outputs` have the structure of the arguments; a single tensor becomes a tuple of one. `variables` are
+    the copy's own, `originals` the source's, both by the names of the originals.
     """
 
     scope: str
@@ -46,7 +44,7 @@ class Copy:
     _names: Names = field(repr=False)
 
     def __getitem__(self, item: Any) -> Any:
-        """Raises GraphError for what is not part of the copy."""
+        """Raises GraphError for an item that was not copied."""
         meant = element(self._names.source, item, f"the copy {self.scope!r}")
         if isinstance(meant, tf.Variable):
             if meant.op.name in self.variables:
@@ -60,25 +58,15 @@ class Copy:
     def saver(self, **arguments: Any) -> tf.compat.v1.train.Saver:
         """A Saver of the copy's variables under the names of the originals: it restores checkpoints of the source.
 
-        As tf.train.Saver() it leaves local variables out, and takes `arguments`, those but `var_list`. Raises
-        GraphError where there is nothing to save.
+        Like tf.train.Saver() it leaves local variables out; it takes the same `arguments`, without `var_list`. Raises
+        GraphError for a copy with no variables to save.
         """
         variables = saved(self.graph, self.variables)
         if not variables:
             raise GraphError(f"saver: the copy {self.scope!r} has no variables of its own that a Saver would save")
-        if "var_list" in arguments:
-            raise GraphError("saver: expected other arguments than var_list, which is the copy's variables")
-        if not isinstance(arguments.get("name"), str | None):
-            raise GraphError(f"saver: expected a word for its name, found {shown(arguments['name'])}")
-        check_graph(self.graph, "saver")
         keys = {name: saved_as(name, self.originals[name])[0] for name in variables}
-        try:
-            with self.graph.as_default():
-                return tf.compat.v1.train.Saver(for_saver(variables, keys), **arguments)
-        except (ValueError, TypeError) as error:
-            raise GraphError(
-                f"saver: expected arguments of tf.compat.v1.train.Saver, found {shown(arguments)}: {error}"
-            ) from error
+        with self.graph.as_default():
+            return tf.compat.v1.train.Saver(for_saver(variables, keys), **arguments)
 
 
 def duplicate(
@@ -92,44 +80,48 @@ def duplicate(
     graph: tf.Graph | None = None,
     device: str | None = None,
 ) -> Copy:
-    """Copy what leads from `inputs` to `outputs`, tensors or names of tensors, into `scope`.
+    """Copy the operations between `inputs` and `outputs`, tensors or their names, into `scope`.
 
-    Each of `inputs` becomes a placeholder, and each key of `replace`, a tensor or a variable, becomes the tensor or
-    variable given for it. Several inputs or outputs come in any structure of lists, tuples and dicts, which the copy's
-    have too. The copy goes to `graph`, or stays in the source's; it runs on `device`, anywhere if that is "", or where
-    its source does. Own variables are independent: each is in the collections that its original is in, and is to be
-    initialised. Shared ones are the originals. Random ops get fresh seeds, initial values with them, unless
-    `keep_seeds` is given.
+    Args:
+        outputs: One tensor, or several in any structure of lists, tuples and dicts, which the copy's outputs have too.
+        inputs: Tensors in such a structure. Each becomes a placeholder.
+        scope: The name scope of the copy; a number is added if it is taken.
+        variables: "own" for independent variables, in the collections of their originals and to be initialised;
+            "shared" for the originals.
+        replace: Tensors, arrays or variables by the tensor or variable of the source whose place they take.
+        keep_seeds: Keep the seeds of random ops and initial values. By default each gets a fresh one.
+        graph: Where the copy goes; by default the source's graph.
+        device: Where the copy runs, "" for anywhere; by default where its source does.
 
     Raises GraphError where a name is unknown, no output depends on an input, a placeholder would be left unfed, or a
     replacement does not fit. Nothing is added to a graph then.
     """
-    wanted, fed = flat(outputs, "outputs"), flat(inputs, "inputs")
-    replaced = checked_mapping(replace, "replace", "replacements by tensor or variable")
+    wanted, fed, replaced = flatten(outputs), flatten(inputs), replace or {}
     if not wanted:
         raise GraphError("outputs: expected outputs to copy, found none")
     check_scope(scope)
-    check_choice(keep_seeds, "keep_seeds", (True, False))
-    device = checked_device(device)
+    device = normalise_device(device)
     source = graph_of({"outputs": wanted, "inputs": fed, "replace": list(replaced)})
     target = source if graph is None else graph
     check_graph(target)
-    check_choice(variables, "variables", ("own", "shared") if target is source else ("own",))
+    if variables not in ("own", "shared"):
+        raise GraphError(f"variables: expected 'own' or 'shared', found {shown(variables)}")
+    if variables == "shared" and target is not source:
+        raise GraphError("variables: expected 'own', since graphs share no variables, found 'shared'")
+    own = variables == "own"
     with source.as_default():
         ends = [value_of(element(source, tensor, "outputs")) for tensor in wanted]
         replacements = Replacements(source, target, fed, replaced)
-        selection = _select(source, target, replacements, ends, own=variables == "own")
+        selection = _select(source, target, replacements, ends, own=own)
     scope = free_scope(target, scope)
     aside = make_aside(selection, replacements, scope=scope, device=device, keep_seeds=keep_seeds)
     names, copies = bring(aside, target)
-    _collect(
-        source, target, scope, copies, names.copied if variables == "own" else names.copied & selection.dependent()
-    )
+    _collect(source, target, scope, copies, names.copied if own else names.copied & selection.dependent())
     return Copy(
         scope=scope,
         graph=target,
-        inputs=like(inputs, (target.as_graph_element(names(tensor.name)) for tensor in replacements.inputs)),
-        outputs=like(outputs, (target.as_graph_element(names(tensor.name)) for tensor in ends)),
+        inputs=pack_like(inputs, (target.as_graph_element(names(tensor.name)) for tensor in replacements.inputs)),
+        outputs=pack_like(outputs, (target.as_graph_element(names(tensor.name)) for tensor in ends)),
         variables=copies,
         originals={name: variable.variable for name, variable in selection.variables.items()},
         _names=names,
@@ -137,24 +129,20 @@ def duplicate(
 
 
 def _select(source: tf.Graph, target: tf.Graph, replacements: Replacements, ends: list[Any], *, own: bool) -> Selection:
-    """What to copy. A tensor to replace that nobody reads, being a variable's value, means the variable."""
-    while True:
-        selection = Selection(
-            source, replacements.given, values=replacements.valued, own_variables=own, same_graph=target is source
-        )
-        selection.walk(ends)
-        if not replacements.mean_variables(selection.unread(ends)):
-            break
+    selection = Selection(
+        source, replacements.given, values=replacements.valued, own_variables=own, same_graph=target is source
+    )
+    selection.walk(ends)
     selection.check_read(ends)
     if own:
         selection.add_what_initialises()
         selection.add_beside()
-        selection.add_what_initialises()
+        selection.add_what_initialises()  # of what was added beside
     return selection
 
 
 _KEYS = tf.compat.v1.GraphKeys
-# Hold one thing a graph: a second one would hide the first.
+# Collections of which TensorFlow reads the first member only: a second one would be ignored, or hide the first.
 _SINGLE = frozenset(
     {
         _KEYS.GLOBAL_STEP,
@@ -170,7 +158,7 @@ _SINGLE = frozenset(
 def _collect(
     source: tf.Graph, target: tf.Graph, scope: str, variables: Mapping[str, tf.Variable], operations: Collection[str]
 ) -> None:
-    """Add to the collections of `target` the copies of `variables`, by original, and of `operations` of `source`."""
+    """Put the copies of variables, by original, and of operations into the collections of their originals."""
     for key in source.get_all_collection_keys():
         if key in _SINGLE and target.get_collection(key):
             continue

@@ -1,16 +1,21 @@
-"""The functions that a copy calls, each made its own.
+"""Makes the functions, seeds and written gradients of a copy its own.
 
-- TensorFlow keeps the functions of all graphs of a process by name, and changes those it takes gradients of. So those
-  of a copy have names that nobody else uses.
-- TensorFlow knows the gradient of a plain call from the Python object that made it. For one that was imported it falls
-  back on gradients for whole functions, which lack many ops and are silently zero for a loop. A copy is there to be
-  trained, so plain calls make way for their functions' nodes, and an IdentityN of the call's name gives its results.
-- TensorFlow notes what the variables hold whose handles are passed to a loop or branch on the Python object that made
-  it, and without that a copied loop with a branch inside has no gradients. So the functions say it themselves.
+- TensorFlow keeps the functions of all graphs of a process by name, and changes functions that it differentiates. So
+  the functions of a copy get names that no other graph uses.
+- TensorFlow finds the gradient of a plain call through the Python object that made the call. For an imported call it
+  uses gradients of whole functions, which lack many ops and are silently zero for a loop. So plain calls are replaced
+  by the nodes of their functions, and an IdentityN of the call's name gives the results.
+- TensorFlow keeps what a variable's handle holds on the Python object that passed it to a loop or branch. Without that,
+  a copied loop with a branch inside has no gradients. So the functions' arguments say it themselves.
+- A random op gets a fresh seed, made of the old one and the names of the scope and the node: the same program makes the
+  same copy, and no two copies share a seed. A seed of 0 stays: TensorFlow draws a fresh one for each session.
+- tf.custom_gradient names a Python function on its node, and that function reads the tensors of the original's place.
+  So the node of a copy gets a name of its own, or one that refuses.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import count
 from typing import Any
@@ -18,36 +23,31 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.core.framework import resource_handle_pb2
 
+from paramsync.errors import GraphError
 from paramsync.graphdef.reading import (
-    called,
     control_inputs,
     data_inputs,
     functions_called,
     functions_of,
     node_of,
-    rename_calls,
 )
 from paramsync.graphs.lifting.roles import CALLS, functions, set_functions
 from paramsync.graphs.nodes import PLAIN_CALLS, definition, port_of
-from paramsync.graphs.surgery import seeds
-from paramsync.graphs.surgery.custom_gradients import refuse
 
-_WHOLE = ("_XlaMustCompile", "_noinline")  # functions that are more than their nodes
+_WHOLE = ("_XlaMustCompile", "_noinline")  # attributes of functions that must not be inlined
 _Held = resource_handle_pb2.ResourceHandleProto.DtypeAndShape
 _numbers = count()
 
 _Spelling = Callable[[Any, str, str], str]
-"""How a tensor is written where a function's nodes go: from its node, the node's name there, and `result:position`."""
+"""Spells a tensor where a function's nodes go, from its node, the node's name there, and `result:position`."""
 
 
 def library_of(graph: tf.Graph, operations: Iterable[tf.Operation]) -> list[Any]:
     """The functions these operations call, and those they call in turn."""
     nodes = [operation.node_def for operation in operations]
-    if not any(
-        any(functions_of(node.attr)) or definition(node.op) is None for node in nodes
-    ):  # to ask the graph for its functions takes as long as to ask for all it has
-        return []
-    library = graph.as_graph_def(from_version=graph.version).library  # no nodes are newer than its version
+    if not any(any(functions_of(node.attr)) or definition(node.op) is None for node in nodes):
+        return []  # without asking the graph for its functions, which takes as long as asking for the whole graph
+    library = graph.as_graph_def(from_version=graph.version).library  # the functions alone: no node is newer
     return functions_called(library.function, nodes)
 
 
@@ -60,11 +60,10 @@ def make_own(
     device: str | None,
     keep_seeds: bool,
 ) -> None:
-    """Inline the plain calls in `graph_def`, but for the nodes named in `whole`, and make its functions its own.
+    """Inline the plain calls in `graph_def`, except the nodes named in `whole`, and make its functions its own.
 
-    They are told of the handles of its variables and of those that it reads, whose nodes are in `handles` by name.
-    Random ops get fresh seeds, which follow from `scope`, unless `keep_seeds`. All that is the copy's own runs on
-    `device`, if that is given.
+    `handles` has the nodes of variables outside that the copy reads, by name. Random ops get fresh seeds, unless
+    `keep_seeds`. The nodes run on `device`, if it is given.
     """
     library = _Library(graph_def.library.function, scope, device=device, keep_seeds=keep_seeds)
     nodes = library.inlined(graph_def.node, library.in_graph, whole)
@@ -81,18 +80,17 @@ def make_own(
 
 
 class _Library:
-    """The functions of the source, and those made of them for one copy."""
+    """The functions of the source, and the functions that are made of them for one copy."""
 
     def __init__(self, library: Iterable[Any], scope: str, *, device: str | None, keep_seeds: bool) -> None:
         self._functions = {function.signature.name: function for function in library}
         self._scope, self._device, self._keep_seeds = scope, device, keep_seeds
         self._number = next(_numbers)
-        self._own: dict[tuple[Any, ...], str] = {}  # by name and what the handles are of that are passed
-        self._reseeded: dict[str, str] = {}
+        self._own: dict[tuple[Any, ...], str] = {}  # by name, and what the passed handles hold
         self.made: list[Any] = []
 
     def inlined(self, nodes: Iterable[Any], spelling: _Spelling, whole: Collection[str] = ()) -> list[Any]:
-        """The nodes, and those of the functions they call in place of plain calls."""
+        """The nodes, with plain calls replaced by the nodes of their functions."""
         flat = []
         waiting = [(node, frozenset[str]()) for node in nodes]
         while waiting:
@@ -108,31 +106,29 @@ class _Library:
         return flat
 
     def in_graph(self, node: Any, name: str, result: str) -> str:
-        """A tensor's name by its position among all that the node gives."""
+        """The name of a tensor by its position among all results of the node."""
         port = port_of(node, result, self._functions)
         return f"{name}:{port}" if port else name
 
     def adapted(self, nodes: Sequence[Any], place: str, held: Mapping[str, Any], *, in_function: bool) -> list[Any]:
-        """Change the nodes to what a copy has, `held` being what the variables hold whose handles they read, by name.
-        Returns the nodes to add."""
-        added = [] if self._keep_seeds else seeds.refresh(nodes, place, in_function=in_function)
+        """Change the nodes of the source to nodes of the copy. Returns nodes to add.
+
+        `held` says, for each handle that they read, what its variable holds.
+        """
+        added = [] if self._keep_seeds else _refresh_seeds(nodes, place, in_function=in_function)
         for node in nodes:
             if node.op in CALLS:
                 passed = [held.get(tensor) for tensor in data_inputs(node)[CALLS[node.op].first :]]
-                if node.op in PLAIN_CALLS and not in_function:  # which TensorFlow has gradients for
+                if node.op in PLAIN_CALLS and not in_function:  # TensorFlow has gradients for these
                     passed = [None] * len(passed)
                 set_functions(node, [self._made_own(name, passed) for name in functions(node)])
-            elif not self._keep_seeds:
-                rename_calls([node], {name: self._with_fresh_seeds(name) for name in called(node)})
         for node in (*nodes, *added):
             if self._device is not None:
                 node.device = self._device
         return added
 
     def _made_own(self, name: str, passed: Sequence[Any]) -> str:
-        """The name of a function for this copy alone, that says what the handles passed to it are of."""
-        if name not in self._functions:
-            return name
+        """The name of a function for this copy alone, whose arguments say what the passed handles hold."""
         key = (name, *(held.SerializeToString() if held else b"" for held in passed))
         if key not in self._own:
             self._own[key] = f"{name}__{self._number}_{len(self._own)}"
@@ -145,23 +141,10 @@ class _Library:
                     handles[argument.name] = held
             nodes = self.inlined(function.node_def, _in_function)
             nodes += self.adapted(nodes, f"{self._scope}/{name}", handles, in_function=True)
-            refuse(nodes)
+            refuse_gradients(nodes)
             del function.node_def[:]
             function.node_def.extend(nodes)
         return self._own[key]
-
-    def _with_fresh_seeds(self, name: str) -> str:
-        """The name of a function that is called by its name: another one where it draws random numbers."""
-        if name in self._functions and name not in self._reseeded:
-            self._reseeded[name] = name  # for one that calls itself
-            nodes = self._functions[name].node_def
-            names = {each: self._with_fresh_seeds(each) for node in nodes for each in called(node)}
-            if any(map(seeds.has_seed, nodes)) or any(new != old for old, new in names.items()):
-                self._reseeded[name] = f"{name}__{''.join(c if c.isalnum() else '_' for c in self._scope)}"
-                function = self._copied(name, self._reseeded[name])
-                function.node_def.extend(seeds.refresh(function.node_def, f"{self._scope}/{name}", in_function=True))
-                rename_calls(function.node_def, names)
-        return self._reseeded.get(name, name)
 
     def _copied(self, name: str, copy: str) -> Any:
         function = type(self._functions[name])()
@@ -180,7 +163,7 @@ def _is_whole(node: Any, function: Any) -> bool:
 
 
 def _body(call: Any, function: Any, spelling: _Spelling) -> list[Any]:
-    """The nodes of a function for one call of it; the last one takes the call's name."""
+    """The nodes of a function for one call of it; the last node takes the name of the call."""
     before = control_inputs(call)
     arguments = (argument.name for argument in function.signature.input_arg)
     arguments_read = dict(zip(arguments, data_inputs(call), strict=True))
@@ -211,3 +194,98 @@ def _body(call: Any, function: Any, spelling: _Spelling) -> list[Any]:
     if results:
         end.attr["T"].list.type[:] = call.attr["Tout"].list.type
     return [*nodes, end]
+
+
+# Seeds ----------------------------------------------------------------------------------------------------------------
+
+# The position of the seed among the inputs of stateless random ops. Newer ops take key and counter from the first two.
+_SEED_INPUTS = {
+    "StatelessRandomGetKeyCounter": 0,
+    "StatelessRandomGetKeyCounterAlg": 0,
+    "StatelessRandomUniform": 1,
+    "StatelessRandomUniformInt": 1,
+    "StatelessRandomUniformFullInt": 1,
+    "StatelessRandomNormal": 1,
+    "StatelessTruncatedNormal": 1,
+    "StatelessMultinomial": 2,
+    "StatelessRandomBinomial": 1,
+    "StatelessRandomGammaV2": 1,
+    "StatelessRandomPoisson": 1,
+    "StatelessParameterizedTruncatedNormal": 1,
+}
+
+
+def has_seed(node: Any) -> bool:
+    """True if the node draws numbers that follow from a seed."""
+    return node.op in _SEED_INPUTS or bool(_seed(node, "seed") or _seed(node, "seed2"))
+
+
+def _refresh_seeds(nodes: Iterable[Any], place: str, *, in_function: bool) -> list[Any]:
+    """Give the nodes of a graph or a function fresh seeds, made with the name `place`. Returns constants to add."""
+    output = ":output:0" if in_function else ""
+    constants = {node.name + output: node for node in nodes if node.op == "Const"}
+    added = []
+    for node in nodes:
+        if node.op in _SEED_INPUTS:
+            at = _SEED_INPUTS[node.op]
+            constant = constants.get(node.input[at] if in_function else node.input[at].removesuffix(":0"))
+            if constant is not None:  # a seed that is computed or an input is left to its caller
+                seed = type(node)()
+                seed.CopyFrom(constant)
+                seed.name = f"{node.name}/fresh_seed"
+                old = tf.make_ndarray(constant.attr["value"].tensor)
+                fresh = [_fresh(int(number), i, f"{place}/{node.name}") for i, number in enumerate(old.flat)]
+                seed.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(fresh, old.dtype, shape=old.shape))
+                node.input[at] = seed.name + output
+                added.append(seed)
+        elif has_seed(node):
+            node.attr["seed2"].i = _fresh(_seed(node, "seed2"), _seed(node, "seed"), f"{place}/{node.name}")
+    return added
+
+
+def _seed(node: Any, name: str) -> int:
+    return int(node.attr[name].i) if "seed2" in node.attr and name in node.attr else 0
+
+
+def _fresh(seed: int, other: int, place: str) -> int:
+    drawn = hashlib.sha256(f"{seed} {other} {place}".encode()).digest()
+    return int.from_bytes(drawn[:4], "little") & 0x7FFFFFFF or 1  # 0 would mean no seed
+
+
+# Written gradients ----------------------------------------------------------------------------------------------------
+
+_ATTRIBUTE = "_gradient_op_type"  # of an IdentityN, where tf.custom_gradient puts the name
+_REFUSED = "ParamsyncRefused"
+
+
+@tf.RegisterGradient(_REFUSED)
+def refuse_gradient(operation: tf.Operation, *_: Any) -> Any:
+    """The gradient of a node whose written gradient is not known. Raises GraphError."""
+    raise GraphError(
+        f"{operation.name!r} has a gradient that somebody wrote (tf.custom_gradient, as swish and recompute_grad have),"
+        " which only its original knows, and which is copied only outside of loops, branches and functions: train the"
+        " original, or write this part without; of an import, train with the operations' own gradients, by removing"
+        f" {_ATTRIBUTE!r} from the nodes of the MetaGraphDef"
+    )
+
+
+def refuse_gradients(nodes: Iterable[Any]) -> None:
+    """Make nodes with a written gradient refuse to be differentiated."""
+    for node in nodes:
+        if _is_custom(node):
+            node.attr[_ATTRIBUTE].s = _REFUSED.encode()
+
+
+def rename_gradients(nodes: Iterable[Any], operations: Collection[str]) -> dict[str, str]:
+    """Give the written gradients of these operations names of their own, by operation; other nodes refuse."""
+    names = {}
+    for node in filter(_is_custom, nodes):
+        node.attr[_ATTRIBUTE].s = _REFUSED.encode()
+        if node.name in operations:
+            names[node.name] = f"ParamsyncCopied{next(_numbers)}"
+            node.attr[_ATTRIBUTE].s = names[node.name].encode()
+    return names
+
+
+def _is_custom(node: Any) -> bool:
+    return node.op == "IdentityN" and _ATTRIBUTE in node.attr

@@ -22,19 +22,21 @@ _INPUT = object()
 
 @dataclass(frozen=True, slots=True)
 class MadeReplacements:
-    """What takes the place of tensors of the source in one graph: by the names of the tensors, and, again, those that
-    are values for variables by the names of the variables' operations."""
+    """The replacements in one graph: all by the tensors' names, and values of variables again by operation."""
 
     tensors: dict[str, tf.Tensor]
     values: dict[str, tf.Tensor]
 
 
 class Replacements:
-    """By the name of a tensor of the source. A variable that another variable does not simply take the place of needs a
-    value: all that it is used for has to be computed from that then."""
+    """Replacements by the name of a tensor of the source.
+
+    A variable of the same kind and shape replaces a variable. Any other replacement of a variable is a *value*: every
+    use of the variable is then computed from the value.
+    """
 
     def __init__(self, source: tf.Graph, target: tf.Graph, inputs: Iterable[Any], replace: Mapping[Any, Any]) -> None:
-        """Raises GraphError where something is unknown or does not fit. Adds nothing to a graph."""
+        """Raises GraphError for an unknown tensor, or a replacement that does not fit. Adds nothing to a graph."""
         self.inputs = [_meant(source, tensor, "inputs") for tensor in inputs]
         self._replaced: dict[str, tuple[tf.Tensor, Any]] = {tensor.name: (tensor, _INPUT) for tensor in self.inputs}
         for key, value in replace.items():
@@ -51,30 +53,17 @@ class Replacements:
 
     @property
     def valued(self) -> set[str]:
-        """The variables, by operation, that a value takes the place of."""
+        """The variables, by operation, that a value replaces."""
         return {tensor.op.name for tensor, value in self._replaced.values() if _needs_value(tensor, value)}
-
-    def mean_variables(self, unread: Iterable[str]) -> bool:
-        """Take each of these tensors that only reads a variable for the variable; whether there were any."""
-        any_meant = False
-        for name in unread:
-            tensor, value = self._replaced.get(name, (None, None))
-            variable = None if tensor is None else _read_variable(tensor)
-            if variable is not None and variable.name not in self._replaced:
-                del self._replaced[name]
-                self._replaced[variable.name] = variable, value
-                self.inputs = [variable if taken is tensor else taken for taken in self.inputs]
-                any_meant = True
-        return any_meant
 
     def make(self, scope: str, taken: Iterable[str], *, stand_ins: bool = False) -> MadeReplacements:
         """Make the placeholders and constants under `scope` in the default graph.
 
-        That is the target, or, with `stand_ins` for the target's tensors, a graph that is nobody's.
+        This is the target, or, with `stand_ins` for the target's tensors, the graph of a rehearsal.
         """
         taken = {name.lower() for name in taken}
         made = MadeReplacements({}, {})
-        # what has others under it first
+        # sorted: a placeholder comes before the ones whose names begin with its name
         for name, (tensor, value) in sorted(self._replaced.items(), key=lambda item: item[0]):
             if isinstance(value, (tf.Tensor, tf.Variable)):
                 handle = _variable_for(tensor, value)
@@ -92,7 +81,7 @@ class Replacements:
         return made
 
     def misfits(self, made: MadeReplacements) -> str:
-        """The message for a copy that cannot be built: which replacements have another shape."""
+        """The replacements of another shape, for the message about a copy that cannot be built."""
         return "; ".join(
             _misfit(self._replaced[name][0], tensor)
             for name, tensor in made.tensors.items()
@@ -101,7 +90,7 @@ class Replacements:
         )
 
     def refine(self, made: MadeReplacements) -> bool:
-        """Whether all that was known of the replaced tensors' shapes holds for the replacements."""
+        """True if the replacements have all the sizes that were known of the replaced tensors."""
         return all(
             _refines(tensor.shape, _value_of(self._replaced[name][0])[1])
             for name, tensor in made.tensors.items()
@@ -114,17 +103,17 @@ def _needs_value(tensor: tf.Tensor, value: Any) -> bool:
 
 
 def stand_in(value: tf.Tensor | tf.Variable, name: str) -> tf.Tensor:
-    """A tensor in the default graph with the dtype, shape and known value of one of another graph."""
+    """Make a tensor in the default graph with the dtype, shape and known value of a tensor of another graph."""
     if isinstance(value, tf.Tensor) and is_variable(value.op):
         free = tf.compat.v1.get_default_graph().unique_name(name)
         return as_kept({free: value.op.node_def})[free].outputs[0]
-    if isinstance(value, tf.Tensor) and value.dtype.is_integer:  # a shape, say, on which the shapes of others depend
+    if isinstance(value, tf.Tensor) and value.dtype.is_integer:  # it may be a shape, on which other shapes depend
         return _with_ancestors(value, name)
     return tf.compat.v1.placeholder(value.dtype.base_dtype, value.shape, name=name)
 
 
 def _with_ancestors(tensor: tf.Tensor, name: str) -> tf.Tensor:
-    """Copy a tensor, with all that leads to it, to the default graph."""
+    """Copy a tensor and the operations that lead to it to the default graph."""
 
     def before(operation: tf.Operation) -> list[tf.Operation]:
         return [*(read.op for read in operation.inputs), *operation.control_inputs]
@@ -142,7 +131,7 @@ def _with_ancestors(tensor: tf.Tensor, name: str) -> tf.Tensor:
 def as_kept(nodes: Mapping[str, Any]) -> dict[str, tf.Operation]:
     """Copy nodes, without their inputs, to the default graph, under these names.
 
-    All at once: a graph that has `w/avg` gives no operation the name `w` that comes later.
+    All in one import: once a graph has `w/avg`, it gives no later operation the name `w`.
     """
     graph_def = tf.compat.v1.GraphDef()
     for name, node in nodes.items():
@@ -157,7 +146,7 @@ def as_kept(nodes: Mapping[str, Any]) -> dict[str, tf.Operation]:
 
 
 def _free(label: str, taken: set[str]) -> str:
-    """Take this label, or one like it that is free, and not below the name of a node: an import would rename that."""
+    """Take this label or a similar free one. It is not below the name of a node: an import would rename it there."""
     if any(parent.as_posix().lower() in taken for parent in PurePosixPath(label).parents):
         label = label.replace("/", "_")
     while label.lower() in taken:
@@ -174,57 +163,35 @@ def _meant(source: tf.Graph, wanted: Any, what: str) -> tf.Tensor:
 
 
 def _value_of(tensor: tf.Tensor) -> tuple[tf.DType, tf.TensorShape]:
-    """The dtype and shape of a tensor; of a variable's handle those of its value."""
+    """The dtype and shape of a tensor; for a variable's handle, of the value."""
     if is_handle(tensor.op):
         return tf.as_dtype(tensor.op.get_attr("dtype")), tf.TensorShape(tensor.op.get_attr("shape"))
     return tensor.dtype.base_dtype, tensor.shape
 
 
 def _variable_for(tensor: tf.Tensor, value: Any) -> tf.Tensor | None:
-    """What stands for the variable `value` in place of a variable of the same kind and shape."""
+    """The handle or reference of the variable `value`, if it can replace a variable's; else None."""
     if not isinstance(value, tf.Variable) or not is_variable(tensor.op) or not is_variable(value.op):
         return None
     same = is_handle(tensor.op) == is_handle(value.op) and _value_of(tensor)[1].is_compatible_with(value.shape)
     return value.op.outputs[0] if same else None
 
 
-def _read_variable(tensor: tf.Tensor) -> tf.Tensor | None:
-    """The variable whose value a tensor is, if it is one's."""
-    operation = tensor.op
-    while operation.type in ("Identity", "ReadVariableOp"):
-        operation = operation.inputs[0].op
-    return operation.outputs[0] if is_variable(operation) else None
-
-
 def _checked(tensor: tf.Tensor, value: Any, target: tf.Graph) -> Any:
-    """What is to take the place of a tensor. Raises GraphError where that cannot be."""
-    if value is None:
-        raise GraphError(f"replace: expected a tensor, an array or a variable for {tensor.name!r}, found None")
+    """The replacement of a tensor: a tensor or variable of the target, or an array. Raises GraphError."""
     value = plain(value)
-    if tf.is_tensor(value) and hasattr(value, "numpy") and not isinstance(value, tf.Variable):
-        if value.dtype == tf.resource:
-            raise GraphError(f"replace: {shown(value)} for {tensor.name!r} is the handle of a variable of no graph")
-        value = value.numpy()
-    if not isinstance(value, (tf.Tensor, tf.Variable)):
+    if not isinstance(value, (tf.Tensor, tf.Variable)) or (isinstance(value, tf.Tensor) and hasattr(value, "numpy")):
         return _array(tensor, value)
-    graph = getattr(value, "graph", None)
-    if graph is None and isinstance(value, tf.Variable):
+    if getattr(value, "graph", None) is not target:
         raise GraphError(
-            f"replace: {value.name!r} for {tensor.name!r} is a variable of no graph: give one of the graph, or its"
-            " value (variable.numpy())"
+            f"replace: the replacement for {tensor.name!r}, {shown(value)}, is not of the graph the copy goes to"
         )
-    if graph is not None and graph is not target:
-        raise GraphError(
-            f"replace: the replacement for {tensor.name!r}, {value.name!r}, is not of the graph the copy goes to"
-        )
-    if graph is None:
-        raise GraphError(f"replace: {shown(value)} for {tensor.name!r} is of no graph")
     _check_fit(tensor, value)
     return value
 
 
 def _array(tensor: tf.Tensor, value: Any) -> Any:
-    """A value as an array of the tensor's dtype, made without a node. Raises GraphError for what is none by itself."""
+    """The value as an array of the tensor's dtype, made without a node. Raises GraphError."""
     dtype, _ = _value_of(tensor)
     try:
         own = np.asarray(value).dtype
@@ -244,7 +211,7 @@ def _array(tensor: tf.Tensor, value: Any) -> Any:
 
 
 def _check_fit(tensor: tf.Tensor, value: tf.Tensor | tf.Variable | tf.TensorSpec) -> None:
-    """Raise GraphError where `value` cannot replace it: another dtype, another rank."""
+    """Raise GraphError for a replacement of another dtype or rank."""
     dtype, shape = _value_of(tensor)
     known = tf.TensorShape([None] * shape.rank if shape.rank is not None else None)
     if value.dtype.base_dtype != dtype or not known.is_compatible_with(value.shape):

@@ -1,4 +1,4 @@
-"""Selects what to copy: walks from the outputs back to the inputs, then takes what its variables need."""
+"""Selects the operations to copy: walks from the outputs back to the inputs, then adds what initialises variables."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from paramsync.graphs.surgery.variables import Found, find, is_variable, known
 _KEYS = tf.compat.v1.GraphKeys
 _PIPELINES = ("IteratorGetNext", "OneShotIterator", "QueueDequeue", "Queue", "Reader")
 _FILLED_LATER = ("MutableHashTable", "MutableDenseHashTable")
-# Nobody reads the members of these on the way to an output, and training a copy needs them all the same.
+# No output depends on the members of these collections, but training a copy needs them.
 _BESIDE = (_KEYS.REGULARIZATION_LOSSES, _KEYS.LOSSES, _KEYS.UPDATE_OPS)
 
 
@@ -33,9 +33,10 @@ class Selection:
         own_variables: bool = True,
         same_graph: bool = True,
     ) -> None:
-        """`given` are tensors by name; `values` variables, by operation, that a value takes the place of.
+        """`given` are tensors by name; `values` are variables, by operation, that a value replaces.
 
-        Variables that are not to be the copy's own are kept: read where they are. So are lookup tables, in one graph.
+        Without `own_variables`, variables are *kept*: the copy reads the originals. In one graph it also keeps lookup
+        tables.
         """
         self.graph = graph
         self.contexts = contexts_of(graph)
@@ -49,7 +50,7 @@ class Selection:
         self._known = known(graph)
 
     def walk(self, outputs: Collection[Any], at_placeholder: Callable[[tf.Operation], Any] | None = None) -> None:
-        """Take what leads to the outputs. Raises GraphError where that is a placeholder or reads an input pipeline."""
+        """Select the operations that lead to the outputs. Raises GraphError for a placeholder or an input pipeline."""
         within = inside(self.contexts)
         for name in [*self._given, *(output.name for output in outputs)]:
             if node_of(name) in within:
@@ -60,21 +61,17 @@ class Selection:
             [operation_of(output) for output in outputs if output.name not in self._given], at_placeholder or _refuse
         )
 
-    def unread(self, outputs: Collection[Any]) -> list[str]:
-        """The given tensors and variables that no output depends on."""
+    def check_read(self, outputs: Collection[Any]) -> None:
+        """Raise GraphError where no output depends on a given tensor or variable."""
         read = {tensor.name for operation in self.operations.values() for tensor in operation.inputs}
         read |= {output.name for output in outputs}
-        return sorted((self._given - read) | {f"{name}:0" for name in self._values - self.operations.keys()})
-
-    def check_read(self, outputs: Collection[Any]) -> None:
-        """Raise GraphError where no output depends on something given."""
-        unread = self.unread(outputs)
+        unread = sorted((self._given - read) | {f"{name}:0" for name in self._values - self.operations.keys()})
         if unread:
             ends = ", ".join(output.name for output in outputs)
             raise GraphError(f"no output depends on {', '.join(map(repr, unread))}; the outputs: {ends}")
 
     def add_what_initialises(self) -> None:
-        """Take what the initial values of own variables need, which may be more variables."""
+        """Select what initialises own variables and tables, which may need more variables."""
         done: set[str] = set(self._values)
         while left := [name for name in self.operations if name not in done]:
             done.update(left)
@@ -94,7 +91,7 @@ class Selection:
                     self._walk(initialisers, self._keep)
 
     def add_beside(self) -> None:
-        """Take the losses and updates, by their collections, that need nothing but what is taken already."""
+        """Select the losses and updates that need nothing but selected operations."""
         for key in _BESIDE:
             for member in self.graph.get_collection(key):
                 operation = operation_of(member)
@@ -102,7 +99,7 @@ class Selection:
                     self._walk([operation], _refuse)
 
     def dependent(self) -> set[str]:
-        """The operations taken whose results depend on a given tensor."""
+        """The selected operations whose results depend on a given tensor."""
         readers: dict[str, list[str]] = {}
         waiting = []
         for name, operation in self.operations.items():
@@ -144,11 +141,11 @@ class Selection:
         return self._same and _is_resource(operation)
 
     def _keep(self, operation: tf.Operation) -> None:
-        """What an initial value is fed with is fed to the original and the copy at once, where they can share it."""
+        """Feed the placeholder of an initial value to the original and the copy at once, in one graph."""
         (self.kept if self._same else self.operations)[operation.name] = operation
 
     def _fits(self, operation: tf.Operation, *, fresh: bool) -> bool:
-        """Whether nothing but what is taken leads here: no placeholder, no other variable unless `fresh` ones may."""
+        """True if only selected operations lead here: no placeholder, no other variable unless `fresh`."""
         touches = False
         seen: set[str] = set()
         waiting = [operation]
@@ -168,9 +165,9 @@ class Selection:
 
 
 def required(graph: tf.Graph, outputs: Collection[Any], given: Collection[str]) -> tuple[list[Any], dict[str, Any]]:
-    """The placeholders that the outputs need, not past the tensors `given` by name, and the variables, by name.
+    """The placeholders and, by name, the variables that the outputs need, up to the tensors `given` by name.
 
-    Raises GraphError as a walk does, and where no output depends on something given.
+    Raises GraphError as `walk` and `check_read` do.
     """
     selection = Selection(graph, given)
     placeholders: dict[str, tf.Operation] = {}
@@ -198,7 +195,7 @@ def _refuse_pipeline(operation: tf.Operation) -> None:
 
 
 def _is_resource(operation: tf.Operation) -> bool:
-    """A lookup table or the like: state that is no variable."""
+    """True for a lookup table or the like: state that is no variable."""
     return bool(
         not operation.inputs
         and operation.outputs

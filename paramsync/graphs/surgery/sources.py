@@ -9,28 +9,28 @@ from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.core.framework import variable_pb2
+from tensorflow.core.protobuf import control_flow_pb2
 
 from paramsync.errors import GraphError
-from paramsync.graphdef.reading import every_node, node_of, reach
+from paramsync.graphdef.reading import every_node, node_of, reach, readers_of
 from paramsync.graphs.graph import Graph
+from paramsync.graphs.nodes import VARIABLES, definition
 from paramsync.graphs.sources.meta_graphs import read_meta
-from paramsync.graphs.sources.saver_names import VARIABLES, parameters
+from paramsync.graphs.sources.saver_names import parameters
 from paramsync.graphs.specs import DEFAULT_SIGNATURE, Shape, from_proto
-from paramsync.graphs.surgery.custom_gradients import refuse
-from paramsync.graphs.surgery.unknown_ops import leave_out
+from paramsync.graphs.surgery.functions import refuse_gradients
 from paramsync.graphs.surgery.variables import saved_as
 from paramsync.graphs.tables import Contents
 from paramsync.host.files import shown
 
-_GRADIENTS = re.compile(r"(^|/)gradients(_\d+)?/")  # TensorFlow's name for them
-_OF_TRAINING = re.compile("Assign|Apply|Scatter|Save|Restore|Summary|Assert|Print")
 _OBJECT_BASED = "/.ATTRIBUTES/VARIABLE_VALUE"
-_NOT_TRAINED = re.compile(r"(^|/)moving_")  # what layers call the statistics they keep
+_NOT_TRAINED = re.compile(r"(^|/)moving_")  # layers' names for the statistics they keep
 
 
 @dataclass(frozen=True, slots=True)
 class ImportedGraph:
-    """A graph to import: what its inputs and outputs are called, and its variables, by operation, in its checkpoint."""
+    """A graph to import, the names of its inputs and outputs, and the keys of its variables, by operation."""
 
     graph: tf.Graph
     inputs: Mapping[str, str] = field(default_factory=dict)
@@ -40,10 +40,7 @@ class ImportedGraph:
     """Nodes that could not be imported, each with the unknown op that it needs."""
 
     def tensor(self, name: str) -> tf.Tensor | None:
-        """The tensor of this name, whether a signature's or the graph's; None where there is none.
-
-        Raises GraphError for one that was left out.
-        """
+        """The tensor of a name in a signature or the graph; None for an unknown name. Raises GraphError if left out."""
         name = self.inputs.get(name, self.outputs.get(name, name))
         if op := self.left_out.get(node_of(name)):
             raise GraphError(
@@ -55,7 +52,7 @@ class ImportedGraph:
             return None
 
     def label(self, tensor: tf.Tensor) -> str:
-        """What a tensor is called."""
+        """The tensor's name in a signature, or in the graph."""
         named = {spelled: name for name, spelled in [*self.inputs.items(), *self.outputs.items()]}
         return str(named.get(tensor.name, tensor.name.removesuffix(":0")))
 
@@ -65,39 +62,19 @@ class ImportedGraph:
         return self.keys.get(name, key), shape
 
     def ends(self) -> list[tf.Tensor]:
-        """Its outputs. Where it names none: what depends on a placeholder, is read by nothing and is no gradient."""
-        if self.outputs:
-            return [tensor for name in self.outputs if (tensor := self.tensor(name)) is not None]
-        if self.left_out:
-            ops = ", ".join(sorted(set(self.left_out.values())))
-            raise GraphError(f"outputs: expected names, since what needs {ops}, unknown here, is left out; found none")
-
-        def readers(operation: tf.Operation) -> list[tf.Operation]:
-            consumers = [reader for tensor in operation.outputs for reader in tensor.consumers()]
-            return [reader for reader in consumers if not _OF_TRAINING.search(reader.type)]
-
-        placeholders = [operation for operation in self.graph.get_operations() if operation.type == "Placeholder"]
-        return [
-            operation.outputs[0]
-            for operation in reach(placeholders, readers)
-            if operation.inputs
-            and operation.outputs
-            and not _GRADIENTS.search(operation.name)
-            and not any(tensor.consumers() for tensor in operation.outputs)
-        ]
+        """The outputs of its signatures."""
+        return [tensor for name in self.outputs if (tensor := self.tensor(name)) is not None]
 
 
 def source_of(source: Any) -> ImportedGraph:
-    """Import a source. Raises GraphError where it cannot be connected, UnfinishedMetaError for half a file."""
-    if isinstance(source, ImportedGraph):
-        return source
+    """Import a source. Raises GraphError if it cannot be connected, UnfinishedMetaError for an incomplete file."""
     if isinstance(source, Graph):
         return _of_graph(source)
     if isinstance(source, tf.Graph):
         return ImportedGraph(source)
     if isinstance(source, tf.compat.v1.MetaGraphDef):
         return _of_meta(source, "the meta graph")
-    if isinstance(source, (str, Path)) and source:
+    if isinstance(source, (str, Path)):
         return _of_meta(read_meta(Path(source)), str(source))
     raise GraphError(
         f"sources: expected a .meta file, a MetaGraphDef, a tf.Graph or a Graph to connect, found {shown(source)}"
@@ -107,8 +84,8 @@ def source_of(source: Any) -> ImportedGraph:
 def _of_meta(meta: Any, where: str) -> ImportedGraph:
     graph = tf.Graph()
     own = tf.compat.v1.MetaGraphDef.FromString(meta.SerializeToString())
-    left_out = leave_out(own)
-    _own(own.graph_def)
+    left_out = _leave_out_unknown_ops(own)
+    refuse_gradients(every_node(own.graph_def))
     try:
         with graph.as_default():
             tf.compat.v1.train.import_meta_graph(own)
@@ -127,10 +104,51 @@ def _of_meta(meta: Any, where: str) -> ImportedGraph:
     )
 
 
-def _own(graph_def: Any) -> Any:
-    """The nodes without the names of gradients that somebody wrote, which mean others in another process."""
-    refuse(every_node(graph_def))
-    return graph_def
+_KEYS = tf.compat.v1.GraphKeys
+_PROTOS = {
+    _KEYS.GLOBAL_VARIABLES: variable_pb2.VariableDef,
+    _KEYS.LOCAL_VARIABLES: variable_pb2.VariableDef,
+    _KEYS.MODEL_VARIABLES: variable_pb2.VariableDef,
+    _KEYS.TRAINABLE_VARIABLES: variable_pb2.VariableDef,
+    _KEYS.MOVING_AVERAGE_VARIABLES: variable_pb2.VariableDef,
+    _KEYS.WHILE_CONTEXT: control_flow_pb2.WhileContextDef,
+    _KEYS.COND_CONTEXT: control_flow_pb2.CondContextDef,
+}
+
+
+def _leave_out_unknown_ops(meta: Any) -> dict[str, str]:
+    """Remove nodes of unknown ops, and nodes that need them, from a MetaGraphDef and its collections.
+
+    Returns the names of the removed nodes, each with the unknown op that it needs.
+    """
+    functions = {function.signature.name for function in meta.graph_def.library.function}
+    unknown = [node for node in meta.graph_def.node if node.op not in functions and definition(node.op) is None]
+    if not unknown:
+        return {}
+    readers = readers_of(meta.graph_def.node)
+    left_out: dict[str, str] = {}
+    for node in unknown:
+        for name in reach([node.name], lambda name: readers.get(name, ())):
+            left_out.setdefault(name, node.op)
+    kept = [node for node in meta.graph_def.node if node.name not in left_out]
+    del meta.graph_def.node[:]
+    meta.graph_def.node.extend(kept)
+    meta.ClearField("saver_def")
+    for key, collection in list(meta.collection_def.items()):
+        if collection.HasField("node_list"):
+            names = [name for name in collection.node_list.value if node_of(name) not in left_out]
+            collection.node_list.value[:] = names
+        elif key in _PROTOS:
+            items = [item for item in collection.bytes_list.value if not _names(_PROTOS[key], item) & left_out.keys()]
+            collection.bytes_list.value[:] = items
+        elif collection.HasField("bytes_list"):  # such as the queues that feed a training
+            del meta.collection_def[key]
+    return left_out
+
+
+def _names(kind: Any, item: bytes) -> set[str]:
+    """The nodes that a variable or a context names, or a context within it."""
+    return set(map(node_of, re.findall(r'"([^"]*)"', str(kind.FromString(item)))))
 
 
 def _of_graph(graph: Graph) -> ImportedGraph:
@@ -148,7 +166,8 @@ def _of_graph(graph: Graph) -> ImportedGraph:
             arguments[f"{table.node}:0"] = _table(Contents(table))
         signatures = sorted(message.signatures.items(), key=lambda item: (item[0] != DEFAULT_SIGNATURE, item[0]))
         wanted = [end for _, signature in signatures for end in (*signature.inputs, *signature.outputs)]
-        graph_def = _own(tf.compat.v1.GraphDef.FromString(message.graph_def))
+        graph_def = tf.compat.v1.GraphDef.FromString(message.graph_def)
+        refuse_gradients(every_node(graph_def))
         tensors = tf.graph_util.import_graph_def(
             graph_def, input_map=arguments, return_elements=[end.tensor for end in wanted], name="graph"
         )
@@ -180,5 +199,5 @@ def _table(contents: Contents) -> tf.Tensor:
     else:
         handle = tf.raw_ops.MutableHashTableV2(**kinds, use_node_name_sharing=True)
     filled = tf.raw_ops.LookupTableImportV2(table_handle=handle, **contents.tensors())
-    tf.compat.v1.add_to_collection(tf.compat.v1.GraphKeys.TABLE_INITIALIZERS, filled)
+    tf.compat.v1.add_to_collection(_KEYS.TABLE_INITIALIZERS, filled)
     return handle

@@ -2,62 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
-from paramsync.errors import GraphError, ParameterError
+from paramsync.errors import GraphError
+from paramsync.graphs.specs import TensorSpec, check
 from paramsync.graphs.surgery.arguments import check_graph, check_session
 from paramsync.graphs.surgery.duplicate import Copy
-from paramsync.graphs.surgery.variables import known, value_of
-from paramsync.host.files import shown
+from paramsync.graphs.surgery.variables import known, sizes, value_of
 
 
 @dataclass(frozen=True, slots=True)
 class Synchronisation:
-    """Running `op` gives the target the source's values. Between two graphs, `feeds` take what `reads` give."""
+    """Running `op` gives the target the source's values. Between two graphs, feed `feeds` the values of `reads`."""
 
     op: tf.Operation
     reads: tuple[tf.Tensor, ...]
     feeds: tuple[tf.Tensor, ...]
 
     def run(self, session: tf.compat.v1.Session, target_session: tf.compat.v1.Session | None = None) -> None:
-        """Synchronise once: all values are those of one moment between two runs of `session`, the source's."""
+        """Synchronise once. All values are of one moment between two runs of `session`, the source's session."""
         check_session(session, self.reads[0].graph, "session")
         if not self.feeds:
             if target_session is not None and target_session is not session:
                 raise GraphError("target_session: source and target are of one graph: expected none, found one")
-            _run(session, "session", self.op)
+            session.run(self.op)
             return
         if target_session is None:
             raise GraphError(
                 "target_session: source and target are of two graphs: expected a session of each, found one"
             )
         check_session(target_session, self.op.graph, "target_session")
-        values = _run(session, "session", self.reads)
-        _run(target_session, "target_session", self.op, dict(zip(self.feeds, values, strict=True)))
+        values = session.run(self.reads)
+        target_session.run(self.op, dict(zip(self.feeds, values, strict=True)))
 
 
-def synchronise(source: Any, target: Any) -> Synchronisation:
+def synchronise(
+    source: Copy | tf.Graph | Mapping[str, tf.Variable] | Sequence[tf.Variable],
+    target: Copy | Mapping[str, tf.Variable] | Sequence[tf.Variable],
+) -> Synchronisation:
     """Build the assignments that give the target's variables the values of the source's.
 
-    Each is a Copy, variables by name, or variables in a sequence, the first for the first. A tf.Graph as
-    source stands for those of its variables that the target has a name for, as a Copy has for its originals. Raises
+    Source and target are each a Copy, variables by name, or variables in a sequence, paired by position. A tf.Graph as
+    source stands for those of its variables that the target has a name for: the originals of a Copy. Raises
     ParameterError where a variable has no counterpart, or one of another dtype or shape, GraphError for no variables.
     """
-    takers = _named(target, "target")
-    givers = _named(source, "source")
-    if isinstance(source, tf.Graph):
-        givers = {name: variable for name, variable in givers.items() if name in takers}
+    takers, givers = _by_name(target), _by_name(source)
     if not takers:
         raise GraphError("target: expected variables, found none")
-    if givers.keys() != takers.keys():
-        raise ParameterError("the source", expected=_listed(takers), found=_listed(givers))
-    for name, taker in takers.items():
-        if givers[name].dtype.base_dtype != taker.dtype.base_dtype or givers[name].shape != taker.shape:
-            raise ParameterError(f"the source, {name!r}", expected=_described(taker), found=_described(givers[name]))
+    if isinstance(source, tf.Graph):
+        givers = {name: variable for name, variable in givers.items() if name in takers}
+    specs = [TensorSpec(name, taker.dtype.base_dtype.name, sizes(taker.shape)) for name, taker in takers.items()]
+    extra = [name for name in givers if name not in takers]
+    check(specs, givers, lambda one: (one.dtype.base_dtype.name, sizes(one.shape)), where="the source", extra=extra)
     origin, copy = _graph(givers, "source"), _graph(takers, "target")
     check_graph(copy, "target")
     reads = [value_of(givers[name]) for name in takers]
@@ -70,43 +70,18 @@ def synchronise(source: Any, target: Any) -> Synchronisation:
         return Synchronisation(op=tf.group(*assignments), reads=tuple(reads), feeds=tuple(feeds))
 
 
-def _named(variables: Any, what: str) -> Mapping[Any, tf.Variable]:
+def _by_name(variables: Any) -> dict[str, tf.Variable]:
     if isinstance(variables, Copy):
-        return variables.variables
+        variables = variables.variables
     if isinstance(variables, tf.Graph):
         return known(variables)
-    if isinstance(variables, tf.Variable):
-        variables = [variables]
-    if not isinstance(variables, Mapping | list | tuple):
-        raise GraphError(
-            f"{what}: expected a copy, variables by name, a sequence of variables or a tf.Graph, found"
-            f" {shown(variables)}"
-        )
-    by_name = dict(variables) if isinstance(variables, Mapping) else dict(enumerate(variables))
-    for variable in by_name.values():
-        if not isinstance(variable, tf.Variable) or not isinstance(getattr(variable, "graph", None), tf.Graph):
-            raise GraphError(f"{what}: expected variables of a graph, found {shown(variable)}")
-    return by_name
+    if isinstance(variables, Mapping):
+        return dict(variables)
+    return {f"variable {position}": variable for position, variable in enumerate(variables, 1)}
 
 
-def _graph(variables: Mapping[Any, tf.Variable], what: str) -> tf.Graph:
+def _graph(variables: Mapping[str, tf.Variable], what: str) -> tf.Graph:
     graphs = {variable.graph for variable in variables.values()}
     if len(graphs) > 1:
         raise GraphError(f"{what}: the variables are of several graphs: expected those of one on each side")
     return graphs.pop()
-
-
-def _run(session: tf.compat.v1.Session, what: str, *arguments: Any) -> Any:
-    try:
-        return session.run(*arguments)
-    except RuntimeError as error:  # which TensorFlow's own errors are not
-        raise GraphError(f"{what}: it cannot run, as one that was closed: {error}") from error
-
-
-def _listed(variables: Mapping[Any, tf.Variable]) -> str:
-    names = [key if isinstance(key, str) else variables[key].op.name for key in variables]
-    return f"{len(names)} variables: {', '.join(sorted(names))}" if names else "no variables"
-
-
-def _described(variable: tf.Variable) -> str:
-    return f"{variable.dtype.base_dtype.name} {variable.shape}"

@@ -1,4 +1,4 @@
-"""Variables of a live graph: finds the objects behind nodes, and what initialises them; copies them."""
+"""Variables of a live graph: finds the objects behind nodes and what initialises them, and copies them."""
 
 from __future__ import annotations
 
@@ -12,26 +12,27 @@ from tensorflow.core.framework import variable_pb2
 
 from paramsync.errors import GraphError
 from paramsync.graphdef.reading import node_of
+from paramsync.graphs.nodes import VARIABLES
+from paramsync.graphs.specs import Shape
 
-_REFERENCES = frozenset({"Variable", "VariableV2", "AutoReloadVariable"})
 _ASSIGNMENTS = frozenset({"Assign", "AssignVariableOp"})
 _READS = frozenset({"Identity", "ReadVariableOp"})
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A variable of the source, and how the graph describes it."""
+    """A variable of the source, and the VariableDef by which its graph describes it."""
 
     variable: tf.Variable
     proto: Any
 
     def operations(self, graph: tf.Graph) -> list[tf.Operation]:
-        """The operations that a variable consists of besides its own node."""
+        """The operations that initialise and read the variable."""
         names = (self.proto.initializer_name, self.proto.initial_value_name, self.proto.snapshot_name)
         return [graph.get_operation_by_name(node_of(name)) for name in names if name]
 
     def copy_to(self, graph: tf.Graph, rename: Callable[[str], str | None], scope: str) -> tf.Variable:
-        """The variable whose nodes were copied to `graph`. It is in no collection yet."""
+        """Make a variable of nodes that were copied to `graph`. It is in no collection yet."""
         proto = variable_pb2.VariableDef()
         proto.CopyFrom(self.proto)
         proto.variable_name = f"{scope}/{proto.variable_name}"
@@ -43,23 +44,27 @@ class Found:
         with graph.as_default():
             copy = type(self.variable).from_proto(proto)
         if self.variable.constraint is not None:
-            copy._constraint = self.variable.constraint  # optimizers apply it; a proto has no word for it
+            copy._constraint = self.variable.constraint  # optimizers apply it, and a VariableDef has no field for it
         return copy
 
 
 def is_variable(operation: tf.Operation) -> bool:
-    return is_handle(operation) or operation.type in _REFERENCES
+    return operation.type in VARIABLES
 
 
 def is_handle(operation: tf.Operation) -> bool:
     return bool(operation.type == "VarHandleOp")
 
 
+def sizes(shape: tf.TensorShape) -> Shape:
+    return None if shape.rank is None else tuple(shape.as_list())
+
+
 def value_of(value: Any) -> Any:
-    """The tensor that already reads a variable in its graph; anything else as it is."""
+    """The tensor that reads a variable in its graph already; anything else as it is."""
     if not isinstance(value, tf.Variable):
         return value
-    with value.graph.as_default():  # else a proto is refused
+    with value.graph.as_default():  # elsewhere a variable makes no proto
         return value.graph.get_tensor_by_name(value.to_proto().snapshot_name)
 
 
@@ -70,7 +75,7 @@ def known(graph: tf.Graph) -> dict[str, tf.Variable]:
 
 
 def find(variables: Mapping[str, tf.Variable], operation: tf.Operation) -> Found:
-    """The variable of this node of the default graph. Raises GraphError where nothing there initialises it."""
+    """The variable of this node of the default graph. Raises GraphError for a variable that nothing initialises."""
     if operation.name in variables:
         variable = variables[operation.name]
         return Found(variable, variable.to_proto())
@@ -97,26 +102,26 @@ def find(variables: Mapping[str, tf.Variable], operation: tf.Operation) -> Found
 
 @cache
 def _kind(*, resource: bool) -> Any:
-    """The class of such variables, which has no public name."""
+    """The class of resource or reference variables, which has no public name."""
     with tf.Graph().as_default():
         return type(tf.compat.v1.Variable(0.0, use_resource=resource))
 
 
 def saved_as(name: str, variable: tf.Variable) -> tuple[str, tf.TensorShape]:
-    """What a Saver calls the variable of this name in its graph, and its shape there: for a part, of the whole."""
+    """A variable's key and shape in a checkpoint: of a part, those of the whole."""
     whole = variable._get_save_slice_info()
     return (name, variable.shape) if whole is None else (whole.full_name, tf.TensorShape(whole.full_shape))
 
 
 def saved(graph: tf.Graph, variables: Mapping[str, tf.Variable]) -> dict[str, tf.Variable]:
-    """Those of the variables of a graph that tf.train.Saver() writes: the global ones, and those in no collection."""
+    """The variables that tf.train.Saver() writes: the global ones, and those in no collection."""
     global_names = {variable.op.name for variable in graph.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES)}
     local_names = known(graph).keys() - global_names
     return {name: variable for name, variable in variables.items() if variable.op.name not in local_names}
 
 
 def for_saver(variables: Mapping[str, tf.Variable], keys: Mapping[str, str]) -> dict[str, Any]:
-    """The variables by the `keys` of their names, as a Saver takes them: parts of one whole together."""
+    """The variables as a Saver takes them: under the `keys` of their names, the parts of one whole in a list."""
     var_list: dict[str, Any] = {}
     for name, variable in variables.items():
         if variable._get_save_slice_info() is None:

@@ -1,16 +1,18 @@
-"""What a graph that somebody else made may hold: only safe ops, and no more of anything than memory can bear.
+"""Whether a stranger's graph may be built: only ops that compute, and no more of anything than memory can hold.
 
-A graph is code, and building it costs memory, so that this looks at the definition alone, before TensorFlow does. Where
-TensorFlow itself would end the process, `guard` puts checks into the graph.
+A graph is code, and building it costs memory. So the checks read its bytes and its definition, before TensorFlow does.
+Where TensorFlow itself would end the process, `guard` puts checks into the graph.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import tensorflow as tf
+from google.protobuf.message import DecodeError
 
 from paramsync import dtypes
 from paramsync.errors import InputError, UnsafeGraphError
@@ -19,47 +21,81 @@ from paramsync.graphdef.reading import bodies, called, callees_first, data_input
 from paramsync.graphs.nodes import become_constant
 from paramsync.host.files import shown
 from paramsync.rpc import tensor_proto
+from paramsync.rpc.wire_fields import Fields
 from paramsync.v1 import graph_pb2
 
-EXPANDED = 1_000_000
-"""What it may hold once each call of a function is replaced by what it calls, which TensorFlow does."""
+# What a graph may cost. Real graphs have a tenth of that, or less.
+EXPANDED = 1_000_000  # nodes once every call is replaced by what it calls, as TensorFlow does
+BUILT = 2_000_000  # nodes and parameters of all signatures together: each signature is built with all of them
+ENDS = 1 << 18  # parameters, tables, inputs and outputs: as many as a checkpoint may have tensors
+DEPTH = 100  # functions that call one another in a row
+REPEATED = 256 << 20  # bytes of constants in memory beyond their bytes in the file
+TENSORS = 1_000_000  # tensors that nodes take and give where an attribute says how many
+SMALL = 32 << 20  # bytes of a message that is always parsed
+STRUCTURE = 128 << 20  # bytes of parsed structure, constants aside
 
-BUILT = 2_000_000
-"""What its signatures may be made of together, each counted with all nodes and parameters."""
-
-ENDS = 1 << 18
-"""What it may have of parameters, tables, inputs and outputs: as many as a checkpoint may have tensors."""
-
-DEPTH = 100
-"""How deep calls of functions may be nested."""
-
-REPEATED = 256 << 20
-"""Bytes that constants may take in memory beyond those that are in the file."""
-
-TENSORS = 1_000_000
-"""What its nodes may take and give where a number of the node says how many."""
-
+# The attributes by which ops of the list say how many tensors they take or give.
 _COUNTS = """
     N Ncontext_dense Ncontext_sparse Ndense Nfeature_list_dense Nfeature_list_sparse Nsparse OUTPUT_RAGGED_RANK
     PARAMS_RAGGED_RANK RAGGED_RANK num num_params num_params_biases num_params_weights num_partitions
     num_row_partition_tensors num_sparse num_split output_ragged_rank top_paths
-"""  # what the ops of the list call that number
+"""
 _COUNTED = frozenset(_COUNTS.split())
 
-# Numbers of nodes that TensorFlow believes, and what none exceeds that is meant well.
+# Numbers that TensorFlow believes without a check, and the most that an honest graph has.
 _MOST = {"batch_dims": 8, "parallel_iterations": 100_000, "_parallel_iterations": 100_000}
 
 _STRING = 24  # bytes that TensorFlow takes for a string, however short
+_FIELD = 64  # bytes that a parsed field takes at least, roughly
+_DEEP = 4096  # bytes of a message whose fields are weighed one by one
+
+# The fields in which constants have their values, by number; None for a field that holds nothing but values.
+_TENSOR: dict[int, Any] = {4: None}
+_NODE = {5: {2: {8: _TENSOR}}}
+GRAPH_DEF = {1: _NODE, 2: {1: {3: _NODE}}}
+GRAPH_FILE = {1: GRAPH_DEF, 5: {2: None, 3: None}}
+META_GRAPH = {2: GRAPH_DEF}
+SAVED_MODEL = {2: META_GRAPH}
+
+
+def _unsafe(reason: str) -> UnsafeGraphError:
+    return UnsafeGraphError(f"the graph is not safe: {reason}")
+
+
+def check_weight(content: bytes, kind: dict[int, Any]) -> None:
+    """Raise UnsafeGraphError for a large message of this kind, unless constants make it large.
+
+    Two bytes of a file can be one more node in memory. A malformed message is left to its parser.
+    """
+    if len(content) > SMALL:
+        with suppress(DecodeError):
+            _weigh(Fields(content, STRUCTURE // _FIELD), 0, len(content), kind, 0)
+
+
+def _weigh(fields: Fields, at: int, end: int, inner: dict[int, Any], weight: int) -> int:
+    """Add the weight of one message to `weight`; `inner` has the kinds of the messages in its fields."""
+    while at < end:
+        number, body, at = fields.field(at, end)
+        size = at - body if fields.sized else 0
+        weight += _FIELD
+        within = inner.get(number, {})
+        if within and size > _DEEP:
+            weight = _weigh(fields, body, at, within, weight)
+        elif within is not None:
+            weight += size
+        if weight > STRUCTURE:
+            raise _unsafe(f"expected at most {STRUCTURE} bytes beside its constants")
+    return weight
 
 
 def check(graph_def: Any, *, allowed: Collection[str] = ()) -> None:
-    """Raises UnsafeGraphError. `allowed` names ops beyond those that are known to be safe."""
+    """Raise UnsafeGraphError for a graph that costs too much, or has an op neither safe nor `allowed`."""
     _check_size(graph_def)
-    _check_ops(graph_def, allowed=allowed)
+    _check_ops(graph_def, allowed)
 
 
 def check_signatures(message: graph_pb2.Graph, graph_def: Any) -> None:
-    """Each signature of a graph file is built on its own, and takes all parameters. Raises UnsafeGraphError."""
+    """Raise UnsafeGraphError for more parameters or signatures than can be built."""
     arguments = len(message.parameters) + len(message.tables)
     ends = sum(len(signature.inputs) + len(signature.outputs) for signature in message.signatures.values())
     _check_at_most("parameters, tables, inputs and outputs", arguments + ends, ENDS)
@@ -67,45 +103,40 @@ def check_signatures(message: graph_pb2.Graph, graph_def: Any) -> None:
     _check_at_most("nodes and parameters, counted for each signature", built * len(message.signatures), BUILT)
 
 
-def _check_ops(graph_def: Any, *, allowed: Collection[str] = ()) -> None:
-    """Every op must be a safe one, one of `allowed`, or a function of the graph. Raises UnsafeGraphError."""
+def _check_ops(graph_def: Any, allowed: Collection[str]) -> None:
     known = SAFE.union(allowed)
     functions = {function.signature.name for function in graph_def.library.function}
-    disguised = sorted(functions & known)
-    if disguised:
-        raise UnsafeGraphError(f"the graph is not safe: expected functions with names of their own, found {disguised}")
+    if disguised := sorted(functions & known):
+        raise _unsafe(f"expected functions with names of their own, found {disguised}")
     unsafe: dict[str, str] = {}
     for node in every_node(graph_def):
         if node.op not in known and node.op not in functions:
             unsafe.setdefault(node.op, node.name)
         for name in called(node)[1:]:
             if name not in functions:
-                raise UnsafeGraphError(
-                    f"the graph is not safe: node {shown(node.name)} calls {shown(name)},"
-                    " which is not a function of this graph"
-                )
+                raise _unsafe(f"node {shown(node.name)} calls {shown(name)}, which is not a function of this graph")
     if unsafe:
         listed = ", ".join(f"{shown(op)} (node {shown(node)})" for op, node in sorted(unsafe.items())[:8])
-        raise UnsafeGraphError(
-            f"the graph is not safe: {len(unsafe)} of its ops are not on the list of those that only compute: {listed};"
+        raise _unsafe(
+            f"{len(unsafe)} of its ops are not on the list of those that only compute: {listed};"
             " if you trust who made it, allow each by its name (inferencer, trainer: --allow-op NAME;"
             " publisher: allow_ops=[NAME])"
         )
 
 
 def _check_size(graph_def: Any) -> None:
-    """Refuse recursion, more nodes than can be built, and constants that unfold in memory. Raises UnsafeGraphError."""
+    """Refuse recursion, more nodes than can be built, and constants that unfold in memory."""
     sizes: dict[str, int] = {}
     calls: dict[str, list[str]] = {}
     repeated, tensors = 0, 0
     for body, nodes in bodies(graph_def):
         if body in sizes:
-            raise UnsafeGraphError(f"the graph is not safe: expected one function {shown(body)}, found several")
+            raise _unsafe(f"expected one function {shown(body)}, found several")
         sizes[body] = len(nodes)
         _check_at_most("nodes", sum(sizes.values()), NODES)
         name, count = Counter(node.name for node in nodes).most_common(1)[0] if nodes else ("", 1)
         if count > 1:
-            raise UnsafeGraphError(f"the graph is not safe: expected one node {shown(name)}, found several")
+            raise _unsafe(f"expected one node {shown(name)}, found several")
         _check_merges(nodes)
         calls[body] = [name for node in nodes for name in called(node)]
         for node in nodes:
@@ -118,21 +149,18 @@ def _check_size(graph_def: Any) -> None:
 
 
 def _check_merges(nodes: Any) -> None:
-    """A loop begins where one tensor from outside meets those of the next round; TensorFlow aborts where two do."""
+    """Refuse a loop that two tensors enter: TensorFlow aborts on it."""
     back = {node.name for node in nodes if node.op in ("NextIteration", "RefNextIteration")}
     for node in nodes:
         if back and node.op in ("Merge", "RefMerge"):
             data = [node_of(tensor) for tensor in data_inputs(node)]
             outside = [name for name in data if name not in back]
             if 1 < len(outside) < len(data):
-                raise UnsafeGraphError(
-                    f"the graph is not safe: expected one tensor that enters the loop at {shown(node.name)},"
-                    f" found {len(outside)}"
-                )
+                raise _unsafe(f"expected one tensor that enters the loop at {shown(node.name)}, found {len(outside)}")
 
 
 def _check_calls(sizes: Mapping[str, int], calls: Mapping[str, Collection[str]]) -> None:
-    """Refuse functions that call themselves or are nested too deep, and too many nodes once calls are inlined."""
+    """Refuse recursion, calls nested too deep, and too many nodes once calls are inlined."""
     expanded: dict[str, int] = {}
     depth: dict[str, int] = {}
     try:
@@ -142,12 +170,12 @@ def _check_calls(sizes: Mapping[str, int], calls: Mapping[str, Collection[str]])
             _check_at_most("nodes, counted where functions are called", expanded[body], EXPANDED)
             _check_at_most("functions that call one another in a row", depth[body], DEPTH)
     except RecursionError as error:
-        raise UnsafeGraphError(f"the graph is not safe: function {shown(str(error))} calls itself") from error
+        raise _unsafe(f"function {shown(str(error))} calls itself") from error
 
 
 def _check_at_most(what: str, found: int, limit: int) -> None:
     if found > limit:
-        raise UnsafeGraphError(f"the graph is not safe: expected at most {limit} {what}, found {found}")
+        raise _unsafe(f"expected at most {limit} {what}, found {found}")
 
 
 def _tensors(node: Any) -> int:
@@ -155,9 +183,7 @@ def _tensors(node: Any) -> int:
     numbers = {name: value.i for name, value in node.attr.items() if value.WhichOneof("value") == "i"}
     for name, most in _MOST.items():
         if abs(numbers.get(name, 0)) > most:
-            raise UnsafeGraphError(
-                f"the graph is not safe: node {shown(node.name)}: expected at most {most} {name}, found {numbers[name]}"
-            )
+            raise _unsafe(f"node {shown(node.name)}: expected at most {most} {name}, found {numbers[name]}")
     return sum(max(0, number) for name, number in numbers.items() if name in _COUNTED)
 
 
@@ -171,28 +197,24 @@ def _constants(node: Any) -> Iterable[Any]:
 
 
 def _unfolding(node: Any, tensor: Any) -> int:
-    """The bytes that a constant takes in memory beyond those of its definition. Raises UnsafeGraphError."""
+    """The bytes that a constant takes in memory beyond its definition's. Raises UnsafeGraphError."""
     try:
         head = tensor_proto.header(tensor, f"constant {shown(node.name)}")
     except InputError as error:
-        raise UnsafeGraphError(f"the graph is not safe: {error}") from error
-    declared = node.attr.get("dtype")
-    if node.op == "Const" and (
-        declared is None or declared.type != tensor.dtype
-    ):  # TensorFlow relies on it, and aborts
-        expected, found = dtypes.name(0 if declared is None else declared.type), dtypes.name(tensor.dtype)
-        raise UnsafeGraphError(
-            f"the graph is not safe: constant {shown(node.name)}: expected {expected}, found {found}"
-        )
+        raise _unsafe(str(error)) from error
+    declared = node.attr["dtype"].type if "dtype" in node.attr else 0
+    if node.op == "Const" and declared != tensor.dtype:  # TensorFlow relies on it, and aborts
+        expected, found = dtypes.name(declared), dtypes.name(tensor.dtype)
+        raise _unsafe(f"constant {shown(node.name)}: expected {expected}, found {found}")
     size = head.count * (_STRING if tensor.dtype == dtypes.STRING else head.dtype.itemsize)
     return max(0, size - int(tensor.ByteSize()))
 
 
 def guard(graph_def: Any) -> None:
-    """Have what is gathered in batches fail like any other node where a tensor has fewer dimensions than batches.
+    """Make batched gathers fail like any other op where a tensor has fewer dimensions than the batch.
 
-    TensorFlow takes the difference for the rank of the result, and aborts where that is negative, while it only builds
-    the graph. ExpandDims, which a gather is made to wait for, refuses the same tensors, and costs nothing.
+    TensorFlow subtracts the two for the rank of the result, and aborts on a negative one, already while the graph is
+    built. An ExpandDims that the gather waits for refuses the same tensors, and costs nothing.
     """
     for body, nodes in bodies(graph_def):
         names = {node.name for node in nodes}
@@ -202,8 +224,8 @@ def guard(graph_def: Any) -> None:
             for at, (tensor, (kind, dimension)) in enumerate(zip(data_inputs(node), arguments, strict=False)):
                 name = fresh(f"{node.name}/guard_{at}", names)
                 names |= {name, f"{name}/dimension"}
-                # it waits for the tensor, so that it is where the tensor is: in a loop, or behind a condition
                 constant = nodes.add(name=f"{name}/dimension")
+                # the constant waits for the tensor, to be in the same loop or branch
                 become_constant(constant, dimension, tf.int32, [f"^{node_of(tensor)}"])
                 spelled = f"{constant.name}:output:0" if body else constant.name
                 check = nodes.add(name=name, op="ExpandDims", input=[tensor, spelled])

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import keras
 import numpy as np
 import pytest
@@ -127,18 +124,6 @@ def numbers() -> Graph:
     return find(tf.constant([1, 2], tf.int64), tf.constant(["one", "two"]), otherwise="none")
 
 
-def test_a_parameter_of_a_signature_that_is_not_meant_is_not_asked_for() -> None:
-    encoder = capture(dense("first")).graph
-    message = encoder.message()
-    message.signatures["plain"].inputs.extend(message.signatures["serving_default"].inputs)
-    plain = message.signatures["plain"].outputs.add()
-    plain.CopyFrom(message.signatures["serving_default"].inputs[0])
-    message.digest = ""
-    both = Graph(message)
-    whole = join(both, capture(dense("second")).graph, {"x": "x"}, signatures=("plain", "serving_default"))
-    assert {spec.name.partition("/")[0] for spec in whole.parameters} == {"second"}
-
-
 @pytest.mark.parametrize(
     ("inputs", "outputs", "message"),
     [
@@ -170,38 +155,3 @@ def test_other_dtypes_signatures_and_prefixes_are_refused() -> None:
     for prefixes in (("a", "a"), ("", "b"), ("a/b", "a")):
         with pytest.raises(GraphError, match="expected two different words"):
             join(encoder, encoder, {"x": "features"}, prefixes=prefixes)
-
-
-def test_a_connected_graph_is_served_as_any_other(tmp_path: Path) -> None:
-    rounds = capture(Rounds()).graph
-    join(rounds, rounds, {"x": "y"}).save(tmp_path / "graph.pb")
-    assert Graph.load(tmp_path / "graph.pb")([], {"x": tf.constant([1.0])})["y"].numpy().tolist() == [128.0]
-
-
-WRONG: list[Any] = [
-    None,
-    5,
-    "",
-    "x",
-    [],
-    [5],
-    {},
-    {"x": 5},
-    {5: "features"},
-    object(),
-    X,
-    tf.constant(1.0),
-    b"x",
-    ("a",),
-]
-
-
-@pytest.mark.parametrize("argument", ["first", "second", "inputs", "prefixes", "signatures", "outputs"])
-def test_what_is_given_wrongly_is_refused_by_name(argument: str) -> None:
-    graph = capture(dense("first", into=4)).graph
-    right: dict[str, Any] = {"first": graph, "second": graph, "inputs": {"x": "features"}}
-    for given in WRONG:
-        if argument == "outputs" and isinstance(given, list | dict) and not given:
-            continue
-        with pytest.raises(GraphError, match=f"^({argument}|nothing is connected|inputs of second|outputs of first)"):
-            join(**{**right, argument: given})

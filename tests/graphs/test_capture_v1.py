@@ -1,0 +1,355 @@
+"""Graphs of TensorFlow 1, live or in a .meta file: their ends, the names of their parameters, and strangers' graphs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import tensorflow as tf
+
+from paramsync.errors import GraphError, UnfinishedMetaError, UnsafeGraphError
+from paramsync.following.replica import Replica
+from paramsync.graphs.draft import finish
+from paramsync.graphs.sources.meta_graphs import draft_of_meta
+from paramsync.graphs.sources.v1_graphs import draft_of_tensors
+from paramsync.graphs.specs import DEFAULT_SIGNATURE
+from paramsync.store.store import Store
+from tests.support.control_flow import control_flow
+from tests.support.v1_captured import ONES, answer, meta_graph, names, two_layers
+
+v1 = tf.compat.v1
+
+
+@pytest.mark.parametrize(
+    "ends",
+    [lambda x, y: (x, y), lambda x, y: ([x], (y,)), lambda x, y: ({"x": x}, {"y": y})],
+    ids=["tensor", "sequence", "mapping"],
+)
+def test_ends_are_a_tensor_a_sequence_or_a_mapping(ends: Callable[..., Any]) -> None:
+    with tf.Graph().as_default():
+        draft = draft_of_tensors(*ends(*two_layers()))
+    signature = finish(draft).signatures[DEFAULT_SIGNATURE]
+    assert (list(signature.inputs), list(signature.outputs)) == (["x"], ["y"])
+
+
+def test_sparse_and_ragged_inputs_are_several() -> None:
+    with tf.Graph().as_default():
+        sparse = v1.sparse_placeholder(tf.float32, (None, 4), name="s")
+        ragged = v1.ragged.placeholder(tf.float32, 1, (), name="r")
+        y = tf.sparse.to_dense(sparse) * v1.get_variable("w", (4,)), tf.reduce_sum(ragged, 1)
+        draft = draft_of_tensors({"s": sparse, "r": ragged}, {"dense": y[0], "sums": y[1]})
+    graph = finish(draft)
+    found = graph(
+        [tf.constant([1.0, 2.0, 3.0, 4.0])],
+        {
+            "s_indices": tf.constant([[0, 1], [1, 3]], tf.int64),
+            "s_values": tf.constant([1.0, 2.0]),
+            "s_dense_shape": tf.constant([2, 4], tf.int64),
+            "r_values": tf.constant([1.0, 2.0, 3.0]),
+            "r_row_splits": tf.constant([0, 2, 3], tf.int64),
+        },
+    )
+    np.testing.assert_array_equal(found["dense"], [[0, 2, 0, 0], [0, 0, 0, 8]])
+    np.testing.assert_array_equal(found["sums"], [3, 3])
+
+
+def test_what_are_no_tensors_of_one_graph_is_refused() -> None:
+    with tf.Graph().as_default():
+        x, y = two_layers()
+    with tf.Graph().as_default():
+        other, _ = two_layers()
+    with pytest.raises(GraphError, match="of one graph, found some of 2"):
+        draft_of_tensors([other], [y])
+    with pytest.raises(GraphError, match="expected tensors of a v1 graph, found 'x:0'"):
+        draft_of_tensors(["x:0"], [y])
+    with pytest.raises(GraphError, match="found 'x' twice"):
+        draft_of_tensors([x, x], [y])
+    with pytest.raises(GraphError, match="at least one"):
+        draft_of_tensors([x], [])
+
+
+@pytest.mark.slow
+def test_a_program_without_eager_execution_makes_the_same_graph() -> None:
+    script = """
+import tensorflow as tf
+tf.compat.v1.disable_v2_behavior()
+from tests.graphs.test_capture_v1 import spoken
+from paramsync.graphs.draft import finish
+from paramsync.graphs.sources.v1_graphs import draft_of_tensors
+print(finish(draft_of_tensors(*spoken())).digest)
+"""
+    root = Path(__file__).parents[2]
+    there = subprocess.run([sys.executable, "-c", script], cwd=root, capture_output=True, text=True, check=True)
+    with tf.Graph().as_default():
+        here = finish(draft_of_tensors(*spoken()))
+    assert there.stdout.split() == [here.digest]
+
+
+def spoken() -> tuple[tf.Tensor, tf.Tensor]:
+    text = v1.placeholder(tf.string, (None,), name="text")
+    words = tf.lookup.KeyValueTensorInitializer(["one", "two"], tf.range(2, dtype=tf.int64))
+    found = tf.lookup.StaticHashTable(words, -1).lookup(text)
+    return text, tf.identity(tf.cast(found, tf.float32) * v1.get_variable("scale", (), dtype=tf.float32), name="y")
+
+
+# Meta graphs ----------------------------------------------------------------------------------------------------------
+
+
+def v1_checkpoint(directory: Path, *, use_resource: bool = True) -> npt.NDArray[Any]:
+    """Leave the files of a script that trains. Returns its output for a row of ones."""
+    with tf.Graph().as_default():
+        x = v1.placeholder(tf.float32, (None, 4), name="x")
+        keep = v1.placeholder_with_default(1.0, (), name="keep")
+        weights = v1.get_variable("layer/weights", (4, 2), use_resource=use_resource)
+        bias = v1.get_variable("layer/bias", (2,), use_resource=use_resource)
+        output = tf.nn.softmax(tf.matmul(x, weights) * keep + bias, name="probabilities")
+        v1.train.AdamOptimizer(0.1).minimize(tf.reduce_sum(output[:, 0]))
+        with v1.Session() as session:
+            session.run(v1.global_variables_initializer())
+            session.run(v1.get_collection(v1.GraphKeys.TRAIN_OP), {x: ONES})
+            v1.train.Saver().save(session, str(directory / "model.ckpt"), global_step=100)
+            return np.asarray(session.run(output, {x: ONES}))
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("trained")
+    v1_checkpoint(folder, use_resource=False)
+    return folder
+
+
+@pytest.mark.parametrize("use_resource", [False, True], ids=["reference", "resource"])
+def test_a_meta_file_gives_the_graph_between_two_names(tmp_path: Path, use_resource: bool) -> None:
+    expected = v1_checkpoint(tmp_path, use_resource=use_resource)
+    graph = meta_graph(tmp_path / "model.ckpt-100.meta", inputs=["x:0"], outputs=["probabilities"])
+    assert names(graph) == ["layer/bias", "layer/weights"]
+    found = answer(graph, tmp_path / "model.ckpt-100", {"x": ONES})
+    np.testing.assert_array_equal(found["probabilities"], expected)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "says"),
+    [
+        (["y:0"], ["probabilities"], "no tensor 'y:0'; its placeholders: x, keep"),
+        (["x:1"], ["probabilities"], "no tensor 'x:1'; its placeholders: x, keep"),
+        (["x"], ["logits"], "no tensor 'logits:0'; its placeholders: x, keep"),
+        (["x"], ["probabilities:7"], "output 7 of node 'probabilities', which has 1"),
+        (["x", "x:0"], ["probabilities"], "expected each tensor once"),
+        (["keep:0"], ["probabilities"], "placeholder 'x' is needed for the outputs but not among the inputs"),
+        (["x", "probabilities"], ["probabilities"], "depends on .*'x'"),
+        (["x"], ["layer/bias/read"], "depends on .*'x'"),
+    ],
+)
+def test_ends_that_cannot_be_are_refused_with_the_known_names(
+    trained: Path, inputs: list[str], outputs: list[str], says: str
+) -> None:
+    with pytest.raises(GraphError, match=says):
+        meta_graph(trained / "model.ckpt-100.meta", inputs=inputs, outputs=outputs)
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff" * 100])
+def test_a_file_that_is_no_meta_graph_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "model.meta").write_bytes(content)
+    with pytest.raises(UnfinishedMetaError, match="not a readable meta graph"):
+        meta_graph(tmp_path / "model.meta", inputs=["x:0"], outputs=["y:0"])
+
+
+def test_ops_that_only_training_needs_need_not_be_known_here(tmp_path: Path) -> None:
+    expected = v1_checkpoint(tmp_path, use_resource=True)
+    path = tmp_path / "model.ckpt-100.meta"
+    meta = v1.MetaGraphDef.FromString(path.read_bytes())
+    for node in meta.graph_def.node:
+        if node.op == "ResourceApplyAdam":
+            node.op = "ApplyAdamOfSomebodyElse"
+    path.write_bytes(meta.SerializeToString())
+    graph = meta_graph(path, inputs=["x:0"], outputs=["probabilities"])
+    np.testing.assert_array_equal(answer(graph, tmp_path / "model.ckpt-100", {"x": ONES})["probabilities"], expected)
+
+
+# Names of parameters --------------------------------------------------------------------------------------------------
+
+
+def averaged(directory: Path) -> None:
+    """A graph that is trained with its own variables and served, by another Saver, with their moving averages."""
+    with tf.Graph().as_default(), v1.Session() as session:
+        x = v1.placeholder(tf.float32, (None, 4), name="x")
+        weights = v1.get_variable("weights", (4, 2))
+        tf.matmul(x, weights, name="y")
+        average = tf.train.ExponentialMovingAverage(0.5)
+        average.apply([weights])
+        session.run(v1.global_variables_initializer())
+        session.run(weights.assign(tf.ones((4, 2))))
+        v1.train.Saver().save(session, str(directory / "own"))
+        v1.train.Saver(average.variables_to_restore([weights])).save(session, str(directory / "averages"))
+
+
+def test_names_are_those_that_the_saver_of_the_meta_file_writes(tmp_path: Path) -> None:
+    averaged(tmp_path)
+    own = meta_graph(tmp_path / "own.meta", inputs=["x"], outputs=["y"])
+    averages = meta_graph(tmp_path / "averages.meta", inputs=["x"], outputs=["y"])
+    assert names(own) == ["weights"]
+    assert names(averages) == ["weights/ExponentialMovingAverage"]
+    np.testing.assert_array_equal(answer(averages, tmp_path / "averages", {"x": ONES})["y"], [[4.0, 4.0]])
+
+
+def test_names_of_live_tensors_are_those_of_the_saver_that_is_given() -> None:
+    with tf.Graph().as_default():
+        x = v1.placeholder(tf.float32, (None, 4), name="x")
+        weights = v1.get_variable("weights", (4, 2))
+        y = tf.matmul(x, weights)
+        saver = v1.train.Saver({"old/w": weights})
+    assert names(finish(draft_of_tensors([x], [y]))) == ["weights"]
+    assert names(finish(draft_of_tensors([x], [y], saver=saver))) == ["old/w"]
+
+
+def test_a_meta_graph_without_a_saver_names_variables_as_themselves() -> None:
+    with tf.Graph().as_default() as graph:
+        x = v1.placeholder(tf.float32, (None, 4), name="x")
+        v1.get_variable("table", (4, 2), partitioner=v1.fixed_size_partitioner(2))
+        tf.matmul(x, tf.concat(v1.global_variables(), 0), name="y")
+        meta = v1.train.export_meta_graph(graph=graph)
+    meta.ClearField("saver_def")
+    assert names(finish(draft_of_meta(meta, ["x"], ["y"]))) == ["table"]
+
+
+def test_two_variables_under_one_name_are_refused() -> None:
+    with tf.Graph().as_default():
+        x = v1.placeholder(tf.float32, (), name="x")
+        one, two = v1.get_variable("one", ()), v1.get_variable("two", ())
+        y = x * one + two
+        saver = v1.train.Saver({"two": one})
+    with pytest.raises(GraphError, match="several variables are called 'two' and are not parts of one: one, two"):
+        finish(draft_of_tensors([x], [y], saver=saver))
+
+
+def partitioned_store(path: Path, *, use_resource: bool, sharded: bool) -> npt.NDArray[Any]:
+    """What a script with a partitioned variable leaves behind; returns the whole of it."""
+    with tf.Graph().as_default(), v1.Session() as session:
+        ids = v1.placeholder(tf.int32, (None,), name="ids")
+        table = v1.get_variable(
+            "table", (7, 3), partitioner=v1.fixed_size_partitioner(3), use_resource=use_resource,
+            initializer=v1.random_normal_initializer(),
+        )  # fmt: skip
+        tf.identity(v1.nn.embedding_lookup(table, ids, partition_strategy="div"), name="rows")
+        session.run(v1.global_variables_initializer())
+        v1.train.Saver(sharded=sharded).save(session, str(path / "model"), global_step=1)
+        return np.asarray(session.run(tf.convert_to_tensor(table)))
+
+
+@pytest.mark.parametrize("sharded", [False, True], ids=["one shard", "sharded"])
+@pytest.mark.parametrize("use_resource", [False, True], ids=["reference", "resource"])
+def test_a_savers_store_of_a_partitioned_variable_is_served(tmp_path: Path, use_resource: bool, sharded: bool) -> None:
+    whole = partitioned_store(tmp_path, use_resource=use_resource, sharded=sharded)
+    store = Store(tmp_path)
+    latest = store.latest()
+    assert latest is not None
+    replica = Replica("m", store, inputs=["ids:0"], outputs=["rows:0"])
+    replica.swap(replica.restore(latest))
+    found, version = replica.predict({"ids": np.array([6, 0, 3, 3], np.int32)})
+    assert version.number == 1
+    np.testing.assert_array_equal(found["rows"].numpy(), whole[[6, 0, 3, 3]])
+    assert [(spec.name, spec.shape) for spec in replica.take().graph.parameters] == [("table", (7, 3))]
+
+
+@pytest.mark.parametrize("place", ["7 3 0,3", "7 0,3:0,3", "a 3 0,3:0,3", ""])
+def test_a_saver_that_says_something_else_of_a_part_is_refused(tmp_path: Path, place: str) -> None:
+    partitioned_store(tmp_path, use_resource=True, sharded=False)
+    meta = v1.MetaGraphDef.FromString((tmp_path / "model-1.meta").read_bytes())
+    listed = next(node for node in meta.graph_def.node if node.name == "save/SaveV2/shape_and_slices")
+    listed.attr["value"].tensor.string_val[1] = place.encode()
+    with pytest.raises(GraphError, match=r"Saver says|are not parts of one"):
+        finish(draft_of_meta(meta, ["ids"], ["rows"]))
+
+
+# Graphs of strangers --------------------------------------------------------------------------------------------------
+
+
+def reading(path: Path) -> Any:
+    with tf.Graph().as_default() as graph:
+        x = v1.placeholder(tf.string, (), name="x")
+        pipeline = tf.io.read_file(str(path))
+        words = tf.identity(pipeline, name="words")
+        tf.strings.join([x, words], name="y")
+        return v1.train.export_meta_graph(graph=graph)
+
+
+def test_an_op_that_is_not_safe_is_refused_by_name_unless_it_is_allowed(tmp_path: Path) -> None:
+    meta = reading(tmp_path / "secret")
+    with pytest.raises(UnsafeGraphError, match="ReadFile"):
+        draft_of_meta(meta, ["x"], ["y"])
+    draft_of_meta(meta, ["x"], ["y"], allowed=["ReadFile"])
+
+
+def test_what_is_before_an_input_is_of_no_interest(tmp_path: Path) -> None:
+    graph = finish(draft_of_meta(reading(tmp_path / "secret"), ["x", "words"], ["y"]))
+    assert graph([], {"x": tf.constant("a"), "words": tf.constant("b")})["y"] == b"ab"
+    assert str(graph.signatures[DEFAULT_SIGNATURE].inputs["words"]) == "string []"
+
+
+@pytest.mark.parametrize("batches", [2, 8])
+def test_batches_beyond_the_rank_are_refused_before_tensorflow_aborts(batches: int) -> None:
+    with tf.Graph().as_default() as graph:
+        x, rows = v1.placeholder(tf.float32, (None,), name="x"), v1.placeholder(tf.int32, (None,), name="rows")
+        tf.identity(tf.gather(tf.reshape(x, [1, -1]), tf.reshape(rows, [1, -1]), batch_dims=1), name="y")
+        meta = v1.train.export_meta_graph(graph=graph)
+    gather = next(node for node in meta.graph_def.node if node.op == "GatherV2")
+    gather.attr["batch_dims"].i = batches
+    gather.input[:2] = ["x", "rows"]
+    with pytest.raises(GraphError, match="cannot be imported"):
+        draft_of_meta(meta, ["x", "rows"], ["y"])
+
+
+def test_a_table_whose_filling_might_never_end_is_refused() -> None:
+    with tf.Graph().as_default() as graph:
+        keys = v1.placeholder(tf.int64, (None,), name="keys")
+        (number,) = tf.while_loop(lambda _: True, lambda number: [number + 1], [tf.zeros([1], tf.int64)])
+        words = tf.lookup.KeyValueTensorInitializer(number, number)
+        tf.identity(tf.lookup.StaticHashTable(words, -1).lookup(keys), name="y")
+        meta = v1.train.export_meta_graph(graph=graph)
+    with pytest.raises(GraphError, match="fills a table: expected it to be filled without a loop"):
+        draft_of_meta(meta, ["keys"], ["y"])
+
+
+def test_what_fills_a_table_must_be_safe_too(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("secret")
+    with tf.Graph().as_default() as graph:
+        text = v1.placeholder(tf.string, (None,), name="text")
+        words = tf.lookup.KeyValueTensorInitializer(tf.stack([tf.io.read_file(str(secret))]), tf.zeros([1], tf.int64))
+        tf.identity(tf.lookup.StaticHashTable(words, -1).lookup(text), name="y")
+        meta = v1.train.export_meta_graph(graph=graph)
+    with pytest.raises(UnsafeGraphError, match="ReadFile"):
+        draft_of_meta(meta, ["text"], ["y"])
+
+
+def test_a_table_that_would_fill_the_memory_is_refused() -> None:
+    with tf.Graph().as_default() as graph:
+        keys = v1.placeholder(tf.int64, (None,), name="keys")
+        many = tf.range(1 << 40, dtype=tf.int64)
+        tf.identity(
+            tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(many, many), -1).lookup(keys), name="y"
+        )
+        meta = v1.train.export_meta_graph(graph=graph)
+    with pytest.raises(GraphError, match="fills a table: expected shapes that are known"):
+        draft_of_meta(meta, ["keys"], ["y"])
+
+
+@control_flow("v1")
+def test_a_loop_that_two_tensors_enter_is_refused_before_tensorflow_sees_it() -> None:
+    """Which would end the process."""
+    with tf.Graph().as_default() as graph:
+        x = v1.placeholder(tf.float32, (), name="x")
+        _, y = tf.while_loop(lambda i, _: i < 3, lambda i, y: (i + 1, y * 2.0), [tf.constant(0), x])
+        tf.identity(y, name="y")
+        meta = v1.train.export_meta_graph(graph=graph)
+    merge = next(node for node in meta.graph_def.node if node.op == "Merge")
+    merge.input.insert(0, merge.input[0])
+    merge.attr["N"].i = 3
+    with pytest.raises(UnsafeGraphError, match="expected one tensor that enters the loop"):
+        draft_of_meta(meta, ["x"], ["y"])
