@@ -50,7 +50,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check
 # pip where uv is not to be had, or finds no index: it reads no pip.conf
 install = $(BIN)/uv pip install --python $(BIN)/python $(1) || $(PIP) $(1)
 
-.PHONY: up test test-all check lint types imports generated fast promises memory slow browser vendor compose-test campaign bench tf-serving-test proto manifests sbom lock format clean
+.PHONY: up test test-all check lint types imports generated docs fast promises memory slow browser vendor compose-test campaign bench tf-serving-test proto manifests sbom lock format clean
 
 up: $(RUNS)  ## trainer and inferencer over a fresh store, live; ARGS="--seconds 20 --json" are passed on
 	@$(BIN)/paramsync up $(ARGS)
@@ -61,7 +61,7 @@ test:  ## what a change needs: check, fast, promises
 test-all: test  ## the same, and the long tests: memory, slow
 	@$(MAKE) --no-print-directory memory slow
 
-check: lint types imports generated  ## the static part, nothing is run
+check: lint types imports generated docs  ## the static part, nothing is run
 
 lint: $(READY)  ## format and rules
 	$(BIN)/ruff format --check .
@@ -78,6 +78,9 @@ generated: $(READY)  ## paramsync/v1 and paramsync/kserve are what proto/ says
 		for one in v1 kserve; do cp paramsync/$$one/__init__.py $$fresh/paramsync/$$one/ && \
 		diff -r -x __pycache__ $$fresh/paramsync/$$one paramsync/$$one || \
 		{ echo "paramsync/$$one is not what proto/ says: run make proto" >&2; exit 1; }; done
+
+docs: $(READY)  ## the documentation as a site, build/site; a broken link is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
 
 fast: $(READY)  ## tests without processes of their own
 	$(PYTEST) -m "not slow and not docker" -n logical $(ARGS)

@@ -37,10 +37,11 @@ def documented(store: Path) -> list[str]:
 
 @pytest.mark.slow
 def test_what_the_documentation_says_works(tmp_path: Path) -> None:
-    once, episodes, training = documented(tmp_path / "digits")
+    following, training = documented(tmp_path / "digits")
     run(training)
-    assert re.search(r"^\d+ \[\[", run(once))
-    assert run(episodes).count("was played by version") == 3
+    printed = run(following)
+    assert re.search(r"^\d+ \[\[", printed)
+    assert "was played by version" in printed
 
 
 def test_importing_the_names_alone_does_not_import_tensorflow() -> None:

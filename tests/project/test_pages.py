@@ -1,4 +1,4 @@
-"""Pages are true of the tree: links lead somewhere, files are there, flags and names are all there, pictures drawn."""
+"""Pages are true of the tree: links lead somewhere, files are there, names are all there."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-import paramsync
-from inferencer.settings import flags
+import paramsync.graphs
 from paramsync.cli import arguments
 from tests.support.programs import ROOT
 
@@ -81,22 +80,15 @@ def test_every_page_is_reached_from_the_readme() -> None:
     assert [page for page in ROOT.glob("docs/**/*.md") if page.resolve() not in reached] == []
 
 
-def test_the_reference_has_every_flag_of_a_server() -> None:
-    section = (ROOT / "docs" / "reference.md").read_text().partition("## Flags of `paramsync serve`")[2]
-    rows = [line for line in section.partition("\n## ")[0].splitlines() if line.startswith("| `--")]
-    listed = {flag for row in rows for flag in re.findall(r"--[a-z-]+", row.split(" | ")[0])}
-    assert listed == set(re.findall(r"^  (--[a-z-]+)", flags.parser().format_help(), re.MULTILINE)) - {"--help"}
-
-
 def test_every_command_is_on_the_page_of_operators() -> None:
     commands = set(re.findall(r"^    ([a-z]+) ", arguments.parser().format_help(), re.MULTILINE))
     listed = set(re.findall(r"`paramsync ([a-z]+)", (ROOT / "docs" / "operate.md").read_text()))
     assert commands - {"up", "serve", "train"} <= listed
 
 
-def test_the_reference_has_every_public_name() -> None:
-    text = (ROOT / "docs" / "reference.md").read_text()
-    names = [*paramsync.__all__, "PublishCallback", "PublishHook", "SessionPublisher"]
+def test_the_api_has_every_public_name() -> None:
+    text = (ROOT / "docs" / "api.md").read_text()
+    names = [*paramsync.__all__, *paramsync.graphs.__all__, "PublishCallback", "PublishHook", "SessionPublisher"]
     errors = [name for name in vars(importlib.import_module("paramsync.errors")) if name.endswith("Error")]
     assert [name for name in [*names, *errors] if not re.search(rf"\b{name}\b", text)] == []
 

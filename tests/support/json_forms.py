@@ -1,7 +1,8 @@
-"""What `--json` prints as docs/reference.md says it: the objects there by name, and whether a value is one of them."""
+"""What `--json` prints, as the reference and docs/json-fields.json say: objects by name, and whether a value fits."""
 
 from __future__ import annotations
 
+import json
 import re
 from functools import cache
 from typing import Any
@@ -36,9 +37,8 @@ def commands() -> set[str]:
 @cache
 def objects() -> dict[str, dict[str, str]]:
     """Types by field by object."""
-    table = section().partition("| object | fields and their types |")[2]
-    rows = re.findall(r"^\| `(\w+)` \| (.*) \|$", table, re.MULTILINE)
-    return {name: dict(re.findall(r"`(\w+)`: ([\w ]+)", fields)) for name, fields in rows}
+    forms: dict[str, dict[str, str]] = json.loads((ROOT / "docs" / "json-fields.json").read_text())
+    return forms
 
 
 def check(value: Any, kind: str, where: str = "") -> None:

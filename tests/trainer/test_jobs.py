@@ -27,7 +27,6 @@ from paramsync.v1 import sync_pb2
 from tests.support import jobs
 from tests.support.programs import ROOT, eventually
 from tests.trainer.test_trainer import TIMEOUT, control_of, refusal, trainer, versions
-from trainer import settings
 
 DOCUMENTATION = ROOT / "docs" / "training-program.md"
 SMALL = ("--job", "small_job:small")
@@ -174,15 +173,6 @@ with tf.Session() as session:
     latest = Store(store).latest()
     assert latest is not None
     assert latest.step == 1000
-
-
-def test_the_documentation_names_every_option_of_the_program(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        settings.parse(["--help"])
-    options = set(re.findall(r"^  (?:-h, )?(--[a-z-]+)", capsys.readouterr().out, re.MULTILINE)) - {"--help"}
-    section = (ROOT / "docs" / "reference.md").read_text().partition("## Flags of `paramsync train`")[2]
-    rows = [line for line in section.partition("\n## ")[0].splitlines() if line.startswith("| `--")]
-    assert {option for row in rows for option in re.findall(r"--[a-z-]+", row.split("|")[1])} == options
 
 
 @pytest.mark.slow
