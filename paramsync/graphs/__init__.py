@@ -10,20 +10,19 @@ if TYPE_CHECKING:
     from paramsync.graphs.graph import Graph
     from paramsync.graphs.joining import join
     from paramsync.graphs.surgery.connect import Connected, connect
-    from paramsync.graphs.surgery.duplicate import Copy, duplicate
-    from paramsync.graphs.surgery.synchronise import Synchronisation, synchronise
+    from paramsync.graphs.surgery.duplicate import Copy, Synchronisation, duplicate, synchronise
 
 _MODULES = {
     "Capture": "capturing",
     "Connected": "surgery.connect",
     "Copy": "surgery.duplicate",
     "Graph": "graph",
-    "Synchronisation": "surgery.synchronise",
+    "Synchronisation": "surgery.duplicate",
     "capture": "capturing",
     "connect": "surgery.connect",
     "duplicate": "surgery.duplicate",
     "join": "joining",
-    "synchronise": "surgery.synchronise",
+    "synchronise": "surgery.duplicate",
 }
 __all__ = ["Capture", "Connected", "Copy", "Graph", "Synchronisation"]
 __all__ += ["capture", "connect", "duplicate", "join", "synchronise"]

@@ -110,10 +110,10 @@ def capture(
         return Capture(finish(draft_of_tensors(*source, saver=root)))
     if root is None and not functions.is_function(source):
         root = source
-    return _captured(partial(_traces, source, inputs, signatures), outputs, root, compare, functions.trace)
+    return _capture_live(partial(_traces, source, inputs, signatures), outputs, root, compare, functions.trace)
 
 
-def _captured(
+def _capture_live(
     traced: Callable[[_Tracing], dict[str, Trace]], outputs: Any, root: Any, compare: bool, tracing: _Tracing
 ) -> Capture:
     """Capture a live source; `tracing` traces its functions."""
@@ -122,7 +122,7 @@ def _captured(
     origin = None
     if root is not None:
         draft = replace(draft, called=variable_names(root), object_graph=partial(object_graph, root))
-        again = partial(_captured_again, traced, outputs, root, compare)
+        again = partial(_capture_again, traced, outputs, root, compare)
         origin = Origin(root, parts(root), KeptValues(root), again)
     graph = finish(draft if outputs is None else only(draft, outputs))
     live = tuple(variables[parameter.name] for parameter in graph.parameters)
@@ -131,11 +131,11 @@ def _captured(
     return Capture(graph, live, origin)
 
 
-def _captured_again(
+def _capture_again(
     traced: Callable[[_Tracing], dict[str, Trace]], outputs: Any, root: Any, compare: bool, other_parts: bool
 ) -> Capture:
     tracing = partial(functions.trace_anew, from_code=other_parts)
-    return _captured(traced, outputs, root, compare, tracing)
+    return _capture_live(traced, outputs, root, compare, tracing)
 
 
 def _graph_of_path(path: Path, inputs: Any, outputs: Any, signatures: Any, allowed: Collection[str]) -> Graph:
@@ -157,7 +157,7 @@ def _ends(inputs: Any, outputs: Any) -> tuple[Any, Any]:
 
 
 def _traces(source: Any, inputs: Any, signatures: Any, tracing: _Tracing) -> dict[str, Trace]:
-    loaded = _loaded(source)
+    loaded = _loaded_signatures(source)
     if not isinstance(source, keras.layers.Layer | tf.Module) and not functions.is_function(source) and not loaded:
         raise GraphError(f"{type(source).__name__} cannot be captured; expected {_ACCEPTED}")
     if signatures is None and inputs is None:
@@ -171,7 +171,7 @@ def _traces(source: Any, inputs: Any, signatures: Any, tracing: _Tracing) -> dic
     return {name: _trace(function, None, tracing) for name, function in signatures.items()}
 
 
-def _loaded(source: Any) -> Mapping[str, Any] | None:
+def _loaded_signatures(source: Any) -> Mapping[str, Any] | None:
     """The signatures of a result of tf.saved_model.load; None for any other source."""
     signatures = getattr(source, "signatures", None)
     is_loaded = isinstance(signatures, Mapping) and signatures and all(map(functions.is_function, signatures.values()))

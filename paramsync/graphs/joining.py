@@ -59,8 +59,8 @@ def join(
         end.tensor = sources.get(end.tensor, end.tensor)
     taken = [end for name, end in halves[1].inputs.items() if name not in inputs]
     signature = graph_pb2.Signature(
-        inputs=_named(halves, list(halves[0].inputs.values()), taken),
-        outputs=_named(halves, [halves[0].outputs[name] for name in outputs], ends),
+        inputs=_disambiguate(halves, list(halves[0].inputs.values()), taken),
+        outputs=_disambiguate(halves, [halves[0].outputs[name] for name in outputs], ends),
     )
     parameters = sorted((spec for half in halves for spec in half.message.parameters), key=lambda spec: str(spec.name))
     tables = [table for half in halves for table in half.message.tables]
@@ -140,7 +140,7 @@ def _check(first: _Half, second: _Half, inputs: Mapping[str, str], outputs: Coll
             )
 
 
-def _named(halves: list[_Half], *ends: list[Any]) -> list[graph_pb2.Endpoint]:
+def _disambiguate(halves: list[_Half], *ends: list[Any]) -> list[graph_pb2.Endpoint]:
     """The endpoints of both halves, with a prefix before names that both have."""
     shared = {end.name for end in ends[0]} & {end.name for end in ends[1]}
     for half, ends_of_half in zip(halves, ends, strict=True):

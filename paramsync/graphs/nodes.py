@@ -62,7 +62,7 @@ def _known_ops() -> tf.Graph:
     return tf.Graph()  # an empty graph knows all ops
 
 
-def counted(node: Any, arguments: Iterable[Any]) -> Iterator[tuple[Any, int]]:
+def argument_counts(node: Any, arguments: Iterable[Any]) -> Iterator[tuple[Any, int]]:
     """Each of `arguments`, an op's `input_arg` or `output_arg`, with its number of tensors in the node."""
     for argument in arguments:
         if argument.number_attr:
@@ -73,7 +73,7 @@ def counted(node: Any, arguments: Iterable[Any]) -> Iterator[tuple[Any, int]]:
 
 def argument_at(node: Any, arguments: Iterable[Any], place: int) -> tuple[Any, int] | None:
     """The argument of the tensor at this place among all, and the tensor's place within the argument."""
-    for argument, count in counted(node, arguments):
+    for argument, count in argument_counts(node, arguments):
         if place < count:
             return argument, place
         place -= count
@@ -85,7 +85,7 @@ def port_of(node: Any, result: str, functions: Mapping[str, Any]) -> int:
     name, _, position = result.partition(":")
     op = functions[node.op].signature if node.op in functions else definition(node.op)
     port = int(position or 0)
-    for argument, count in counted(node, () if op is None else op.output_arg):
+    for argument, count in argument_counts(node, () if op is None else op.output_arg):
         if argument.name == name:
             return port
         port += count

@@ -1,8 +1,15 @@
-"""Puts parameters, given by name or in a checkpoint, in the order of a graph, after checking that they fit."""
+"""Puts parameters, given by name or in a checkpoint, in the order of a graph, after checking that they fit.
+
+A checkpoint's objects may be nested differently than the graph's: the key of a variable is the shortest path to it, an
+optimizer adds shorter paths, a Checkpoint around the model makes longer ones, and an export has paths of its own.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +17,17 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
+from google.protobuf.message import DecodeError
+from tensorflow.core.protobuf import trackable_object_graph_pb2
 
 from paramsync.checkpoint.data_file import ALIGNMENT
 from paramsync.checkpoint.reader import Bundle
+from paramsync.errors import ParameterError
 from paramsync.graphs.graph import Graph
-from paramsync.graphs.object_paths import keys_of
 from paramsync.graphs.specs import check
 from paramsync.graphs.specs import located as _located
+from paramsync.host.files import shown
+from paramsync.tensorbundle.index import OBJECT_GRAPH
 
 
 def arrange(graph: Graph, values: Mapping[str, Any], *, where: str = "the graph") -> tuple[tf.Tensor, ...]:
@@ -95,6 +106,120 @@ def _can_share(array: npt.NDArray[np.generic]) -> bool:
         ((array.dtype.isbuiltin == 1 and array.dtype.kind in "biufc") or array.dtype == _BFLOAT16)
         and array.size
         and array.flags.c_contiguous
-        and array.flags.writeable  # numpy does not export what it may not write
+        and array.flags.writeable  # numpy does not export read-only arrays
         and array.ctypes.data % ALIGNMENT == 0
     )
+
+
+# Keys in checkpoints of TensorFlow 2 ----------------------------------------------------------------------------------
+
+_ATTRIBUTES = "/.ATTRIBUTES/"
+_UNNAMED = re.compile(r"(Variable(_\d+)?)?")  # TensorFlow's names for variables without one
+_TRIED = 2_000_000  # paths, from objects other than the root
+
+
+def keys_of(bundle: Bundle, names: Iterable[str], called: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Find the checkpoint's keys for these names, which are keys of another checkpoint.
+
+    1. The name itself, or the key of the variable at the end of its path from the root.
+    2. Unless these find all: the keys at the ends of all paths from another object, if exactly one object has all.
+    3. Else the keys of the variables with the same framework names, given in `called`, if these are unique.
+
+    Raises ParameterError if several objects have all paths, CorruptCheckpointError.
+    """
+    names = list(names)
+    keys = {name: name for name in names if name in bundle.entries}
+    if len(keys) == len(names) or OBJECT_GRAPH not in bundle.entries:
+        return keys
+    nodes = _nodes(bundle)
+    if nodes is None:
+        return keys
+    ways = Ways(nodes)
+    from_root = {name: ways.key(name) for name in names if name not in keys}
+    keys |= {name: key for name, key in from_root.items() if key in bundle.entries}
+    if len(keys) == len(names):
+        return keys
+    return _from_elsewhere(bundle, ways, names) or _by_call(bundle, nodes, names, called or {}) or keys
+
+
+class Ways:
+    """The objects of a checkpoint or a SavedModel, found by their paths."""
+
+    def __init__(self, nodes: Sequence[Any]) -> None:
+        self.nodes = nodes
+        self._children: dict[int, Mapping[str, int]] = {}  # of visited nodes
+
+    def node(self, name: str, start: int = 0) -> int | None:
+        """The number of the node at the end of the path in a key."""
+        at = start
+        for step in name.partition(_ATTRIBUTES)[0].split("/"):
+            following = self.children(at).get(_local(step))
+            if following is None:
+                return None
+            at = following
+        return at if 0 <= at < len(self.nodes) else None
+
+    def children(self, at: int) -> Mapping[str, int]:
+        if not 0 <= at < len(self.nodes):
+            return {}
+        if at not in self._children:
+            self._children[at] = {child.local_name: child.node_id for child in self.nodes[at].children}
+        return self._children[at]
+
+    def key(self, name: str, start: int = 0) -> str:
+        """The key of the variable at the end of the path in `name`, or ""."""
+        at = self.node(name, start)
+        attributes = () if at is None else self.nodes[at].attributes
+        wanted = name.partition(_ATTRIBUTES)[2]
+        return next((attribute.checkpoint_key for attribute in attributes if attribute.name == wanted), "")
+
+
+def _nodes(bundle: Bundle) -> Sequence[Any] | None:
+    bundle.verify([OBJECT_GRAPH])
+    try:
+        content = bundle.array(OBJECT_GRAPH).item()
+        nodes: Sequence[Any] = trackable_object_graph_pb2.TrackableObjectGraph.FromString(content).nodes
+    except (DecodeError, ValueError, TypeError):
+        return None
+    return nodes
+
+
+def _from_elsewhere(bundle: Bundle, ways: Ways, names: Sequence[str]) -> dict[str, str]:
+    """The keys of all names, with paths from one object other than the root; none without such an object."""
+    candidates: dict[tuple[str, ...], int] = {}
+    left = _TRIED
+    for start in _starts(ways, names):
+        keys = list(takewhile(bundle.entries.__contains__, (ways.key(name, start) for name in names)))
+        if len(keys) == len(names):
+            candidates.setdefault(tuple(keys), start)
+        if len(candidates) > 1:
+            some = " and ".join(f"{shown(keys_there[0])}, ..." for keys_there in candidates)
+            raise ParameterError(
+                str(bundle.prefix), expected=f"one object with {shown(names[0])}, ...", found=f"several: {some}"
+            )
+        left -= len(keys) + 1
+        if left < 0:
+            return {}
+    return dict(zip(names, next(iter(candidates)), strict=True)) if candidates else {}
+
+
+def _starts(ways: Ways, names: Sequence[str]) -> Iterator[int]:
+    first = _local(names[0].partition("/")[0])
+    return (at for at in range(1, len(ways.nodes)) if first in ways.children(at))
+
+
+def _by_call(bundle: Bundle, nodes: Sequence[Any], names: Sequence[str], called: Mapping[str, str]) -> dict[str, str]:
+    keys: defaultdict[str, set[str]] = defaultdict(set)
+    for node in nodes:
+        for attribute in node.attributes:
+            if not _UNNAMED.fullmatch(attribute.full_name) and attribute.checkpoint_key in bundle.entries:
+                keys[attribute.full_name].add(attribute.checkpoint_key)
+    full_names = [called.get(name, "") for name in names]
+    if len(set(full_names)) != len(names) or not all(len(keys.get(name, ())) == 1 for name in full_names):
+        return {}
+    return {name: next(iter(keys[full_name])) for name, full_name in zip(names, full_names, strict=True)}
+
+
+def _local(step: str) -> str:
+    """Unescape one step of a key's path."""
+    return re.sub(r"\.(.)", lambda escaped: "/" if escaped[1] == "S" else escaped[1], step)

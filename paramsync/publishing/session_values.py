@@ -18,8 +18,7 @@ from paramsync.errors import GraphError, PublishError, SettingsError
 from paramsync.graphdef.reading import full
 from paramsync.graphs.draft import Parameter, PartRange, finish
 from paramsync.graphs.graph import Graph
-from paramsync.graphs.sources.saver_names import saved_by
-from paramsync.graphs.sources.v1_graphs import draft_of_tensors
+from paramsync.graphs.sources.v1_graphs import draft_of_tensors, saved_by
 from paramsync.publishing.write_behind import PIECE, divide
 from paramsync.tensorbundle.index import assemble
 

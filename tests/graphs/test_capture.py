@@ -50,16 +50,6 @@ def test_reads_in_nested_functions_lookups_and_captured_constants_are_lifted() -
     assert [spec.name.split("/")[0] for spec in captured.graph.parameters] == ["scale", "table"]
 
 
-def test_parameters_have_the_keys_that_tensorflow_saves_them_under(tmp_path: Path) -> None:
-    model = mlp()
-    model.compile("adam", "mse")
-    captured = capture(model)
-    tf.train.Checkpoint(model).write(str(tmp_path / "stock"))
-    saved = tf.train.load_checkpoint(str(tmp_path / "stock"))
-    for spec, variable in zip(captured.graph.parameters, captured.variables, strict=True):
-        np.testing.assert_array_equal(saved.get_tensor(spec.name), variable.numpy())
-
-
 def test_the_object_graph_is_tensorflows_less_what_is_not_published(tmp_path: Path) -> None:
     model = mlp()
     model.compile("adam", "mse")

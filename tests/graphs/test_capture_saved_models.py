@@ -43,16 +43,6 @@ def test_a_saved_model_is_captured_without_its_weights_under_the_keys_of_its_che
         capture(tmp_path / "saved", signatures=["other"])
 
 
-def test_what_was_loaded_from_a_saved_model_is_captured_with_its_live_variables(tmp_path: Path) -> None:
-    module = Encoder()
-    tf.saved_model.save(module, tmp_path / "saved", signatures={"score": module.score})
-    captured = capture(tf.saved_model.load(tmp_path / "saved"))
-    values = [variable.read_value() for variable in captured.variables]
-    x = tf.random.normal((2, 4))
-    found = captured.graph(values, {"given": x}, signature="score")
-    np.testing.assert_array_equal(found["output_0"], module.score(x))
-
-
 @pytest.mark.parametrize("content", [None, b"", b"\xff" * 100], ids=["none", "empty", "garbage"])
 def test_a_folder_that_is_no_saved_model_is_refused(tmp_path: Path, content: bytes | None) -> None:
     if content is not None:

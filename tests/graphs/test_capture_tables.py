@@ -157,7 +157,7 @@ def test_an_asset_outside_the_assets_is_refused(tmp_path: Path, name: str) -> No
     asset.filename = name
     packed.Pack(asset)
     (directory / "saved_model.pb").write_bytes(saved.SerializeToString())
-    with pytest.raises(GraphError, match=r"expected assets in its own folder|found a symbolic link"):
+    with pytest.raises(GraphError, match="expected a file in the folder assets"):
         SavedModel(directory).draft()
 
 
@@ -166,14 +166,6 @@ def test_an_asset_that_is_not_there_is_named(tmp_path: Path) -> None:
     (directory / "assets" / "vocabulary.txt").unlink()
     with pytest.raises(GraphError, match=r"vocabulary\.txt: expected a file"):
         saved_graph(directory)
-
-
-def test_a_table_that_nothing_fills_is_refused_by_name() -> None:
-    with tf.Graph().as_default():
-        text = v1.placeholder(tf.string, (None,), name="text")
-        y = tf.lookup.experimental.MutableHashTable(tf.string, tf.int64, -1, name="counts").lookup(text)
-    with pytest.raises(GraphError, match="nothing in the graph fills the table 'counts"):
-        draft_of_tensors([text], [y])
 
 
 def test_a_table_that_only_a_saver_fills_is_refused_in_one_line() -> None:

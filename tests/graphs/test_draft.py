@@ -117,22 +117,6 @@ def test_loops_of_two_signatures_with_nodes_of_their_own_do_not_run_as_one() -> 
     assert found([], {"double": tf.constant(3.0)}, signature="inner")["y"] == 6561
 
 
-def test_a_parameter_can_be_an_output_and_an_input_too(trained: Trained) -> None:
-    graph = finish(trained.draft(f=({"x": trained.batch}, {"x": trained.batch, "bias": trained.bias._variable})))
-    (bias,) = trained.parameters(graph)
-    found = graph([bias], {"x": trained.x}, signature="f")
-    np.testing.assert_array_equal(found["bias"], bias)
-    np.testing.assert_array_equal(found["x"], trained.x)
-
-
-def test_an_input_that_its_source_declares_is_kept_although_nothing_reads_it(trained: Trained) -> None:
-    inputs = {"x": trained.batch, "hidden": trained.hidden}
-    draft = trained.draft(serving_default=(inputs, {"scores": trained.scores}))
-    graph = Graph.from_bytes(finish(replace(draft, unused_inputs=True)).to_bytes())
-    given = {"x": trained.x, "hidden": tf.constant(trained.hidden_value)}
-    np.testing.assert_array_equal(graph(trained.parameters(graph), given)["scores"], trained.expected)
-
-
 def test_a_placeholder_that_nobody_feeds_is_named_and_one_with_a_default_keeps_it() -> None:
     with tf.Graph().as_default() as graph:
         x, rate = v1.placeholder(tf.float32, (2,), name="x"), v1.placeholder(tf.float32, (), name="rate")

@@ -13,7 +13,6 @@ import tensorflow as tf
 
 from paramsync.errors import GraphError, ParameterError
 from paramsync.graphs.capturing import capture
-from paramsync.graphs.graph import Graph
 from paramsync.graphs.surgery import connect
 from tests.support.control_flow import control_flow
 from tests.support.programs import ROOT
@@ -106,37 +105,6 @@ def test_one_graph_may_be_there_twice_as_a_message_and_with_the_folder_of_its_ch
     np.testing.assert_array_equal(first, second)
 
 
-class Half(tf.Module):
-    def __init__(self, rows: int, columns: int) -> None:
-        super().__init__()
-        self.weights = tf.Variable(tf.random.normal((rows, columns)))
-        self.rows = rows
-
-    @tf.function
-    def __call__(self, x: tf.Tensor) -> dict[str, tf.Tensor]:
-        return {"y": tf.tanh(x @ self.weights)}
-
-
-def captured(half: Half) -> Graph:
-    return capture(half, inputs=[tf.TensorSpec([None, half.rows], name="x")]).graph
-
-
-def test_graphs_with_object_based_checkpoints_are_connected(tmp_path: Path) -> None:
-    halves = [Half(4, 5), Half(5, 3)]
-    sources: list[Any] = []
-    for at, half in enumerate(halves):
-        sources.append((captured(half), tf.train.Checkpoint(half).write(str(tmp_path / str(at)))))
-    with tf.Graph().as_default() as graph:
-        both = connect(sources, {"x": "y"}, scopes=["one", "two"])
-        assert len(v1.trainable_variables()) == 2
-        (gradient,) = tf.gradients(both.outputs["two/y"], v1.trainable_variables()[:1])
-        with v1.Session(graph=graph) as session:
-            both.initialise(session)
-            found, _ = session.run([both.outputs["two/y"], gradient], {both.inputs["one/x"]: DATA})
-    wanted = halves[1](halves[0](tf.constant(DATA))["y"])["y"]
-    np.testing.assert_allclose(found, wanted.numpy(), rtol=1e-5)
-
-
 class Words(tf.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -149,16 +117,32 @@ class Words(tf.Module):
         return {"rows": tf.gather(self.rows, self.table.lookup(words))}
 
 
-def test_a_graph_with_a_table_is_connected_with_the_tables_contents(tmp_path: Path) -> None:
-    words = Words()
-    checkpoint = tf.train.Checkpoint(words).write(str(tmp_path / "words"))
-    pure = capture(words).graph
+class Scores(tf.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = tf.Variable(tf.random.normal((4, 3)))
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 4], name="x")])
+    def __call__(self, x: tf.Tensor) -> dict[str, tf.Tensor]:
+        return {"y": tf.tanh(x @ self.weights)}
+
+
+def test_captured_graphs_are_connected_with_their_tables_and_object_based_checkpoints(tmp_path: Path) -> None:
+    modules: dict[str, Any] = {"words": Words(), "scores": Scores()}
+    sources = [
+        (capture(module).graph, tf.train.Checkpoint(module).write(str(tmp_path / name)))
+        for name, module in modules.items()
+    ]
     with tf.Graph().as_default() as graph:
-        alone = connect([(pure, checkpoint)])
+        both = connect(sources, {"x": "rows"}, scopes=list(modules))
+        assert len(v1.trainable_variables()) == 2
+        (gradient,) = tf.gradients(both.outputs["scores/y"], v1.trainable_variables()[:1])
+        gradient = tf.convert_to_tensor(gradient)
         with v1.Session(graph=graph) as session:
-            alone.initialise(session)
-            found = session.run(alone.outputs["graph1/rows"], {alone.inputs["graph1/words"]: ["b", "c", "a"]})
-    np.testing.assert_array_equal(found, words.rows.numpy()[[1, 2, 0]])
+            both.initialise(session)
+            found, _ = session.run([both.outputs["scores/y"], gradient], {both.inputs["words/words"]: ["b", "c", "a"]})
+    wanted = modules["scores"](modules["words"](tf.constant(["b", "c", "a"]))["rows"])["y"]
+    np.testing.assert_allclose(found, wanted.numpy(), rtol=1e-5)
 
 
 def test_a_saver_that_renames_variables_names_the_keys(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ either kind too. An op that cannot use a value with the same result is refused b
 
 from __future__ import annotations
 
-import heapq
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -104,7 +103,7 @@ class _Library:
                 function.attr.pop(name, None)
         self._lifted: dict[object, tuple[str, dict[int, _Value]]] = {}
 
-    def lifted(self, name: str, arguments: Mapping[int, _Value]) -> tuple[str, dict[int, _Value]]:
+    def lift(self, name: str, arguments: Mapping[int, _Value]) -> tuple[str, dict[int, _Value]]:
         """The name of a copy that takes values at these positions, and its results that are values."""
         key = (name, *sorted((position, value.dtype.name, value.seed) for position, value in arguments.items()))
         if key not in self._lifted:
@@ -168,32 +167,30 @@ class _Body:
 
     def _follow(self, values: Mapping[str, _Value]) -> dict[str, _Value]:
         """Find all tensors that carry variables. v1 loops pass them in circles, and nodes come in no order."""
-        consumers: dict[str, list[tuple[int, Any, int]]] = defaultdict(list)
-        for at, node in enumerate(self._nodes):
+        consumers: dict[str, list[tuple[Any, int]]] = defaultdict(list)
+        for node in self._nodes:
             for position, tensor in enumerate(node.input):
                 if not tensor.startswith("^"):
-                    consumers[tensor if self._in_function else full(tensor)].append((at, node, position))
+                    consumers[tensor if self._in_function else full(tensor)].append((node, position))
         reached = dict(values)
         waiting = list(reached)
-        calls: list[tuple[int, str]] = []  # calls that take more values than when last seen, earliest first
-        pending: set[str] = set()  # their names
+        calls: dict[str, None] = {}  # calls that take more values than when last seen
         while waiting or calls:
-            if not waiting:
-                _, name = heapq.heappop(calls)
-                pending.remove(name)
-                passed = self._call_results(*self._taken[name])
-            else:
+            passed: list[tuple[str, _Value]] = []
+            if waiting:
                 tensor = waiting.pop()
-                passed = []
-                for at, node, position in consumers[tensor]:
+                for node, position in consumers[tensor]:
                     if self._reads_reference(node, position, reached[tensor]):
                         continue
                     self._taken.setdefault(node.name, (node, {}))[1][position] = reached[tensor]
-                    if not self._is_call(node):
+                    if self._is_call(node):
+                        calls[node.name] = None
+                    else:
                         passed += self._passed(node, position, reached[tensor])
-                    elif node.name not in pending:
-                        pending.add(node.name)
-                        heapq.heappush(calls, (at, node.name))
+            else:  # a call is looked at once all values that reach it otherwise are known
+                name = next(iter(calls))
+                del calls[name]
+                passed += self._call_results(*self._taken[name])
             for tensor, value in passed:
                 if tensor not in reached:
                     reached[tensor] = value
@@ -220,14 +217,14 @@ class _Body:
         call = CALLS.get(node.op)
         if call is None:
             signature = self._library.functions[node.op].signature
-            results = self._library.lifted(node.op, taken)[1]
+            results = self._library.lift(node.op, taken)[1]
             return [(self._result(node.name, signature.output_arg[at].name, 0, at), results[at]) for at in results]
         arguments = {position - call.first: value for position, value in taken.items()}
         if min(arguments) < 0:
             raise _impure(node, "decides by a variable's handle")
         results = {}
         for name in functions(node):
-            results |= self._library.lifted(name, arguments)[1]
+            results |= self._library.lift(name, arguments)[1]
         return [(self._result(node.name, "output", at, at), value) for at, value in results.items()]
 
     def _rewrite(self, node: Any, taken: Mapping[int, _Value]) -> None:
@@ -289,10 +286,10 @@ class _Body:
         node.ClearField("experimental_type")
         call = CALLS.get(node.op)
         if call is None:
-            node.op = self._library.lifted(node.op, taken)[0]
+            node.op = self._library.lift(node.op, taken)[0]
             return
         arguments = {position - call.first: value for position, value in taken.items()}
-        lifted = [self._library.lifted(name, arguments) for name in functions(node)]
+        lifted = [self._library.lift(name, arguments) for name in functions(node)]
         set_functions(node, [name for name, _ in lifted])
         results = arguments if call.loop else lifted[0][1]
         for attribute, passed in ((call.arguments, arguments), (call.results, results)):

@@ -157,7 +157,6 @@ def purify(graph_def: Any) -> None:
 
     def keeps_state(name: str) -> bool:
         if name not in stateful:
-            stateful[name] = True  # for one that calls itself, any answer will do
             if name in library:
                 stateful[name] = any(map(is_stateful, library[name]))
             else:

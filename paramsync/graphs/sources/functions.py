@@ -25,14 +25,14 @@ def trace(function: Any, inputs: Any = None, *, what: str = "the function") -> T
     if isinstance(function, tf.types.experimental.ConcreteFunction):
         if inputs is not None:
             raise GraphError(f"{what} has its inputs already: leave inputs= out")
-        return named(function)
+        return _name_ends(function)
     if not hasattr(function, "get_concrete_function"):
         raise GraphError(f"{what} cannot be captured: it must be a tf.function with an input_signature")
     try:
         if isinstance(inputs, Mapping):
-            return named(function.get_concrete_function(**inputs))
+            return _name_ends(function.get_concrete_function(**inputs))
         arguments = [inputs] if isinstance(inputs, tf.TypeSpec) else inputs
-        return named(function.get_concrete_function(*(arguments or ())))
+        return _name_ends(function.get_concrete_function(*(arguments or ())))
     except (TypeError, ValueError) as error:
         raise GraphError(
             f"{what} cannot be captured: it must be a tf.function with an input_signature, or inputs= must say what"
@@ -56,7 +56,7 @@ def trace_anew(function: Any, inputs: Any = None, *, what: str = "the function",
     return trace(tf.function(code, input_signature=function.input_signature), inputs, what=what)
 
 
-def named(function: Any) -> Trace:
+def _name_ends(function: Any) -> Trace:
     """The trace of a ConcreteFunction: inputs have the names of its arguments, outputs the keys of its result."""
     count = len(function.inputs) - len(function.captured_inputs)
     inputs = [name for path, spec in _arguments(function) for name in components(path, spec)]

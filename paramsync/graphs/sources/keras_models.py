@@ -38,20 +38,20 @@ def trace(model: keras.layers.Layer, inputs: Any = None) -> Trace:
     """
     _refuse_state(model)
     if inputs is not None:
-        return _traced(model, _given(model, inputs))
+        return _trace_call(model, _given(model, inputs))
     if getattr(model, "inputs", None):
-        return _symbolically_traced(model)
+        return _trace_symbolically(model)
     arguments = _built(model)
-    traced = _traced(model, arguments)
+    traced = _trace_call(model, arguments)
     corrected = _misread(traced)  # Keras does not record the dtypes
     return (
-        _traced(model, tf.nest.map_structure(lambda leaf: corrected.get(leaf.name, leaf), arguments))
+        _trace_call(model, tf.nest.map_structure(lambda leaf: corrected.get(leaf.name, leaf), arguments))
         if corrected
         else traced
     )
 
 
-def _traced(model: keras.layers.Layer, arguments: tuple[Sequence[Any], Mapping[str, Any]]) -> Trace:
+def _trace_call(model: keras.layers.Layer, arguments: tuple[Sequence[Any], Mapping[str, Any]]) -> Trace:
     """Trace with these arguments, positional and by name. Each leaf is an _Input."""
     specs = [leaf for _, leaf in leaves(arguments)]
 
@@ -112,7 +112,7 @@ def _called_with_training(model: Any) -> Iterator[keras.Operation]:
                     yield node.operation
 
 
-def _symbolically_traced(model: keras.Model) -> Trace:
+def _trace_symbolically(model: keras.Model) -> Trace:
     """Trace a functional or sequential model.
 
     A sequential model that was built by its first call has the size of that batch in its input.
@@ -121,8 +121,8 @@ def _symbolically_traced(model: keras.Model) -> Trace:
     if isinstance(model, keras.Sequential) and isinstance(inputs.spec, tf.TensorSpec) and inputs.spec.shape.rank:
         of_any_size = tf.TensorSpec((None, *inputs.spec.shape[1:]), inputs.spec.dtype)
         with suppress(GraphError):  # a model that computes with that size
-            return _traced(model, ([_Input(inputs.name, of_any_size)], {}))
-    return _traced(model, ([inputs], {}))
+            return _trace_call(model, ([_Input(inputs.name, of_any_size)], {}))
+    return _trace_call(model, ([inputs], {}))
 
 
 def _symbolic(model: keras.Model) -> Any:

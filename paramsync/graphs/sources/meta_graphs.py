@@ -24,8 +24,6 @@ from paramsync.graphs.specs import DEFAULT_SIGNATURE
 from paramsync.host import files
 from paramsync.v1 import graph_pb2
 
-_SCALARS = 24  # the version from which a placeholder of shape [] is a scalar; before, it is of any shape
-
 Ends = Sequence[str] | Mapping[str, str]
 """Names of tensors ("x" or "x:0"), or these by the names that callers use."""
 
@@ -113,10 +111,8 @@ def _input(graph: V1Graph, meta: Any, name: str, tensor: str) -> graph_pb2.Endpo
 
 def _shape(meta: Any, node: Any, port: int) -> Any:
     if node.op.startswith("Placeholder") and "shape" in node.attr:
-        shape = node.attr["shape"].shape
-        if meta.graph_def.versions.producer >= _SCALARS or shape.dim:
-            return shape
-    elif "_output_shapes" in node.attr and port < len(node.attr["_output_shapes"].list.shape):
+        return node.attr["shape"].shape
+    if "_output_shapes" in node.attr and port < len(node.attr["_output_shapes"].list.shape):
         return node.attr["_output_shapes"].list.shape[port]
     return tf.TensorShape(None).as_proto()
 

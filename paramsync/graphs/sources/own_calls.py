@@ -16,7 +16,7 @@ from paramsync.errors import GraphError
 from paramsync.graphdef.reading import every_node
 from paramsync.graphs.graph import Graph
 from paramsync.graphs.sources.functions import reason
-from paramsync.graphs.sources.traces import Trace
+from paramsync.graphs.sources.traces import Own, Trace
 from paramsync.graphs.specs import described
 
 _log = logging.getLogger("paramsync.graphs")
@@ -37,40 +37,40 @@ def compare(graph: Graph, signature: str, trace: Trace, values: Sequence[tf.Tens
     """
     if trace.own is None or graph.stochastic or not tf.executing_eagerly():
         return
-    inputs, expected = _called(trace, signature)
+    inputs, expected = _called(trace.own, signature)
     if expected is None:
         return
     try:
         outputs = graph(values, dict(zip(trace.inputs, inputs, strict=True)), signature=signature)
     except (tf.errors.OpError, ValueError, TypeError) as error:
-        raise GraphError(_otherwise(trace, f"its graph cannot compute what the model does: {reason(error)}")) from error
+        raise GraphError(
+            _otherwise(trace.own, f"its graph cannot compute what the model does: {reason(error)}")
+        ) from error
     rounding = max((_ROUNDING.get(dtype, _OTHER_ROUNDING) for dtype in _dtypes(graph)), default=_OTHER_ROUNDING)
     for name, wanted in zip(trace.outputs, expected, strict=True):
         if name in outputs and (difference := _difference(name, outputs[name], wanted, rounding)):
-            raise GraphError(_otherwise(trace, difference))
+            raise GraphError(_otherwise(trace.own, difference))
 
 
-def _called(trace: Trace, signature: str) -> tuple[list[tf.Tensor], list[tf.Tensor] | None]:
+def _called(own: Own, signature: str) -> tuple[list[tf.Tensor], list[tf.Tensor] | None]:
     """The tensors of made up inputs, and the model's results; None if it cannot compute them."""
-    assert trace.own is not None
     why = ""
-    for sizes in _SIZES if any(None in (spec.shape or ()) for spec in trace.own.specs) else _SIZES[:1]:
+    for sizes in _SIZES if any(None in (spec.shape or ()) for spec in own.specs) else _SIZES[:1]:
         try:
-            inputs = [_made_up(spec, sizes, np.random.default_rng(0)) for spec in trace.own.specs]
-            results = tf.nest.flatten(trace.own.call(*inputs), expand_composites=True)
+            inputs = [_made_up(spec, sizes, np.random.default_rng(0)) for spec in own.specs]
+            results = tf.nest.flatten(own.call(*inputs), expand_composites=True)
             tensors = [tf.convert_to_tensor(result) for result in results if result is not None]
         except Exception as error:  # noqa: BLE001, the model may well compute real inputs
             why = reason(error)
         else:
             return tf.nest.flatten(inputs, expand_composites=True), tensors
-    _log.debug("%s of %s was not compared with its own call: %s", signature, trace.own.name, why)
+    _log.debug("%s of %s was not compared with its own call: %s", signature, own.name, why)
     return [], None
 
 
-def _otherwise(trace: Trace, difference: str) -> str:
-    assert trace.own is not None
+def _otherwise(own: Own, difference: str) -> str:
     return (
-        f"{trace.own.name} is traced otherwise than it is called: {difference}. Where Keras traces a layer wrongly"
+        f"{own.name} is traced otherwise than it is called: {difference}. Where Keras traces a layer wrongly"
         " whose sizes are not known, as it does TimeDistributed, say them: keras.Input((time, ...)), or inputs= as"
         " tf.TensorSpec; else leave out of call() what depends on how it is called. capture(..., compare=False) takes"
         " the graph as it is"
@@ -80,8 +80,8 @@ def _otherwise(trace: Trace, difference: str) -> str:
 def _difference(name: str, found: tf.Tensor, wanted: tf.Tensor, rounding: float) -> str:
     """The difference in one output, or ""."""
     if (found.dtype, found.shape) != (wanted.dtype, wanted.shape):
-        ours_described = described(found.dtype.name, tuple(found.shape))
-        return f"its graph gives {name!r} as {ours_described}, the model {_described_beside(found, wanted)}"
+        kinds = [described(tensor.dtype.name, tuple(tensor.shape)) for tensor in (found, wanted)]
+        return f"its graph gives {name!r} as {kinds[0]}, the model {kinds[1]}"
     ours, expected = found.numpy(), wanted.numpy()
     if not (found.dtype.is_floating or found.dtype.is_complex):
         return "" if np.array_equal(ours, expected) else f"{name!r} differs from what the model gives"
@@ -91,11 +91,6 @@ def _difference(name: str, found: tf.Tensor, wanted: tf.Tensor, rounding: float)
         return ""
     by = np.max(np.abs(ours - expected), initial=0.0, where=np.isfinite(ours - expected))
     return f"{name!r} differs from what the model gives, by up to {by:.3g} of {_scale(expected):.3g}"
-
-
-def _described_beside(found: tf.Tensor, wanted: tf.Tensor) -> str:
-    text = described(wanted.dtype.name, tuple(wanted.shape))
-    return text.partition(" ")[2] if found.dtype == wanted.dtype else text
 
 
 def _scale(array: Any) -> float:

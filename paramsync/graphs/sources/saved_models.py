@@ -22,7 +22,7 @@ from paramsync.graphs.draft import Draft, finish
 from paramsync.graphs.graph import Graph
 from paramsync.graphs.inlining import inlined
 from paramsync.graphs.nodes import PLAIN_CALLS, become, become_constant, leading_to, with_functions
-from paramsync.graphs.object_paths import Ways
+from paramsync.graphs.parameters import Ways
 from paramsync.graphs.safety import SAVED_MODEL, check_weight
 from paramsync.graphs.sources.meta_graphs import v1_graph
 from paramsync.graphs.sources.structures import components, endpoint, endpoint_of
@@ -53,7 +53,7 @@ class SavedModel:
         self._called: dict[str, str] = {}
         try:
             if not is_v1(saved):
-                self._keys = _Written(self._meta, directory).keys
+                self._keys = _Rewrite(self._meta, directory).keys
                 self._called = _called(self._meta, self._keys.values())
         except (LookupError, ValueError) as error:
             raise GraphError(f"{directory} is not a whole SavedModel: {error}") from error
@@ -190,7 +190,7 @@ def _called(meta: Any, keys: Iterable[str]) -> dict[str, str]:
     return {key: ways.nodes[number].variable.name for key, number in numbers.items() if number is not None}
 
 
-class _Written:
+class _Rewrite:
     """Changes a meta graph in place to one that fills its tables without functions; finds the `keys` of its variables.
 
     1. Calls of functions that only create a table are replaced by the table.
@@ -214,7 +214,7 @@ class _Written:
         meta.collection_def.clear()
         meta.collection_def[tf.compat.v1.GraphKeys.TABLE_INITIALIZERS].node_list.value.extend(self._fillers)
 
-    def _written_out(self, *calls: Any) -> Any:
+    def _inline(self, *calls: Any) -> Any:
         """Inline these calls of functions."""
         nodes = inlined(with_functions(self._meta.graph_def, calls), most=_MOST).graph_def.node
         for node in nodes:
@@ -226,7 +226,7 @@ class _Written:
         for call in self._nodes.values():
             creates = call.op in PLAIN_CALLS and list(call.attr["Tout"].list.type) == [tf.resource.as_datatype_enum]
             if creates and not call.input:
-                table = next((node for node in self._written_out(call) if node.op in TABLES), None)
+                table = next((node for node in self._inline(call) if node.op in TABLES), None)
                 if table is not None:
                     become(call, table.op)
                     for name, value in table.attr.items():
@@ -236,7 +236,7 @@ class _Written:
         call = self._nodes.get(self._meta.saver_def.restore_op_name)
         if call is None or call.op not in PLAIN_CALLS:
             return
-        nodes = {node.name: node for node in self._written_out(call)}
+        nodes = {node.name: node for node in self._inline(call)}
         for node in nodes.values():
             if node.op == "AssignVariableOp":
                 self.keys[origin(nodes, node.input[0])] = _restored(nodes, node.input[1])
@@ -275,7 +275,7 @@ class _Written:
     def _write_initialising(self) -> None:
         main = self._meta.signature_def[_MAIN].outputs if _MAIN in self._meta.signature_def else {}
         needed = leading_to(self._nodes, [f"^{node_of(end.name)}" for end in main.values()])
-        for node in self._written_out(*(call for call in needed if call.op in PLAIN_CALLS)):
+        for node in self._inline(*(call for call in needed if call.op in PLAIN_CALLS)):
             self._meta.graph_def.node.append(node)
             if node.op in FILLERS:
                 self._fillers.append(node.name)

@@ -108,13 +108,8 @@ class Asset:
             return files.content_beneath(self.directory, f"assets/{self.name}", limit=MAX_BYTES)
         except (FileNotFoundError, NotADirectoryError) as error:  # it may still be on its way
             raise UnfinishedMetaError(f"{shown(path)}: expected a file to fill a table from, found none") from error
-        except OSError as error:
-            raise GraphError(f"{shown(path)}: cannot be read: {error.strerror}") from error
-        except ValueError as error:
-            found = f"found {shown(self.name)}"
-            raise GraphError(f"{self.directory}: expected assets in its own folder, {found}") from error
-        except CorruptCheckpointError as error:  # which says what is there instead
-            raise GraphError(str(error)) from error
+        except (OSError, ValueError, CorruptCheckpointError) as error:
+            raise GraphError(f"{shown(path)}: expected a file in the folder assets: {shown(str(error))}") from error
 
 
 @dataclass(frozen=True, slots=True)

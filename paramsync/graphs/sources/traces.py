@@ -88,7 +88,7 @@ class _Merged:
         keys = {} if keys is None else keys
         self._keys = {id(_handles(variable)[0]): name for name, variable in keys.items()}
         self._whole = {id(handle): variable for variable in keys.values() for handle in _handles(variable)}
-        self._nodes: dict[int, str] = {}  # by the identity of what is captured
+        self._nodes: dict[int, str] = {}  # by the identity of the captured tensor
         self._functions: set[str] = set()
         self._bytes = 0
 

@@ -1,7 +1,6 @@
 """Surgery on live v1 graphs, by inputs and outputs: duplicate(), synchronise(), connect()."""
 
 from paramsync.graphs.surgery.connect import Connected, connect
-from paramsync.graphs.surgery.duplicate import Copy, duplicate
-from paramsync.graphs.surgery.synchronise import Synchronisation, synchronise
+from paramsync.graphs.surgery.duplicate import Copy, Synchronisation, duplicate, synchronise
 
 __all__ = ["Connected", "Copy", "Synchronisation", "connect", "duplicate", "synchronise"]

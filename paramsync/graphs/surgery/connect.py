@@ -113,9 +113,9 @@ def connect(
             copies.append(
                 duplicate(wanted, fed, scope=scopes[at], replace=replace, keep_seeds=True, graph=graph, device=device)
             )
-        return _connected(graph, names, copies, checkpoints, ends, [fed for _, fed in cuts])
+        return _put_together(graph, names, copies, checkpoints, ends, [fed for _, fed in cuts])
 
-    with tf.Graph().as_default() as aside:  # what fails there adds nothing to the target
+    with tf.Graph().as_default() as aside:  # a failure there adds nothing to the target
         build(aside, [(taker, stand_in(value, "given") if _is_of(target, value) else value) for taker, value in fixed])
     return build(target, fixed)
 
@@ -124,7 +124,7 @@ def _is_of(graph: tf.Graph, value: Any) -> bool:
     return isinstance(value, tf.Tensor | tf.Variable) and getattr(value, "graph", None) is graph
 
 
-def _connected(
+def _put_together(
     target: tf.Graph,
     names: _Names,
     copies: Sequence[Copy],

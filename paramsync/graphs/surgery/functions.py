@@ -43,7 +43,7 @@ _Spelling = Callable[[Any, str, str], str]
 
 
 def library_of(graph: tf.Graph, operations: Iterable[tf.Operation]) -> list[Any]:
-    """The functions these operations call, and those they call in turn."""
+    """The functions that these operations call, directly or not."""
     nodes = [operation.node_def for operation in operations]
     if not any(any(functions_of(node.attr)) or definition(node.op) is None for node in nodes):
         return []  # without asking the graph for its functions, which takes as long as asking for the whole graph
@@ -66,13 +66,13 @@ def make_own(
     `keep_seeds`. The nodes run on `device`, if it is given.
     """
     library = _Library(graph_def.library.function, scope, device=device, keep_seeds=keep_seeds)
-    nodes = library.inlined(graph_def.node, library.in_graph, whole)
+    nodes = library.inline(graph_def.node, library.spell_in_graph, whole)
     held = {
         name: _Held(dtype=node.attr["dtype"].type, shape=node.attr["shape"].shape)
         for name, node in ({node.name: node for node in nodes} | {**handles}).items()
         if node.op == "VarHandleOp"
     }
-    nodes += library.adapted(nodes, scope, held, in_function=False)
+    nodes += library.adapt(nodes, scope, held, in_function=False)
     del graph_def.node[:]
     graph_def.node.extend(nodes)
     kept = functions_called([*graph_def.library.function, *library.made], graph_def.node)
@@ -86,10 +86,10 @@ class _Library:
         self._functions = {function.signature.name: function for function in library}
         self._scope, self._device, self._keep_seeds = scope, device, keep_seeds
         self._number = next(_numbers)
-        self._own: dict[tuple[Any, ...], str] = {}  # by name, and what the passed handles hold
+        self._own: dict[tuple[Any, ...], str] = {}  # by name, and contents of the passed handles
         self.made: list[Any] = []
 
-    def inlined(self, nodes: Iterable[Any], spelling: _Spelling, whole: Collection[str] = ()) -> list[Any]:
+    def inline(self, nodes: Iterable[Any], spelling: _Spelling, whole: Collection[str] = ()) -> list[Any]:
         """The nodes, with plain calls replaced by the nodes of their functions."""
         flat = []
         waiting = [(node, frozenset[str]()) for node in nodes]
@@ -105,12 +105,12 @@ class _Library:
                 waiting += [(each, within | {name}) for each in inner]
         return flat
 
-    def in_graph(self, node: Any, name: str, result: str) -> str:
+    def spell_in_graph(self, node: Any, name: str, result: str) -> str:
         """The name of a tensor by its position among all results of the node."""
         port = port_of(node, result, self._functions)
         return f"{name}:{port}" if port else name
 
-    def adapted(self, nodes: Sequence[Any], place: str, held: Mapping[str, Any], *, in_function: bool) -> list[Any]:
+    def adapt(self, nodes: Sequence[Any], place: str, held: Mapping[str, Any], *, in_function: bool) -> list[Any]:
         """Change the nodes of the source to nodes of the copy. Returns nodes to add.
 
         `held` says, for each handle that they read, what its variable holds.
@@ -121,32 +121,32 @@ class _Library:
                 passed = [held.get(tensor) for tensor in data_inputs(node)[CALLS[node.op].first :]]
                 if node.op in PLAIN_CALLS and not in_function:  # TensorFlow has gradients for these
                     passed = [None] * len(passed)
-                set_functions(node, [self._made_own(name, passed) for name in functions(node)])
+                set_functions(node, [self._make_own(name, passed) for name in functions(node)])
         for node in (*nodes, *added):
             if self._device is not None:
                 node.device = self._device
         return added
 
-    def _made_own(self, name: str, passed: Sequence[Any]) -> str:
+    def _make_own(self, name: str, passed: Sequence[Any]) -> str:
         """The name of a function for this copy alone, whose arguments say what the passed handles hold."""
         key = (name, *(held.SerializeToString() if held else b"" for held in passed))
         if key not in self._own:
             self._own[key] = f"{name}__{self._number}_{len(self._own)}"
-            function = self._copied(name, self._own[key])
+            function = self._copy_function(name, self._own[key])
             handles = {}
             for argument, held in zip(function.signature.input_arg, passed, strict=True):
                 if held:
                     del argument.handle_data[:]
                     argument.handle_data.add().CopyFrom(held)
                     handles[argument.name] = held
-            nodes = self.inlined(function.node_def, _in_function)
-            nodes += self.adapted(nodes, f"{self._scope}/{name}", handles, in_function=True)
+            nodes = self.inline(function.node_def, _spell_in_function)
+            nodes += self.adapt(nodes, f"{self._scope}/{name}", handles, in_function=True)
             refuse_gradients(nodes)
             del function.node_def[:]
             function.node_def.extend(nodes)
         return self._own[key]
 
-    def _copied(self, name: str, copy: str) -> Any:
+    def _copy_function(self, name: str, copy: str) -> Any:
         function = type(self._functions[name])()
         function.CopyFrom(self._functions[name])
         function.signature.name = copy
@@ -154,7 +154,7 @@ class _Library:
         return function
 
 
-def _in_function(node: Any, name: str, result: str) -> str:
+def _spell_in_function(node: Any, name: str, result: str) -> str:
     return f"{name}:{result}"
 
 

@@ -44,7 +44,7 @@ class Replacements:
             if tensor.name in self._replaced:
                 also = "is among the inputs too" if self._replaced[tensor.name][1] is _INPUT else "has two replacements"
                 raise GraphError(f"replace: {tensor.name!r} {also}: say which is meant")
-            self._replaced[tensor.name] = tensor, _checked(tensor, value, target)
+            self._replaced[tensor.name] = tensor, _normalise(tensor, value, target)
 
     @property
     def given(self) -> set[str]:
@@ -177,7 +177,7 @@ def _variable_for(tensor: tf.Tensor, value: Any) -> tf.Tensor | None:
     return value.op.outputs[0] if same else None
 
 
-def _checked(tensor: tf.Tensor, value: Any, target: tf.Graph) -> Any:
+def _normalise(tensor: tf.Tensor, value: Any, target: tf.Graph) -> Any:
     """The replacement of a tensor: a tensor or variable of the target, or an array. Raises GraphError."""
     value = plain(value)
     if not isinstance(value, (tf.Tensor, tf.Variable)) or (isinstance(value, tf.Tensor) and hasattr(value, "numpy")):

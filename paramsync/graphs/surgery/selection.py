@@ -1,4 +1,4 @@
-"""Selects the operations to copy: walks from the outputs back to the inputs, then adds what initialises variables."""
+"""Selects the operations to copy: walks back from the outputs to the inputs, then adds initialisers of variables."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ class Selection:
             ends = ", ".join(output.name for output in outputs)
             raise GraphError(f"no output depends on {', '.join(map(repr, unread))}; the outputs: {ends}")
 
-    def add_what_initialises(self) -> None:
-        """Select what initialises own variables and tables, which may need more variables."""
+    def add_initialisers(self) -> None:
+        """Select the initialisers of own variables and tables, which may need more variables."""
         done: set[str] = set(self._values)
         while left := [name for name in self.operations if name not in done]:
             done.update(left)

@@ -17,7 +17,7 @@ from paramsync.graphdef.reading import every_node, node_of, reach, readers_of
 from paramsync.graphs.graph import Graph
 from paramsync.graphs.nodes import VARIABLES, definition
 from paramsync.graphs.sources.meta_graphs import read_meta
-from paramsync.graphs.sources.saver_names import parameters
+from paramsync.graphs.sources.v1_graphs import parameters
 from paramsync.graphs.specs import DEFAULT_SIGNATURE, Shape, from_proto
 from paramsync.graphs.surgery.functions import refuse_gradients
 from paramsync.graphs.surgery.variables import saved_as

@@ -1,4 +1,4 @@
-"""Variables of a live graph: finds the objects behind nodes and what initialises them, and copies them."""
+"""Variables of a live graph: finds the objects and initialisers behind nodes, and copies them."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def _kind(*, resource: bool) -> Any:
 
 
 def saved_as(name: str, variable: tf.Variable) -> tuple[str, tf.TensorShape]:
-    """A variable's key and shape in a checkpoint: of a part, those of the whole."""
+    """A variable's key and shape in a checkpoint. A part has those of the whole variable."""
     whole = variable._get_save_slice_info()
     return (name, variable.shape) if whole is None else (whole.full_name, tf.TensorShape(whole.full_shape))
 
