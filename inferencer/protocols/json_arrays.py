@@ -16,7 +16,7 @@ from paramsync import dtypes
 from paramsync.errors import InputError
 from paramsync.graphs.specs import TensorSpec
 
-from .json_reader import Body, LargeList, kind, parts
+from .json_reader import Body, kind
 
 Array = np.ndarray[Any, Any]
 
@@ -26,7 +26,9 @@ _SPACE = b" \t\n\v\f\r"
 _RANK = 32
 _DIGITS = 5  # are enough for any number of two bytes or one
 _STEP = 1 << 18  # characters of base64 that are decoded in one go
+_PART = 4096  # elements of a list that become an array in one go
 _VALUES = 1024  # are written in one go
+_BEYOND_INTEGERS = 1 << 63  # a whole number beyond 64 bits is read as a float
 _SMALL_STRINGS = 1 << 15  # bytes of strings in an answer that is small
 
 
@@ -41,10 +43,9 @@ def is_b64(value: Any) -> bool:
 def read(name: str, value: Any, spec: TensorSpec, body: Body) -> Array:
     """Numbers, booleans or strings in lists of one shape. Raises RequestError, NotImplementedError."""
     what = f"input {name!r}"
-    if isinstance(value, LargeList):
-        return joined(what, (read(name, part, spec, body) for part in parts(value, keep=spec.dtype == "string")))
-    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], LargeList):
-        return read(name, value[0], spec, body)[np.newaxis]
+    if isinstance(value, list) and len(value) > _PART:
+        parts = (value[at : at + _PART] for at in range(0, len(value), _PART))
+        return joined(what, (read(name, part, spec, body) for part in parts))
     shape, leaves = _flat(what, value)
     return _of_leaves(what, leaves, spec, body).reshape(shape)
 
@@ -84,6 +85,8 @@ def _of_leaves(what: str, leaves: Sequence[Any], spec: TensorSpec, body: Body) -
     kinds: set[type] = {bool} if dtype.kind == "b" else {int} if dtype.kind in "iu" else {int, float}
     if not kinds.issuperset(map(type, leaves)):
         wrong = next(leaf for leaf in leaves if type(leaf) not in kinds)
+        if isinstance(wrong, float) and abs(wrong) >= _BEYOND_INTEGERS:
+            raise _beyond(what, spec)
         found = f"{wrong!r}, a number with a fraction" if isinstance(wrong, float) else kind(wrong)
         raise InputError(what, expected=spec, found=found)
     try:

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import gc
-import json
 import random
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 import pytest
 from google.protobuf.message import DecodeError, Message
 from tensorflow_serving.apis import classification_pb2, inference_pb2, predict_pb2
 
-from inferencer.protocols.json_reader import Body, LargeList
 from inferencer.transport import partial_parsing
-from paramsync.errors import InputError, RequestError
+from paramsync.errors import InputError
 from paramsync.kserve import open_inference_pb2 as kserve_pb2
 from paramsync.rpc.tensor_proto import collected, from_array, packed
 
@@ -164,35 +161,3 @@ def test_a_large_message_that_is_damaged_is_what_it_is_when_it_is_read_at_once(m
         if found is not None:  # else it has a group, the one thing that protobuf reads and we do not
             assert expected is not None
             assert found.SerializeToString(deterministic=True) == expected.SerializeToString(deterministic=True)
-
-
-JSON = {
-    "numbers": lambda size: b'{"inputs": [' + b"0," * (size // 2) + b"0]}",
-    "numbers in one row": lambda size: b'{"instances": [[' + b"0," * (size // 2) + b"0]]}",
-    "lists": lambda size: b'{"inputs": [[' + b"[]," * (size // 3) + b"[]]]}",
-    "objects": lambda size: b'{"instances": [[' + b"{}," * (size // 3) + b"{}]]}",
-    "strings": lambda size: b'{"inputs": [' + b'"],",' * (size // 5) + b'""]}',
-}
-
-
-def _count(values: Any) -> int:
-    """Elements of the list, or of the only list in it. What they are is compared in test_rest_bodies.py."""
-    count, last = 0, None
-    for part in values.parts(keep=False) if isinstance(values, LargeList) else [values]:
-        count, last = count + len(part), part[-1]
-    return _count(last) if count == 1 else count
-
-
-@pytest.mark.parametrize("what", JSON)
-def test_a_large_body_holds_up_nobody_while_it_is_read(what: str) -> None:
-    content = JSON[what](2 * MB if what in ("objects", "strings") else 8 * MB)  # more of these is refused
-    with others_have_their_turn():
-        counts = {key: _count(value) for key, value in Body(content).fields.items()}
-    expected = json.loads(content)
-    assert counts == {key: _count(value) for key, value in expected.items()}
-
-
-@pytest.mark.parametrize("content", [b'{"inputs": ' + b"[" * MB, b'{"inputs": ' + b'{"a":' * MB])
-def test_levels_without_end_are_refused(content: bytes) -> None:
-    with pytest.raises(RequestError, match="more levels of it than anybody needs"):
-        Body(content)

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from inferencer.protocols.json_reader import LargeList
-
 HOSTILE = {
     "lists": b"[],",
     "lists in lists": b"[[[[]]]],",
@@ -46,14 +42,3 @@ def hostile(kind: str, size: int) -> bytes:
 
 
 KINDS = [*HOSTILE, "keys", "keys, one twice", "deep", "deep, many", "one string", "spaces"]
-
-
-def plain(value: Any) -> Any:
-    """All of it, read; without a difference between 1 and 1.0."""
-    if isinstance(value, LargeList):
-        return [plain(element) for part in value.parts() for element in part]
-    if isinstance(value, list):
-        return [plain(element) for element in value]
-    if isinstance(value, dict):
-        return {key: plain(element) for key, element in value.items()}
-    return float(value) if type(value) is int and abs(value) < 1 << 1000 else value

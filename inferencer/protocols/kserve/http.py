@@ -23,7 +23,7 @@ from paramsync.rpc.tensor_proto import TensorHeader
 from ...serving.served import Models
 from ...serving.specs import check_count
 from ..json_arrays import Array, nested, read, written
-from ..json_reader import Body, LargeList, elements, kind, parsed_bytes, text
+from ..json_reader import Body, kind, parsed_bytes, text
 from . import tensors
 from .infer import SIGNATURE, question_of, taken
 
@@ -146,9 +146,7 @@ class Infer:
             self._outputs[name] = given.get(_BINARY, self._binary) is True
         latest = None if request.model_version else self.take
         rest = memoryview(content)[end:]
-        question = question_of(request, resident, lambda heads: _arrays(heads, inputs, body, rest), latest)
-        body.check_unread()
-        return question
+        return question_of(request, resident, lambda heads: _arrays(heads, inputs, body, rest), latest)
 
     def write(self, question: Question, answer: Answer) -> tuple[bytes, Mapping[str, str]]:
         """The body and its headers. Raises InputError for what JSON cannot say."""
@@ -201,15 +199,13 @@ def _arrays(
 
 def _objects(what: str, values: Any) -> list[dict[str, Any]]:
     """The elements of a list, which are objects. Raises RequestError."""
-    if not isinstance(values, list | LargeList):
+    if not isinstance(values, list):
         raise InputError(what, expected="a list of objects", found=kind(values))
-    objects: list[dict[str, Any]] = []
-    for value in elements(values):
+    check_count(what, values)
+    for value in values:
         if not isinstance(value, dict):
             raise InputError(what, expected="a list of objects", found=f"{kind(value)} in it")
-        objects.append(value)
-        check_count(what, objects)
-    return objects
+    return values
 
 
 def _object(what: str, value: Any) -> dict[str, Any]:

@@ -22,8 +22,8 @@ from paramsync.inference.resident import Resident
 
 from ...serving.served import Models
 from ...serving.specs import answered, check_count
-from ..json_arrays import Array, count_values, is_b64, joined, listed, nested, pieces, read, string, written
-from ..json_reader import Body, LargeList, elements, kind, named, parsed_bytes, parts
+from ..json_arrays import Array, count_values, is_b64, listed, nested, pieces, read, string, written
+from ..json_reader import Body, kind, named, parsed_bytes
 from .classify import (
     CLASSIFY,
     OUTPUTS,
@@ -143,7 +143,6 @@ class RestPrediction:
             task = CLASSIFY if self._form == "classify" else REGRESS
             spec = model_pb2.ModelSpec(name=self.model, signature_name=name)
             question = question_of(task, resident, spec, examples(_examples(body)), latest)
-        body.check_unread()
         return question
 
     def write(self, question: Question, answer: Answer) -> tuple[bytes, Mapping[str, str]]:
@@ -173,20 +172,15 @@ def _form(resident: Resident, name: str, body: Body) -> str:
 
 def _of_rows(body: Body, specs: Mapping[str, TensorSpec]) -> dict[str, Array]:
     """The values of each input from those of each row."""
-    columns: dict[str, list[Array]] = {name: [] for name in specs}
-    keep, by_name, count = any(spec.dtype == "string" for spec in specs.values()), False, 0
-    for rows in parts(body.listed(_ROWS), keep=keep):
-        by_name = by_name or (not count and any(isinstance(row, dict) and not is_b64(row) for row in rows))
-        values = _by_name(rows, specs, count) if by_name else {_only(specs, _ROWS): rows}
-        for name, column in values.items():
-            columns[name].append(read(name, column, specs[name], body))
-        count += len(rows)
-    return {name: joined(f"input {name!r}", iter(arrays)) for name, arrays in columns.items()}
+    rows = body.listed(_ROWS)
+    by_name = any(isinstance(row, dict) and not is_b64(row) for row in rows)
+    columns = _by_name(rows, specs) if by_name else {_only(specs, _ROWS): rows}
+    return {name: read(name, column, specs[name], body) for name, column in columns.items()}
 
 
-def _by_name(rows: list[Any], specs: Mapping[str, TensorSpec], before: int) -> dict[str, list[Any]]:
-    """The values of each input in some rows, before which there are so many."""
-    for at, row in enumerate(rows, before):
+def _by_name(rows: list[Any], specs: Mapping[str, TensorSpec]) -> dict[str, list[Any]]:
+    """The values of each input, from those of each row."""
+    for at, row in enumerate(rows):
         if not isinstance(row, dict) or row.keys() != specs.keys():
             found = named(sorted(row)) if isinstance(row, dict) else kind(row)
             raise InputError(f"{_ROWS}, row {at}", expected=f"an object of {', '.join(specs)}", found=found or "none")
@@ -216,7 +210,7 @@ def _examples(body: Body) -> input_pb2.Input:
     if _CONTEXT in body.fields:
         into = request.example_list_with_context
         _example(_CONTEXT, body.fields[_CONTEXT], into.context)
-    for at, value in enumerate(elements(body.listed(_EXAMPLES))):
+    for at, value in enumerate(body.listed(_EXAMPLES)):
         _example(f"{_EXAMPLES}, number {at}", value, into.examples.add())
     return request
 
@@ -227,7 +221,7 @@ def _example(what: str, value: Any, example: example_pb2.Example) -> None:
     check_count(f"{what}, features", value)  # an example is written in one step, during which nobody else has the GIL
     example.features.SetInParent()
     for name, values in value.items():
-        some = list(elements(values)) if isinstance(values, list | LargeList) else [values]
+        some = values if isinstance(values, list) else [values]
         _feature(f"feature {shown(name)}", some, _entry(example, name))
 
 
