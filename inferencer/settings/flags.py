@@ -1,9 +1,16 @@
-"""The command line. Flags that are not given are absent from its result, so that a file may give them."""
+"""The options of the server and of its models: one table, which the command line and the file of models read.
+
+Flags that are not given are absent from the result, so that a file may give them.
+"""
 
 from __future__ import annotations
 
 import argparse
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from paramsync.program.flags import TOKEN_FILE_HELP, Parser, seconds, whole
 from paramsync.program.process import LOG_FORMATS
@@ -11,29 +18,132 @@ from paramsync.rpc.addresses import CONTROL_PORT, HOST, PREDICTIONS_PORT, REST_P
 
 from . import readers
 
-OF_MODELS = {
-    "inputs": "--inputs",
-    "outputs": "--outputs",
-    "graph": "--graph",
-    "verify": "--verify",
-    "serve_damaged": "--serve-damaged",
-    "resident": "--resident",
-    "allowed": "--allow-op",
-    "trust": "--trust",
-    "trainers": "--trainer",
-}
-"""Flags for all models of the command line (`--trainer` may name one), by their fields of ModelSettings."""
-
-VERIFICATIONS = ("auto", "checksums")
-read_resident = whole(1, 1000)
-read_poll = seconds(below=86400)
-GRPC_SERVERS = ("own", "grpcio")
 MOST_WORKERS = 64
-read_workers = whole(1, MOST_WORKERS)
-read_queue = whole(1, 1_000_000)
+read_poll = seconds(below=86400)
 read_rows = whole(1, 1_000_000)
-
 _MEGABYTES = whole(1, 2047)  # gRPC counts bytes in 32 bits
+
+
+def _megabytes(text: str) -> int:
+    """Megabytes, as bytes."""
+    return _MEGABYTES(text) << 20
+
+
+class Kind(enum.Enum):
+    """The type of a value in the file, which says how often a flag is given."""
+
+    TEXT = "text"
+    WHOLE = "a whole number"
+    NUMBER = "a number"
+    TEXTS = "a list of texts"
+    """A flag that may be repeated."""
+    SWITCH = "true or false"
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option of the server, or of a model."""
+
+    flag: str
+    read: Callable[[str], Any]
+    metavar: str
+    help: str
+    kind: Kind = Kind.TEXT
+    names: tuple[str, str] | None = None
+    """The field of Settings or ModelSettings, and the key in the file, if these differ from the flag's name."""
+    read_in_file: Callable[[str], Any] | None = None
+    """Reads a text of the file, if the flag takes another form."""
+
+    @property
+    def field(self) -> str:
+        return self.names[0] if self.names else self._name
+
+    @property
+    def key(self) -> str:
+        return self.names[1] if self.names else self._name
+
+    @property
+    def _name(self) -> str:
+        return self.flag.removeprefix("--").replace("-", "_")
+
+
+# fmt: off
+_TENSORS = "tensors, for stores that TensorFlow's Saver writes"
+OF_MODELS = (
+    Option("--inputs", readers.tensors, "x:0,...", _TENSORS, Kind.TEXTS, read_in_file=readers.tensor),
+    Option("--outputs", readers.tensors, "y:0,...", _TENSORS, Kind.TEXTS, read_in_file=readers.tensor),
+    Option("--graph", readers.path, "PATH",
+        "a graph file or the directory of a SavedModel, for checkpoints that come without a graph"),
+    Option("--verify", readers.one_of("auto", "checksums"), "auto|checksums",
+        "what is checked of a version before it serves: every byte, and every value at which the publisher did not look"
+        " (checksums); or that as well, unless its files are in this machine's memory as our publisher left them, or"
+        " were verified for the version that serves (auto, the default); what TensorFlow itself wrote is always checked"
+        " in full"),
+    Option("--serve-damaged", str, "",
+        "a version whose files were damaged after they were checked goes on answering where there is no other one;"
+        " without it answers fail with the reason", Kind.SWITCH),
+    Option("--resident", whole(1, 1000), "N",
+        "versions that stay in memory, the serving one among them: going back to one of them is immediate (default: 2)",
+        Kind.WHOLE),
+    Option("--allow-op", readers.op, "NAME",
+        "an op that a graph may use although it does more than compute, such as ReadFile; may be repeated",
+        Kind.TEXTS, names=("allowed", "allow_op")),
+    Option("--trust", readers.path, "KEYFILE",
+        "serve nothing but versions that one of the public keys in this file signed; may be repeated", Kind.TEXTS),
+)
+TRAINER = Option("--trainer", readers.trainer, "[MODEL=]HOST:PORT",
+    "the trainer that a fresh sync asks to publish first; repeated where models have trainers of their own",
+    Kind.TEXTS, names=("trainers", "trainer"))
+"""In the file each model has a `trainer` of its own."""
+
+OF_SERVER = (
+    Option("--host", readers.host, "ADDRESS", f"address to listen on (default: {HOST})"),
+    Option("--port", read_port, "N",
+        f"predictions, by gRPC (default: {PREDICTIONS_PORT}; 0: any free)", Kind.WHOLE),
+    Option("--rest-port", read_port, "N",
+        f"predictions by HTTP, health and metrics (default: {REST_PORT}; 0: any free)", Kind.WHOLE),
+    Option("--control-port", read_port, "N",
+        f"status, sync and pins (default: {CONTROL_PORT}; 0: any free)", Kind.WHOLE),
+    Option("--poll-seconds", read_poll, "S",
+        "how often to look for new versions where the file system does not report them (default: 5)", Kind.NUMBER),
+    Option("--state", readers.path, "DIR",
+        "where pins and labels are remembered (default: paramsync/CONTROL_PORT in $XDG_STATE_HOME or ~/.local/state)"),
+    Option("--reload-root", readers.path, "DIR",
+        "callers may have models served (HandleReloadConfigRequest) whose stores are below this folder; may be repeated"
+        " (default: any folder where --host is a loopback address, else none)",
+        Kind.TEXTS, names=("reload_roots", "reload_roots")),
+    Option("--allow-host", readers.host, "NAME",
+        "a name that requests by HTTP may be for, such as a proxy's, where --host is a loopback address and no token is"
+        " configured; may be repeated (default: localhost and loopback addresses alone)",
+        Kind.TEXTS, names=("allowed_hosts", "allow_hosts")),
+    Option("--token-file", readers.path, "FILE", TOKEN_FILE_HELP),
+    Option("--auth-reads", str, "",
+        "calls that read, predictions among them, need a token too; health does not", Kind.SWITCH),
+    Option("--tls-cert", readers.path, "FILE", "the certificate of this server, and those it is signed by"),
+    Option("--tls-key", readers.path, "FILE", "its key; with both every port speaks TLS"),
+    Option("--tls-client-ca", readers.path, "FILE",
+        "the authority that signs callers' certificates: every gRPC caller shows one; by HTTP a caller that changes"
+        " something shows one, or a token"),
+    Option("--trainer-tls-ca", readers.path, "FILE",
+        "the authority that signs trainers' certificates; with it trainers are called by TLS"),
+    Option("--workers", whole(1, MOST_WORKERS), "N",
+        "processes that answer, beside the one that follows the stores (default: the processors it may use)",
+        Kind.WHOLE),
+    Option("--queue", whole(1, 1_000_000), "N",
+        "predictions that may wait or be computed in each worker; more are refused at once (default: 1024)",
+        Kind.WHOLE),
+    Option("--batch-rows", read_rows, "N",
+        "rows that go into one call when requests wait together; 1: each goes alone (default: 256)", Kind.WHOLE),
+    Option("--max-message-mb", _megabytes, "N",
+        "the largest request or answer (default: 64)", Kind.WHOLE, names=("message_bytes", "max_message_mb")),
+    Option("--grpc-server", readers.one_of("own", "grpcio"), "own|grpcio",
+        "what answers predictions by gRPC: our own server, or grpcio's, which is slower and bounds less"
+        " (default: own)"),
+    Option("--log-format", readers.one_of(*LOG_FORMATS), "|".join(LOG_FORMATS),
+        "json: one object on each line, for programs (default: text)"),
+)
+# fmt: on
+
 _EXAMPLES = """\
 examples:
   paramsync serve --model digits=/dev/shm/digits
@@ -45,11 +155,6 @@ examples:
 """
 
 
-def read_message(text: str) -> int:
-    """Megabytes, as bytes."""
-    return _MEGABYTES(text) << 20
-
-
 def parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="paramsync serve",
@@ -59,172 +164,32 @@ def parser() -> argparse.ArgumentParser:
         argument_default=argparse.SUPPRESS,
         allow_abbrev=False,
     )
-    _add_models(parser)
-    _add_server(parser)
-    return parser
-
-
-def _add_models(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("what is served").add_argument
-    add("--model", action="append", type=_model, metavar="NAME=STORE", help="a model and its store; may be repeated")
-    add(
+    models = parser.add_argument_group("what is served")
+    models.add_argument(
+        "--model", action="append", type=_model, metavar="NAME=STORE", help="a model and its store; may be repeated"
+    )
+    models.add_argument(
         "--config",
         type=Path,
         metavar="FILE.toml",
         help="models, connected ones among them, and everything else, from a file, instead of --model",
     )
-    add("--inputs", type=readers.tensors, metavar="x:0,...", help="tensors, for stores that TensorFlow's Saver writes")
-    add("--outputs", type=readers.tensors, metavar="y:0,...", help="tensors, for stores that TensorFlow's Saver writes")
-    add(
-        "--graph",
-        type=readers.path,
-        metavar="PATH",
-        help="a graph file or the directory of a SavedModel, for checkpoints that come without a graph",
-    )
-    add(
-        "--verify",
-        choices=VERIFICATIONS,
-        help="what is checked of a version before it serves: every byte, and every value at which the publisher did not"
-        " look (checksums); or that as well, unless its files are in this machine's memory as our publisher left"
-        " them, or were verified for the version that serves (auto, the default); what TensorFlow itself wrote is"
-        " always checked in full",
-    )
-    add(
-        "--serve-damaged",
-        action="store_true",
-        help="a version whose files were damaged after they were checked goes on answering where there is no other one;"
-        " without it answers fail with the reason",
-    )
-    add(
-        "--resident",
-        type=read_resident,
-        metavar="N",
-        help="versions that stay in memory, the serving one among them: going back to one of them is immediate"
-        " (default: 2)",
-    )
-    add(
-        "--allow-op",
-        dest="allowed",
-        action="append",
-        type=readers.op,
-        metavar="NAME",
-        help="an op that a graph may use although it does more than compute, such as ReadFile; may be repeated",
-    )
-    add(
-        "--trust",
-        action="append",
-        type=readers.path,
-        metavar="KEYFILE",
-        help="serve nothing but versions that one of the public keys in this file signed; may be repeated",
-    )
-    add(
-        "--trainer",
-        dest="trainers",
-        action="append",
-        type=readers.trainer,
-        metavar="[MODEL=]HOST:PORT",
-        help="whom a fresh sync asks to publish first; repeated where models have trainers of their own",
-    )
+    server = parser.add_argument_group("how it is served")
+    for group, options in ((models, (*OF_MODELS, TRAINER)), (server, OF_SERVER)):
+        for option in options:
+            _add(group, option)
+    return parser
 
 
-def _add_server(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("how it is served").add_argument
-    add("--host", type=readers.host, metavar="ADDRESS", help=f"address to listen on (default: {HOST})")
-    for option, default, what in (
-        ("--port", PREDICTIONS_PORT, "predictions, by gRPC"),
-        ("--rest-port", REST_PORT, "predictions by HTTP, health and metrics"),
-        ("--control-port", CONTROL_PORT, "status, sync and pins"),
-    ):
-        add(option, type=read_port, metavar="N", help=f"{what} (default: {default}; 0: any free)")
-    add(
-        "--poll-seconds",
-        type=read_poll,
-        metavar="S",
-        help="how often to look where the file system does not say that something is new (default: 5)",
+def _add(group: Any, option: Option) -> None:
+    if option.kind is Kind.SWITCH:
+        group.add_argument(option.flag, dest=option.field, action="store_true", help=option.help)
+        return
+    repeated = option.kind is Kind.TEXTS and option.read_in_file is None
+    action = "append" if repeated else "store"
+    group.add_argument(
+        option.flag, dest=option.field, action=action, type=option.read, metavar=option.metavar, help=option.help
     )
-    add(
-        "--state",
-        type=readers.path,
-        metavar="DIR",
-        help="where pins and labels are remembered (default: paramsync/CONTROL_PORT in $XDG_STATE_HOME or"
-        " ~/.local/state)",
-    )
-    add(
-        "--reload-root",
-        dest="reload_roots",
-        action="append",
-        type=readers.path,
-        metavar="DIR",
-        help="callers may have models served (HandleReloadConfigRequest) whose stores are below this folder; may be"
-        " repeated (default: any folder where --host is a loopback address, else none)",
-    )
-    add(
-        "--allow-host",
-        dest="allowed_hosts",
-        action="append",
-        type=readers.host,
-        metavar="NAME",
-        help="a name that requests by HTTP may be for, such as a proxy's, where --host is a loopback address and no"
-        " token is configured; may be repeated (default: localhost and loopback addresses alone)",
-    )
-    add("--token-file", type=readers.path, metavar="FILE", help=TOKEN_FILE_HELP)
-    add(
-        "--auth-reads",
-        action="store_true",
-        help="calls that read, predictions among them, need a token too; health does not",
-    )
-    add(
-        "--tls-cert",
-        type=readers.path,
-        metavar="FILE",
-        help="the certificate of this server, and those it is signed by",
-    )
-    add("--tls-key", type=readers.path, metavar="FILE", help="its key; with both every port speaks TLS")
-    add(
-        "--tls-client-ca",
-        type=readers.path,
-        metavar="FILE",
-        help="who signs the certificates of callers: by gRPC each caller shows one, by HTTP those that change something"
-        " do, or show a token",
-    )
-    add(
-        "--trainer-tls-ca",
-        type=readers.path,
-        metavar="FILE",
-        help="who signs the certificates of trainers, which then are called by TLS",
-    )
-    add(
-        "--workers",
-        type=read_workers,
-        metavar="N",
-        help="processes that answer, beside the one that follows the stores (default: the processors it may use)",
-    )
-    add(
-        "--queue",
-        type=read_queue,
-        metavar="N",
-        help="predictions that may wait or be computed in each worker; more are refused at once (default: 1024)",
-    )
-    add(
-        "--batch-rows",
-        type=read_rows,
-        metavar="N",
-        help="rows that go into one call when requests wait together; 1: each goes alone (default: 256)",
-    )
-    add(
-        "--max-message-mb",
-        dest="message_bytes",
-        type=read_message,
-        metavar="N",
-        help="the largest request or answer (default: 64)",
-    )
-    add(
-        "--grpc-server",
-        choices=GRPC_SERVERS,
-        help="what answers predictions by gRPC: our own server, or grpcio's, which is slower and bounds less"
-        " (default: own)",
-    )
-    add("--log-format", choices=LOG_FORMATS, help="json: one object on each line, for programs (default: text)")
 
 
 def _model(text: str) -> tuple[str, Path]:

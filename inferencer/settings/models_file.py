@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import sys
 from argparse import ArgumentTypeError
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from paramsync.errors import SettingsError
 from paramsync.following.pins_file import MOST_LABELS
-from paramsync.program.process import LOG_FORMATS
-from paramsync.rpc.addresses import read_port
 from paramsync.version import NUMBERS
 
 from . import flags, readers
@@ -43,7 +42,7 @@ def read(path: Path) -> ModelsFile:
     where = f"--config {path}:"
     for table in content.keys() - {"server", "models"}:
         raise SettingsError(f"{where} expected [server] and [models.NAME], found {table!r}")
-    server = _values(content.get("server", {}), _server(path.parent), f"{where} [server]")
+    server = _values(content.get("server", {}), _known(flags.OF_SERVER, path.parent), f"{where} [server]")
     tables = content.get("models", {})
     if not (isinstance(tables, dict) and tables):
         raise SettingsError(f"{where} expected one [models.NAME] or more, found {_shown(tables) if tables else 'none'}")
@@ -105,76 +104,51 @@ def _values(table: Any, known: Mapping[str, tuple[str, Read]], where: str) -> di
 # What each key is called in our settings, and how its value is read ---------------------------------------------------
 
 
-def _server(base: Path) -> dict[str, tuple[str, Read]]:
-    return {
-        "host": ("host", _text(readers.host)),
-        "port": ("port", _whole(read_port)),
-        "rest_port": ("rest_port", _whole(read_port)),
-        "control_port": ("control_port", _whole(read_port)),
-        "poll_seconds": ("poll_seconds", _number(flags.read_poll)),
-        "state": ("state", _path(base)),
-        "reload_roots": ("reload_roots", _texts(_path(base))),
-        "allow_hosts": ("allowed_hosts", _texts(readers.host)),
-        "token_file": ("token_file", _path(base)),
-        "auth_reads": ("auth_reads", _either),
-        "tls_cert": ("tls_cert", _path(base)),
-        "tls_key": ("tls_key", _path(base)),
-        "tls_client_ca": ("tls_client_ca", _path(base)),
-        "trainer_tls_ca": ("trainer_tls_ca", _path(base)),
-        "workers": ("workers", _whole(flags.read_workers)),
-        "queue": ("queue", _whole(flags.read_queue)),
-        "batch_rows": ("batch_rows", _whole(flags.read_rows)),
-        "max_message_mb": ("message_bytes", _whole(flags.read_message)),
-        "grpc_server": ("grpc_server", _text(_grpc_server)),
-        "log_format": ("log_format", _text(_log_format)),
-    }
+def _known(options: Iterable[flags.Option], base: Path) -> dict[str, tuple[str, Read]]:
+    return {option.key: (option.field, _reader(option, base)) for option in options}
+
+
+def _reader(option: flags.Option, base: Path) -> Read:
+    """Reads the value of an option; paths start from `base`."""
+    read = option.read_in_file or option.read
+    if read is readers.path:
+        read = partial(_path, base)
+    match option.kind:
+        case flags.Kind.SWITCH:
+            return _either
+        case flags.Kind.TEXTS:
+            return partial(_texts, read)
+        case flags.Kind.WHOLE:
+            return lambda value: read(str(_expected(value, _is_whole(value), option.kind.value)))
+        case flags.Kind.NUMBER:
+            return lambda value: read(str(_expected(value, type(value) in (int, float), option.kind.value)))
+    return partial(_text, read)
 
 
 def _stored(base: Path) -> dict[str, tuple[str, Read]]:
     return {
-        "store": ("store", _path(base)),
-        "graph": ("graph", _path(base)),
-        "inputs": ("inputs", _texts(readers.tensor)),
-        "outputs": ("outputs", _texts(readers.tensor)),
-        "verify": ("verify", _text(_verification)),
-        "serve_damaged": ("serve_damaged", _either),
-        "resident": ("resident", _whole(flags.read_resident)),
-        "trainer": ("trainer", _text(readers.called)),
-        "allow_op": ("allowed", _texts(readers.op)),
-        "trust": ("trust", _texts(_path(base))),
+        "store": ("store", partial(_text, partial(_path, base))),
+        **_known(flags.OF_MODELS, base),
+        "trainer": ("trainer", partial(_text, readers.called)),
         "labels": ("labels", _labels),
         "batching": ("batching", _either),
     }
 
 
-def _text(read: Callable[[str], Any] = str) -> Read:
-    return lambda value: read(_expected(value, isinstance(value, str), "text"))
+def _text(read: Callable[[str], Any], value: Any) -> Any:
+    return read(_expected(value, isinstance(value, str), "text"))
 
 
-def _whole(read: Callable[[str], Any]) -> Read:
-    return lambda value: read(str(_expected(value, _is_whole(value), "a whole number")))
+def _texts(read: Callable[[str], Any], value: Any) -> tuple[Any, ...]:
+    one_or_more = isinstance(value, list) and bool(value) and all(isinstance(text, str) for text in value)
+    return tuple(read(text) for text in _expected(value, one_or_more, "a list of texts"))
 
 
-def _number(read: Callable[[str], Any]) -> Read:
-    return lambda value: read(str(_expected(value, _is_whole(value) or isinstance(value, float), "a number")))
-
-
-def _path(base: Path) -> Read:
-    def reading(text: str) -> Path:
-        try:
-            return base / readers.path(text).expanduser()
-        except RuntimeError as error:
-            raise ArgumentTypeError(f"expected a path, found {_shown(text)} of a user who has no home here") from error
-
-    return _text(reading)
-
-
-def _texts(read: Callable[[str], Any]) -> Read:
-    def reading(value: Any) -> tuple[Any, ...]:
-        one_or_more = isinstance(value, list) and bool(value) and all(isinstance(text, str) for text in value)
-        return tuple(read(text) for text in _expected(value, one_or_more, "a list of texts"))
-
-    return reading
+def _path(base: Path, text: str) -> Path:
+    try:
+        return base / readers.path(text).expanduser()
+    except RuntimeError as error:
+        raise ArgumentTypeError(f"expected a path, found {_shown(text)} of a user who has no home here") from error
 
 
 def _either(value: Any) -> Any:
@@ -206,28 +180,8 @@ def _joints(value: Any) -> dict[str, str]:
 _CONNECTED: dict[str, tuple[str, Read]] = {
     "connect": ("connect", _connect),
     "inputs": ("inputs", _joints),
-    "outputs": ("outputs", _texts(readers.tensor)),
+    "outputs": ("outputs", partial(_texts, readers.tensor)),
 }
-
-
-def _grpc_server(text: str) -> str:
-    if text not in flags.GRPC_SERVERS:
-        raise ArgumentTypeError(f"expected {' or '.join(flags.GRPC_SERVERS)}, found {text!r}")
-    return text
-
-
-def _log_format(text: str) -> str:
-    if text not in LOG_FORMATS:
-        raise ArgumentTypeError(f"expected {' or '.join(LOG_FORMATS)}, found {text!r}")
-    return text
-
-
-def _verification(text: str) -> str:
-    if text not in flags.VERIFICATIONS:
-        raise ArgumentTypeError(
-            f"expected {', '.join(flags.VERIFICATIONS[:-1])} or {flags.VERIFICATIONS[-1]}, found {text!r}"
-        )
-    return text
 
 
 def _is_whole(value: Any) -> bool:

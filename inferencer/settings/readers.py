@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from argparse import ArgumentTypeError
+from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import quote
 
@@ -63,6 +64,17 @@ def op(text: str) -> str:
     if not re.fullmatch(r"[A-Za-z_][\w>]*", text):
         raise ArgumentTypeError(f"expected the name of one op, such as ReadFile, found {text!r}")
     return text
+
+
+def one_of(*words: str) -> Callable[[str], str]:
+    """Reads one of these words."""
+
+    def read(text: str) -> str:
+        if text not in words:
+            raise ArgumentTypeError(f"expected {' or '.join(words)}, found {text!r}")
+        return text
+
+    return read
 
 
 def called(text: str) -> str:

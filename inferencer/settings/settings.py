@@ -132,6 +132,9 @@ class Settings:
     tf_serving: TfServing | None = None
 
 
+_OF_MODELS = (*flags.OF_MODELS, flags.TRAINER)
+
+
 class Ports(NamedTuple):
     """Where a server listens; 0 where it does not."""
 
@@ -148,13 +151,13 @@ def parse(arguments: Sequence[str]) -> Settings:
         name: tuple(value) if isinstance(value, list) else value for name, value in flags_given.items()
     }
     config, models = given.pop("config", None), given.pop("model", None)
-    of_models = {key: given.pop(key) for key in flags.OF_MODELS if key in given}
+    of_models = {option: given.pop(option.field) for option in _OF_MODELS if option.field in given}
     if (config is None) == (models is None):
         instead = "neither" if config is None else "both"
         raise SettingsError(f"expected --model NAME=STORE, repeated as needed, or --config FILE.toml, found {instead}")
     if config is not None:
-        for key in of_models:
-            raise SettingsError(f"{flags.OF_MODELS[key]}: expected in [models.NAME] of {config}, found beside --config")
+        for option in of_models:
+            raise SettingsError(f"{option.flag}: expected in [models.NAME] of {config}, found beside --config")
         from_file = models_file.read(config)
         served = tuple(_served(name, values) for name, values in from_file.models.items())
         given = {**from_file.server, **given}  # flags count more than the file
@@ -163,12 +166,13 @@ def parse(arguments: Sequence[str]) -> Settings:
         except (SettingsError, StoreError) as error:
             raise SettingsError(f"--config {config}: {error}") from error
     else:
-        trainers = _trainers(of_models.pop("trainers", ()), [name for name, _ in models])
+        trainers = _trainers(of_models.pop(flags.TRAINER, ()), [name for name, _ in models])
+        values = {option.field: value for option, value in of_models.items()}
         served = tuple(
-            ModelSettings(name=name, store=store, trainer=trainers.get(name, trainers.get(None)), **of_models)
+            ModelSettings(name=name, store=store, trainer=trainers.get(name, trainers.get(None)), **values)
             for name, store in models
         )
-        if of_models.keys() & {"inputs", "outputs", "graph"} and len(served) > 1:
+        if values.keys() & {"inputs", "outputs", "graph"} and len(served) > 1:
             raise SettingsError(
                 "--inputs, --outputs and --graph are of one graph: expected one --model with them,"
                 f" found {len(served)}; a file given with --config says them of each"

@@ -162,7 +162,7 @@ def test_tensor_names_are_split() -> None:
         (["--model", "a=x", "--host", ""], "--host: expected an address to listen on, such as 127.0.0.1, found ''"),
         (["--model", "a=x", "--poll-seconds", "0"], "expected seconds above 0, found '0'"),
         (["--model", "a=x", "--poll-seconds", "nan"], "expected seconds above 0, found 'nan'"),
-        (["--model", "a=x", "--verify", "nothing"], "invalid choice: 'nothing'"),
+        (["--model", "a=x", "--verify", "nothing"], "--verify: expected auto or checksums, found 'nothing'"),
         (["--model", "a=x", "--resident", "0"], "--resident: expected a whole number of at least 1, found '0'"),
         (["--model", "a=x", "--queue", "many"], "--queue: expected a whole number of at least 1, found 'many'"),
         (["--model", "a=x", "--max-message-mb", "2048"], "expected a whole number of at most 2047, found '2048'"),
