@@ -1,40 +1,14 @@
-"""The program's values as messages of paramsync.v1."""
+"""The program's values as messages of paramsync.v1, whose enumerations have the same names."""
 
 from __future__ import annotations
 
 from paramsync.host.processes import Memory, memory_of
 from paramsync.rpc.server import of_version
-from paramsync.status import Event, EventKind, State, Status
-from paramsync.store.store import PublisherState
+from paramsync.status import Event, EventKind, Status
 from paramsync.v1 import sync_pb2 as pb
 
 from ...serving.metrics import Load
-from ...serving.worker_status import Replaced, WorkerState, WorkerStatus
-
-_STATES = {
-    State.WAITING: pb.ModelStatus.WAITING,
-    State.SERVING: pb.ModelStatus.SERVING,
-    State.DAMAGED: pb.ModelStatus.DAMAGED,
-    State.DRAINING: pb.ModelStatus.DRAINING,
-}
-_PUBLISHERS = {
-    PublisherState.TRAINING: pb.ModelStatus.TRAINING,
-    PublisherState.FINISHED: pb.ModelStatus.FINISHED,
-    PublisherState.DIED: pb.ModelStatus.DIED,
-}
-_KINDS = {
-    EventKind.FOUND: pb.Event.FOUND,
-    EventKind.RESTORED: pb.Event.RESTORED,
-    EventKind.SWAPPED: pb.Event.SWAPPED,
-    EventKind.QUARANTINED: pb.Event.QUARANTINED,
-}
-
-_WORKER_STATES = {
-    WorkerState.STARTING: pb.WorkerStatus.STARTING,
-    WorkerState.ANSWERING: pb.WorkerStatus.ANSWERING,
-    WorkerState.LEAVING: pb.WorkerStatus.LEAVING,
-    WorkerState.ENDED: pb.WorkerStatus.ENDED,
-}
+from ...serving.worker_status import Replaced, WorkerStatus
 
 _PHASES = {
     "mapping": pb.SyncProgress.RESTORING,
@@ -48,19 +22,18 @@ def of_status(status: Status) -> pb.ModelStatus:
     return pb.ModelStatus(
         model=status.model,
         store=str(status.store),
-        state=_STATES[status.state],
+        state=status.state.name,
         published=None if status.published is None else of_version(status.published),
         serving=None if status.serving is None else of_version(status.serving),
         resident=status.resident,
         quarantined=[
-            pb.Quarantine(number=quarantined.number, reason=quarantined.reason, since=quarantined.since)
-            for quarantined in status.quarantined
+            pb.Quarantine(number=case.number, reason=case.reason, since=case.since) for case in status.quarantined
         ],
         lag_seconds=status.lag_seconds,
         lag_steps=status.lag_steps,
         lag_versions=status.lag_versions,
         pinned=status.pinned,
-        publisher=None if status.publisher is None else _PUBLISHERS[status.publisher.state],
+        publisher=None if status.publisher is None else status.publisher.state.name,
         publisher_since=None if status.publisher is None else status.publisher.since,
         last_error=status.last_error or "",
         swaps=status.swaps,
@@ -83,7 +56,7 @@ def of_worker(status: WorkerStatus) -> pb.WorkerStatus:
     memory = Memory(0, 0) if status.pid is None else memory_of(status.pid)
     return pb.WorkerStatus(
         number=status.number,
-        state=_WORKER_STATES[status.state],
+        state=status.state.name,
         since=status.since,
         pid=status.pid,
         resident_bytes=memory.resident,
@@ -110,7 +83,7 @@ def of_replaced(replaced: Replaced) -> pb.ReplacedWorker:
 
 
 def of_progress(event: Event) -> pb.SyncProgress:
-    """How far the restoring of a version has come."""
+    """The progress of a restore."""
     progress = event.progress
     if progress is None:
         return pb.SyncProgress(phase=pb.SyncProgress.RESTORING, version=event.version.number)
@@ -125,11 +98,11 @@ def of_progress(event: Event) -> pb.SyncProgress:
 
 
 def of_event(event: Event) -> pb.Event | None:
-    """None for what the wire has no word for."""
-    if event.kind not in _KINDS:
+    """None for progress of a restore, which `of_progress` translates."""
+    if event.kind is EventKind.RESTORING:
         return None
     return pb.Event(
-        kind=_KINDS[event.kind],
+        kind=event.kind.name,
         model=event.model,
         version=of_version(event.version),
         reason=event.reason,
