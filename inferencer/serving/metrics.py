@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,7 +11,6 @@ from typing import TYPE_CHECKING
 from paramsync.errors import ParamsyncError, UnknownModelError
 
 from .counts import REQUEST_SECONDS, Calls, Followed, Histogram, Scrubbed
-from .prometheus import CONTENT_TYPE, Exposition
 from .served import Models, ServedModel
 
 if TYPE_CHECKING:
@@ -56,18 +54,14 @@ class Load:
 
 
 class Metrics:
-    """Lives on one event loop, but for `text`. Requests wait for nothing: there is no lock on their way.
+    """Lives on one event loop; `prometheus.Exposition` reads it on any thread. Requests take no lock here.
 
     Labels are bounded. Names that requests made up are counted under "", as is what is not known of a request; of each
     model's versions those that answered last are told apart, and all others are one.
     """
 
-    content_type = CONTENT_TYPE
-
-    def __init__(
-        self, models: Models | None = None, *, as_tf_serving: bool = False, clock: Callable[[], float] = time.time
-    ) -> None:
-        """Without models no name is known. `as_tf_serving` tells them by TensorFlow Serving's names too."""
+    def __init__(self, models: Models | None = None, *, clock: Callable[[], float] = time.time) -> None:
+        """Without models no name is known."""
         self.models = models
         self.waiting: Callable[[], int] = lambda: 0
         """How many requests wait for a call now: whoever makes them wait says so here."""
@@ -84,8 +78,6 @@ class Metrics:
         self._failures = 0  # requests in a row that failed in ways nobody foresaw
         self._failing_since = 0.0
         self._clock = clock
-        self._exposition = Exposition(self, as_tf_serving=as_tf_serving)
-        self._asking = threading.Lock()
 
     # On the path of requests ------------------------------------------------------------------------------------------
 
@@ -195,11 +187,6 @@ class Metrics:
                 self._fold(model, min(apart, key=apart.__getitem__))
 
     # For those who look -----------------------------------------------------------------------------------------------
-
-    def text(self) -> bytes:
-        """All of it as Prometheus reads it, in `content_type`. Any thread may ask: it takes a few milliseconds."""
-        with self._asking:
-            return self._exposition.text()
 
     def statistics(self, model: str) -> Mapping[str, Statistics]:
         """What each version of a model did that is told apart, by its number."""

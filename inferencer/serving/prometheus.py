@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import platform
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST as CONTENT_TYPE
@@ -18,10 +18,8 @@ from paramsync.status import State, Status
 from paramsync.store.store import PublisherState
 
 from .counts import Histogram
+from .metrics import OK, Metrics
 from .worker_status import WorkerState
-
-if TYPE_CHECKING:
-    from .metrics import Metrics
 
 __all__ = ["CONTENT_TYPE", "Exposition"]
 
@@ -29,8 +27,57 @@ _ENTRIES = {"rest": "REST"}  # by protocol what TensorFlow Serving calls it
 _VERSION = ("model", "signature", "version")
 
 
+_OF_STATUS: tuple[tuple[str, str, Callable[[Status], Any]], ...] = (
+    ("paramsync_served_version", "The version that serves.", lambda now: now.serving and now.serving.number),
+    (
+        "paramsync_served_step",
+        "Training step of the version that serves.",
+        lambda now: now.serving and now.serving.step,
+    ),
+    (
+        "paramsync_lag_seconds",
+        "Time since the first version newer than the serving one was published; 0 while there is none.",
+        lambda now: now.lag_seconds,
+    ),
+    (
+        "paramsync_lag_steps",
+        "Training steps from the version that serves to the newest published one.",
+        lambda now: now.lag_steps,
+    ),
+    ("paramsync_lag_versions", "Publications since the version that serves.", lambda now: now.lag_versions),
+    (
+        "paramsync_since_publication_seconds",
+        "Time since the newest version in the store was published.",
+        lambda now: now.since_publication_seconds,
+    ),
+    (
+        "paramsync_serving_age_seconds",
+        "Time since the training step that answers come from.",
+        lambda now: now.serving_age_seconds,
+    ),
+    (
+        "paramsync_resident_versions",
+        "Versions in memory that requests may name.",
+        lambda now: len(now.resident),
+    ),
+    ("paramsync_quarantined_versions", "Versions in quarantine now.", lambda now: len(now.quarantined)),
+    (
+        "paramsync_newest_quarantined",
+        "1 where the newest published version is in quarantine, else 0.",
+        lambda now: now.newest_quarantined,
+    ),
+    (
+        "paramsync_store_lost",
+        "1 where the store cannot be read, or is empty all at once, else 0.",
+        lambda now: now.store_lost,
+    ),
+    ("paramsync_pinned", "1 where the model is pinned to a version, else 0.", lambda now: now.pinned is not None),
+)
+"""Gauges of a model: name, description, value; None is left out."""
+
+
 class Exposition(MetricsPage):
-    """Reads what there is to say whenever it is asked."""
+    """Collects the metrics whenever it is asked: `text` takes a few milliseconds, on one thread at a time."""
 
     def __init__(self, metrics: Metrics, *, as_tf_serving: bool = False) -> None:
         self._metrics = metrics
@@ -60,7 +107,7 @@ class Exposition(MetricsPage):
         )
         for (*common, code), one in list(self._metrics.requests.items()):
             answered.add_metric([*common, code], one.count)
-            if code == "OK":
+            if code == OK:
                 _add(seconds, common, one)
         yield from (answered, seconds)
 
@@ -70,7 +117,7 @@ class Exposition(MetricsPage):
         latencies: dict[tuple[str, str], Histogram] = {}
         for (model, _, _, protocol, code), one in list(self._metrics.requests.items()):
             counts[model, code] += one.count
-            if code == "OK":
+            if code == OK:
                 entry = latencies.setdefault((model, _ENTRIES.get(protocol, "GRPC")), Histogram(one.bounds))
                 entry.take_in(one)
         answered = Metric(":tensorflow:serving:request_count", "The total number of requests.", "untyped")
@@ -98,61 +145,30 @@ class Exposition(MetricsPage):
         yield GaugeMetricFamily("paramsync_queue_depth", "Requests that wait for a call.", value=waiting)
 
     def _of_models(self) -> Iterator[Metric]:
+        statuses = self._statuses()
         state = _gauge("paramsync_model_state", "1 for the state that the model is in, 0 for the others.", "state")
-        version = _gauge("paramsync_served_version", "The version that serves.")
-        step = _gauge("paramsync_served_step", "Training step of the version that serves.")
-        seconds = _gauge(
-            "paramsync_lag_seconds",
-            "Time since the first version newer than the serving one was published; 0 while there is none.",
-        )
-        steps = _gauge(
-            "paramsync_lag_steps", "Training steps from the version that serves to the newest published one."
-        )
-        versions = _gauge("paramsync_lag_versions", "Publications since the version that serves.")
-        since = _gauge(
-            "paramsync_since_publication_seconds", "Time since the newest version in the store was published."
-        )
-        age = _gauge("paramsync_serving_age_seconds", "Time since the training step that answers come from.")
-        resident = _gauge("paramsync_resident_versions", "Versions in memory that requests may name.")
-        quarantined = _gauge("paramsync_quarantined_versions", "Versions in quarantine now.")
-        newest = _gauge(
-            "paramsync_newest_quarantined", "1 where the newest published version is in quarantine, else 0."
-        )
-        lost = _gauge("paramsync_store_lost", "1 where the store cannot be read, or is empty all at once, else 0.")
-        pinned = _gauge("paramsync_pinned", "1 where the model is pinned to a version, else 0.")
         publisher = _gauge(
             "paramsync_publisher_state",
             "1 for what became of the store's last publisher, 0 for the others; absent where the store does not say.",
             "state",
         )
         labels = _gauge("paramsync_label_version", "The version that a label names.", "label")
-        for name, status in self._statuses():
-            serving = status.serving
-            for one in State:
-                state.add_metric([name, one.value], one is status.state)
-            for gauge, value in (
-                (version, None if serving is None else serving.number),
-                (step, None if serving is None else serving.step),
-                (seconds, status.lag_seconds),
-                (steps, status.lag_steps),
-                (versions, status.lag_versions),
-                (since, status.since_publication_seconds),
-                (age, status.serving_age_seconds),
-                (resident, len(status.resident)),
-                (quarantined, len(status.quarantined)),
-                (newest, status.newest_quarantined),
-                (lost, status.store_lost),
-                (pinned, status.pinned is not None),
-            ):
-                if value is not None:
-                    gauge.add_metric([name], value)
+        for model, status in statuses:
+            for possible in State:
+                state.add_metric([model, possible.value], possible is status.state)
             if status.publisher is not None:
-                for one_of in PublisherState:
-                    publisher.add_metric([name, one_of.value], one_of is status.publisher.state)
+                for possible_publisher in PublisherState:
+                    is_now = possible_publisher is status.publisher.state
+                    publisher.add_metric([model, possible_publisher.value], is_now)
             for label, number in sorted(status.labels.items()):
-                labels.add_metric([name, label], number)
-        yield from (state, version, step, seconds, steps, versions, since, age, resident)
-        yield from (quarantined, newest, lost, pinned, publisher, labels)
+                labels.add_metric([model, label], number)
+        yield from (state, publisher, labels)
+        for name, said, value in _OF_STATUS:
+            gauge = _gauge(name, said)
+            for model, status in statuses:
+                if (now := value(status)) is not None:
+                    gauge.add_metric([model], now)
+            yield gauge
 
     def _statuses(self) -> list[tuple[str, Status]]:
         models = self._metrics.models

@@ -28,6 +28,7 @@ from ..protocols.tfs.config_file import ConfigFile
 from ..protocols.tfs.reload import Configuring
 from ..serving.access import ReloadRoots, access_of
 from ..serving.metrics import Load, Metrics, Statistics
+from ..serving.prometheus import Exposition
 from ..serving.registry import Registry
 from ..settings.settings import AnySettings, Ports, Settings, TfServing, trainer_tls
 from ..transport.dispatch import methods_of
@@ -87,7 +88,8 @@ class Server:
         self._configuring = Configuring(self.models, self.apply, trust=tf_serving.trust)
         self._roots = ReloadRoots(settings.reload_roots, host=settings.host)
         self._following_file: asyncio.Future[None] | None = None
-        self._metrics = Metrics(self.models, as_tf_serving=tf_serving.metrics_path is not None)
+        self._metrics = Metrics(self.models)
+        self._exposition = Exposition(self._metrics, as_tf_serving=tf_serving.metrics_path is not None)
         self._metrics.workers = self._fleet.statuses
         self._metrics.trouble = lambda: self._fleet.trouble
         self._scrub = Scrub(self._in_memory, self._suspect)
@@ -221,7 +223,8 @@ class Server:
 
     def _text(self) -> bytes:
         with self._summing:
-            return self._summed().text()
+            self._summed()
+            return self._exposition.text()
 
     def _statistics(self, model: str) -> Mapping[str, Statistics]:
         with self._summing:

@@ -88,7 +88,7 @@ class _Worker:
             name=f"worker {number}",
         )
         self._models = EpochModels(self._versions.now, self._channel)
-        self._metrics = _RemoteMetrics(self._models, self._channel, as_tf_serving=False)
+        self._metrics = _RemoteMetrics(self._models, self._channel)
         self._end_traces = traces.start("paramsync-inferencer")
         if self._end_traces is not None:
             from ..serving.spans import RequestSpans
@@ -115,6 +115,7 @@ class _Worker:
                 self._settings,
                 self._models,
                 self._metrics,
+                lambda: bytes(self._channel.ask("metrics").result(10.0)),
                 _Configuring(self._channel),
                 also=[sync_pb2.DESCRIPTOR.services_by_name["Sync"].full_name],
                 supervisor=lambda what, *arguments: asyncio.wrap_future(self._channel.ask(what, *arguments)),
@@ -166,12 +167,9 @@ class _Worker:
 class _RemoteMetrics(Metrics):
     """Counts here; what is asked of it is the supervisor's to say, of all workers."""
 
-    def __init__(self, models: Any, supervisor: Channel, *, as_tf_serving: bool) -> None:
-        super().__init__(models, as_tf_serving=as_tf_serving)
+    def __init__(self, models: Any, supervisor: Channel) -> None:
+        super().__init__(models)
         self._supervisor = supervisor
-
-    def text(self) -> bytes:
-        return bytes(self._supervisor.ask("metrics").result(10.0))
 
     def statistics(self, model: str) -> Any:
         return self._supervisor.ask("statistics", model).result(10.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from tensorflow_serving.apis import model_service_pb2, prediction_service_pb2
@@ -46,6 +46,7 @@ class PredictionServer:
         settings: Settings,
         models: Models,
         metrics: Metrics,
+        metrics_page: Callable[[], bytes],
         configuring: Configures,
         *,
         also: Sequence[str] = (),
@@ -53,8 +54,8 @@ class PredictionServer:
         all_taken: memoryview | None = None,
         slot: int = 0,
     ) -> None:
-        """`also` are services of other ports whose health is asked for here. `supervisor` is asked what the page
-        shows; without it there is no page.
+        """`metrics_page` gives what Prometheus reads. `also` are services of other ports whose health is reported here.
+        `supervisor` is asked what the page shows; without it there is no page.
 
         `all_taken` and `slot` are as in MemoryBudget.
         """
@@ -63,6 +64,7 @@ class PredictionServer:
         self._tf_serving = tf_serving = settings.tf_serving or TfServing()
         self.models = models
         self.metrics = metrics
+        self._metrics_page = metrics_page
         roots = ReloadRoots(settings.reload_roots, host=settings.host)
         self._access = access_of(settings, settings.host)
         threads = min(8, 2 + processors())
@@ -102,6 +104,7 @@ class PredictionServer:
             self.models,
             self.batcher,
             self.metrics,
+            self._metrics_page,
             self.budget,
             self.kserve,
             self._access,

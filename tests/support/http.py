@@ -17,6 +17,7 @@ import tensorflow as tf
 from inferencer.protocols.http.port import HttpPort
 from inferencer.protocols.page.page import Page
 from inferencer.serving.metrics import Metrics
+from inferencer.serving.prometheus import Exposition
 from inferencer.transport.listeners import listeners_at, port_of
 from inferencer.transport.memory_budget import SHARES, MemoryBudget
 from paramsync.rpc.access import Access
@@ -128,12 +129,13 @@ def small_limits(folder: Path, *, patience: float = 1.0, tls: ServerTls | None =
     still = Still()
 
     async def start() -> Web:
-        server = running.server
+        server, metrics = running.server, Metrics(running.server.models)
         budget, access = MemoryBudget(SHARES * 4 * MB), Access(host="127.0.0.1")
         rest = HttpPort(
             server.models,
             server.predicting.batcher,
-            Metrics(server.models),
+            metrics,
+            Exposition(metrics).text,
             budget,
             server.predicting.kserve,
             access,

@@ -10,6 +10,7 @@ from inferencer.protocols.sync.service import SyncService
 from inferencer.protocols.tfs.reload import Configuring
 from inferencer.serving.access import access_of
 from inferencer.serving.metrics import Metrics
+from inferencer.serving.prometheus import Exposition
 from inferencer.serving.registry import Registry
 from inferencer.serving.served import FollowedModel, Maker, ServedJoined
 from inferencer.settings.settings import AnySettings, ConnectionSettings, ModelSettings, Ports, Settings
@@ -39,8 +40,15 @@ class LocalServer:
         maker = LocalMaker(poll_seconds=settings.poll_seconds, state=settings.state)
         self.models = models = Registry(settings.models, maker)
         service = sync_pb2.DESCRIPTOR.services_by_name["Sync"]
+        metrics = Metrics(models)
+        self.exposition = Exposition(metrics)
         self.predicting = PredictionServer(
-            settings, models, Metrics(models), Configuring(models, models.apply), also=[service.full_name]
+            settings,
+            models,
+            metrics,
+            self.exposition.text,
+            Configuring(models, models.apply),
+            also=[service.full_name],
         )
         methods = methods_of(
             {service: SyncService(models, self.predicting.draining)},

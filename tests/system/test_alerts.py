@@ -13,6 +13,7 @@ import pytest
 
 from inferencer.serving.counts import Followed
 from inferencer.serving.metrics import Metrics
+from inferencer.serving.prometheus import Exposition
 from inferencer.serving.served import Models, ServedModel
 from inferencer.settings.settings import ModelSettings
 from paramsync.following.follower import Follower
@@ -56,7 +57,7 @@ class Story:
         return version
 
     def scrape(self) -> None:
-        page = parsed(self._metrics.text())
+        page = parsed(Exposition(self._metrics).text())
         page["up"] = {(): 1.0}
         for name, samples in page.items():
             for labels, value in samples.items():

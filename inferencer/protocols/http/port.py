@@ -24,6 +24,7 @@ from paramsync.rpc.tls import ServerTls
 from ...batching.batcher import Batcher
 from ...serving.access import caller_of, check_host, check_origin
 from ...serving.metrics import Metrics
+from ...serving.prometheus import CONTENT_TYPE
 from ...serving.served import Models
 from ...transport.errors import is_unforeseen, logged_status, status_of
 from ...transport.memory_budget import MemoryBudget, MemoryShare, weight
@@ -64,6 +65,7 @@ class HttpPort:
         models: Models,
         batcher: Batcher,
         metrics: Metrics,
+        metrics_page: Callable[[], bytes],
         budget: MemoryBudget,
         kserve: KServe,
         access: Access,
@@ -75,11 +77,12 @@ class HttpPort:
         patience: float = _PATIENCE,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`metrics_path` is where the metrics are besides; `hosts` are as in check_host; `patience` is how many seconds
-        a client may take to send a request, or to read its answer."""
+        """`metrics_page` gives what Prometheus reads, also at `metrics_path`, if given; `hosts` are as in check_host;
+        `patience` is how many seconds a client may take to send a request, or to read its answer."""
         self._models = models
         self._batcher = batcher
         self._metrics = metrics
+        self._metrics_page = metrics_page
         self._metrics_paths = (*_METRICS, metrics_path)
         self._patience = patience
         self._clock = clock
@@ -178,8 +181,8 @@ class HttpPort:
         asked_kserve = request_of(method, path) if path == "/v2" or path.startswith("/v2/") else None
         self._check(request, None if asked_kserve is None else asked_kserve[0])
         if path in self._metrics_paths and method == "GET":
-            text = await asyncio.to_thread(self._metrics.text)  # it takes milliseconds
-            return reply(200, text, {"Content-Type": self._metrics.content_type})
+            text = await asyncio.to_thread(self._metrics_page)  # it takes milliseconds
+            return reply(200, text, {"Content-Type": CONTENT_TYPE})
         if asked_kserve is not None:
             call, message = asked_kserve
             if call == "ModelInfer":

@@ -15,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from inferencer.serving.counts import Scrubbed
 from inferencer.serving.metrics import APART, Metrics
+from inferencer.serving.prometheus import CONTENT_TYPE, Exposition
 from inferencer.serving.worker_status import WorkerState, WorkerStatus
 from paramsync.kserve import open_inference_pb2 as kserve_pb2
 from tests.support.kserve import method
@@ -28,7 +29,7 @@ _M = (("model", "m"),)
 
 
 def read(metrics: Metrics) -> Samples:
-    return parsed(metrics.text())
+    return parsed(Exposition(metrics).text())
 
 
 def told(found: Samples, name: str) -> list[tuple[dict[str, str], float]]:
@@ -212,7 +213,7 @@ def test_requests_by_every_protocol_are_counted_in_what_the_server_shows(served:
     with urllib.request.urlopen(f"{http}/v1/models/m:predict", body, timeout=LONG) as answer:
         assert answer.status == 200
     with urllib.request.urlopen(f"{http}/metrics", timeout=LONG) as answer:
-        assert answer.headers["Content-Type"] == Metrics.content_type
+        assert answer.headers["Content-Type"] == CONTENT_TYPE
         found = parsed(answer.read())
     by = {(one["protocol"], one["code"]): value for one, value in told(found, "paramsync_requests_total")}
     answered = {(protocol, "OK"): count for protocol, count in (("tfs", 3), ("kserve", 3), ("rest", 1))}
@@ -229,7 +230,7 @@ def whole_text(metrics: Metrics, answered: Callable[..., None]) -> bytes:
     metrics.called(model="m", signature="serving_default", version="7", requests=1, rows=1, seconds=0.1)
     metrics.workers = lambda: [WorkerStatus(0, WorkerState.ANSWERING, 1.0, os.getpid(), 3)]
     metrics.scrubbed = lambda: Scrubbed(bytes=4096, at=1.0)
-    return metrics.text()
+    return Exposition(metrics).text()
 
 
 def test_promtool_finds_nothing_to_mend(whole_text: bytes) -> None:

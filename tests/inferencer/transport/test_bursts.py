@@ -70,7 +70,7 @@ def _call_until(over: threading.Event, running: LocalRunning, number: int) -> tu
 
 def _together(running: LocalRunning) -> Counter[str]:
     """How many calls there were (count), for how many requests (sum)."""
-    families = text_string_to_metric_families(running.server.predicting.metrics.text().decode())
+    families = text_string_to_metric_families(running.server.exposition.text().decode())
     [found] = [one for one in families if one.name == "paramsync_batch_requests"]
     counted = Counter[str]()
     for sample in found.samples:
