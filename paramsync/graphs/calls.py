@@ -10,9 +10,7 @@ from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2
 
 from paramsync import dtypes
 from paramsync.errors import GraphError, ParameterError
-from paramsync.graphdef.reading import every_node, node_of
-from paramsync.graphs.digest import name_by_content
-from paramsync.graphs.lifting.roles import CALLS
+from paramsync.graphdef.reading import node_of
 from paramsync.graphs.nodes import leading_to, with_functions
 from paramsync.graphs.safety import guard
 from paramsync.v1 import graph_pb2
@@ -39,18 +37,13 @@ class Call:
         signature: graph_pb2.Signature,
         message: graph_pb2.Graph,
         tables: Sequence[tf.Tensor],
-        *,
-        of_any_shape: bool = False,
     ) -> None:
-        """With `of_any_shape`, inputs may have other shapes than the signature's: no kernel relies on them."""
         self._inputs = [end.name for end in signature.inputs]
         self._outputs = [end.name for end in signature.outputs]
         self._expected = len(message.parameters)
         self._tables = tables
         placeholders = _arguments(signature, message)
         graph_def = _own(graph_def, signature, placeholders)
-        if of_any_shape:
-            _forget_shapes(graph_def, {node_of(end.tensor) for end in signature.inputs})
         kinds = {node.name: node.attr for node in graph_def.node}
 
         def build(*arguments: tf.Tensor) -> list[tf.Tensor]:
@@ -98,21 +91,6 @@ def _own(graph_def: Any, signature: graph_pb2.Signature, placeholders: Collectio
         if not waits.isdisjoint(node.input):  # an argument is there already, and its placeholder is never fed
             node.input[:] = [tensor for tensor in node.input if tensor not in waits]
     return own
-
-
-def _forget_shapes(graph_def: Any, inputs: Collection[str]) -> None:
-    """Remove shapes that were inferred from the shapes of these placeholders, in functions too."""
-    for node in graph_def.node:
-        if node.name in inputs:
-            node.attr["shape"].shape.CopyFrom(tf.TensorShape(None).as_proto())
-    for node in every_node(graph_def):
-        node.attr.pop("_output_shapes", None)
-        if "output_shapes" in node.attr and node.op in CALLS:
-            del node.attr["output_shapes"].list.shape[:]
-    for function in graph_def.library.function:
-        for arguments in function.arg_attr.values():
-            arguments.attr.pop("_output_shapes", None)
-    name_by_content(graph_def)
 
 
 def _arguments(signature: graph_pb2.Signature, message: graph_pb2.Graph) -> list[str]:

@@ -68,9 +68,8 @@ class Graph:
             raise GraphError(f"the graph cannot be built: {error}") from error
         if message.digest and message.digest != self.digest:  # a damaged file, of which nothing must be built
             raise GraphError(f"the graph is not the one it says it is: expected {message.digest}, found {self.digest}")
-        self._of_any_shape: dict[str, Call] = {}
         try:
-            self._handles = handles = fill(tables)
+            handles = fill(tables)
             self._functions = {
                 name: Call(graph_def, signature, message, handles) for name, signature in message.signatures.items()
             }
@@ -134,32 +133,18 @@ class Graph:
         *,
         signature: str = DEFAULT_SIGNATURE,
         outputs: Collection[str] = (),
-        of_any_shape: bool = False,
     ) -> dict[str, tf.Tensor]:
         """Compute the named outputs, or all. `parameters` come in the order of `self.parameters`.
 
         Raises UnknownSignatureError, InputError and ParameterError for unknown names and a wrong number of parameters.
-        Dtypes and shapes are not checked: call `check_inputs` before for inputs of strangers, or `fits`, and this with
-        `of_any_shape`, whose first call takes longer, for other shapes than the signature's.
+        Dtypes and shapes are not checked: call `check_inputs` before for inputs of strangers.
         """
         try:
-            call = self._any_shape(signature) if of_any_shape else self._functions[signature]
-            results = call(parameters, inputs)
+            results = self._functions[signature](parameters, inputs)
             return {name: results[name] for name in outputs} if outputs else results
         except KeyError:
             self._check_call(signature, inputs, outputs)
             raise
-
-    def _any_shape(self, signature: str) -> Call:
-        """A call that relies on no shape of an input: kernels would trust shapes inferred from a wrong one."""
-        if signature not in self._of_any_shape:
-            if signature not in self.signatures:
-                raise KeyError(signature)
-            graph_def = tf.compat.v1.GraphDef.FromString(self._message.graph_def)
-            message = self._message
-            call = Call(graph_def, message.signatures[signature], message, self._handles, of_any_shape=True)
-            self._of_any_shape.setdefault(signature, call)  # if two threads build it, the first wins
-        return self._of_any_shape[signature]
 
     def _check_call(self, signature: str, inputs: Collection[str], outputs: Collection[str]) -> None:
         """Raise UnknownSignatureError or InputError for wrong names in a call."""
@@ -188,13 +173,12 @@ class Graph:
             fitting &= spec.accepts(dtype, shape)
         return fitting
 
-    def misfit(self, signature: str, inputs: Mapping[str, _Array], why: str = "") -> InputError:
+    def misfit(self, signature: str, inputs: Mapping[str, _Array]) -> InputError:
         """The error for the first input whose shape is not the signature's."""
         for name, spec in self.signatures[signature].inputs.items():
             dtype, shape = _dtype_name(inputs[name]), tuple(inputs[name].shape)
             if not spec.accepts(dtype, shape):
-                found = described(dtype, shape)
-                return InputError(f"input {name!r}", expected=spec, found=f"{found}: {why}" if why else found)
+                return InputError(f"input {name!r}", expected=spec, found=described(dtype, shape))
         raise AssertionError("all fit")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -12,12 +12,13 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
+from paramsync.errors import GraphError
 from paramsync.graphs.graph import Graph
 from paramsync.graphs.specs import Shape, Signature, TensorSpec
 from paramsync.inference.execute import Arrays, called
 from paramsync.inference.questions import Answer
 from paramsync.inference.resident import Resident
-from paramsync.inference.rows import are_apart
+from paramsync.inference.rows import are_apart, is_elementwise
 
 _log = logging.getLogger("paramsync.batching")
 
@@ -28,6 +29,8 @@ class Traits:
     """Whether rows are independent: computed together, alone or in another order they give the same."""
     prompt: bool = False
     """Whether the time it takes depends on the shapes of its inputs alone, and nothing in it waits."""
+    any_shape: bool = False
+    """Whether the input may have another shape than the signature says."""
 
 
 UNKNOWN = Traits()
@@ -57,12 +60,26 @@ def of(graph: Graph, signature: str) -> Traits:
     return _FOUND.get(graph, {}).get(signature, UNKNOWN)
 
 
+def fits(graph: Graph, signature: str, inputs: Mapping[str, Any], outputs: Collection[str] = ()) -> bool:
+    """Whether the shapes of inputs are those of the signature. Raises as Graph.check_inputs does, unless the graph
+    computes inputs of any shape."""
+    if graph.fits(signature, inputs, outputs):
+        return True
+    if of(graph, signature).any_shape:
+        return False
+    raise graph.misfit(signature, inputs)
+
+
 def examine(resident: Resident) -> None:
     """Find the traits of a new graph: each signature is called a few times on inputs that are made up."""
     graph = resident.graph
     prompt = _is_prompt(graph)
     _FOUND[graph] = {
-        name: Traits(together=_independent(resident, name, signature), prompt=prompt)
+        name: Traits(
+            together=_independent(resident, name, signature),
+            prompt=prompt,
+            any_shape=_takes_any_shape(graph, name),
+        )
         for name, signature in graph.signatures.items()
     }
 
@@ -71,6 +88,13 @@ def _is_prompt(graph: Graph) -> bool:
     graph_def = tf.compat.v1.GraphDef.FromString(graph.message().graph_def)
     nodes = [*graph_def.node, *(node for function in graph_def.library.function for node in function.node_def)]
     return {node.op for node in nodes} <= _PROMPT
+
+
+def _takes_any_shape(graph: Graph, signature: str) -> bool:
+    try:
+        return is_elementwise(graph, signature)
+    except (GraphError, LookupError, ValueError):  # a graph that is too large, or contradicts itself
+        return False
 
 
 def _independent(resident: Resident, name: str, signature: Signature) -> bool:

@@ -12,7 +12,6 @@ import tensorflow as tf
 from paramsync.checkpoint.data_file import ALIGNMENT
 from paramsync.errors import RequestError
 from paramsync.graphs.parameters import alias
-from paramsync.inference import misfits
 from paramsync.inference.questions import Answer, Question
 from paramsync.inference.resident import Resident
 
@@ -21,9 +20,7 @@ _LARGE = 1 << 20  # bytes
 Arrays = Mapping[str, npt.NDArray[Any]]
 
 
-def called(
-    resident: Resident, signature: str, inputs: Arrays, outputs: Collection[str] = (), *, fits: bool = True
-) -> Answer:
+def called(resident: Resident, signature: str, inputs: Arrays, outputs: Collection[str] = ()) -> Answer:
     """The outputs named, or all of them. The inputs are those of the signature, and must not change any more.
 
     Raises TensorFlow's errors, and RequestError where a kernel complains of strings that are no text.
@@ -32,25 +29,15 @@ def called(
     given: Any = {name: _given(value) for name, value in inputs.items()}
     try:
         with resident.computing():
-            tensors = resident.graph(
-                resident.parameters, given, signature=signature, outputs=outputs, of_any_shape=not fits
-            )
+            tensors = resident.graph(resident.parameters, given, signature=signature, outputs=outputs)
     except UnicodeDecodeError as error:  # the kernel's own words, which contain bytes of its inputs
         raise RequestError(error.object.decode(errors="backslashreplace")) from error
     return {name: _array(tensor) for name, tensor in tensors.items()}
 
 
 def answer(question: Question) -> Answer:
-    """Raises as `called` does, and InputError for inputs whose shapes the graph cannot compute."""
-    if question.fits:
-        return called(question.resident, question.signature, question.inputs, question.outputs)
-    misfits.check(question)
-    try:
-        return called(question.resident, question.signature, question.inputs, question.outputs, fits=False)
-    except tf.errors.ResourceExhaustedError:
-        raise
-    except tf.errors.OpError as error:
-        raise misfits.refused(question, error) from None
+    """Raises as `called` does."""
+    return called(question.resident, question.signature, question.inputs, question.outputs)
 
 
 def answers(questions: Sequence[Question]) -> list[Answer | Exception]:

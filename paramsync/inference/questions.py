@@ -27,7 +27,7 @@ class Question:
     outputs: tuple[str, ...] = ()
     """Empty for all outputs."""
     fits: bool = True
-    """Whether the inputs have shapes that the signature names; others go alone."""
+    """Whether the inputs have the shapes of the signature; a request with others goes alone."""
     latest: Callable[[], Resident] | None = None
     """Gives what serves now, where the request named no version: a request that waits for its call is answered by what
     serves when the call begins, if that has the same graph."""

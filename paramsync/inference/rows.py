@@ -14,8 +14,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from paramsync.graphdef.reading import node_of
 from paramsync.graphs.graph import Graph
 from paramsync.graphs.inlining import inlined
+from paramsync.graphs.nodes import leading_to
 
 
 class InputPart(enum.Enum):
@@ -305,6 +307,7 @@ _OPS: Mapping[Callable[[Any, Sequence[Made]], Made], str] = {
     _parsed: "ParseExampleV2",
 }
 RULES = {op: rule for rule, ops in _OPS.items() for op in ops.split()}
+_ELEMENTWISE = {op for op, rule in RULES.items() if rule in (_each, _same)} | {"IdentityN", "NoOp"}
 
 
 def are_apart(graph: Graph, signature: str) -> bool:
@@ -320,6 +323,28 @@ def are_apart(graph: Graph, signature: str) -> bool:
         for tensor, result in zip(operation.outputs, results, strict=True):
             made.setdefault(tensor.name, result)
     return all(made.get(whole.tensor(one.tensor), ALL) == ROW for one in described.outputs)
+
+
+def is_elementwise(graph: Graph, signature: str) -> bool:
+    """Whether each element of the only input is computed for itself, with scalars: then it may have any shape.
+
+    Other kernels rely on ranks, and some end the process for a wrong one; what is broadcast to a larger constant or
+    parameter takes any amount of memory.
+    """
+    message = graph.message()
+    described = message.signatures[signature]
+    whole = inlined(tf.compat.v1.GraphDef.FromString(message.graph_def))
+    nodes = {node.name: node for node in whole.graph_def.node}
+    takes = {node_of(end.tensor) for end in described.inputs}
+    takes |= {value.node for value in message.parameters if not value.shape.unknown_rank and not value.shape.dim}
+    return len(described.inputs) == 1 and all(
+        node.name in takes or node.op in _ELEMENTWISE or _is_scalar(node)
+        for node in leading_to(nodes, [whole.tensor(end.tensor) for end in described.outputs])
+    )
+
+
+def _is_scalar(node: Any) -> bool:
+    return node.op == "Const" and not node.attr["value"].tensor.tensor_shape.dim
 
 
 def _results(operation: Any, given: Sequence[Made]) -> list[Made]:

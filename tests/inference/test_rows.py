@@ -14,7 +14,7 @@ from paramsync.graphs.capturing import Capture, capture
 from paramsync.inference import batchable
 from paramsync.inference.batchable import Traits
 from paramsync.inference.resident import Resident
-from paramsync.inference.rows import are_apart
+from paramsync.inference.rows import are_apart, is_elementwise
 from paramsync.sources.opening import open_source
 from paramsync.version import Version
 
@@ -41,6 +41,24 @@ def made(specs: Spec, function: Computed) -> Capture:
 def split(x: tf.Tensor) -> tf.Tensor:
     return tf.strings.split(x).to_tensor()
 
+
+def called(function: Computed) -> Computed:
+    """The same as exports have it: in a function that a function calls, of which some results are not used."""
+
+    @tf.function(reduce_retracing=True)
+    def inner(*inputs: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        return tf.identity(inputs[0]), *tf.split(tf.zeros([2]), 2), function(*inputs)
+
+    @tf.function(reduce_retracing=True)
+    def outer(*inputs: tf.Tensor) -> tf.Tensor:
+        return tf.identity(inner(*inputs)[-1])
+
+    found: Computed = outer
+    return found
+
+
+Form = Callable[[Computed], Computed]
+in_calls_too = pytest.mark.parametrize("form", [lambda function: function, called], ids=["plain", "in calls"])
 
 MIXED: dict[str, tuple[Spec, Computed]] = {  # each gives the same for many batches, and something else for others
     "a maximum of all, where it is above 1": (FLOATS, lambda x: x / tf.maximum(1.0, tf.reduce_max(x))),
@@ -76,9 +94,10 @@ MIXED: dict[str, tuple[Spec, Computed]] = {  # each gives the same for many batc
 }
 
 
+@in_calls_too
 @pytest.mark.parametrize(("specs", "function"), MIXED.values(), ids=MIXED)
-def test_what_depends_on_other_rows_is_found_whatever_the_numbers(specs: Spec, function: Computed) -> None:
-    assert not are_apart(made(specs, function).graph, "serving_default")
+def test_what_depends_on_other_rows_is_found(specs: Spec, function: Computed, form: Form) -> None:
+    assert not are_apart(made(specs, form(function)).graph, "serving_default")
 
 
 APART: dict[str, tuple[Spec, Computed]] = {
@@ -98,24 +117,28 @@ APART: dict[str, tuple[Spec, Computed]] = {
 }
 
 
+@in_calls_too
 @pytest.mark.parametrize(("specs", "function"), APART.values(), ids=APART)
-def test_what_keeps_rows_apart_is_seen_to(specs: Spec, function: Computed) -> None:
-    assert are_apart(made(specs, function).graph, "serving_default")
+def test_what_keeps_rows_apart_is_batched(specs: Spec, function: Computed, form: Form) -> None:
+    assert are_apart(made(specs, form(function)).graph, "serving_default")
 
 
-def called(function: Computed) -> Computed:
-    """The same as exports have it: in a function that a function calls, of which some results are not used."""
+ANY_SHAPE: dict[str, tuple[Spec, Computed, bool]] = {
+    "half plus two": (FLOATS, lambda x: x / 2.0 + 2.0, True),
+    "of two inputs": (TWO, lambda x, t: x + t, False),
+    "a vector, to which a scalar is broadcast": (FLOATS, lambda x: x + tf.ones([4]), False),
+    "a product": (FLOATS, lambda x: tf.matmul(x, tf.ones([4, 3])), False),
+    "a sum": (FLOATS, lambda x: tf.reduce_sum(x, -1), False),
+    "an image": (IMAGES, lambda x: tf.nn.max_pool2d(x, 2, 2, "SAME"), False),
+}
 
-    @tf.function(reduce_retracing=True)
-    def inner(*inputs: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        return tf.identity(inputs[0]), *tf.split(tf.zeros([2]), 2), function(*inputs)
 
-    @tf.function(reduce_retracing=True)
-    def outer(*inputs: tf.Tensor) -> tf.Tensor:
-        return tf.identity(inner(*inputs)[-1])
-
-    found: Computed = outer
-    return found
+@in_calls_too
+@pytest.mark.parametrize(("specs", "function", "expected"), ANY_SHAPE.values(), ids=ANY_SHAPE)
+def test_any_shape_is_taken_only_by_elementwise_computations(
+    specs: Spec, function: Computed, expected: bool, form: Form
+) -> None:
+    assert is_elementwise(made(specs, form(function)).graph, "serving_default") is expected
 
 
 def test_calls_are_looked_into() -> None:
@@ -124,16 +147,6 @@ def test_calls_are_looked_into() -> None:
         graph_def = tf.compat.v1.GraphDef.FromString(graph.message().graph_def)
         assert {"PartitionedCall"} == {node.op for node in graph_def.node} - {"Placeholder", "Identity", "NoOp"}
         assert are_apart(graph, "serving_default") is expected
-
-
-@pytest.mark.parametrize(("specs", "function"), MIXED.values(), ids=MIXED)
-def test_what_depends_on_other_rows_is_found_in_calls(specs: Spec, function: Computed) -> None:
-    assert not are_apart(made(specs, called(function)).graph, "serving_default")
-
-
-@pytest.mark.parametrize(("specs", "function"), APART.values(), ids=APART)
-def test_what_keeps_rows_apart_is_seen_to_in_calls(specs: Spec, function: Computed) -> None:
-    assert are_apart(made(specs, called(function)).graph, "serving_default")
 
 
 @pytest.mark.parametrize(("first", "expected"), [(lambda x: 2.0 * x, True), (lambda x: x - tf.reduce_max(x), False)])

@@ -13,6 +13,7 @@ from tensorflow_serving.apis import classification_pb2, inference_pb2, input_pb2
 
 from paramsync.errors import InputError
 from paramsync.graphs.specs import DEFAULT_SIGNATURE, Signature
+from paramsync.inference import batchable
 from paramsync.inference.questions import Answer, Question
 from paramsync.inference.resident import Resident
 from paramsync.rpc.tensor_proto import MAX_BYTES
@@ -134,7 +135,7 @@ def question_of(
             found=f"{', '.join(signature.inputs) or 'none'} and {', '.join(signature.outputs)}{method}",
         )
     inputs = {INPUTS: serialised}
-    fits = resident.graph.fits(name, inputs, outputs)
+    fits = batchable.fits(resident.graph, name, inputs, outputs)
     return Question(str(spec.name), resident, name, inputs, outputs, fits, latest)
 
 

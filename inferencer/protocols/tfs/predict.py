@@ -15,6 +15,7 @@ from tensorflow_serving.apis import get_model_metadata_pb2, predict_pb2
 from paramsync import dtypes
 from paramsync.errors import InputError
 from paramsync.graphs.specs import DEFAULT_SIGNATURE, Signature, TensorSpec
+from paramsync.inference import batchable
 from paramsync.inference.questions import Answer, Question
 from paramsync.rpc import tensor_proto
 from paramsync.rpc.tensor_proto import VALUE_FIELDS, extend, opening, packed
@@ -67,7 +68,7 @@ class Predict:
             check_count("output filter", request.output_filter)
             headers = {name: tensor_proto.header(proto, f"input {name!r}") for name, proto in request.inputs.items()}
             outputs = tuple(request.output_filter)
-            fits = resident.graph.fits(signature, headers, outputs)  # before memory is spent on any of them
+            fits = batchable.fits(resident.graph, signature, headers, outputs)  # before memory is spent on any of them
             inputs = tensor_proto.to_arrays(request.inputs, "input")
         return [Question(str(spec.name), resident, signature, inputs, outputs, fits, latest(self._models, spec))]
 

@@ -17,6 +17,7 @@ from tensorflow_serving.apis import get_model_metadata_pb2, get_model_status_pb2
 from paramsync.errors import InputError, RequestError
 from paramsync.graphs.specs import DEFAULT_SIGNATURE, TensorSpec
 from paramsync.host.files import shown
+from paramsync.inference import batchable
 from paramsync.inference.questions import Answer, Question
 from paramsync.inference.resident import Resident
 
@@ -137,7 +138,7 @@ class RestPrediction:
             self._form = _form(resident, name, body)
             specs = resident.graph.signatures[name].inputs
             inputs = (_of_rows if self._form == _ROWS else _of_columns)(body, specs)
-            fits = resident.graph.fits(name, inputs)
+            fits = batchable.fits(resident.graph, name, inputs)
             question = Question(self.model, resident, name, inputs, fits=fits, latest=latest)
         else:
             task = CLASSIFY if self._form == "classify" else REGRESS

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 import signal
@@ -19,6 +18,7 @@ import tensorflow as tf
 from tensorflow_serving.apis import get_model_status_pb2, model_service_pb2_grpc, predict_pb2
 from tensorflow_serving.apis import prediction_service_pb2_grpc as predictions
 
+from tests.support.http import call
 from tests.support.programs import PATIENCE, ROOT, Program, eventually
 
 Code = grpc.StatusCode
@@ -87,13 +87,9 @@ class Started:
         return None
 
     def get(self, path: str) -> str:
-        connection = http.client.HTTPConnection("localhost", self.rest, timeout=PATIENCE)
-        connection.request("GET", path)
-        answer = connection.getresponse()
+        answer = call(self.rest, "GET", path)
         assert answer.status == 200, path
-        text = answer.read().decode()
-        connection.close()
-        return text
+        return answer.body.decode()
 
 
 @pytest.fixture(scope="module")
@@ -138,6 +134,17 @@ def test_a_missing_model_is_what_their_readiness_helper_waits_for(started: Start
     refused = started.refusal("intentionally_missing_model")
     assert refused is not None
     assert (refused[0], "Servable" in refused[1]) == (Code.NOT_FOUND, True)
+
+
+def test_their_quickstart_is_answered_as_there(started: Started) -> None:
+    started.ask("a", wait=True)
+    for body, expected in (
+        ({"instances": [1.0, 2.0, 5.0]}, {"predictions": [2.5, 3.0, 4.5]}),
+        ({"inputs": [2.0, 3.0, 4.0]}, {"outputs": [3.0, 3.5, 4.0]}),
+        ({"inputs": 2.0}, {"outputs": 3.0}),
+        ({"inputs": [[[]]]}, {"outputs": [[[]]]}),
+    ):
+        assert call(started.rest, "POST", "/v1/models/a:predict", body).json == expected
 
 
 def test_states_are_told_by_http(started: Started) -> None:
