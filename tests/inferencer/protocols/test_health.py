@@ -7,19 +7,19 @@ from typing import Any
 
 import grpc
 import numpy as np
-import pytest
 import tensorflow as tf
+import yaml
 from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 from inferencer.settings.settings import ConnectionSettings, ModelSettings
-from paramsync.errors import SettingsError
 from paramsync.graphs.capturing import capture
 from paramsync.v1 import sync_pb2 as pb
-from tests.support.programs import eventually
+from tests.support.http import call
+from tests.support.programs import ROOT, eventually
 from tests.support.published import Publisher, publish_graph
-from tests.support.running import LONG, NOT_SERVING, SERVING, Running, refused
+from tests.support.running import LONG, NOT_SERVING, SERVING, Running, refused, synced
 
 Code = grpc.StatusCode
 
@@ -39,7 +39,8 @@ def test_health_follows_what_serves(tmp_path: Path) -> None:
     publishers[1].publish(1)
     assert next(of_b).status == SERVING
     assert next(watched).status == SERVING
-    assert [running.health(name) for name in ("", "a", "b", "tensorflow.serving.PredictionService")] == [SERVING] * 4
+    services = ("tensorflow.serving.PredictionService", "inference.GRPCInferenceService", "paramsync.v1.Sync")
+    assert {running.health(name) for name in ("", "a", "b", *services)} == {SERVING}
     assert running.health("a", control=True) == SERVING
     assert refused(others.Check, health_pb2.HealthCheckRequest(service="c"))[0] is Code.NOT_FOUND
     running.drain()
@@ -48,10 +49,6 @@ def test_health_follows_what_serves(tmp_path: Path) -> None:
     running.close()
     for one in publishers:
         one.close()
-
-
-def test_health_is_not_serving_before_a_version_serves(running: Running) -> None:
-    assert [running.health(name) for name in ("", "m")] == [NOT_SERVING, NOT_SERVING]
 
 
 class Wide(tf.Module):
@@ -105,19 +102,18 @@ def test_reflection_names_and_describes_the_services_of_each_port(running: Runni
     assert "Rollback" in of_control.FindServiceByName("paramsync.v1.Sync").methods_by_name
 
 
-@pytest.mark.parametrize(
-    "service",
-    ["tensorflow.serving.PredictionService", "inference.GRPCInferenceService", "paramsync.v1.Sync"],
-)
-def test_each_service_serves_once_every_model_does(served: Running, service: str) -> None:
-    watched = health_pb2_grpc.HealthStub(served.predictions).Watch(
-        health_pb2.HealthCheckRequest(service=service), timeout=LONG
-    )
-    assert next(watched).status == SERVING
-    served.drain()
-    assert [one.status for one in watched] == [NOT_SERVING]
+def test_a_pod_is_live_before_it_is_ready(running: Running, publisher: Publisher) -> None:
+    text = (ROOT / "deploy" / "kubernetes" / "inferencer.yaml").read_text()
+    deployment = next(one for one in yaml.safe_load_all(text) if one["kind"] == "Deployment")
+    [container] = deployment["spec"]["template"]["spec"]["containers"]
 
+    def answered(probe: str) -> int:
+        path = container[probe]["httpGet"]["path"]
+        assert container[probe]["httpGet"]["port"] == "http"
+        return call(running.rest_port, "GET", path).status
 
-def test_a_port_that_another_server_has_is_noticed(running: Running, tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match=f"port {running.port} of 127.0.0.1 is taken; choose another with --port"):
-        Running(tmp_path / "n", port=running.port)
+    probes = ("startupProbe", "livenessProbe", "readinessProbe")
+    assert [answered(probe) for probe in probes] == [200, 200, 503]
+    publisher.publish(7)
+    synced(running)
+    assert [answered(probe) for probe in probes] == [200, 200, 200]

@@ -1,4 +1,4 @@
-"""What KServe's protocol answers, over real gRPC. Clients that people have are elsewhere."""
+"""What KServe's protocol answers and refuses, over real gRPC. Clients that people have are in test_kserve_client.py."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 
 from inferencer.protocols.kserve import tensors
+from paramsync.errors import InputError
 from paramsync.kserve import open_inference_pb2 as pb
-from tests.support.kserve import SERVICE, X, every, infer, method, negated, raw, serving, typed, wanted, x
+from tests.support.kserve import SERVICE, X, every, infer, method, negated, raw, serving, strings, typed, wanted, x
 from tests.support.programs import eventually
-from tests.support.running import LONG, Running
+from tests.support.running import LONG, Running, refused
 from tests.support.values import VALUES
 
 Code = grpc.StatusCode
@@ -75,17 +76,6 @@ def test_where_one_output_has_no_typed_field_all_are_raw(echo: Running) -> None:
     assert not any(one.HasField("contents") for one in answer.outputs)
 
 
-def test_a_version_is_named_by_number_by_label_or_not_at_all(echo: Running) -> None:
-    for version, number in (("", "4"), ("3", "3"), ("4", "4"), ("stable", "3")):
-        answer = infer(echo, negated(version=version, outputs=wanted("version")))
-        assert (answer.model_version, answer.raw_output_contents[0]) == (number, struct.pack("<f", int(number)))
-
-
-def test_trailing_metadata_names_the_version(echo: Running) -> None:
-    _, call = method(echo, "ModelInfer").with_call(negated(), timeout=LONG)
-    assert dict(call.trailing_metadata())["paramsync-version"] == "4"
-
-
 def test_what_has_no_elements_is_no_mistake(echo: Running) -> None:
     answer = infer(echo, negated(inputs=[x(shape=(0, 2))], raw_input_contents=[b""], outputs=wanted("y")))
     assert (list(answer.outputs[0].shape), list(answer.raw_output_contents)) == ([0, 2], [b""])
@@ -126,3 +116,87 @@ def test_a_stream_that_a_caller_keeps_open_ends_when_the_server_drains(served: R
     served.drain()
     assert list(answers) == []
     drained.set()
+
+
+# What is refused: a code, what was expected and what was found
+
+
+def signature(value: pb.InferParameter) -> pb.ModelInferRequest:
+    message = negated()
+    message.parameters["signature"].CopyFrom(value)
+    return message
+
+
+_TEXT = pb.InferParameter(string_param="region")
+_CONTENTS = pb.InferTensorContents(fp32_contents=[1, 2])
+_UNKNOWN = pb.ModelInferRequest.InferInputTensor(name="y", datatype="FP32")
+# fmt: off
+_MISTAKES: dict[str, tuple[pb.ModelInferRequest, str]] = {
+    "no model": (negated(""), "model_name: expected the name of a model, found none"),
+    "signature that is no name": (signature(pb.InferParameter(int64_param=1)),
+        "parameter 'signature': expected its name as string_param, found int64_param"),
+    "missing inputs": (negated(inputs=[], raw_input_contents=[]), "expected 'x', found none"),
+    "unknown input": (negated(inputs=[x(), _UNKNOWN]), "inputs: expected 'x', found 'x', 'y'"),
+    "input twice": (negated(inputs=[x(), x()]), "input 'x': expected each input once"),
+    "unknown output": (negated(outputs=wanted("z")), "expected some of 'half', 'version', 'y', found 'z'"),
+    "output twice": (negated(outputs=wanted("y", "y")), "expected each output once, found 'y' more than once"),
+    "output without a datatype": (signature(pb.InferParameter(string_param="shaped")), "'complex': expected one of"),
+    "no datatype": (negated(inputs=[x("")]), "input 'x', datatype: expected one of BOOL, UINT8"),
+    "TensorFlow's datatype": (negated(inputs=[x("DT_FLOAT")]), "FP32, FP64, BYTES, found 'DT_F"),
+    "wrong datatype": (negated(inputs=[x("FP64")]), "expected float32 [?, 2], found float64 [1, 2]"),
+    "strings": (negated(inputs=[x("BYTES")]), "expected float32 [?, 2], found string [1, 2]"),
+    "wrong rank": (negated(inputs=[x(shape=(2,))]), "expected float32 [?, 2], found float32 [2]"),
+    "negative": (negated(inputs=[x(shape=(-1, 2))]), "dimensions of 0 or more, found [-1, 2]"),
+    "gigantic": (negated(inputs=[x(shape=(1 << 40, 2))]), "expected 8796093022208 bytes of raw_input_con"),
+    "beyond any address": (negated(inputs=[x(shape=(1 << 62, 2))]), "expected fewer elements"),
+    "empty, beyond any address": (negated(inputs=[x(shape=(0, 1 << 62))]), "shape: expected fewer elements"),
+    "many dimensions": (negated(inputs=[x(shape=(1,) * 33)]), "at most 32 dimensions, found 33"),
+    "too short": (negated(raw_input_contents=[b"1234567"]),
+        "input 'x' float32 [1, 2]: expected 8 bytes of raw_input_contents, found 7"),
+    "too long": (negated(raw_input_contents=[bytes(9)]), "expected 8 bytes of raw_input_conte"),
+    "too many contents": (negated(raw_input_contents=[bytes(8)] * 2), "expected one for each of 1 inputs, found 2"),
+    "no contents": (negated(raw_input_contents=[]), "expected 2 values in fp32_contents, found 0"),
+    "both": (negated(inputs=[x(contents=_CONTENTS)]), "found contents of 'x' as well"),
+    "other field": (typed(fp64_contents=[1, 2]), "FP32 in fp32_contents, found fp64_contents"),
+    "strings as numbers": (typed(bytes_contents=[b"1", b"2"]), "found bytes_contents"),
+    "too few values": (typed(fp32_contents=[1]), "expected 2 values in fp32_contents, found 1"),
+    "cut off length": (every(BYTES=strings(b"a", b"b") + b"\1\0\0"), "expected 3 strings"),
+    "string beyond the end": (every(BYTES=strings(b"a", b"b") + b"\xff\xff\xff\xff"),
+        "found string 2 to end beyond the raw_input_contents"),
+    "no strings": (every(BYTES=b""), "expected 3 strings, each after its length in 4 bytes"),
+    "strings left over": (every(BYTES=strings(b"a", b"b", b"c", b"")), "found 4 bytes more"),
+}
+_OTHERS: dict[str, tuple[pb.ModelInferRequest, Code, str]] = {
+    "version without end": (negated(version="9" * 9999), Code.NOT_FOUND, "label '999"),
+    "unknown signature": (signature(pb.InferParameter(string_param="train")), Code.FAILED_PRECONDITION,
+        "signature 'train' does not exist; there are: 'negated', 'serving_default', 'shaped', 'summed'"),
+    "shared memory": (negated(inputs=[x(parameters={"shared_memory_region": _TEXT})]), Code.UNIMPLEMENTED,
+        "shared memory is not"),
+    "classification": (negated(outputs=wanted("y", classification=pb.InferParameter(int64_param=2))),
+        Code.UNIMPLEMENTED, "classification is not offered; ask for the output itself"),
+}
+# fmt: on
+
+
+@pytest.mark.parametrize("mistake", [*_MISTAKES, *_OTHERS])
+def test_a_wrong_request_gets_a_code_and_both_sides_and_harms_nobody(echo: Running, mistake: str) -> None:
+    if mistake in _MISTAKES:
+        (message, text), code = _MISTAKES[mistake], Code.INVALID_ARGUMENT
+    else:
+        message, code, text = _OTHERS[mistake]
+    found, details = refused(method(echo, "ModelInfer"), message)
+    assert (found, text in details, len(details) < 1100) == (code, True, True), details
+    assert infer(echo, negated(outputs=wanted("y"))).raw_output_contents[0] == (-X).tobytes()
+
+
+@pytest.mark.parametrize(("datatype", "value", "text"), [
+    ("INT8", 128, "input 'a' int8 [1]: expected values from -128 to 127, found 128 to 128"),
+    ("UINT16", 65536, "input 'a' uint16 [1]: expected values from 0 to 65535, found 65536 to 65536"),
+])  # fmt: skip
+def test_a_typed_value_that_its_datatype_lacks_is_refused(datatype: str, value: int, text: str) -> None:
+    field = "uint_contents" if datatype.startswith("U") else "int_contents"
+    sent = pb.ModelInferRequest.InferInputTensor(name="a", datatype=datatype, shape=[1])
+    getattr(sent.contents, field).append(value)
+    with pytest.raises(InputError) as raised:
+        tensors.arrays(pb.ModelInferRequest(inputs=[sent]), tensors.outlines([sent]))
+    assert str(raised.value) == text

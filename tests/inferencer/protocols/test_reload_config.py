@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,8 +16,8 @@ from tensorflow_serving.apis import get_model_status_pb2, model_management_pb2
 from paramsync.v1 import sync_pb2 as pb
 from tests.support.configurations import answers, apply, config, model
 from tests.support.programs import eventually
-from tests.support.published import PARAMETERS, Publisher
-from tests.support.running import LONG, SERVING, Running, refused, request, seen, synced
+from tests.support.published import Publisher
+from tests.support.running import LONG, SERVING, Running, refused, request, synced
 
 Code = grpc.StatusCode
 INVALID = Code.INVALID_ARGUMENT
@@ -63,63 +62,15 @@ def told(running: Running) -> dict[str, Any]:
     return {one.name: (one.status().pinned, dict(one.status().labels)) for one in running.server.models}
 
 
-def test_a_model_is_added_and_serves_when_the_answer_comes(three: Running, tmp_path: Path, other: Path) -> None:
+def test_models_come_and_go_and_an_empty_list_ends_all(three: Running, tmp_path: Path, other: Path) -> None:
     apply(three, model(tmp_path / "m"), model(other, name="new"))
     assert (answers(three), answers(three, name="new")) == (9, 21)
-    assert [three.health(name) for name in ("", "m", "new")] == [SERVING] * 3
-
-
-def test_what_is_not_named_any_more_is_not_served_any_more(three: Running, tmp_path: Path, other: Path) -> None:
-    apply(three, model(other, name="new"))
-    assert answers(three, name="new") == 21
-    code, text = refused(three.prediction_service.Predict, request("m"))
-    assert (code, text) == (Code.NOT_FOUND, "Servable not found: model 'm' is not served here; served: 'new'")
-    apply(three, model(tmp_path / "m"))
-    assert answers(three) == 9
-
-
-def test_an_empty_list_ends_every_model_and_the_server_goes_on(three: Running, tmp_path: Path) -> None:
     apply(three)
     code, text = refused(three.prediction_service.Predict, request("m"))
     assert (code, text) == (Code.NOT_FOUND, "Servable not found: model 'm' is not served here; served: none")
     assert (three.health(), list(told(three))) == (SERVING, [])
     apply(three, model(tmp_path / "m"))
     assert (answers(three), three.health("m")) == (9, SERVING)
-
-
-@pytest.mark.slow
-def test_models_may_come_and_go_for_ever_under_requests_for_another(
-    three: Running, tmp_path: Path, other: Path
-) -> None:
-    def open_files() -> int:
-        return len(list(Path("/proc/self/fd").iterdir()))
-
-    apply(three, model(tmp_path / "m"), model(other, name="new"))
-    apply(three, model(tmp_path / "m"))
-    began = threading.active_count(), open_files()
-    over, failed = threading.Event(), list[grpc.RpcError]()
-
-    def ask() -> None:
-        while not over.is_set():
-            try:
-                answers(three)
-            except grpc.RpcError as error:
-                failed.append(error)
-
-    asks = threading.Thread(target=ask)
-    asks.start()
-    for _ in range(40):
-        apply(three, model(tmp_path / "m"), model(other, name="new"))
-        assert answers(three, name="new") == 21
-        apply(three, model(tmp_path / "m"))
-    over.set()
-    asks.join(LONG)
-    assert failed == []
-    few = 8
-    eventually(
-        lambda: threading.active_count() <= began[0] + few and open_files() <= began[1] + few,
-        lambda: f"{began} threads and files, found {threading.active_count()} and {open_files()}",
-    )
 
 
 @pytest.mark.slow
@@ -143,16 +94,6 @@ def test_a_model_that_is_taken_away_leaves_no_file_open_though_nobody_collects_c
         eventually(lambda: opened() == before, lambda: f"{before}, found {opened()}")
     finally:
         gc.enable()
-
-
-def test_the_same_again_changes_nothing(three: Running, tmp_path: Path) -> None:
-    wanted = model(tmp_path / "m", specific=(8,), labels={"stable": 8})
-    apply(three, wanted)
-    follower, swaps = three.server.models.follower("m"), three.server.models.follower("m").status().swaps
-    apply(three, wanted)
-    assert three.server.models.follower("m") is follower
-    assert follower.status().swaps == swaps
-    assert told(three) == {"m": (8, {"stable": 8})}
 
 
 def test_a_specific_version_is_pinned_and_the_latest_followed_again(
@@ -217,27 +158,6 @@ def test_labels_are_set_moved_and_taken_away(three: Running, tmp_path: Path) -> 
     assert (code, text) == (Code.NOT_FOUND, "label 'canary' of model 'm' is not there; there are: 'stable'")
 
 
-def test_so_many_of_the_latest_stay_in_memory(three: Running, tmp_path: Path, publisher: Publisher) -> None:
-    apply(three, model(tmp_path / "m", latest=3))
-    for number in (10, 11):
-        publisher.publish(number)
-        synced(three)
-    assert sorted(three.server.models.find("m").status().resident)[-2:] == [10, 11]
-    assert len(three.server.models.find("m").status().resident) == 3
-    assert answers(three) == 11
-
-
-def test_a_model_may_be_added_whose_store_is_empty_as_yet(three: Running, tmp_path: Path) -> None:
-    (tmp_path / "later").mkdir()
-    apply(three, model(tmp_path / "m"), model(tmp_path / "later", name="later"))
-    assert refused(three.prediction_service.Predict, request("later"))[0] is Code.UNAVAILABLE
-    late = Publisher(tmp_path / "later")
-    late.publish(1)
-    three.server.models.follower("later").sync(timeout=LONG)
-    assert answers(three, name="later") == 1
-    late.close()
-
-
 def test_a_store_that_is_lost_keeps_no_other_model_from_coming_or_going(
     three: Running, tmp_path: Path, other: Path
 ) -> None:
@@ -297,17 +217,3 @@ def test_a_wrong_configuration_is_refused_and_nothing_changes(
     assert (code, text in details) == (INVALID, True), details
     assert told(three) == before
     assert (answers(three), answers(three, label="stable")) == (9, 8)
-
-
-def test_all_versions_are_too_many(three: Running, tmp_path: Path) -> None:
-    wrong = model(tmp_path / "m")
-    wrong.model_version_policy.all.SetInParent()
-    code, text = refused(three.model_service.HandleReloadConfigRequest, config(wrong))
-    assert (code, "expected latest or specific" in text) == (INVALID, True)
-
-
-def test_one_wrong_model_leaves_out_the_good_ones_beside_it(three: Running, tmp_path: Path, other: Path) -> None:
-    wrong = config(model(other, name="new"), model(tmp_path / "m", specific=(99,)))
-    assert refused(three.model_service.HandleReloadConfigRequest, wrong)[0] is INVALID
-    assert list(told(three)) == ["m"]
-    assert seen(three.prediction_service.Predict(request(), timeout=LONG)) == [9.0] * PARAMETERS

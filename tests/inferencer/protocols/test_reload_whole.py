@@ -129,17 +129,6 @@ def test_whichever_worker_is_asked_knows_what_a_configuration_before_said(tmp_pa
     running.close()
 
 
-def test_a_configuration_of_one_model_leaves_the_pin_of_another_alone(
-    three: Running, tmp_path: Path, publisher: Publisher
-) -> None:
-    other = Publisher(tmp_path / "other")
-    other.publish(21)
-    three.sync.Pin(pb.PinRequest(model="m", version=8), timeout=LONG)
-    apply(three, model(tmp_path / "m"), model(other.path, name="other", specific=(21,)))
-    assert (told(three), told(three, "other")) == ((8, {}), (21, {}))
-    other.close()
-
-
 def test_what_is_refused_changes_nothing_of_what_is_kept(tmp_path: Path, bad: Publisher, publisher: Publisher) -> None:
     publisher.publish(7)
     running = Running(tmp_path / "m", state=tmp_path / "state")

@@ -99,16 +99,6 @@ def test_a_refusal_names_the_version_that_refused(web: Running) -> None:
         assert "Paramsync-Version" not in call(web.rest_port, "POST", f"/v1/models/{path}", {}).headers
 
 
-def test_a_version_can_be_asked_for_by_number_or_label(web: Running) -> None:
-    web.server.models.follower("plain").label("stable", 3, timeout=LONG)
-    for where, number in (("/versions/3", 3), ("/versions/4", 4), ("/labels/stable", 3), ("", 4)):
-        answer = call(web.rest_port, "POST", f"/v1/models/plain{where}:predict", {"instances": [[1, 2]]})
-        assert (answer.json["predictions"], answer.headers["Paramsync-Version"]) == (
-            [[number, 2 * number]],
-            str(number),
-        )
-
-
 def test_numbers_come_as_they_are_and_as_short_as_they_can_be(web: Running) -> None:
     answer = predict(web, b'{"instances": [[0.1, 0.2], [NaN, Infinity], [-Infinity, 1e10], [16777216, -0.0]]}')
     assert answer.body.startswith(
@@ -178,16 +168,6 @@ def test_many_requests_go_over_one_connection(web: Running) -> None:
         assert (answer.status, found.get("predictions")) == ((200, [[4.0 * number, 4.0]]) if good else (400, None))
     assert connection.sock is used
     connection.close()
-
-
-def test_requests_are_counted(web: Running) -> None:
-    predict(web, {"instances": [[1, 2]]})
-    predict(web, {})
-    text = call(web.rest_port, "GET", "/metrics").body.decode()
-    counted = [line for line in text.splitlines() if 'protocol="rest"' in line and 'model="plain"' in line]
-    assert any('version="4"' in line and 'code="OK"' in line for line in counted)
-    assert any('code="INVALID_ARGUMENT"' in line for line in counted)
-    assert call(web.rest_port, "GET", "/monitoring/prometheus/metrics").status == 200
 
 
 def test_health_is_good_once_all_models_serve_and_no_more_when_the_end_begins(

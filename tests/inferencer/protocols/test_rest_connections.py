@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import gc
-import json
 import socket
 import threading
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
 
-from inferencer.protocols.http.connections import _Connection
 from tests.support.http import Got, Web, call, small_limits
 from tests.support.programs import eventually
 from tests.support.running import LONG
@@ -64,18 +60,6 @@ def test_of_a_burst_of_connections_each_is_answered_or_told_that_there_are_too_m
     for got in answers:  # those that are health's too: the model `empty` serves nothing
         assert (got.status, got.headers["Content-Type"]) == (503, "application/json")
     assert all(got.headers["Connection"] == "close" for got in refused)
-
-
-def test_a_burst_of_requests_that_fits_is_answered_without_an_exception(web: Web) -> None:
-    body = json.dumps({"instances": [[1, 2]]}).encode()
-    head = (
-        b"POST /v1/models/plain:predict HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
-    )
-    with ExitStack() as stack:
-        burst = [connected(web, stack) for _ in range(1000)]
-        for one in burst:
-            one.sendall(head % len(body) + body)
-        assert Counter(told(one).status for one in burst) == {200: 1000}
 
 
 def test_connections_that_say_nothing_make_room_for_those_that_do(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,11 +152,3 @@ def test_health_is_told_while_all_connections_are_busy(web: Web, monkeypatch: py
         for path, text in (("/healthz", "not serving yet: empty"), ("/v1/models/plain", "as many connections as")):
             got = call(web.rest_port, "GET", path)
             assert (got.status, text in got.error) == (503, True), got.error
-
-
-def test_a_connection_that_is_over_is_not_kept(web: Web) -> None:
-    for _ in range(20):
-        call(web.rest_port, "GET", "/healthz")
-    eventually(lambda: not len(web.rest._connections), lambda: "all connections to be over")
-    gc.collect()
-    assert sum(isinstance(one, _Connection) for one in gc.get_objects()) < 5

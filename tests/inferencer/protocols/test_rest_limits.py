@@ -160,47 +160,9 @@ def test_what_is_refused_early_is_counted_by_model_and_code(web: Web, message: b
     assert counted(web, code) == before + 1
 
 
-def test_long_strings_where_numbers_belong_cost_no_more_than_themselves(web: Web) -> None:
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    got = call(web.rest_port, "POST", PREDICT, {"inputs": ["x" * MB] + [1] * 100})
-    assert got.status == 400
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10
-
-
 def test_a_body_that_does_not_come_is_given_up(web: Web) -> None:
     got = exchange(web, HEAD + b'Content-Length: 100\r\n\r\n{"inst')
     assert (got.status, got.error) == (408, "body: expected all of it within 1 s, found 6 bytes")
-
-
-ACTION = (
-    b"POST /api/models/plain/sync HTTP/1.1\r\nHost: 127.0.0.1\r\nOrigin: http://127.0.0.1\r\n"
-    b"Content-Type: application/json\r\n"
-)
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        b"Content-Length: 100\r\n\r\n{",
-        b"Transfer-Encoding: chunked\r\n\r\n1\r\n{\r\n",
-    ],
-    ids=["a part", "a chunk"],
-)
-def test_an_action_whose_body_does_not_come_is_given_up(web: Web, body: bytes) -> None:
-    got = exchange(web, ACTION + body)
-    assert (got.status, got.error) == (408, "body: expected all of it within 1 s, found 1 bytes")
-
-
-@pytest.mark.parametrize(("late", "status"), [(False, 400), (True, 408)])
-def test_a_bad_chunk_of_an_action_is_an_error_of_its_caller(web: Web, late: bool, status: int) -> None:
-    came = web.rest._came
-    with socket.create_connection(("127.0.0.1", web.rest_port), LONG) as one:
-        one.settimeout(LONG)
-        one.sendall(ACTION + b"Transfer-Encoding: chunked\r\n\r\n1\r\n{\r\n" + (b"" if late else b"none\r\n"))
-        if late:
-            eventually(lambda: web.rest._came > came, lambda: "it to come")
-            one.sendall(b"none\r\n")
-        assert int(one.recv(1 << 16).split()[1]) == status
 
 
 def test_a_comparison_that_nobody_waits_for_is_given_up(web: Web) -> None:

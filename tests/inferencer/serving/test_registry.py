@@ -87,17 +87,6 @@ def test_a_model_that_is_added_serves_when_that_is_answered_and_follows_from_the
     eventually(lambda: answered(served, "other") == 4, lambda: "version 4 to serve")
 
 
-def test_the_first_version_of_a_model_that_is_added_is_counted(
-    served: LocalRunning, tmp_path: Path, other: Publisher
-) -> None:
-    apply(served, model(tmp_path / "m"), model(tmp_path / "other"))
-    counts = {one.follower.model: one for one in served.server.predicting.metrics.followed()}
-    assert {name: (one.restores.count, one.swaps.count) for name, one in counts.items()} == {
-        "m": (1, 1),
-        "other": (1, 1),
-    }
-
-
 def test_a_model_without_a_version_takes_nothing_away_from_the_others(served: LocalRunning, tmp_path: Path) -> None:
     watched = health_pb2_grpc.HealthStub(served.predictions).Watch(
         health_pb2.HealthCheckRequest(service="empty"), timeout=LONG

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -42,63 +41,38 @@ def refused(running: LocalRunning, path: str, content: bytes) -> grpc.StatusCode
     return raised.value.code()
 
 
-def predict(**inputs: Any) -> predict_pb2.PredictRequest:
-    return request("m", **inputs)
+def asked(kind: Any) -> Any:
+    """A request for model `m`, of no input."""
+    message = kind()
+    message.model_spec.name = "m"
+    return message
 
 
-def classify() -> Any:
-    found = classification_pb2.ClassificationRequest()
-    found.model_spec.name = "m"
-    return found
-
-
-def regress() -> Any:
-    found = regression_pb2.RegressionRequest()
-    found.model_spec.name = "m"
-    return found
-
-
-def inference() -> Any:
-    found = inference_pb2.MultiInferenceRequest()
-    found.tasks.add(method_name="tensorflow/serving/classify").model_spec.name = "m"
-    return found
-
-
-def infer() -> Message:
-    return kserve_pb2.ModelInferRequest(model_name="m")
-
-
+MULTI = inference_pb2.MultiInferenceRequest()
+MULTI.tasks.add(method_name="tensorflow/serving/classify").model_spec.name = "m"
+INFER = kserve_pb2.ModelInferRequest(model_name="m")
 ASKED = [
-    (f"{TFS}/Predict", "tfs", lambda: predict(unknown=np.ones(1))),
-    (f"{TFS}/Classify", "tfs", classify),
-    (f"{TFS}/Regress", "tfs", regress),
-    (f"{TFS}/MultiInference", "tfs", inference),
-    (f"{KSERVE}/ModelInfer", "kserve", infer),
+    (f"{TFS}/Predict", "tfs", request("m", unknown=np.ones(1))),
+    (f"{TFS}/Classify", "tfs", asked(classification_pb2.ClassificationRequest)),
+    (f"{TFS}/Regress", "tfs", asked(regression_pb2.RegressionRequest)),
+    (f"{TFS}/MultiInference", "tfs", MULTI),
+    (f"{KSERVE}/ModelInfer", "kserve", INFER),
 ]
 
 
-@pytest.mark.parametrize(("path", "protocol", "made"), ASKED)
-def test_what_a_version_cannot_answer(
-    served: LocalRunning, path: str, protocol: str, made: Callable[[], Message]
-) -> None:
-    code = refused(served, path, made().SerializeToString())
-    assert code is not Code.OK
+@pytest.mark.parametrize("full", [False, True], ids=["by a version", "before it is read"])
+@pytest.mark.parametrize(("path", "protocol", "message"), ASKED)
+def test_a_refused_call(served: LocalRunning, path: str, protocol: str, message: Message, full: bool) -> None:
+    if full:
+        served.server.predicting.batcher._most = 0
+    code = refused(served, path, message.SerializeToString())
+    assert (code is Code.RESOURCE_EXHAUSTED) is full
     check_counted(served, "m", protocol, code.name)
-
-
-@pytest.mark.parametrize(("path", "protocol", "made"), ASKED)
-def test_what_is_refused_before_it_is_read(
-    served: LocalRunning, path: str, protocol: str, made: Callable[[], Message]
-) -> None:
-    served.server.predicting.batcher._most = 0
-    assert refused(served, path, made().SerializeToString()) is Code.RESOURCE_EXHAUSTED
-    check_counted(served, "m", protocol, "RESOURCE_EXHAUSTED")
 
 
 @pytest.mark.parametrize("last", [False, True], ids=["named first", "named last"])
 def test_a_large_message_that_finds_no_room(served: LocalRunning, last: bool) -> None:
-    large, named = predict(x=_LARGE), predict_pb2.PredictRequest()
-    named.model_spec.name = "m"
+    large, named = request("m", x=_LARGE), asked(predict_pb2.PredictRequest)
     large.ClearField("model_spec")
     parts = [named.SerializeToString(), large.SerializeToString()]
     served.server.predicting.answering._budget = _full()
@@ -114,7 +88,7 @@ def _full() -> MemoryBudget:
 
 def test_one_of_a_stream(served: LocalRunning) -> None:
     stream = served.predictions.stream_stream(f"/{KSERVE}/ModelStreamInfer", bytes, bytes)
-    assert len([*stream(iter([infer().SerializeToString()]), timeout=LONG)]) == 1
+    assert len([*stream(iter([INFER.SerializeToString()]), timeout=LONG)]) == 1
     check_counted(served, "m", "kserve", "INVALID_ARGUMENT")
 
 

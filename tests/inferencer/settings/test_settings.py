@@ -75,14 +75,6 @@ def test_a_trainer_of_a_model_that_is_not_there_or_has_one_is_refused(given: lis
         parse(["--model", "a=/s", "--model", "b=/t", *(word for one in given for word in ("--trainer", one))])
 
 
-def test_a_graph_may_be_given() -> None:
-    [found] = parse(["--model", "a=/s", "--graph", "/exported"]).models
-    assert isinstance(found, ModelSettings)
-    assert found.graph == Path("/exported")
-    with pytest.raises(SettingsError, match="expected inputs and outputs, or graph, which has its own, found both"):
-        parse(["--model", "a=/s", "--graph", "/exported", "--inputs", "x:0", "--outputs", "y:0"])
-
-
 def test_every_flag_of_the_server(tmp_path: Path) -> None:
     ports = ["--host", "::1", "--port", "1", "--rest-port", "2", "--control-port", "3", "--poll-seconds", "0.5"]
     limits = [
@@ -128,12 +120,6 @@ def test_where_any_port_will_do_pins_are_remembered_only_where_that_is_said(
 def test_with_any_free_port_for_predictions_that_for_http_is_any_too() -> None:
     assert parse(["--model", "a=/s", "--port", "0"]).rest_port == 0
     assert parse(["--model", "a=/s", "--port", "0", "--rest-port", "9"]).rest_port == 9
-
-
-def test_tensor_names_are_split() -> None:
-    [found] = parse(["--model", "a=/s", "--inputs", "x:0, z:0", "--outputs", "y:0"]).models
-    assert isinstance(found, ModelSettings)
-    assert (found.inputs, found.outputs) == (("x:0", "z:0"), ("y:0",))
 
 
 @pytest.mark.parametrize(
@@ -213,11 +199,6 @@ def test_a_taken_port_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
         code, text = ended("--model", f"digits={tmp_path}", "--port", str(port))
     assert code == 2
     assert text == f"paramsync serve: port {port} of 127.0.0.1 is taken; choose another with --port (0: any free)\n"
-
-
-def test_a_path_that_is_not_utf8_is_one_line_and_exit_code_2() -> None:
-    code, text = ended("--model", os.fsdecode(b"digits=/n\xff"))
-    assert (code, text) == (2, "paramsync serve: expected arguments in UTF-8, found 'digits=/n\\udcff'\n")
 
 
 def test_settings_are_judged_before_tensorflow_is_imported(tmp_path: Path) -> None:
