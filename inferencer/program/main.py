@@ -14,7 +14,7 @@ _SETTINGS = f"{__package__.rpartition('.')[0]}.settings.settings"
 
 
 def main(arguments: Sequence[str] | None = None, *, parsing: str = _SETTINGS) -> int:
-    """Exit code 0 after a drain, 2 for settings that cannot be used; the `parse` of that module reads them."""
+    """Serve. Exit code 0 after a drain, 2 for wrong settings, which the `parse` of the module `parsing` reads."""
     stop = Stop()
     stop.listen()  # before the imports, which take time
     import importlib
@@ -24,18 +24,18 @@ def main(arguments: Sequence[str] | None = None, *, parsing: str = _SETTINGS) ->
 
     try:
         settings = importlib.import_module(parsing).parse(sys.argv[1:] if arguments is None else arguments)
-        from . import start  # only now: it takes several times as long to import as --help does
+        from . import start  # not before: importing it takes several times as long as --help
 
         start.run(settings, stop=stop)
     except ParamsyncError as error:
-        if sys.stderr is not None:  # it was closed before the program began
+        if sys.stderr is not None:  # None if it was closed before the program began
             sys.stderr.write(f"paramsync serve: {line(str(error))}\n")
         return 2
     return 0
 
 
 def end(code: int) -> NoReturn:
-    """End the process: all is over; but the interpreter would wait for a computation that never ends."""
+    """End the process at once: the interpreter would wait for a computation that never ends."""
     if sys.stderr is not None:
         with contextlib.suppress(OSError):  # its terminal was closed
             sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""The serving program up to its server: what can be wrong is found before anything is started."""
+"""Starts the server, after checks that need no server, and drains it at the end."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ if TYPE_CHECKING:
     from ..supervisor.server import Server
 
 _DESCRIPTORS = 64
-_OF_MODEL = 3  # a graph, and a file of a version twice: to check it, and to send it
-_OF_WORKER = 7  # the process, what is said to it, and its listeners, at two addresses and a path at most
+_OF_MODEL = 3  # descriptors: a graph, and a version's file twice, to check it and to send it
+_OF_WORKER = 7  # descriptors: the process, its channel, and its listeners, at most at two addresses and a path
 _log = logging.getLogger("paramsync.inferencer")
 
 
 def run(settings: Settings, *, stop: Stop) -> None:
-    """Serve until told to stop. Raises SettingsError, or StoreError, where it cannot begin."""
+    """Serve until told to stop. Raises SettingsError or StoreError if the server cannot start."""
     prepare_environment()
     raise_descriptor_limit()
     _check_descriptors(len(settings.models), settings.workers)
     start_logging(settings.log_format)
-    template = Template(log_format=settings.log_format)  # before the server is imported: TensorFlow takes longer
+    template = Template(log_format=settings.log_format)  # first: its import of TensorFlow takes longest
     with closing(template), traces.exported("paramsync-inferencer") as tracing:
         asyncio.run(_serve(settings, template, stop, service_manager(), tracing=tracing))
 
 
 def _check_descriptors(models: int, workers: int) -> None:
-    """Raises SettingsError where there are too few for one version of each model."""
+    """Raise SettingsError for too few descriptors for one version of each model."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = _DESCRIPTORS + _OF_MODEL * models + _OF_WORKER * workers
     if limit != resource.RLIM_INFINITY and needed > limit:
@@ -59,12 +59,12 @@ async def _serve(settings: Settings, template: Template, stop: Stop, manager: Se
     names = ", ".join(model.name for model in settings.models)
     _log.info("inferencer starts: %s; workers: %d", names, settings.workers)
     stop.arm(lambda: loop.is_closed() or loop.call_soon_threadsafe(stopping.set))
-    with closing(template):  # here too: threads that wait for its import would hold up the end of the event loop
+    with closing(template):  # here too: threads waiting for its import would hold up the end of the event loop
         await serve(server, settings, stopping, manager)
 
 
 async def serve(server: Server, settings: Settings, stop: asyncio.Event, manager: ServiceManager) -> None:
-    """Serve until `stop` is set. Raises SettingsError where a port is taken."""
+    """Serve until `stop` is set. Raises SettingsError if a port is taken."""
     tf_serving = settings.tf_serving
     if tf_serving is not None and tf_serving.changing_nothing:
         _log.warning("flags that change nothing here: %s", ", ".join(tf_serving.changing_nothing))
@@ -75,7 +75,7 @@ async def serve(server: Server, settings: Settings, stop: asyncio.Event, manager
     starting, stopping = asyncio.ensure_future(server.start()), asyncio.ensure_future(stop.wait())
     await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
     if not starting.done():
-        starting.cancel()  # no predictions have been asked for yet
+        starting.cancel()  # nobody has asked for predictions yet
         await asyncio.wait({starting})
         return
     ports = await starting

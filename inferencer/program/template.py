@@ -1,8 +1,7 @@
-"""The template: a process that has imported all that workers need, and done nothing with it, so that it can be forked.
+"""The template: a process that has imported all that workers need, and is forked for each worker.
 
-Run as a module with the number of a descriptor, on which the supervisor asks for processes, and the format of logs.
-What TensorFlow and gRPC start for their first call would not survive a fork: so this process never computes, and opens
-no channel.
+Run as a module, with the number of a descriptor on which the supervisor asks for processes, and the format of logs. The
+threads that TensorFlow and gRPC start at their first call would not survive a fork: this process makes none.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ from paramsync.program.process import ending_signals, start_logging
 def main() -> None:
     connection = socket.socket(fileno=int(sys.argv[1]))
     for ending in ending_signals():
-        signal.signal(ending, signal.SIG_IGN)  # the supervisor is told, and ends its workers in its own order
-    gc.disable()  # what is imported stays: to look for what does not takes a tenth of the time
+        signal.signal(ending, signal.SIG_IGN)  # the supervisor gets them too, and ends its workers in its own order
+    gc.disable()  # imports make no garbage, and collections would take a tenth of the time
     roles = _roles(log_format=sys.argv[2])
-    gc.freeze()  # what was imported stays, in pages that all children share
+    gc.freeze()  # no collection writes to these pages, so that all children share them
     gc.enable()
     try:
         connection.send(b"ready")
@@ -37,7 +36,7 @@ def main() -> None:
     while True:
         try:
             _, descriptors, _, _ = socket.recv_fds(connection, 16, 8)
-        except ConnectionResetError:  # there was something that the supervisor has not read
+        except ConnectionResetError:  # the supervisor ended without reading an answer
             return
         if not descriptors:
             return
@@ -55,11 +54,10 @@ def main() -> None:
 
 
 def _is_forked(connection: socket.socket, supervisor: int) -> bool:
-    """Fork a process that is a child of the supervisor, and tell the supervisor its number. True in that process.
+    """Fork a process that is a child of the supervisor, and send the supervisor its id. True in that process.
 
-    1. A process in between forks it, says its number, and ends: the supervisor adopts it.
-    2. Once that is so, the kernel is told to kill it when its parent ends. What becomes of the template is nothing to
-       it, and whether it is stopped is nothing to the kernel.
+    1. A process in between forks it, sends its id, and ends: the supervisor adopts it.
+    2. Then the kernel is asked to kill it when its parent, the supervisor, ends; the template may end before.
     """
     ours, its = socket.socketpair()
     if between := os.fork():
@@ -74,15 +72,15 @@ def _is_forked(connection: socket.socket, supervisor: int) -> bool:
     try:
         forked = os.fork()
     except OSError:
-        os._exit(1)  # without a number
+        os._exit(1)  # without sending an id
     if forked:
         its.send(b"%d" % forked)
         os._exit(0)
-    its.recv(1)  # until the template has seen the one in between end
+    its.recv(1)  # until the template has seen the end of the process in between
     its.close()
     end_with_parent()
-    if os.getppid() != supervisor:
-        os._exit(1)  # it has ended meanwhile
+    if os.getppid() != supervisor:  # it has ended meanwhile
+        os._exit(1)
     return True
 
 

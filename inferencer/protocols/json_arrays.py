@@ -1,4 +1,4 @@
-"""JSON's values to arrays of the dtype that a signature says, and back to JSON, in steps of a few milliseconds."""
+"""JSON values to arrays of a signature's dtype, and back to JSON, in steps of a few milliseconds."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from .json_reader import Body, kind
 Array = np.ndarray[Any, Any]
 
 B64 = "b64"
-_BYTES = "_bytes"  # ends the names of outputs whose strings are not text
+_BYTES = "_bytes"  # suffix of outputs whose strings are no text
 _SPACE = b" \t\n\v\f\r"
 _RANK = 32
-_DIGITS = 5  # are enough for any number of two bytes or one
-_STEP = 1 << 18  # characters of base64 that are decoded in one go
-_PART = 4096  # elements of a list that become an array in one go
-_VALUES = 1024  # are written in one go
+_DIGITS = 5  # enough for any number of one or two bytes
+_STEP = 1 << 18  # characters of base64 decoded in one go
+_PART = 4096  # elements of a list made an array in one go
+_VALUES = 1024  # values written in one go
 _BEYOND_INTEGERS = 1 << 63  # a whole number beyond 64 bits is read as a float
-_SMALL_STRINGS = 1 << 15  # bytes of strings in an answer that is small
+_SMALL_STRINGS = 1 << 15  # bytes of strings in a small answer
 
 
 def is_b64(value: Any) -> bool:
-    """Whether it is the way in which JSON carries bytes."""
+    """Whether the value is {"b64": "..."}, JSON's form of bytes."""
     return isinstance(value, dict) and value.keys() == {B64} and isinstance(value[B64], str)
 
 
@@ -41,7 +41,7 @@ def is_b64(value: Any) -> bool:
 
 
 def read(name: str, value: Any, spec: TensorSpec, body: Body) -> Array:
-    """Numbers, booleans or strings in lists of one shape. Raises RequestError, NotImplementedError."""
+    """The array of numbers, booleans or strings in lists of one shape. Raises RequestError, NotImplementedError."""
     what = f"input {name!r}"
     if isinstance(value, list) and len(value) > _PART:
         parts = (value[at : at + _PART] for at in range(0, len(value), _PART))
@@ -51,7 +51,7 @@ def read(name: str, value: Any, spec: TensorSpec, body: Body) -> Array:
 
 
 def joined(what: str, arrays: Iterator[Array]) -> Array:
-    """Rows one behind the other. Raises InputError where they have several shapes."""
+    """Concatenate arrays. Raises InputError if their rows have different shapes."""
     rows: list[Array] = []
     for array in arrays:
         rows.append(array)
@@ -62,7 +62,7 @@ def joined(what: str, arrays: Iterator[Array]) -> Array:
 
 
 def _flat(what: str, value: Any) -> tuple[tuple[int, ...], list[Any]]:
-    """The shape that lists in lists have, and the values in the innermost. Raises InputError where they have none."""
+    """The shape of nested lists, and the innermost values. Raises InputError for ragged lists."""
     shape: list[int] = []
     level = [value]
     while list in (kinds := set(map(type, level))):
@@ -108,7 +108,7 @@ def _beyond(what: str, spec: TensorSpec) -> InputError:
 
 def _dtype(what: str, spec: TensorSpec) -> np.dtype[Any]:
     dtype = dtypes.named(spec.dtype)
-    if dtype is None or dtype.names or dtype.kind == "c":  # the second: a quantized one
+    if dtype is None or dtype.names or dtype.kind == "c":  # a quantized dtype has names
         raise NotImplementedError(f"{what}: JSON has no {spec.dtype}; use gRPC")
     return dtype
 
@@ -123,7 +123,7 @@ def string(what: str, value: Any) -> bytes:
     if not is_b64(value):
         raise InputError(what, expected=f'strings or {{"{B64}": "..."}}', found=kind(value))
     try:
-        text = value[B64].encode("ascii").translate(None, _SPACE)  # line breaks, as in TensorFlow Serving
+        text = value[B64].encode("ascii").translate(None, _SPACE)  # TensorFlow Serving takes line breaks too
         text += b"=" * (-len(text) % 4)
         return b"".join(base64.b64decode(text[at : at + _STEP], validate=True) for at in range(0, len(text), _STEP))
     except (binascii.Error, ValueError) as error:
@@ -138,7 +138,7 @@ def written(value: Any) -> bytes:
 
 
 def is_small(answer: Mapping[str, Array]) -> bool:
-    """Whether it is written within a few milliseconds."""
+    """Whether an answer is written within a few milliseconds."""
     arrays = answer.values()
     if sum(map(count_values, arrays)) > _VALUES:
         return False
@@ -146,7 +146,7 @@ def is_small(answer: Mapping[str, Array]) -> bool:
 
 
 def nested(name: str, array: Array) -> Iterator[bytes]:
-    """An output as lists in lists, in pieces. Raises InputError for a dtype that JSON lacks."""
+    """An output as nested lists, in pieces. Raises InputError for a dtype that JSON lacks."""
     if not array.ndim or (count := count_values(array)) <= _VALUES:
         yield written(listed(name, array))
     elif count // len(array) > _VALUES:
@@ -159,7 +159,7 @@ def nested(name: str, array: Array) -> Iterator[bytes]:
 
 
 def pieces(count: int, size: int, piece: Callable[[int, int], list[Any]]) -> Iterator[bytes]:
-    """A list of `count` elements, which have `size` values together; `piece` gives those between two places."""
+    """A list of `count` elements with `size` values in all; `piece(first, end)` gives some elements."""
     step = max(1, count * _VALUES // max(1, size))
     yield b"["
     for at in range(0, count, step):
@@ -168,12 +168,12 @@ def pieces(count: int, size: int, piece: Callable[[int, int], list[Any]]) -> Ite
 
 
 def count_values(array: Array) -> int:
-    """How many values an array is written as, lists among them: there may be many of these without any number."""
+    """How many values and lists an array is written as; an empty array may be many lists."""
     return sum(math.prod(array.shape[: rank + 1]) for rank in range(array.ndim)) or 1
 
 
 def listed(name: str, array: Array) -> Any:
-    """The array as lists of what JSON has: numbers as short as their dtype allows. Raises InputError."""
+    """The array as nested lists of JSON values, with the fewest digits that their dtype needs. Raises InputError."""
     if array.dtype.kind == "O":
         flat = np.empty(array.size, object)
         flat[:] = [_text(value, as_bytes=name.endswith(_BYTES)) for value in array.reshape(-1).tolist()]
@@ -188,8 +188,8 @@ def listed(name: str, array: Array) -> Any:
 
 
 def _shortest(array: Array) -> Array:
-    """Each number by the fewest digits that say which one of its dtype it is."""
-    with np.errstate(invalid="ignore"):  # of some that are no numbers
+    """Each number as the shortest decimal that is read as the same number of its dtype."""
+    with np.errstate(invalid="ignore"):  # for NaN
         exact = np.asarray(array, np.float64)
     shortest = exact.copy()
     left = np.isfinite(exact)
@@ -207,5 +207,5 @@ def _text(value: bytes, *, as_bytes: bool) -> Any:
         try:
             return value.decode()
         except UnicodeDecodeError:
-            pass  # as text it would not be what it is
+            pass  # not UTF-8: as base64
     return {B64: base64.b64encode(value).decode()}

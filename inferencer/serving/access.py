@@ -1,4 +1,4 @@
-"""Who may call at a port of this server, and below which folders the stores are that callers may have served."""
+"""Access to the ports of this server, and to the folders whose stores callers may have served."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _HOSTS_OPTION = "--allow-host"
 
 
 def access_of(settings: Settings, host: str) -> Access:
-    """Of a port that listens on this host."""
+    """The access of a port that listens on this host."""
     certificates = settings.tls is not None and settings.tls.client_ca is not None
     return Access(host=host, tokens=settings.tokens, certificates=certificates, reads=settings.auth_reads)
 
 
 def caller_of(request: web.BaseRequest) -> Caller:
-    """Who makes a request by HTTP."""
+    """The caller of an HTTP request."""
     peer = None if request.transport is None else request.transport.get_extra_info("peername")
     peer_address = address(*peer[:2]) if isinstance(peer, tuple) else "unknown"
     shown = None if request.transport is None else request.transport.get_extra_info("peercert")
@@ -53,14 +53,14 @@ def check_host(what: str, request: web.BaseRequest, access: Access, hosts: Colle
 
 
 class ReloadRoots:
-    """Where stores may be that callers have served: below these folders, else anywhere on loopback, else nowhere."""
+    """The folders below which callers may have stores served; without any: anywhere on loopback, else nowhere."""
 
     def __init__(self, roots: Sequence[Path], *, host: str) -> None:
         self._roots = tuple(roots)
         self._anywhere = not roots and is_loopback(host)
 
     def check(self, where: str, path: Path) -> None:
-        """Raise NotAllowedError for a store that is not below a root, wherever links in it lead. Looks at files."""
+        """Raise NotAllowedError for a store that is not below a root, with links followed. Looks at files."""
         if self._anywhere or any(_is_below(path, root) for root in self._roots):
             return
         roots = " or ".join(map(str, self._roots)) or f"a folder that {_OPTION} DIR names to the inferencer"
@@ -70,5 +70,5 @@ class ReloadRoots:
 def _is_below(path: Path, root: Path) -> bool:
     try:
         return path.resolve(strict=True).is_relative_to(root.resolve())
-    except (OSError, RuntimeError, ValueError):  # nothing there, links in a circle, a name too long
+    except (OSError, RuntimeError, ValueError):  # it does not exist, links form a circle, the name is too long
         return False

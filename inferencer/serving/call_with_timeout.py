@@ -1,4 +1,4 @@
-"""A call that a file system may never answer, made where it holds up neither its caller nor the end of the process."""
+"""Calls that a file system may never answer, on threads that hold up neither their caller nor the process's end."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _T = TypeVar("_T")
 
 
 async def aside(call: Callable[[], _T], what: str) -> _T:
-    """What it returns or raises, on a thread that is given up after ten seconds: then it raises SyncError.
+    """The result of a call on a thread. After ten seconds the thread is given up: raises SyncError.
 
-    A thread of asyncio's own would be waited for at the end of the process.
+    The interpreter would wait for a thread of asyncio's own pool at the end of the process.
     """
     answer: Future[_T] = Future()
     threading.Thread(target=_run, args=(call, answer), name=what, daemon=True).start()
     waiting = asyncio.wrap_future(answer)
     await asyncio.wait([waiting], timeout=_SECONDS)
-    if waiting.cancel():  # the answer too
+    if waiting.cancel():  # which cancels `answer` too
         raise SyncError(f"{what}: expected the file system to answer within {_SECONDS:g} s, found that it does not")
     return await waiting
 
@@ -35,5 +35,5 @@ def _run(call: Callable[[], _T], answer: Future[_T]) -> None:
             answer.set_result(call())
         except InvalidStateError:
             raise
-        except Exception as error:  # noqa: BLE001, it is raised where it is waited for
+        except Exception as error:  # noqa: BLE001, it is raised by `aside`
             answer.set_exception(error)

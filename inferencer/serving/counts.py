@@ -1,4 +1,4 @@
-"""Counts: how often, how long and how large, in numbers that one thread adds to and any thread may read."""
+"""Counts and histograms, which one thread adds to and any thread may read."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BATCH = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
 class Histogram:
-    """Observations by the first bound that is not below them. Where each call counts, `add` is done in place."""
+    """Counts observations by the first bound that is not below them. Hot paths inline `add`."""
 
     __slots__ = ("bounds", "buckets", "last", "sum")
 
@@ -30,7 +30,7 @@ class Histogram:
         self.buckets = [0] * (len(bounds) + 1)
         self.sum = 0.0
         self.last = 0.0
-        """When it was added to, where whoever adds says so."""
+        """When the last observation was added, if whoever adds sets it."""
 
     @property
     def count(self) -> int:
@@ -41,14 +41,14 @@ class Histogram:
         self.sum += value
 
     def take_in(self, other: Histogram) -> None:
-        """All that another one with the same bounds has observed."""
+        """Add the observations of another histogram with the same bounds."""
         self.buckets = [mine + theirs for mine, theirs in zip(self.buckets, other.buckets, strict=True)]
         self.sum += other.sum
         self.last = max(self.last, other.last)
 
 
 class Calls:
-    """The calls of one signature of one version, each of which answers a request or more."""
+    """The calls of one signature of one version. A call answers one request or more."""
 
     __slots__ = ("last", "requests", "rows", "waited")
 
@@ -56,7 +56,7 @@ class Calls:
         self.requests = Histogram(BATCH)
         self.rows = Histogram(BATCH)
         self.waited = 0.0
-        """Seconds that requests were in calls: those of a call count once for each request in it."""
+        """The sum, over all requests, of the seconds of their calls."""
         self.last = 0.0
 
     @property
@@ -77,20 +77,20 @@ class Calls:
 
 @dataclass(frozen=True, slots=True)
 class Scrubbed:
-    """What was read again of versions in memory: bytes, and when all of it had been, in seconds since the epoch."""
+    """How many bytes of versions in memory were verified again, and when the last round ended (epoch seconds)."""
 
     bytes: int = 0
     at: float | None = None
 
 
 class Followed:
-    """How long the restores and swaps of one follower take, which is not started yet. Its thread alone adds to them."""
+    """The durations of a follower's restores and swaps. Made before the follower starts; its thread adds to them."""
 
     def __init__(self, follower: Follower[Any]) -> None:
         self.follower = follower
         self.restores = Histogram(RESTORE_SECONDS)
         self.swaps = Histogram(SWAP_SECONDS)
-        self._restored: tuple[int, float] | None = None  # which version, in how many seconds
+        self._restored: tuple[int, float] | None = None  # the version, and its seconds
         self._subscription = follower.subscribe(self._hear)
 
     def _hear(self) -> None:
@@ -99,7 +99,7 @@ class Followed:
             if event.kind is EventKind.RESTORED:
                 self.restores.add(seconds)
                 self._restored = number, seconds
-            elif event.kind is EventKind.SWAPPED:  # what it says includes the restore, where that was part of it
+            elif event.kind is EventKind.SWAPPED:  # its seconds may include the restore
                 part = self._restored is not None and self._restored[0] == number and self._restored[1] <= seconds
                 self.swaps.add(seconds - self._restored[1] if part and self._restored is not None else seconds)
                 self._restored = None

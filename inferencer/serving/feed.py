@@ -1,4 +1,4 @@
-"""Events of followers, for a coroutine."""
+"""Followers' events for a coroutine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Feed:
-    """Every event of some followers from now on, of these kinds, in a `with` block on an event loop."""
+    """All events of some kinds, of some followers, from now on. For a `with` block on an event loop."""
 
     def __init__(self, followers: Iterable[Follower], kinds: Collection[EventKind] = EVERY_KIND) -> None:
         self._kinds = kinds
@@ -27,7 +27,7 @@ class Feed:
         self.follow(followers)
 
     def follow(self, followers: Iterable[Follower]) -> None:
-        """Hear of these from now on, and of nobody else."""
+        """Subscribe to these followers, and to no others."""
         wanted = list(followers)
         for follower in [follower for follower in self._subscriptions if follower not in wanted]:
             self._subscriptions.pop(follower).close()
@@ -36,14 +36,14 @@ class Feed:
                 self._subscriptions[follower] = follower.subscribe(self._wake, self._kinds)
 
     async def changed(self) -> None:
-        """Returns once something happened since the last call."""
+        """Wait for an event since the last call."""
         await self._ready.wait()
         self._ready.clear()
 
     async def next(self) -> list[Event]:
-        """The events since the last call, in order for each follower; waits for the first.
+        """Wait for an event, and return all since the last call, in order for each follower.
 
-        Raises BusyError, after the last one before the gap, where too many were left unread.
+        If too many were left unread, raises BusyError after the last event before the gap.
         """
         await self.changed()
         events = [event for subscription in self._subscriptions.values() for event in subscription.take()]

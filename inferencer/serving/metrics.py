@@ -1,4 +1,4 @@
-"""Metrics: what is counted of requests and calls, at the cost of a few additions, and of restores and swaps."""
+"""Metrics: counts of requests and calls, at the cost of a few additions each."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 OK = "OK"
 OLDER = "older"
-"""In place of its version, where a model answered with more of them than are told apart."""
+"""The label that sums up the versions of a model beyond APART."""
 
 APART = 8
-"""How many versions of a model are told apart: those that answered last."""
+"""How many versions of a model have labels of their own: those that answered last."""
 
-_FAILURES, _FAILING_SECONDS = 20, 10.0  # in a row, and for so long: then a process is not well
+_FAILURES, _FAILING_SECONDS = 20, 10.0  # unforeseen failures in a row, and for how long, of a broken process
 
 _Called = tuple[str, str, str]  # model, signature, version
 _Answered = tuple[str, str, str, str, str]  # the same, protocol, code
@@ -32,7 +32,7 @@ _Answered = tuple[str, str, str, str, str]  # the same, protocol, code
 
 @dataclass(slots=True)
 class Statistics:
-    """What one version of a model did. Seconds are sums; those of a call count once for each request in it."""
+    """Statistics of one version of a model. Seconds are sums over requests."""
 
     succeeded: int = 0
     succeeded_seconds: float = 0.0
@@ -47,7 +47,7 @@ class Statistics:
 
 @dataclass(slots=True)
 class Load:
-    """What was counted of all requests for one model, whatever version answered them."""
+    """Counts of all requests for one model."""
 
     answered: Histogram = field(default_factory=lambda: Histogram(REQUEST_SECONDS))
     refused: int = 0
@@ -56,26 +56,25 @@ class Load:
 class Metrics:
     """Lives on one event loop; `prometheus.Exposition` reads it on any thread. Requests take no lock here.
 
-    Labels are bounded. Names that requests made up are counted under "", as is what is not known of a request; of each
-    model's versions those that answered last are told apart, and all others are one.
+    Labels are bounded: unknown names are counted under "", and a model's versions beyond APART under OLDER.
     """
 
     def __init__(self, models: Models | None = None, *, clock: Callable[[], float] = time.time) -> None:
-        """Without models no name is known."""
+        """Without models, every name is unknown."""
         self.models = models
         self.waiting: Callable[[], int] = lambda: 0
-        """How many requests wait for a call now: whoever makes them wait says so here."""
+        """How many requests wait for a call now. The batcher sets it."""
         self.workers: Callable[[], Sequence[WorkerStatus]] = tuple
-        """Of a server of several processes."""
+        """The statuses of a server's workers."""
         self.trouble: Callable[[], str] = str
-        """Which of them end again and again."""
+        """What is wrong with the workers."""
         self.scrubbed: Callable[[], Scrubbed | None] = lambda: None
-        """What was read again of what serves, where it is."""
+        """What the scrub has verified, if there is a scrub."""
         self.spans: RequestSpans | None = None
-        """What makes a span of each request, where traces are on."""
+        """Makes a span of each request, if traces are on."""
         self.requests: dict[_Answered, Histogram] = {}
         self.calls: dict[_Called, Calls] = {}
-        self._failures = 0  # requests in a row that failed in ways nobody foresaw
+        self._failures = 0  # unforeseen failures in a row
         self._failing_since = 0.0
         self._clock = clock
 
@@ -92,8 +91,8 @@ class Metrics:
         seconds: float,
         unforeseen: bool = False,
     ) -> None:
-        """A request was answered, or refused. `code` is gRPC's name of a status, "OK" among them. `unforeseen` says
-        that this process is at fault."""
+        """Count a request that was answered or refused. `code` is the name of a gRPC status. `unforeseen` means that
+        this process is at fault."""
         histogram = self.requests.get((model, signature, version, protocol, code))
         if histogram is None:
             histogram = self._request(self._known(model, signature, version), protocol, code)
@@ -109,7 +108,7 @@ class Metrics:
     def called(
         self, *, model: str, signature: str, version: str = "", requests: int, rows: int, seconds: float
     ) -> None:
-        """A version was called once for so many requests, which had so many rows together."""
+        """Count a call of a version, for so many requests with so many rows together."""
         calls = self.calls.get((model, signature, version))
         if calls is None:
             calls = self._call(self._known(model, signature, version))
@@ -128,7 +127,7 @@ class Metrics:
         return self.calls[known]
 
     def _known(self, model: str, signature: str, version: str) -> _Called:
-        """The same without what a request may have made up. There is room for the version then."""
+        """The labels, without names that a request may have made up. Makes room for a new version."""
         try:
             served = None if self.models is None else self.models.find(model)
         except UnknownModelError:
@@ -139,14 +138,14 @@ class Metrics:
         new = version not in apart and version not in ("", OLDER)
         try:
             resident = served.take(int(version) if new else None)
-        except (ParamsyncError, ValueError):  # it left while it was computed with, or never was
+        except (ParamsyncError, ValueError):  # the version has left meanwhile, or never existed
             return model, "", OLDER if new else version
         if new and len(apart) >= APART:
             self._fold(model, min(apart, key=apart.__getitem__))
         return model, signature if signature in resident.graph.signatures else "", version
 
     def _apart(self, model: str) -> dict[str, float]:
-        """The versions of a model that are told apart, and when each answered last."""
+        """The versions of a model with labels of their own, and when each answered last."""
         last: dict[str, float] = {}
         series: Iterable[tuple[tuple[str, ...], Histogram | Calls]] = [*self.requests.items(), *self.calls.items()]
         for key, counts in series:
@@ -155,7 +154,7 @@ class Metrics:
         return last
 
     def _fold(self, model: str, version: str) -> None:
-        """One of the other versions from now on."""
+        """Count this version under OLDER from now on."""
         for answered in [key for key in self.requests if (key[0], key[2]) == (model, version)]:
             self._request((model, answered[1], OLDER), *answered[3:]).take_in(self.requests.pop(answered))
         for called in [key for key in self.calls if (key[0], key[2]) == (model, version)]:
@@ -163,7 +162,7 @@ class Metrics:
 
     @property
     def failing(self) -> str:
-        """Why this process is to be replaced: for a while every request failed in a way nobody foresaw. Else empty."""
+        """Why this process has to be replaced, if every request has failed unforeseen for a while; else empty."""
         seconds = self._clock() - self._failing_since
         if self._failures < _FAILURES or seconds < _FAILING_SECONDS:
             return ""
@@ -174,22 +173,22 @@ class Metrics:
     # Of several processes ---------------------------------------------------------------------------------------------
 
     def take_in(self, requests: Mapping[_Answered, Histogram], calls: Mapping[_Called, Calls]) -> None:
-        """What another one counted."""
+        """Add the counts of another process."""
         for (*known, protocol, code), histogram in requests.items():
             self._request((known[0], known[1], known[2]), protocol, code).take_in(histogram)
         for called, counts in calls.items():
             self._call(called).take_in(counts)
 
     def fold(self) -> None:
-        """Tell no more versions apart than one does that counts itself."""
+        """Sum up the versions beyond APART."""
         for model in {key[0] for key in [*self.requests, *self.calls]}:
             while len(apart := self._apart(model)) > APART:
                 self._fold(model, min(apart, key=apart.__getitem__))
 
-    # For those who look -----------------------------------------------------------------------------------------------
+    # Reading -----------------------------------------------------------------------------------------------
 
     def statistics(self, model: str) -> Mapping[str, Statistics]:
-        """What each version of a model did that is told apart, by its number."""
+        """The statistics of each version with labels of its own, by number."""
         statistics = {version: Statistics(last=last) for version, last in self._apart(model).items()}
         for (owner, _, version, _, code), histogram in list(self.requests.items()):
             if owner != model or version not in statistics:
@@ -209,7 +208,7 @@ class Metrics:
         return statistics
 
     def loads(self) -> Mapping[str, Load]:
-        """By model."""
+        """Counts of all requests, by model."""
         loads: dict[str, Load] = {}
         for (model, _, _, _, code), histogram in list(self.requests.items()):
             load = loads.setdefault(model, Load())
@@ -220,5 +219,5 @@ class Metrics:
         return loads
 
     def followed(self) -> list[Followed]:
-        """How long restores and swaps take, of every follower there is now."""
+        """The durations of restores and swaps, of all followers."""
         return [model.followed for model in self.models or () if isinstance(model, ServedModel)]

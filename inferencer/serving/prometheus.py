@@ -1,4 +1,4 @@
-"""Exposition: the metrics as Prometheus reads them, with what followers and the process say of themselves then."""
+"""Exposition: the metrics as Prometheus reads them, with the followers' statuses and the process's own metrics."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .worker_status import WorkerState
 
 __all__ = ["CONTENT_TYPE", "Exposition"]
 
-_ENTRIES = {"rest": "REST"}  # by protocol what TensorFlow Serving calls it
+_ENTRIES = {"rest": "REST"}  # TensorFlow Serving's names of protocols; the others are GRPC
 _VERSION = ("model", "signature", "version")
 
 
@@ -112,7 +112,7 @@ class Exposition(MetricsPage):
         yield from (answered, seconds)
 
     def _of_requests_as_tf_serving(self) -> Iterator[Metric]:
-        """Its names, labels and units. It knows no version and no signature."""
+        """With TensorFlow Serving's names, labels and units: neither versions nor signatures."""
         counts: Counter[tuple[str, str]] = Counter()
         latencies: dict[tuple[str, str], Histogram] = {}
         for (model, _, _, protocol, code), one in list(self._metrics.requests.items()):
@@ -227,7 +227,7 @@ class Exposition(MetricsPage):
             "Times that the worker ended by itself, and another was started.",
             labels=labels,
         )
-        for number in dict.fromkeys(worker.number for worker in workers):  # while it is replaced there are two of one
+        for number in dict.fromkeys(worker.number for worker in workers):  # two processes while one is replaced
             these = [worker for worker in workers if worker.number == number]
             taken = [memory_of(worker.pid) for worker in these if worker.pid is not None]
             label = [str(number)]

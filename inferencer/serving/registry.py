@@ -1,4 +1,4 @@
-"""The models of one server by name, and how they become other ones while it runs."""
+"""The models of one server by name, which may change while it runs."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from ..settings.settings import AnySettings, ModelSettings, check_models
 from .call_with_timeout import aside
 from .served import FollowedModel, Maker, followers_of
 
-_SECONDS = 50.0  # for a first look and what is restored then
-_SECONDS_TO_CHOOSE = 10.0  # what is in memory; a follower that takes longer is in a look that does not end
+_SECONDS = 50.0  # for a first look at a store and the restores after it
+_SECONDS_TO_CHOOSE = 10.0  # for pins and labels; a follower that takes longer waits for its file system
 
 
 class Registry:
-    """Iterates over what is served. Lives on one event loop, but for `find`, which any thread may call.
+    """Iterates over the models. Lives on one event loop, but for `find`, which any thread may call.
 
-    The table is replaced as a whole: whoever has found something keeps what he has found.
+    The table is replaced as a whole: a model that was found stays valid for its finder.
     """
 
     def __init__(self, models: Sequence[AnySettings], maker: Maker) -> None:
-        """Raises ParamsyncError where one of them cannot be made."""
+        """Raises ParamsyncError if a model cannot be made."""
         self._maker = maker
         self._served: Mapping[str, FollowedModel] = maker.make(models, {})
         self._awaited = [*self._served.values()]
@@ -37,9 +37,9 @@ class Registry:
         self._changing = asyncio.Lock()
         self._draining = False
         self.trouble: Callable[[], str] = lambda: ""
-        """Why the server is not well, though its models may be."""
+        """What is wrong with the workers."""
         self.changed = asyncio.Event()
-        """Set once there are other models; the next change sets another event."""
+        """Set at the next change of models, when another event takes its place."""
 
     def __iter__(self) -> Iterator[FollowedModel]:
         return iter(self._served.values())
@@ -52,22 +52,22 @@ class Registry:
         return served[model]
 
     def batched(self, model: str) -> bool:
-        """Whether requests of this model that wait together may go in one call."""
+        """Whether waiting requests of this model may share a call."""
         served = self._served.get(model)
         return served is None or served.batched
 
     def some(self, model: str) -> list[FollowedModel]:
-        """The one of that name; all where none is named. Raises UnknownModelError."""
+        """The model of that name, or all for an empty one. Raises UnknownModelError."""
         return [self.find(model)] if model else list(self)
 
     def followers(self, model: str = "") -> list[Follower[Any]]:
-        """Those of one model, or of all, each once. Raises UnknownModelError."""
+        """The followers of one model, or of all, each once. Raises UnknownModelError."""
         return followers_of(self.some(model))
 
     def follower(self, model: str) -> Follower[Any]:
-        """The one to be told what to do; a server of one model need not be told its name.
+        """The follower of a model with a store; of a server's only model for an empty name.
 
-        Raises UnknownModelError, and RequestError for a model that is joined from others.
+        Raises UnknownModelError, and RequestError for a joined model.
         """
         if not model and len(self._served) == 1:
             model = next(iter(self._served))
@@ -78,13 +78,13 @@ class Registry:
         return followers[0]
 
     def is_awaited(self, one: FollowedModel) -> bool:
-        """Whether it was there from the start: the server counts as ready only once it serves."""
+        """Whether the model was there from the start: the server is ready only once it serves."""
         return one in self._awaited
 
     def missing(self) -> dict[str, str]:
-        """Of the models that were there from the start those that do not serve, or not yet, and why, if that is known.
+        """The models from the start that do not serve, with the reason if known.
 
-        One that is added later and has nothing to serve takes nothing away from callers of the others.
+        A model that is added later does not count: callers of the others lose nothing by it.
         """
         statuses = {one.name: one.status() for one in self._awaited}
         missing = {name: status.obstacle for name, status in statuses.items() if status.state is not State.SERVING}
@@ -92,20 +92,19 @@ class Registry:
         return {**missing, "workers": trouble} if trouble else missing
 
     async def apply(self, models: Sequence[AnySettings], changes: Mapping[str, Change] | None = None) -> None:
-        """Serve these from now on, and nothing else, with these `changes` of pins, labels and memory, by model.
+        """Serve these models from now on, and no others, with `changes` of pins, labels and memory by model.
 
-        1. Where what is said is wrong, nothing changes.
-        2. New ones look at their stores, and restore what they find, aside; the others bring into memory what their
-           changes need. Until here all that may fail is done, and nobody sees any of it.
-        3. One assignment: from here on requests find the new ones, and the others no more; watchers are told.
-        4. What is gone is followed no more, and let go of when no request holds it.
-        5. The changes are chosen. What others chose meanwhile, and the changes do not name, stays.
+        1. Check the settings.
+        2. Prepare aside: new models look at their stores and restore; the others bring into memory what their changes
+           need. All that may fail is done here, and nobody sees any of it.
+        3. Replace the table, in one assignment: requests find the new models, and watchers are told.
+        4. Stop following the models that are gone; they are freed when no request holds them.
+        5. Choose the pins and labels. Others' choices stay, unless the changes name them.
 
-        Returns when all of that is so. A new model serves then, unless its store is empty as yet and nothing served
-        under its name. A model of which nothing is said that was not said before stays what it is. Once begun it goes
-        on to the end, whether its caller stays or not. Raises SettingsError, StoreError, UnknownVersionError, SyncError
-        where a version cannot be used or takes too long, NotServingError once draining, and, where all is chosen but a
-        store does not answer, TimeoutError.
+        Returns after that. A new model serves then, unless its store is still empty and nothing served under its name.
+        A model whose settings and changes are as before is not touched. Goes on to the end if the caller leaves. Raises
+        SettingsError, StoreError, UnknownVersionError, SyncError if a version cannot be used or takes too long,
+        NotServingError while draining, and TimeoutError if all is chosen but a store does not answer.
         """
         change = asyncio.ensure_future(self._apply(tuple(models), changes or {}))
         self._changes.add(change)
@@ -139,7 +138,7 @@ class Registry:
             await _chosen(steps)
 
     def _check(self, served: Mapping[str, FollowedModel]) -> None:
-        """Raise NotServingError once draining, SyncError for a model that serves and would not any more."""
+        """Raise NotServingError while draining, SyncError for a serving model that would serve no more."""
         if self._draining:
             raise NotServingError(", ".join(served), "the server is stopping")
         for name, one in served.items():
@@ -154,23 +153,23 @@ class Registry:
             one.start()
 
     async def looked(self) -> None:
-        """Returns once every store was looked at, and what was there restored; or some time later."""
+        """Wait for the first look at every store and the restores after it, for a minute at most."""
         await _first_looks(self.followers())
 
     def drain(self) -> None:
-        """Nothing more is restored, what is asked of a follower is refused, and what serves goes on serving."""
+        """Restore nothing more, and refuse requests to followers. What serves goes on serving."""
         self._draining = True
         for one in self.followers():
             one.drain()
 
     async def close(self) -> None:
-        """End every follower, after the restore it may be at."""
+        """End every follower, after the restore that it may be in."""
         await asyncio.gather(*(asyncio.to_thread(one.close) for one in self.followers()))
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """What one follower has to do for other models to be served."""
+    """What one follower has to do for a change of models."""
 
     follower: Follower
     change: Change
@@ -178,9 +177,9 @@ class _Step:
 
 
 def _said_anew(models: Sequence[AnySettings], before: Mapping[str, FollowedModel]) -> dict[str, Change]:
-    """What the settings of models say otherwise than before: labels, and how much is in memory.
+    """The changes of labels and memory that new settings make, by model.
 
-    Those of a new model are wanted from its start, whether their versions are there yet or not.
+    Labels of a new model are wanted from its start, even if their versions do not exist yet.
     """
     changes = {}
     for one in models:
@@ -201,7 +200,7 @@ async def _first_looks(followers: Sequence[Follower]) -> None:
 def _steps(
     served: Mapping[str, FollowedModel], before: Mapping[str, FollowedModel], changes: Mapping[str, Change]
 ) -> list[_Step]:
-    """For who follows already, none where all is so."""
+    """The steps of all followers, without old ones that need no change."""
     known = followers_of(before.values())
     steps = []
     for name, one in served.items():
@@ -215,10 +214,10 @@ def _steps(
 
 
 async def _prepared(steps: Sequence[_Step]) -> None:
-    """Has the new ones follow their stores, and all of them bring into memory what they will need.
+    """Have new followers follow their stores, and all bring into memory what they will need.
 
-    They do so on their own threads: one that never comes back, from a directory that hangs or a graph that does not
-    end, keeps neither the next change nor the end of the process waiting.
+    They do so on their own threads: a directory that hangs, or a graph that does not end, holds up neither the next
+    change nor the end of the process.
     """
     answers = {}
     for one in steps:
@@ -238,11 +237,11 @@ async def _prepared(steps: Sequence[_Step]) -> None:
             raise error
     if late:
         names = ", ".join(answers[answer] for answer in late)
-        raise SyncError(f"{names}: what is asked for was not in memory within {_SECONDS:g} s; nothing changed")
+        raise SyncError(f"{names}: the versions were not in memory within {_SECONDS:g} s; nothing changed")
 
 
 async def _chosen(steps: Sequence[_Step]) -> None:
-    """Nothing of it can fail by now, but that the server ends."""
+    """Choose pins and labels. This fails only if the server ends."""
     answers = {}
     for one in steps:
         answer = one.follower.ask(Action.CHANGE, change=one.change)
@@ -256,7 +255,7 @@ async def _chosen(steps: Sequence[_Step]) -> None:
             raise error
     if late:
         names = ", ".join(answers[answer] for answer in late)
-        raise TimeoutError(f"all is chosen, and comes true for {names} once the follower has its store's answer")
+        raise TimeoutError(f"the change is accepted, and takes effect for {names} once the store answers")
 
 
 def _let_go(follower: Follower, _: object) -> None:

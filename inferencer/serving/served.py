@@ -1,4 +1,4 @@
-"""What a server answers for under one name: a model that follows its store, or two such models joined."""
+"""A served model: one that follows its store, or two such models joined."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _GONE = "it is not served any more, or from another store"
 
 
 class Served(Protocol):
-    """Any thread may ask it, for as long as it likes: it stays what it is when the server's models change."""
+    """A model, for any thread. It stays valid when the server's models change."""
 
     @property
     def name(self) -> str: ...
@@ -35,7 +35,7 @@ class Served(Protocol):
 
     @property
     def batched(self) -> bool:
-        """Whether requests that wait together may go in one call."""
+        """Whether waiting requests may share a call."""
 
     def take(self, version: int | None = None, label: str = "") -> Resident:
         """The version that serves, or the one asked for.
@@ -47,7 +47,7 @@ class Served(Protocol):
 
 
 class Models(Protocol):
-    """What a server answers for now. `changed` is set, and another one in its place, once these are other ones."""
+    """The models of a server now. At a change, `changed` is set and another event takes its place."""
 
     changed: asyncio.Event
 
@@ -57,25 +57,25 @@ class Models(Protocol):
         """Raises UnknownModelError."""
 
     def some(self, model: str) -> Sequence[Served]:
-        """The one of that name; all where none is named. Raises UnknownModelError."""
+        """The model of that name, or all for an empty one. Raises UnknownModelError."""
 
     def batched(self, model: str) -> bool:
-        """Whether requests of this model that wait together may go in one call."""
+        """Whether waiting requests of this model may share a call."""
 
     def followers(self, model: str = "") -> Sequence[Any]:
-        """Those of one model, or of all, each once. Raises UnknownModelError."""
+        """The followers of one model, or of all, each once. Raises UnknownModelError."""
 
     def missing(self) -> Mapping[str, str]:
-        """Of the models that were there from the start those that do not serve, or not yet, and why."""
+        """The models from the start that do not serve, with the reason if known."""
 
 
 def followers_of(served: Iterable[FollowedModel]) -> list[Follower[Any]]:
-    """Each once."""
+    """The followers of these models, each once."""
     return list(dict.fromkeys(follower for one in served for follower in one.followers))
 
 
 class ServedModel:
-    """A model with a store. `followers` keep a model at the right version: one for each store."""
+    """A model with a store, and its follower."""
 
     def __init__(self, settings: ModelSettings, followed: Followed) -> None:
         follower = followed.follower
@@ -89,7 +89,7 @@ class ServedModel:
 
 
 class ServedJoined(ABC):
-    """Two models of the same server, joined."""
+    """Two models of the same server, joined into one."""
 
     batched: bool
     followers: tuple[Follower[Any], ...]
@@ -105,14 +105,14 @@ class ServedJoined(ABC):
 
     @abstractmethod
     def joined(self) -> Status:
-        """State, version and problem of what is joined."""
+        """State, version and problem of the joined model."""
 
     @abstractmethod
     def close(self) -> None:
-        """Join nothing more."""
+        """Join no more versions."""
 
     def status(self) -> Status:
-        """What is joined, in the words of a model. What is published is what the second one's store has."""
+        """The status of the joined model. Published is what the second model's store has."""
         status, parts = self.joined(), [follower.status() for follower in self.followers]
         last, states = parts[-1], [part.state for part in parts]
         state = State.DRAINING if last.state is State.DRAINING else status.state
@@ -133,7 +133,7 @@ FollowedModel: TypeAlias = "ServedModel | ServedJoined"
 
 
 class Maker(ABC):
-    """Makes what settings name, and brings it to its end. Any thread, one at a time."""
+    """Makes models from settings, and ends them. Any thread, one at a time."""
 
     def __init__(self, *, poll_seconds: float, state: Path | None) -> None:
         self.poll_seconds = poll_seconds
@@ -145,8 +145,8 @@ class Maker(ABC):
         before: Mapping[str, FollowedModel],
         changes: Mapping[str, Change] | None = None,
     ) -> dict[str, FollowedModel]:
-        """By name. What was there before with the same settings is there again, and so is who follows a store that is
-        read as before. For who is new, what is said of changes counts from the start. Raises ParamsyncError."""
+        """The models by name. A model with the same settings as `before` is kept, and so is a follower whose store is
+        read as before. A new follower is given its model's changes. Raises ParamsyncError."""
         made: dict[str, FollowedModel] = {}
         try:
             for one in models:
@@ -175,7 +175,7 @@ class Maker(ABC):
     def _model(self, settings: ModelSettings, before: FollowedModel | None, change: Change | None) -> FollowedModel:
         if before is not None and before.settings == settings:
             return before
-        if isinstance(before, ServedModel) and _followed_alike(before.settings, settings):
+        if isinstance(before, ServedModel) and _can_share_follower(before.settings, settings):
             return ServedModel(settings, before.followed)
         return ServedModel(settings, Followed(self._follower(settings, change)))
 
@@ -187,10 +187,10 @@ class Maker(ABC):
 
     @abstractmethod
     def join(self, served: Mapping[str, FollowedModel]) -> None:
-        """Have models that are joined ready to answer, as far as they can be."""
+        """Join the versions of joined models, as far as they fit together."""
 
     def end(self, gone: Iterable[FollowedModel], *, kept: Collection[FollowedModel]) -> None:
-        """What is gone and not kept is followed no more, and freed once no request holds it. Returns at once."""
+        """End the followers of models that are gone and not kept. Returns at once."""
         for one in gone:
             if isinstance(one, ServedJoined) and one not in kept:
                 one.close()
@@ -205,8 +205,8 @@ def _end(follower: Follower[Any]) -> None:
     follower.release()
 
 
-def _followed_alike(one: ModelSettings, other: ModelSettings) -> bool:
-    """Whether whoever follows for the one can do so for the other: what differs can be said to him, or is not his."""
+def _can_share_follower(one: ModelSettings, other: ModelSettings) -> bool:
+    """True if `one`'s follower can be kept for `other`: only labels, memory, trainer or batching differ."""
     return (
         replace(one, labels=other.labels, latest=other.latest, trainer=other.trainer, batching=other.batching) == other
     )

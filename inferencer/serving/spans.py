@@ -1,4 +1,4 @@
-"""Spans of requests, and of versions on their way to serving. Imported only where traces are on."""
+"""Spans of requests, and of versions on their way to serving. Imported only if traces are on."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from paramsync.following.follower import Follower
 
 _W3C = TraceContextTextMapPropagator()
-_LONG = 200  # characters of what a caller or a file named
-_AT_FAULT = frozenset(  # OpenTelemetry's conventions call these errors of a server, and no others
+_LONG = 200  # characters of a name or reason
+_AT_FAULT = frozenset(  # errors of a server, by OpenTelemetry's conventions
     ("UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS")
 )
 
 
 class RequestSpans:
-    """Makes a span of each request that predicts, once its answer is on its way. Lives on one event loop."""
+    """Makes a span of each prediction, after its answer was sent. Lives on one event loop."""
 
     def __init__(self) -> None:
         self._tracer = trace.get_tracer("paramsync")
@@ -41,7 +41,7 @@ class RequestSpans:
         code: grpc.StatusCode,
         seconds: float,
     ) -> None:
-        """By gRPC: `path` is its method's, `metadata` the caller's."""
+        """Make the span of a gRPC call. `path` is the method's, `metadata` the caller's."""
         service, _, method = path.partition("/")
         names = {"rpc.system": "grpc", "rpc.service": service, "rpc.method": method}
         attributes = {**names, "rpc.grpc.status_code": code.value[0], **_of(model, signature, version)}
@@ -50,7 +50,7 @@ class RequestSpans:
     def requested(
         self, route: str, headers: Any, *, model: str, signature: str, version: str, status: int, seconds: float
     ) -> None:
-        """By HTTP."""
+        """Make the span of an HTTP request."""
         names = {"http.request.method": "POST", "http.route": route, "http.response.status_code": status}
         failed = str(status) if status >= 500 else ""
         self._span(f"POST {route}", headers, {**names, **_of(model, signature, version)}, seconds, failed=failed)
@@ -67,16 +67,13 @@ class RequestSpans:
 
 
 class VersionSpans:
-    """Makes spans of a follower's versions, in the traces of their publications, from its start on.
-
-    The follower's thread alone does.
-    """
+    """Makes spans of a follower's versions, in the traces of their publications. On the follower's thread."""
 
     def __init__(self, follower: Follower[Any]) -> None:
         self._tracer = trace.get_tracer("paramsync")
         self._since = time.time()
-        self._found: tuple[int, float] | None = None  # which version, and when
-        self._restored: tuple[int, float, float] | None = None  # which version, and from when to when
+        self._found: tuple[int, float] | None = None  # the version, and when
+        self._restored: tuple[int, float, float] | None = None  # the version, and from when to when
         self._subscription = follower.subscribe(self._hear)
 
     def _hear(self) -> None:

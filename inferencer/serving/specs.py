@@ -1,4 +1,4 @@
-"""ModelSpec: which model, version and signature a request names, and which ones answered."""
+"""ModelSpec: the model, version and signature that a request names, and that answered."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from paramsync.inference.resident import Resident
 from .served import Models
 
 _MOST_NAMES = 4096
-_NO_SERVABLE = "Servable not found"  # TensorFlow Serving's clients look for its word to see that a server is up
+_NO_SERVABLE = "Servable not found"  # TensorFlow Serving's clients look for these words to see that a server is up
 
 
 def check_count(what: str, names: Sized) -> None:
-    """Raise InputError where more is named than any model has, before time is spent on each."""
+    """Raise InputError for more names than any model has, before time is spent on each."""
     if len(names) > _MOST_NAMES:
         raise InputError(what, expected=f"at most {_MOST_NAMES} of them", found=len(names))
 
 
 def named(spec: model_pb2.ModelSpec) -> str:
-    """The model. Raises InputError."""
+    """The name of the model. Raises InputError if there is none."""
     if not spec.name:
         raise InputError("model_spec", expected="the name of a model", found="none")
     return str(spec.name)
 
 
 def taken(models: Models, spec: model_pb2.ModelSpec) -> Resident:
-    """The version that answers: by number, by label, or the one that serves.
+    """The version that a request names by number or label, or the one that serves.
 
-    0 is the one that serves too, where there is no version 0: some clients say so when they mean any.
+    Number 0 means the one that serves, unless there is a version 0: some clients send 0 for any version.
 
     Raises InputError, UnknownModelError, UnknownVersionError, UnknownLabelError, NotServingError.
     """
@@ -52,14 +52,16 @@ def taken(models: Models, spec: model_pb2.ModelSpec) -> Resident:
 
 
 def latest(models: Models, spec: model_pb2.ModelSpec) -> Callable[[], Resident] | None:
-    """See Question."""
+    """Question.latest: gives the version that serves, for a request that names none."""
     if spec.HasField("version") or spec.version_label:
         return None
-    return partial(taken, models, model_pb2.ModelSpec(name=spec.name))  # what is of a request keeps all of it
+    return partial(
+        taken, models, model_pb2.ModelSpec(name=spec.name)
+    )  # the spec itself would keep the whole request in memory
 
 
 def answered(model: str, version: int, signature: str) -> model_pb2.ModelSpec:
-    """What an answer says of itself."""
+    """The ModelSpec of an answer."""
     spec = model_pb2.ModelSpec(name=model, signature_name=signature)
-    spec.version.value = version  # there also where it is 0
+    spec.version.value = version  # set also for 0
     return spec

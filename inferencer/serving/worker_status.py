@@ -1,4 +1,4 @@
-"""What the supervisor knows of the processes that answer, for operators and metrics."""
+"""The statuses of workers, for operators and metrics."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ class WorkerState(enum.Enum):
     STARTING = "starting"
     ANSWERING = "answering"
     LEAVING = "leaving"
-    """Another one has its number, and it answers what still comes on its connections."""
+    """Another process has its number; it still answers on its connections."""
     ENDED = "ended"
-    """Another one is started soon."""
+    """Another process is started soon."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerStatus:
-    """While a worker is replaced there are two of the same number."""
+    """One process. While a worker is replaced, two have the same number."""
 
     number: int
     state: WorkerState
     since: float
-    """Seconds since the epoch, as all times that leave the server."""
+    """In seconds since the epoch."""
     pid: int | None
     restarts: int
-    """How often a worker of this number has ended by itself."""
+    """How often a process of this number has ended by itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class Replaced:
-    """A worker that another one took the place of, and the processes that they are."""
+    """A worker that was replaced, with the process ids before and after."""
 
     number: int
     before: int

@@ -42,7 +42,7 @@ class Kind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option of the server, or of a model."""
+    """One option of the server or of a model."""
 
     flag: str
     read: Callable[[str], Any]

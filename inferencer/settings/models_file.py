@@ -1,4 +1,4 @@
-"""The file that says which models are served, and how: TOML, read whole or refused with the place that is wrong."""
+"""The TOML file of models and server options. A mistake is refused with its place."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ else:
     import tomli as tomllib
 
 _LIMIT = 1 << 20  # bytes; a larger one is another file
-_SHOWN = 60  # characters of what was found
+_SHOWN = 60  # characters of a wrong value
 
 Read: TypeAlias = Callable[[Any], Any]
-"""From TOML's value to ours. Raises ArgumentTypeError: expected this, found that."""
+"""Reads a TOML value. Raises ArgumentTypeError with what it expected and found."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelsFile:
-    """What the file says, by the names that Settings and, for each model, its settings have."""
+    """The values of the file, by the fields of Settings, and of each model's settings."""
 
     server: Mapping[str, Any]
     models: Mapping[str, Mapping[str, Any]]
 
 
 def read(path: Path) -> ModelsFile:
-    """Paths in it start from where it is. Raises SettingsError."""
+    """Read the file. Paths in it are relative to its folder. Raises SettingsError."""
     content = _content(path)
     where = f"--config {path}:"
     for table in content.keys() - {"server", "models"}:
@@ -101,7 +101,7 @@ def _values(table: Any, known: Mapping[str, tuple[str, Read]], where: str) -> di
     return values
 
 
-# What each key is called in our settings, and how its value is read ---------------------------------------------------
+# By key: the field of our settings, and the reader of the value ---------------------------------------------------
 
 
 def _known(options: Iterable[flags.Option], base: Path) -> dict[str, tuple[str, Read]]:
@@ -185,7 +185,7 @@ _CONNECTED: dict[str, tuple[str, Read]] = {
 
 
 def _is_whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 63  # TOML promises no more
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 63  # the limit of TOML
 
 
 def _expected(value: Any, good: bool, what: str) -> Any:

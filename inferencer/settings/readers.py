@@ -1,4 +1,4 @@
-"""Reads single values of the command line and of files; each reader says what it expected."""
+"""Readers of single values of the command line and of files. Each raises ArgumentTypeError with what it expected."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from urllib.parse import quote
 from paramsync.errors import SettingsError
 from paramsync.rpc.addresses import check_address
 
-_NAME = 200  # bytes as a file's name has them, which may be 255 with what stands around it
+_NAME = 200  # bytes: file names, which add something, may have 255
 
 
 def content(option: str, path: Path, limit: int) -> bytes:
-    """All of a file that an option names. Raises SettingsError."""
+    """Read a file that an option names. Raises SettingsError."""
     try:
         with path.open("rb") as file:
             whole = file.read(limit + 1)
@@ -27,7 +27,7 @@ def content(option: str, path: Path, limit: int) -> bytes:
 
 
 def name(text: str) -> str:
-    """Of a model or a label: what may stand in a URL, a file's name and a metric as it is."""
+    """A name of a model or label, which can be part of a URL, a file name and a metric."""
     if not re.fullmatch(r"[\w.-]+", text):
         raise ArgumentTypeError(f"expected a name of letters, digits, '_', '.' and '-', found {text!r}")
     if (size := len(quote(text, safe=""))) > _NAME:
@@ -49,7 +49,7 @@ def host(text: str) -> str:
 
 
 def tensors(text: str) -> tuple[str, ...]:
-    """Names of tensors between commas."""
+    """Names of tensors, separated by commas."""
     return tuple(tensor(part.strip(), instead_of=text) for part in text.split(","))
 
 
@@ -78,7 +78,7 @@ def one_of(*words: str) -> Callable[[str], str]:
 
 
 def called(text: str) -> str:
-    """The address of another program."""
+    """The address of another program, HOST:PORT."""
     try:
         return check_address(text)
     except SettingsError as error:
@@ -86,6 +86,6 @@ def called(text: str) -> str:
 
 
 def trainer(text: str) -> tuple[str | None, str]:
-    """The model that it is of, None where it is of all that have none of their own; and the address."""
+    """A trainer's model, None for all models without a trainer of their own, and its address."""
     of, equals, address = text.rpartition("=")
     return (name(of) if equals else None), called(address)

@@ -26,12 +26,11 @@ from . import flags, models_file
 class ModelSettings:
     """A model and the store it is followed in.
 
-    `inputs` and `outputs` name tensors, for what TensorFlow's Saver wrote; `graph` is where the graph of parameters is
-    that come without one. `labels` are set at the start where no other ones are remembered. `trainer` is asked to
-    publish by a sync that wants what is not published yet. So many of the `latest` versions stay in memory where that
-    is said, and are brought there, in place of `resident` ones that served last. With files of public keys to `trust`,
-    only versions are served that one of these keys signed. With `serve_damaged` a damaged version goes on answering
-    where there is no other.
+    `inputs` and `outputs` name tensors, for checkpoints of TensorFlow's Saver; `graph` is the path of a graph for
+    checkpoints without one. `labels` are set at the start, unless others are remembered. A fresh sync asks `trainer` to
+    publish. In memory are the `resident` versions that served last or, if given, the `latest` ones. With files of
+    public keys to `trust`, only versions signed by one of them are served. With `serve_damaged`, a damaged version goes
+    on answering if there is no other.
     """
 
     name: str
@@ -52,7 +51,7 @@ class ModelSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionSettings:
-    """Two models of the same server as one: `inputs` of the second are outputs of the first, by name."""
+    """Two models of the same server as one: `inputs` maps inputs of the second to outputs of the first."""
 
     name: str
     first: str
@@ -63,42 +62,42 @@ class ConnectionSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TfServing:
-    """What TensorFlow Serving's flags say beyond our own. With it the ports of predictions open as that server's do:
-    once every model was looked at."""
+    """Settings that only TensorFlow Serving's flags have. With them, the ports for predictions open as that server's,
+    after the first look at every model."""
 
     port: bool = True
-    """Whether gRPC listens on a port."""
+    """Listen for gRPC on a port."""
     http: bool = True
-    """Whether HTTP does."""
+    """Listen for HTTP."""
     socket: Path | None = None
-    """A UNIX socket on which gRPC listens too."""
+    """A UNIX socket for gRPC, beside or instead of the port."""
     connection_seconds: float | None = None
-    """How long a connection by gRPC may last, before its caller is told to make another."""
+    """The age at which a gRPC connection's caller is told to make another."""
     metrics_path: str | None = None
-    """Where the metrics are besides, its names among them."""
+    """Another path of the metrics, which then have TensorFlow Serving's names too."""
     config_file: Path | None = None
-    """A ModelServerConfig as text: it is applied at the start, and again with each change."""
+    """A ModelServerConfig as text, applied at the start and after each change."""
     config_poll_seconds: float | None = None
-    """How often to look for one; None: never."""
+    """Seconds between two looks for a change; None: never."""
     trust: tuple[Path, ...] = ()
-    """Public keys that models which are added later are served under too."""
+    """Files of public keys, also for models that are added later."""
     changing_nothing: tuple[str, ...] = ()
-    """Flags that were given and are told at the start, with how it is here."""
+    """Flags that have no effect here, each with the reason; they are logged at the start."""
 
 
 AnySettings: TypeAlias = "ModelSettings | ConnectionSettings"
 
 
 def default_workers() -> int:
-    """One for each processor."""
+    """One worker for each processor."""
     return min(flags.MOST_WORKERS, processors())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """The settings of one run. Ports: 0 is any free one. Without `state` pins end with the process.
+    """The settings of one run. Port 0 is any free one. Without `state`, pins end with the process.
 
-    Callers may have models served whose stores are below `reload_roots`; without them any store on loopback, else none.
+    Callers may have stores below `reload_roots` served; without roots any store on loopback, else none.
     """
 
     models: tuple[AnySettings, ...]
@@ -112,17 +111,17 @@ class Settings:
     state: Path | None = None
     reload_roots: tuple[Path, ...] = ()
     allowed_hosts: tuple[str, ...] = ()
-    """Names beside this machine's that requests by HTTP may be for, where none but this machine can send them."""
+    """Names for the header Host of HTTP requests, beside this machine's, on loopback addresses."""
     tokens: Tokens | None = None
-    """Callers that change something have to show one of them."""
+    """A caller that changes something has to show one of them."""
     auth_reads: bool = False
-    """Callers that read too."""
+    """A caller that reads needs a token too."""
     tls: TlsFiles | None = None
     """None: connections are not encrypted."""
     trainer_tls_ca: Path | None = None
-    """Who signs the certificates of trainers; None: these do not speak TLS."""
+    """The authority that signs trainers' certificates; None: trainers do not speak TLS."""
     workers: int = field(default_factory=default_workers)
-    """How many processes answer, apart from the one that follows the stores."""
+    """The number of processes that answer, apart from the one that follows the stores."""
     queue: int = 1024
     batch_rows: int = 256
     message_bytes: int = 64 << 20
@@ -136,7 +135,7 @@ _OF_MODELS = (*flags.OF_MODELS, flags.TRAINER)
 
 
 class Ports(NamedTuple):
-    """Where a server listens; 0 where it does not."""
+    """The ports of a server; 0: it does not listen."""
 
     predictions: int
     rest: int
@@ -144,7 +143,7 @@ class Ports(NamedTuple):
 
 
 def parse(arguments: Sequence[str]) -> Settings:
-    """Raises SettingsError, or StoreError for a store that cannot be one."""
+    """Read the command line. Raises SettingsError, or StoreError for a path that cannot be a store."""
     check_text(arguments)
     flags_given = vars(flags.parser().parse_args(arguments))
     given: dict[str, Any] = {
@@ -160,7 +159,7 @@ def parse(arguments: Sequence[str]) -> Settings:
             raise SettingsError(f"{option.flag}: expected in [models.NAME] of {config}, found beside --config")
         from_file = models_file.read(config)
         served = tuple(_served(name, values) for name, values in from_file.models.items())
-        given = {**from_file.server, **given}  # flags count more than the file
+        given = {**from_file.server, **given}  # flags override the file
         try:
             check_models(served)
         except (SettingsError, StoreError) as error:
@@ -175,7 +174,7 @@ def parse(arguments: Sequence[str]) -> Settings:
         if values.keys() & {"inputs", "outputs", "graph"} and len(served) > 1:
             raise SettingsError(
                 "--inputs, --outputs and --graph are of one graph: expected one --model with them,"
-                f" found {len(served)}; a file given with --config says them of each"
+                f" found {len(served)}; with --config, each model has its own"
             )
         check_models(served)
     if given.get("port") == 0:
@@ -189,14 +188,14 @@ def parse(arguments: Sequence[str]) -> Settings:
 
 
 def check_access(settings: Settings) -> None:
-    """Raises SettingsError where nobody could read anything, or trainers could not be called."""
+    """Raises SettingsError if nobody could read anything, or trainers could not be called."""
     if settings.auth_reads and settings.tokens is None and (settings.tls is None or settings.tls.client_ca is None):
         raise SettingsError("--auth-reads: expected --token-file FILE or --tls-client-ca FILE with it, found neither")
     trainer_tls(settings)
 
 
 def trainer_tls(settings: Settings) -> ClientTls | None:
-    """How trainers are called. They are shown our own certificate. Raises SettingsError."""
+    """TLS for calls to trainers, which are shown our own certificate. Raises SettingsError."""
     if settings.trainer_tls_ca is None:
         return None
     shown = () if settings.tls is None else (settings.tls.certificate, settings.tls.key)
@@ -204,14 +203,14 @@ def trainer_tls(settings: Settings) -> ClientTls | None:
 
 
 def ports(settings: Settings) -> dict[str, int]:
-    """By the option that gives them."""
+    """The ports by their options."""
     return {"--port": settings.port, "--rest-port": settings.rest_port, "--control-port": settings.control_port}
 
 
 def check_models(models: Collection[AnySettings], *, known: Collection[AnySettings] = ()) -> None:
-    """Whether one server could serve these together. Raises SettingsError, or StoreError for what never is a store.
+    """Check that one server can serve these models. Raises SettingsError, StoreError.
 
-    The stores of those that are `known` are not looked at: one may be on a file system that answers no more.
+    Stores of `known` models are not looked at: one may be on a file system that hangs.
     """
     stores = {model.name: model for model in models if isinstance(model, ModelSettings)}
     names = [model.name for model in models]
@@ -251,7 +250,7 @@ def _check_trust(model: ModelSettings) -> None:
 
 
 def check_store(path: Path) -> None:
-    """A store may be missing, as long as nobody publishes. Raises StoreError for what never can be one."""
+    """Raise StoreError for a path that cannot be a store. It may be missing until somebody publishes."""
     try:
         status = path.stat()
     except FileNotFoundError:
@@ -265,7 +264,7 @@ def check_store(path: Path) -> None:
 
 
 def prepare_environment() -> None:
-    """What TensorFlow and gRPC read when they are imported. What the operator has set stays."""
+    """Set variables that TensorFlow and gRPC read when they are imported, unless the operator has set them."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")  # it serves on the CPU
     os.environ.setdefault(
@@ -279,7 +278,7 @@ def _served(name: str, values: Mapping[str, Any]) -> AnySettings:
 
 
 def _trainers(given: Sequence[tuple[str | None, str]], models: Collection[str]) -> dict[str | None, str]:
-    """By model; None: of those that have none of their own."""
+    """The trainer of each model; under None that of models without their own."""
     trainers: dict[str | None, str] = {}
     for model, address in given:
         if model is not None and model not in models:
@@ -294,12 +293,12 @@ def _trainers(given: Sequence[tuple[str | None, str]], models: Collection[str]) 
 
 
 def _state(control_port: int) -> Path | None:
-    """Where pins are remembered unless somebody says so: a server on any free port has no name to find them by."""
+    """The default folder of pins; None for a server on any free port, which could not find it again."""
     if not control_port:
         return None
     home = os.environ.get("XDG_STATE_HOME", "")
     try:
         base = Path(home) if Path(home).is_absolute() else Path("~/.local/state").expanduser()
-    except RuntimeError:  # a user without a home, as in a container that is told a number for its user
+    except RuntimeError:  # a user without a home, as in a container
         return None
     return base / "paramsync" / str(control_port)

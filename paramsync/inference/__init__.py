@@ -1,1 +1,1 @@
-"""A version in memory and how it is computed, alone or with the rows of several requests."""
+"""Versions in memory, and their computation, alone or with the rows of several requests."""

@@ -1,4 +1,4 @@
-"""Traits of signatures, found when a graph is new: may rows of several requests share a call, and is it prompt."""
+"""Traits of signatures, found once for each graph: whether requests may share a call, and whether it is prompt."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _log = logging.getLogger("paramsync.batching")
 @dataclass(frozen=True, slots=True)
 class Traits:
     together: bool = False
-    """Whether rows are independent: computed together, alone or in another order they give the same."""
+    """Rows are independent: together, alone or in another order they give the same."""
     prompt: bool = False
-    """Whether the time it takes depends on the shapes of its inputs alone, and nothing in it waits."""
+    """The time of a call depends on the shapes of its inputs alone: nothing in it waits."""
     any_shape: bool = False
-    """Whether the input may have another shape than the signature says."""
+    """The input may have another shape than the signature's."""
 
 
 UNKNOWN = Traits()
@@ -49,14 +49,14 @@ _PROMPT_OPS = """
 """
 _PROMPT = frozenset(_PROMPT_OPS.split())
 _ROWS = 3
-_OPEN = 4  # size that is made up for other open dimensions
-_MOST = 1 << 22  # elements of an input that is made up
-_RELATIVE = 1e-3  # more than kernels differ by that divide their work otherwise
+_OPEN = 4  # made-up size of open dimensions but the first
+_MOST = 1 << 22  # elements of a made-up input
+_RELATIVE = 1e-3  # kernels that divide their work differently differ by less
 _WORDS = np.array([b"", b"a", b"bc", b"0", b"1"], object)
 
 
 def of(graph: Graph, signature: str) -> Traits:
-    """Traits of a signature, from any thread; cautious ones where the graph was not examined."""
+    """The traits of a signature, from any thread; all False if the graph was not examined."""
     return _FOUND.get(graph, {}).get(signature, UNKNOWN)
 
 
@@ -71,7 +71,7 @@ def fits(graph: Graph, signature: str, inputs: Mapping[str, Any], outputs: Colle
 
 
 def examine(resident: Resident) -> None:
-    """Find the traits of a new graph: each signature is called a few times on inputs that are made up."""
+    """Find the traits of a new graph, by a few calls of each signature on made-up inputs."""
     graph = resident.graph
     prompt = _is_prompt(graph)
     _FOUND[graph] = {
@@ -105,13 +105,13 @@ def _independent(resident: Resident, name: str, signature: Signature) -> bool:
         return are_apart(resident.graph, name) and _same(
             resident, name, {input_name: _made_up(spec) for input_name, spec in signature.inputs.items()}
         )
-    except Exception as error:  # noqa: BLE001, what does not compute on such inputs may well do so on real ones
+    except Exception as error:  # noqa: BLE001, the graph may well compute on real inputs
         _log.debug("%s is called for each request: %s", name, error)
         return False
 
 
 def _same(resident: Resident, name: str, inputs: Arrays) -> bool:
-    """Whether three rows give the same together as one alone and the other two in another order."""
+    """Whether three rows together give the same as one alone and the other two in another order."""
 
     def ask(rows: list[int]) -> Answer:
         return called(resident, name, {input_name: array[rows] for input_name, array in inputs.items()})
@@ -141,7 +141,7 @@ def _has_rows(shape: Shape) -> bool:
 
 
 def _made_up(spec: TensorSpec) -> npt.NDArray[Any]:
-    """Rows that differ. Whole numbers are small: they may be places in a table."""
+    """An input whose rows differ. Integers are small, as they may be indices of a table."""
     assert spec.shape is not None
     shape = (_ROWS, *(_OPEN if size is None else size for size in spec.shape[1:]))
     if np.prod(shape, dtype=float) > _MOST:

@@ -21,16 +21,16 @@ Arrays = Mapping[str, npt.NDArray[Any]]
 
 
 def called(resident: Resident, signature: str, inputs: Arrays, outputs: Collection[str] = ()) -> Answer:
-    """The outputs named, or all of them. The inputs are those of the signature, and must not change any more.
+    """Compute the named outputs, or all. The inputs are those of the signature; their arrays must not change later.
 
-    Raises TensorFlow's errors, and RequestError where a kernel complains of strings that are no text.
+    Raises TensorFlow's errors, and RequestError if a kernel complains of strings that are no text.
     """
-    # the op makes tensors of arrays at a fraction of the cost of making them one by one
+    # the op converts arrays to tensors at a fraction of the cost of tf.constant
     given: Any = {name: _given(value) for name, value in inputs.items()}
     try:
         with resident.computing():
             tensors = resident.graph(resident.parameters, given, signature=signature, outputs=outputs)
-    except UnicodeDecodeError as error:  # the kernel's own words, which contain bytes of its inputs
+    except UnicodeDecodeError as error:  # the kernel's message contains bytes of its inputs
         raise RequestError(error.object.decode(errors="backslashreplace")) from error
     return {name: _array(tensor) for name, tensor in tensors.items()}
 
@@ -41,20 +41,20 @@ def answer(question: Question) -> Answer:
 
 
 def answers(questions: Sequence[Question]) -> list[Answer | Exception]:
-    """Each question's answer, or its error. All ask the same of the same version, and may share a call.
+    """The answer of each question, or its error. All ask the same signature of the same version, and may share a call.
 
-    Where the call fails each is computed alone, so that the fault of one affects no other.
+    If that call fails each question is computed alone, so that the fault of one affects no other.
     """
     if len(questions) > 1:
         try:
             return [*_together(questions)]
-        except Exception:  # noqa: BLE001, whose fault it is shows when each is computed alone
+        except Exception:  # noqa: BLE001, computed alone, the question at fault fails again
             return [_tried(question) for question in questions]
     return [_tried(question) for question in questions]
 
 
 def rows_of(question: Question) -> int | None:
-    """How many rows all its inputs have; None where they have not all the same number of them."""
+    """The number of rows of all inputs, or None if they differ."""
     counts = {array.shape[0] if array.ndim else None for array in question.inputs.values()}
     return counts.pop() if len(counts) == 1 else None
 
@@ -77,18 +77,17 @@ def _tried(question: Question) -> Answer | Exception:
     try:
         return answer(question)
     except tf.errors.OpError as error:
-        # frames would keep the version in memory until garbage is collected, for they lead to the list that this goes
-        # into; the message says all
+        # frames lead to the list that the error goes into, and would keep the version until garbage is collected
         error.__context__ = None
         bare: Exception = error.with_traceback(None)
         return bare
-    except Exception as error:  # noqa: BLE001, the edge of a thread: it is raised where the answer is awaited
+    except Exception as error:  # noqa: BLE001, the edge of a thread: it is raised to the awaiting caller
         return error
 
 
 def _given(array: npt.NDArray[Any]) -> Any:
-    """What the op makes a tensor of. It copies what is not aligned into memory that TensorFlow keeps for ever; what is
-    large is copied here, without the GIL, into memory that goes back to the system."""
+    """What the op converts. It would copy an unaligned array into memory that TensorFlow never gives back: large arrays
+    are copied here instead, without the GIL, into memory that goes back to the system."""
     if array.dtype.kind not in "fiubc":
         return tf.constant(array)
     return array if array.nbytes < _LARGE else alias(_aligned(array))
@@ -103,6 +102,6 @@ def _aligned(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def _array(tensor: Any) -> npt.NDArray[Any]:
-    """The tensor's own memory; of a scalar a copy."""
+    """The tensor's memory as an array; a copy of a scalar."""
     array = tensor.numpy()
     return array if isinstance(array, np.ndarray) else np.array(array, tensor.dtype.as_numpy_dtype)

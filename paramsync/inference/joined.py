@@ -1,4 +1,4 @@
-"""Two versions joined into one: outputs of the first into inputs of the second. It shares their parameters."""
+"""Joins two versions: outputs of the first are inputs of the second. Parameters are shared."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from paramsync.graphs.joining import join
 from paramsync.inference import batchable
 from paramsync.inference.resident import Resident, warm
 
-_KEPT = 4  # joined graphs: of the pair that serves, of those before it, and of what is being joined
+_KEPT = 4  # joined graphs: of the pair that serves, of earlier pairs, and of the one being joined
 
 Pair = tuple[Resident, Resident]
 
 
 @dataclass(frozen=True, eq=False)
 class Joined(Resident):
-    """One version of each part as one. It shares their parameters, and keeps them in memory as long as it is held."""
+    """Two versions as one. It keeps both in memory as long as it is referenced."""
 
     pair: Pair = field(kw_only=True)
 
@@ -37,13 +37,13 @@ def _computing(pair: Pair) -> Iterator[None]:
 
 @dataclass(frozen=True, eq=False)
 class _Plan:
-    """Two graphs joined: each parameter is the number of the part and its place there."""
+    """A joined graph, and the place of each of its parameters: the part, and the index there."""
 
     graph: Graph
     places: tuple[tuple[int, int], ...]
 
     def join(self, pair: Pair, names: tuple[str, str]) -> Joined:
-        """Copies nothing."""
+        """Join two versions of these graphs, without a copy."""
         return Joined(
             version=pair[1].version,
             graph=self.graph,
@@ -57,7 +57,7 @@ class Joiner:
     """Joins versions of two models. Any thread."""
 
     def __init__(self, names: tuple[str, str], inputs: Mapping[str, str], outputs: Collection[str] = ()) -> None:
-        """`inputs` maps inputs of the second to outputs of the first, of which `outputs` are outputs of both."""
+        """`inputs` maps inputs of the second to outputs of the first; `outputs` of the first are kept."""
         self._names = names
         self._inputs = dict(inputs)
         self._outputs = tuple(outputs)
@@ -67,7 +67,7 @@ class Joiner:
         self._held: weakref.WeakValueDictionary[tuple[int, int], Joined] = weakref.WeakValueDictionary()
 
     def build(self, pair: Pair) -> Joined:
-        """The pair as one, with its graph built and called once. Raises GraphError, UnknownSignatureError."""
+        """Join a pair, and build, warm and examine a new graph. Raises GraphError, UnknownSignatureError."""
         graphs = (pair[0].graph, pair[1].graph)
         plan = self._plans.get(graphs)
         if plan is None:
@@ -82,12 +82,12 @@ class Joiner:
         return self._joined(pair, plan)
 
     def joined(self, pair: Pair) -> Joined | None:
-        """A pair of versions as one, the same one for all who hold it; None where their graphs were never joined."""
+        """The joined pair, one object while anybody references it; None if their graphs were never joined."""
         plan = self._plans.get((pair[0].graph, pair[1].graph))
         return self._held.get((id(pair[0]), id(pair[1]))) if plan is None else self._joined(pair, plan)
 
     def _joined(self, pair: Pair, plan: _Plan) -> Joined:
-        key = id(pair[0]), id(pair[1])  # which the joined pair keeps alive
+        key = id(pair[0]), id(pair[1])  # unique, as the joined pair keeps both alive
         joined = self._held.get(key)
         if joined is None:
             joined = self._held[key] = plan.join(pair, self._names)
@@ -95,7 +95,7 @@ class Joiner:
 
 
 def _prefixes(first: str, second: str) -> tuple[str, str]:
-    """The parts' own names where they can be prefixes."""
+    """Prefixes of parameters: the parts' names, if they can be prefixes."""
     sound = first != second and all(re.fullmatch(r"[A-Za-z0-9][\w.-]*", name, re.ASCII) for name in (first, second))
     return (first, second) if sound else ("first", "second")
 

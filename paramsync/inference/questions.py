@@ -1,4 +1,4 @@
-"""Question: a request's call of one version, whatever protocol it came by."""
+"""Question: a request to compute a signature of one version, the same for every protocol."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ Answer: TypeAlias = Mapping[str, npt.NDArray[Any]]
 
 @dataclass(eq=False, slots=True)
 class Question:
-    """One call of one version. The names and dtypes of its inputs were checked against the signature."""
+    """Inputs for a signature of one version, whose names and dtypes were checked."""
 
     model: str
     resident: Resident
-    """The version that it was read for, and in the end the one that answers."""
+    """The version that the request was read for; after the call, the version that answered."""
     signature: str
     inputs: Mapping[str, npt.NDArray[np.generic]]
     outputs: tuple[str, ...] = ()
-    """Empty for all outputs."""
+    """Empty: all outputs."""
     fits: bool = True
     """Whether the inputs have the shapes of the signature; a request with others goes alone."""
     latest: Callable[[], Resident] | None = None
-    """Gives what serves now, where the request named no version: a request that waits for its call is answered by what
-    serves when the call begins, if that has the same graph."""
+    """Gives the version that serves now, if the request named none: a waiting request is answered by the version that
+    serves when its call begins, if the graph is the same."""

@@ -1,4 +1,4 @@
-"""Resident: a version in memory, complete and checked, and how it is asked."""
+"""Resident: a version in memory, complete and checked, which predicts."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from paramsync.graphs.specs import DEFAULT_SIGNATURE, Signature, TensorSpec
 from paramsync.host.files import line
 from paramsync.version import Version
 
-_NUMBERS = "biufcV"  # kinds of dtypes; bfloat16 and its like are of kind V
+_NUMBERS = "biufcV"  # kinds of numpy dtypes; bfloat16 is of kind V
 
 
 def fitting(inputs: Mapping[str, Any], signature: Signature) -> dict[str, tf.Tensor | npt.NDArray[Any]]:
-    """The inputs with lists as arrays, and numbers of another dtype converted where the model can see no difference.
+    """The inputs with lists as arrays, and numbers of another dtype converted if that loses nothing.
 
-    Tensors, and inputs that the signature does not know, stay as they are. Raises InputError.
+    Tensors, and inputs that the signature does not have, stay as they are. Raises InputError.
     """
     specs = signature.inputs
     return {name: _fitting(name, value, specs[name]) if name in specs else value for name, value in inputs.items()}
@@ -53,12 +53,12 @@ def _array(name: str, value: Any, spec: TensorSpec) -> npt.NDArray[Any]:
 
 
 def _same_kind(found: np.dtype[Any], wanted: np.dtype[Any]) -> bool:
-    """Whether values of one dtype can be values of the other at all: a float is no integer."""
+    """Whether values of one dtype can be values of the other: a float cannot be an integer."""
     return found.kind in "biu" or (wanted.kind not in "iu" and found.kind != "c") or wanted.kind == "c"
 
 
 def _equal(array: npt.NDArray[Any], converted: npt.NDArray[Any]) -> bool:
-    """Whether only the last digits of floats changed, which a model of that dtype does not compute with."""
+    """Whether the conversion changed nothing but the last digits of floats."""
     if array.dtype.kind in "biu":
         return bool((converted.astype(array.dtype) == array).all())
     return bool((np.isfinite(array) == np.isfinite(converted)).all())
@@ -75,7 +75,7 @@ class Resident:
     graph: Graph
     parameters: tuple[tf.Tensor, ...]
     parts: tuple[tuple[str, Version], ...] = ()
-    """Of a connection: the name of each part, and its version."""
+    """Of a joined version: the name and version of each part."""
 
     def predict(
         self,
@@ -84,11 +84,10 @@ class Resident:
         signature: str = DEFAULT_SIGNATURE,
         outputs: Collection[str] = (),
     ) -> dict[str, tf.Tensor]:
-        """The outputs named, or all of them. Raises UnknownSignatureError, InputError, RequestError.
+        """Compute the named outputs, or all. Raises UnknownSignatureError, InputError, RequestError.
 
-        Inputs are tensors, arrays or lists; numbers of another dtype are converted where the model sees no difference.
-
-        Not to be called where TensorFlow traces: the trace would keep this version.
+        Inputs are tensors, arrays or lists; numbers of another dtype are converted if that loses nothing. Must not be
+        called while TensorFlow traces: the trace would keep this version.
         """
         if not tf.executing_eagerly():
             raise RequestError("predict computes at once: call it outside of tf.function and tf.Graph().as_default()")
@@ -99,7 +98,7 @@ class Resident:
         return self.graph(self.parameters, tensors, signature=signature, outputs=outputs)
 
     def computing(self) -> AbstractContextManager[None]:
-        """Entered around each call of the graph for a request: others may want to know of calls that do not end."""
+        """Entered around each call of the graph, so that calls which do not end can be noticed."""
         return _UNSEEN
 
 
@@ -107,10 +106,9 @@ _UNSEEN = nullcontext()
 
 
 def warm(resident: Resident) -> None:
-    """Call each signature of a new graph once: the first call prepares it, many times slower than others.
+    """Call each signature of a new graph once: the first call is many times slower than others.
 
-    A graph that cannot compute on made-up inputs may well do so on real ones. Raises GraphError only for one that wants
-    more memory than there is.
+    A graph that cannot compute made-up inputs may well compute real ones. Raises GraphError only for lack of memory.
     """
     number = resident.version.number
     for name, signature in resident.graph.signatures.items():

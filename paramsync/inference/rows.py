@@ -1,7 +1,7 @@
-"""Whether each row of a signature's outputs is made of the same row of its inputs, as its ops show.
+"""Whether each row of a signature's outputs depends on the same row of its inputs alone, by the rules of its ops.
 
-Numbers cannot show it: `x / max(1, reduce_max(x))` is the same for all batches in which nothing is above 1. So each op
-must be known to keep rows apart; one that is not known does not.
+Tests with numbers cannot show that: `x / max(1, reduce_max(x))` only differs if something is above 1. So each op must
+be known to keep rows apart.
 """
 
 from __future__ import annotations
@@ -21,36 +21,36 @@ from paramsync.graphs.nodes import leading_to
 
 
 class InputPart(enum.Enum):
-    """The part of the inputs that a tensor is made of."""
+    """The part of the inputs that a tensor depends on."""
 
     NOTHING = "no input: the same in every call"
-    ROW = "its first dimension is that of the inputs, and each row is made of the same row of them"
-    COUNT = "how many rows there are; `dims` are those of a shape, or the one size that a scalar is"
-    ALL = "more than one row, or nobody knows"
+    ROW = "each row depends on the same row of the inputs"
+    COUNT = "the number of rows; `dims` are the dimensions of a shape, or the size in a scalar"
+    ALL = "more than one row, or unknown"
 
 
-_ROWS = "rows"  # the dimension that is as many as there are rows
+_ROWS = "rows"  # the dimension that is the number of rows
 
 
 @dataclass(frozen=True, slots=True)
 class Made:
     of: InputPart
     dims: tuple[Any, ...] = ()
-    """Origin COUNT: _ROWS, a size, or None for one that is not known."""
+    """For COUNT: _ROWS, a size, or None for an unknown one."""
 
 
 NOTHING, ROW, ALL = Made(InputPart.NOTHING), Made(InputPart.ROW), Made(InputPart.ALL)
 
 
-# What rules ask of an op ----------------------------------------------------------------------------------------------
+# Rules of ops ----------------------------------------------------------------------------------------------
 
 
 def _rank(tensor: Any) -> int:
-    return len(tensor.shape)  # ValueError where it is unknown
+    return len(tensor.shape)  # ValueError if it is unknown
 
 
 def _static(tensor: Any) -> list[Any]:
-    """Its values, flat. ValueError where they are not known beforehand."""
+    """The constant values of a tensor, flat. ValueError if they are unknown."""
     found = tf.get_static_value(tensor)
     if found is None:
         raise ValueError
@@ -58,12 +58,12 @@ def _static(tensor: Any) -> list[Any]:
 
 
 def _is_row(given: Sequence[Made], *places: int) -> bool:
-    """Whether exactly these are of rows, and all others of nothing."""
+    """Whether exactly these arguments are ROW, and all others NOTHING."""
     return all(one.of is (InputPart.ROW if at in places else InputPart.NOTHING) for at, one in enumerate(given))
 
 
 def _counts(made: Made) -> bool:
-    """Whether it is the shape of what has a row for each row, all of the same size."""
+    """Whether it is a shape whose first dimension, and no other, is the number of rows."""
     return made.of is InputPart.COUNT and made.dims[:1] == (_ROWS,) and _ROWS not in made.dims[1:]
 
 
@@ -72,7 +72,7 @@ def _of(condition: bool) -> Made:
 
 
 def _each(operation: Any, given: Sequence[Made]) -> Made:
-    """Element by element; where shapes differ, what has fewer dimensions is the same for all rows."""
+    """Elementwise; an argument of fewer dimensions is the same for all rows."""
     if any(one.of is InputPart.COUNT for one in given):
         return ALL
     rank = max(_rank(one) for one in operation.inputs)
@@ -89,17 +89,17 @@ def _same(operation: Any, given: Sequence[Made]) -> Made:
 
 
 def _first(operation: Any, given: Sequence[Made]) -> Made:
-    """Each row of the first argument for itself; the others are the same for all."""
+    """Each row of the first argument by itself; the others are the same for all rows."""
     return _of(_is_row(given, 0) and _rank(operation.inputs[0]) >= 1)
 
 
 def _inner(operation: Any, given: Sequence[Made]) -> Made:
-    """The same along the last dimension."""
+    """The same, along the last dimension."""
     return _of(_is_row(given, 0) and _rank(operation.inputs[0]) >= 2)
 
 
 def _looked_up(operation: Any, given: Sequence[Made]) -> Made:
-    """In a table, which comes first."""
+    """Looked up in a table, the first argument."""
     return _of(_is_row(given, 1))
 
 
@@ -112,7 +112,7 @@ def _normed(operation: Any, given: Sequence[Made]) -> Made:
 
 
 def _along(operation: Any, given: Sequence[Made]) -> Made:
-    """Along dimensions that its second argument names."""
+    """Along the dimensions in the second argument."""
     rank = _rank(operation.inputs[0])
     return _of(_is_row(given, 0) and 0 not in [one % rank for one in _static(operation.inputs[1])])
 
@@ -122,7 +122,7 @@ def _product(operation: Any, given: Sequence[Made]) -> Made:
 
 
 def _products(operation: Any, given: Sequence[Made]) -> Made:
-    """Origin matrices: all dimensions but the last two are broadcast."""
+    """Products of matrices: all dimensions but the last two are broadcast."""
     left, right = (_rank(one) for one in operation.inputs)
     if _is_row(given, 0, 1):
         return _of(left == right >= 3)
@@ -142,7 +142,7 @@ def _einsum(operation: Any, given: Sequence[Made]) -> Made:
 
 
 def _reshaped(operation: Any, given: Sequence[Made]) -> Made:
-    """A row stays one where the first dimension stays the first."""
+    """Rows stay apart if the first dimension stays the first."""
     if given[0] != ROW:
         return ALL
     if given[1].of is InputPart.COUNT:
@@ -252,12 +252,12 @@ def _tiled(operation: Any, given: Sequence[Made]) -> Made:
 
 
 def _filled(operation: Any, given: Sequence[Made]) -> Made:
-    """The same in each row."""
+    """A constant for each row."""
     return _of(_counts(given[0]) and given[1] == NOTHING)
 
 
 def _parsed(operation: Any, given: Sequence[Made]) -> Made:
-    """Features of examples, all of sizes that are known: others would be as long as the longest."""
+    """Features of examples, if all sizes are fixed: others are padded to the longest."""
     sparse = operation.get_attr("num_sparse") or operation.get_attr("ragged_value_types")
     known = all(one.is_fully_defined() for one in map(tf.TensorShape, operation.get_attr("dense_shapes")))
     return _of(_is_row(given, 0) and not sparse and known and _rank(operation.inputs[0]) == 1)
@@ -311,14 +311,14 @@ _ELEMENTWISE = {op for op, rule in RULES.items() if rule in (_each, _same)} | {"
 
 
 def are_apart(graph: Graph, signature: str) -> bool:
-    """Whether rows may go in one call with those of others, for all that its ops say. Takes milliseconds."""
+    """Whether rows of several requests may share a call, by the rules of the ops. Takes milliseconds."""
     message = graph.message()
     described = message.signatures[signature]
     whole = inlined(tf.compat.v1.GraphDef.FromString(message.graph_def))
     with tf.Graph().as_default() as built:
         tf.graph_util.import_graph_def(whole.graph_def, name="")
     made: dict[str, Made] = {one.tensor: ROW for one in described.inputs}
-    for operation in built.get_operations():  # in an order in which all that one reads comes before it
+    for operation in built.get_operations():  # sorted: inputs come before their readers
         results = _results(operation, [made.get(tensor.name, ALL) for tensor in operation.inputs])
         for tensor, result in zip(operation.outputs, results, strict=True):
             made.setdefault(tensor.name, result)
@@ -349,18 +349,18 @@ def _is_scalar(node: Any) -> bool:
 
 def _results(operation: Any, given: Sequence[Made]) -> list[Made]:
     outputs = operation.outputs
-    if operation.type in ("Merge", "NextIteration", "Enter"):  # what they read may come after them
+    if operation.type in ("Merge", "NextIteration", "Enter"):  # their inputs may come after them
         return [ALL] * len(outputs)
     if all(one.of is InputPart.NOTHING for one in given):
         return [NOTHING] * len(outputs)
-    if operation.type == "IdentityN":  # of gradients that are not TensorFlow's own
+    if operation.type == "IdentityN":  # of custom gradients
         return list(given)
     if any(one.of is InputPart.ALL for one in given):
         return [ALL] * len(outputs)
     rule = RULES.get(operation.type)
     try:
         found = ALL if rule is None else rule(operation, given)
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError):  # a rank or value that is not known
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError):  # an unknown rank or value
         found = ALL
     if operation.type in FIRST_ONLY:
         return [found, *[ALL] * (len(outputs) - 1)]

@@ -1,4 +1,4 @@
-"""TensorFlow Serving's flags: what each becomes here, which ones change nothing, and which cannot be had."""
+"""TensorFlow Serving's flags: their meaning here, which have no effect, and which are refused."""
 
 from __future__ import annotations
 
@@ -70,18 +70,18 @@ CHANGE_NOTHING: Mapping[str, str] = {
     "enable_serialization_as_tensor_content": "answers are in typed fields",
     "allow_version_labels_for_unavailable_models": "a label may be given to a version that is yet to come",
 }
-"""By flag: how it is here. They are taken, and named at the start."""
+"""Flags without an effect, each with the reason. They are accepted, and logged at the start."""
 
 REFUSED: Mapping[str, str] = {
     "ssl_config_file": "write its texts to files for --tls_cert, --tls_key and --tls_client_ca, and leave the flag out",
     "use_alts_credentials": "it listens without ALTS; put a proxy in front, and leave the flag out",
     "platform_config_file": "the one platform is tensorflow; leave the flag out",
 }
-"""By flag: what to do without it. Whoever sets one relies on it."""
+"""Flags that are refused, each with what to do instead: somebody who sets one relies on it."""
 
 
 def parse(arguments: Sequence[str]) -> Settings:
-    """Raises SettingsError, or StoreError for a base path that cannot be one."""
+    """Read the command line. Raises SettingsError, or StoreError for a path that cannot be a store."""
     check_text(arguments)
     grammar = _parser()
     given, unknown = grammar.parse_known_args(arguments)
@@ -90,7 +90,7 @@ def parse(arguments: Sequence[str]) -> Settings:
     flags = {name: value for name, value in vars(given).items() if value not in ("", None)}
     for name, instead in REFUSED.items():
         if flags.pop(name, False):
-            raise SettingsError(f"--{name} cannot be had: {instead}")
+            raise SettingsError(f"--{name} is not supported: {instead}")
     return _settings(flags)
 
 
@@ -102,7 +102,7 @@ def _settings(flags: Mapping[str, Any]) -> Settings:
         raise SettingsError("expected --port or --grpc_socket_path, found neither")
     arguments, trust = flags.get("grpc_channel_arguments", ()), tuple(flags["trust"])
     if trust:
-        TrustedKeys(trust)  # of models that are added later too, so also where there is none yet
+        TrustedKeys(trust)  # also without a model yet: they count for models that are added later
     settings = Settings(
         models=_models(flags, config_file, trust),
         host=flags["host"],
@@ -148,7 +148,7 @@ def _models(flags: Mapping[str, Any], config_file: Path | None, trust: tuple[Pat
 
 
 def _model(config: Any, trust: tuple[Path, ...]) -> ModelSettings:
-    """Where it is; its versions and labels are chosen as soon as it is looked at, as by HandleReloadConfigRequest."""
+    """The model's store. Versions and labels are chosen later, as by HandleReloadConfigRequest."""
     model = ModelSettings(name=readers.name(config.name), store=_base_path(config.base_path), trust=trust)
     count = config.model_version_policy.latest.num_versions
     return replace(model, resident=count) if 0 < count <= 1000 else model
@@ -162,7 +162,7 @@ def _metrics_path(path: Path | None) -> str | None:
 
 
 def _batching(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """How many rows go into one call at most. All else that the file says, what waits and what is free decide."""
+    """The most rows of one call. The file's other parameters have no effect: batches form while requests wait."""
     path = flags.get("batching_parameters_file")
     if path is None or not flags.get("enable_batching", False):
         return {}
@@ -176,7 +176,7 @@ def _batching(flags: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _message_bytes(arguments: Arguments) -> dict[str, Any]:
-    """The largest request or answer: what is said of either. -1 is gRPC's word for no limit."""
+    """The largest request or answer, from the limits of either; -1 means no limit."""
     limits = [value for name, value in arguments if name in _MESSAGES and isinstance(value, int)]
     if not limits:
         return {}
@@ -184,7 +184,7 @@ def _message_bytes(arguments: Arguments) -> dict[str, Any]:
     return {"message_bytes": max(1, most)}
 
 
-# What each flag takes -------------------------------------------------------------------------------------------------
+# The flags -------------------------------------------------------------------------------------------------
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -1,4 +1,4 @@
-"""The connections of the HTTP port: their limit, which are closed for new ones, and the answer to one too many."""
+"""The connections of the HTTP port: how many there may be, and which is closed when another one comes."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from ...transport.listeners import Acceptor
 from .replies import bare, failed
 
 _AIOHTTP = logging.getLogger("paramsync.rest.http")
-_AIOHTTP.setLevel(logging.CRITICAL)  # what strangers send that is no HTTP is an error of theirs
+_AIOHTTP.setLevel(logging.CRITICAL)  # malformed requests are errors of their senders
 _MOST = 1024
-_MORE = 64  # by which only health and metrics may be asked: whoever watches the server gets an answer while it is busy
-_MOST_TOLD = 1024  # at once, that they are too many; those beyond them are told and not listened to
-_LINGERING = 1.0  # for what a client goes on sending of what was refused, so that it comes to read why
-_TOLD_SECONDS = 5.0  # the same of a connection too many, whose request may not have come yet
-_BRIEFLY = 30  # so many times shorter than the patience is what a new connection may say nothing, where all are taken
-_SHOWN = 200  # characters of what is wrong with it
+_MORE = 64  # more connections, for health and metrics alone: monitoring works while the server is busy
+_MOST_TOLD = 1024  # refused connections at a time that stay open until they have read why
+_LINGERING = 1.0  # seconds in which the rest of a refused body is read, so that its client reads the answer
+_TOLD_SECONDS = 5.0  # the same for a refused connection, whose request may not have come yet
+_BRIEFLY = 30  # at the limit, a connection may be silent for this fraction of the patience
+_SHOWN = 200  # characters of an error
 FULL = "there are as many connections as there may be; try again in a moment"
 
 
@@ -33,19 +33,19 @@ class Connections:
     """All connections of one port. Lives on one event loop."""
 
     def __init__(self, handle: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]], *, patience: float) -> None:
-        """`patience` is how many seconds a new one has for its first request, and any for its next."""
+        """`patience` is how many seconds a connection has for its first request, and for each next one."""
         self._patience = patience
         self._web = web.Server(handle, handler_cancellation=True)
         self._open: set[_Connection] = set()
-        self._silent: dict[_Connection, float] = {}  # no request of theirs came yet; who was last heard is last
-        self._idle: dict[_Connection, float] = {}  # whose last request was answered; who waits longest is first
+        self._silent: dict[_Connection, float] = {}  # without a request yet, since when; the newest last
+        self._idle: dict[_Connection, float] = {}  # between requests, since when; the newest last
         self._told = 0
         self._by_tls = False
         self._handshake = min(SILENT_SECONDS, patience / 6)  # seconds
         self._acceptor = Acceptor(self._accepted, handshake_seconds=self._handshake)
 
     async def start(self, listeners: Iterable[socket.socket], tls: ServerTls | None) -> None:
-        """Accept from these: it takes them over."""
+        """Accept connections from these listeners, and close the listeners at the end."""
         self._by_tls = tls is not None
         self._acceptor.take(listeners, None if tls is None else tls.http_context())
         await self._acceptor.start()
@@ -55,7 +55,7 @@ class Connections:
         self._acceptor.stop(handed_on=handed_on)
 
     async def close(self, seconds: float) -> None:
-        """No new ones from now on; those that are asked nothing end, and the others once they are answered."""
+        """Accept no more connections; close idle ones now, and busy ones after their answers."""
         self.stop_listening()
         self._web.pre_shutdown()
         await self._web.shutdown(seconds)
@@ -64,7 +64,7 @@ class Connections:
         return len(self._open)
 
     def asked(self, connection: web.RequestHandler) -> bool:
-        """A request came on it. Whether it may be one for a prediction."""
+        """Note a request. False if only health and metrics may be asked on its connection."""
         if isinstance(connection, _Connection):
             self._silent.pop(connection, None)
             self._idle.pop(connection, None)
@@ -72,19 +72,19 @@ class Connections:
         return True
 
     def answered(self, connection: web.RequestHandler) -> None:
-        """It has its answer, and waits for nothing."""
+        """Note that the request of this connection is answered."""
         if isinstance(connection, _Connection) and connection in self._open:
             self._idle[connection] = asyncio.get_running_loop().time()
 
     def over(self, connection: _Connection) -> None:
         if connection.timer is not None:
-            connection.timer.cancel()  # the event loop would keep the connection until then
+            connection.timer.cancel()  # or the event loop would keep the connection until then
         self._open.discard(connection)
         self._silent.pop(connection, None)
         self._idle.pop(connection, None)
 
     def heard(self, connection: _Connection) -> None:
-        """Something came on it that may become a request."""
+        """Note bytes that may become a request."""
         if self._silent.pop(connection, None) is not None:
             self._silent[connection] = asyncio.get_running_loop().time()
 
@@ -99,7 +99,7 @@ class Connections:
             beyond=beyond,
             loop=loop,
             access_log=None,
-            auto_decompress=False,  # which it would do on the event loop
+            auto_decompress=False,  # aiohttp would do it on the event loop
             keepalive_timeout=self._patience,
             lingering_time=min(_LINGERING, self._patience / 10),
             logger=_AIOHTTP,
@@ -113,7 +113,7 @@ class Connections:
         return connection
 
     def _has_made_room(self, now: float) -> bool:
-        """Whether one could be closed that had time to say something, did not just do so, and waits for nothing."""
+        """Close a connection that has been silent or idle for a while, if there is one, without unread bytes."""
         for waiting in (self._silent, self._idle):
             oldest = next(iter(waiting), None)
             if oldest is None or now - waiting[oldest] < self._patience / _BRIEFLY or _has_unread(oldest.transport):
@@ -124,7 +124,7 @@ class Connections:
         return False
 
     def _check_handshake(self, connection: _Connection) -> None:
-        """One that failed leaves no connection, and nobody tells of that."""
+        """Forget a connection whose TLS handshake failed: asyncio reports no end of it."""
         if connection.transport is None:
             self.over(connection)
         else:
@@ -136,7 +136,7 @@ class Connections:
             connection.force_close()
 
     def tells(self, more: int) -> bool:
-        """So many more, or fewer, are told that they are too many. Whether one of them may stay to read it."""
+        """Count refused connections (`more` may be negative). Whether one more may stay open until it has read why."""
         self._told += more
         return self._told <= _MOST_TOLD
 
@@ -149,7 +149,7 @@ class _Connection(web.RequestHandler):
     def __init__(self, connections: Connections, server: web.Server, *, beyond: bool, **options: Any) -> None:
         super().__init__(server, **options)
         self._connections = connections
-        self.beyond = beyond  # as many as may predict are there
+        self.beyond = beyond  # for health and metrics alone
         self.timer: asyncio.TimerHandle | None = None
 
     def data_received(self, data: bytes) -> None:
@@ -167,13 +167,13 @@ class _Connection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        super().handle_error(request, status, exc, message)  # which counts, and raises where an answer has begun
-        text = f"request: expected HTTP/1.1, found what is none: {one_line(message or str(exc))[:_SHOWN]}"
+        super().handle_error(request, status, exc, message)  # it counts, and raises if an answer has begun
+        text = f"request: expected HTTP/1.1, found something else: {one_line(message or str(exc))[:_SHOWN]}"
         return failed(status, UNFORESEEN if status == 500 else text, last=True)
 
 
 class _Refused(asyncio.Protocol):
-    """One too many. It is told, and listened to until it has read that: else the kernel drops what it did not read."""
+    """A refused connection. It stays open for a while: the kernel drops an unread answer when a socket is closed."""
 
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
@@ -181,7 +181,7 @@ class _Refused(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         transport.write(bare(503, FULL))
-        if self._connections.tells(1) and transport.can_write_eof():  # by TLS it cannot
+        if self._connections.tells(1) and transport.can_write_eof():  # not by TLS
             transport.write_eof()
             asyncio.get_running_loop().call_later(_TOLD_SECONDS, transport.abort)
         else:
@@ -192,7 +192,7 @@ class _Refused(asyncio.Protocol):
 
 
 def _has_unread(transport: asyncio.BaseTransport | None) -> bool:
-    """Whether more came than the event loop has had time to look at."""
+    """Whether bytes came that the event loop has not read yet."""
     if transport is None or transport.is_closing():
         return False
     waiting = select.poll()

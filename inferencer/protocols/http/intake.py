@@ -18,15 +18,15 @@ from ...transport.memory_budget import LARGE, MemoryShare
 
 KNOWN = "gzip, deflate"
 MOST_TIMES = 100
-"""As large as it came may a body be that is larger than FREE. Numbers are packed to a tenth, zeros to a thousandth."""
+"""A body above FREE may unpack to this many times its packed size. Numbers pack to a tenth, zeros to a thousandth."""
 FREE = 1 << 20
 _STEP = 1 << 18  # bytes that are unpacked in one go
-_PART = 1 << 16  # of what is packed: zlib copies what it did not come to
+_PART = 1 << 16  # packed bytes given to zlib in one go: it copies what it has not reached
 _ZLIB, _RAW, _GZIP = zlib.MAX_WBITS, -zlib.MAX_WBITS, 16 + zlib.MAX_WBITS
 
 
 class EncodingError(RequestError):
-    """A Content-Encoding that is not known here."""
+    """An unknown Content-Encoding."""
 
     http_status = 415
 
@@ -47,7 +47,7 @@ def known(encoding: str) -> str:
 
 
 def unpacked(content: bytes, encoding: str) -> Iterator[bytes]:
-    """The unpacked content, some at a time. Raises RequestError. zlib releases the GIL meanwhile."""
+    """Unpack the content in parts; zlib releases the GIL meanwhile. Raises RequestError."""
     zipped = zlib.decompressobj(_GZIP if encoding == "gzip" else _deflated(content))
     try:
         for at in range(0, len(content), _PART):
@@ -64,12 +64,12 @@ def unpacked(content: bytes, encoding: str) -> Iterator[bytes]:
 
 
 def _deflated(content: bytes) -> int:
-    """Many a client leaves the header out that it should have."""
+    """The window size, which says whether a zlib header is expected: many clients leave it out."""
     return _ZLIB if content[:1] and content[0] & 0x0F == zlib.DEFLATED else _RAW
 
 
-_SMALL = 1 << 18  # bytes that are copied on the event loop
-_MOST_WAITING, _STEP_SECONDS = 1.0, 0.02  # seconds for room, and from one look to the next
+_SMALL = 1 << 18  # bytes up to which a body is copied on the event loop
+_MOST_WAITING, _STEP_SECONDS = 1.0, 0.02  # seconds to wait for memory at most, and between two looks
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 OnThread = Callable[[Callable[[], bytes]], Awaitable[bytes]]
@@ -95,7 +95,7 @@ class SlowBodyError(ParamsyncError, TimeoutError):
 
 
 class _Waiting:
-    """A body that is not here whole, or not to be read yet, because another one is read."""
+    """A body that is still coming, or waits for its turn to be read."""
 
     def __init__(self, share: MemoryShare) -> None:
         self.share = share
@@ -111,16 +111,16 @@ class _Waiting:
             self.coming.cancel()
 
     def check(self) -> None:
-        """Raise BusyError where it was refused."""
+        """Raise BusyError if the body was refused."""
         if self._refused:
             raise BusyError("bodies that came before this one take all memory; try again in a moment")
 
 
 class Intake:
-    """Has each body come into the share that its request has of the server's memory. Lives on one event loop."""
+    """Receives bodies, each within its request's share of the server's memory. Lives on one event loop."""
 
     def __init__(self, on_thread: OnThread, *, limit: int, patience: float) -> None:
-        """`limit` is of one body, in bytes; `patience` in seconds."""
+        """`limit` is the most bytes of one body, `patience` the most seconds until it is here."""
         self._on_thread = on_thread
         self._limit = limit
         self._patience = patience
@@ -129,9 +129,9 @@ class Intake:
 
     @asynccontextmanager
     async def body(self, request: web.BaseRequest, share: MemoryShare) -> AsyncIterator[bytes]:
-        """The whole body, unpacked; the share has as much. Of large ones one at a time is here, to be read.
+        """The whole body, unpacked and counted in the share. Large bodies are given one at a time.
 
-        Raises RequestError, EncodingError, TooLargeError, SlowError, BusyError.
+        Raises RequestError, EncodingError, BodyTooLargeError, SlowBodyError, BusyError.
         """
         encoding = known(request.headers.get("Content-Encoding", ""))
         length = request.content_length
@@ -156,23 +156,23 @@ class Intake:
             self._waiting.pop(share, None)
 
     def need(self, share: MemoryShare, size: int) -> None:
-        """Have so much. Bodies that came later, and are not read yet, are refused for it, the newest first.
+        """Have the share take this size. If memory lacks, refuse later bodies that are not read yet, the newest first.
 
-        Raises as `MemoryShare.need`.
+        Raises as MemoryShare.need.
         """
         if lacking := share.lacks(size):
             waiting = [*self._waiting.values()]
             newer = waiting[[body.share for body in waiting].index(share) + 1 :] if share in self._waiting else waiting
             large = [body for body in newer if body.share.size >= LARGE]
             if sum(body.share.size for body in large) >= lacking:
-                while large and share.lacks(size):  # other processes may take what these leave
+                while large and share.lacks(size):  # other processes may take the memory that these give back
                     large.pop().refuse()
         share.need(size)
 
     async def room(self, share: MemoryShare, size: int) -> None:
-        """`need`, for a body that is read: what other processes have may be left in a moment.
+        """As `need`, but wait up to a second for memory that other processes may give back.
 
-        Each waits for another time, so that of bodies that wait for each other's memory one is read.
+        The time is random, so that of bodies that wait for each other's memory one is read.
         """
         loop = asyncio.get_running_loop()
         end = loop.time() + random.uniform(0, _MOST_WAITING)
@@ -194,12 +194,12 @@ class Intake:
             waiting.check()
             came = sum(map(len, waiting.parts))
             waiting.share.leave()
-            waiting.parts.clear()  # asyncio keeps what is raised here, and what leads to it, until garbage is collected
+            waiting.parts.clear()  # asyncio keeps this error, and by its frames the parts, until garbage is collected
             if isinstance(error, asyncio.TimeoutError):
                 raise SlowBodyError(self._patience, came) from error
             if isinstance(error, web.RequestPayloadError):
                 raise RequestError("body: expected what its headers say, found something else") from error
-            if isinstance(error, ConnectionError):  # nobody reads this
+            if isinstance(error, ConnectionError):  # nobody reads this text
                 raise RequestError("body: expected all of it, found that the caller left") from error
             raise
 
@@ -219,7 +219,7 @@ class Intake:
         return await self._joined(parts, share)
 
     async def _joined(self, parts: list[bytes], share: MemoryShare) -> bytes:
-        """To copy a large body takes tens of milliseconds, for which there are two of it. Raises BusyError."""
+        """Join the parts. While a large body is copied, on a thread, it is counted twice. Raises BusyError."""
         size = sum(map(len, parts))
         if size <= _SMALL:
             return b"".join(parts)

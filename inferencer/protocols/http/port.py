@@ -39,20 +39,20 @@ from .connections import FULL, Connections
 from .intake import KNOWN, EncodingError, Intake
 from .replies import STATUS, failed, reply
 
-_WRITTEN = 16  # bytes of JSON that a byte of an answer becomes at most, with what it is made of: more for few
-_BESIDE = 2  # values as arrays, and as TensorFlow has them
-_UNREAD = 2  # an answer as bytes, and as the kernel has them
-_SMALL = 1 << 14  # bytes of a body that is read, and answered, on the event loop itself
+_WRITTEN = 16  # bytes of JSON, and of values on the way, that a byte of an answer becomes at most
+_BESIDE = 2  # copies of the inputs: as arrays, and in TensorFlow
+_UNREAD = 2  # copies of an answer: here, and in the kernel
+_SMALL = 1 << 14  # bytes of a body up to which it is read, and answered, on the event loop itself
 _THREADS = 2
-_SECONDS = 30.0  # for an answer, as TensorFlow Serving gives one
-_MOST_ANSWERING = 3.0  # seconds from the beginning of the end, where requests go on coming
-_MOST_REFUSING = 2.0  # seconds after that
+_SECONDS = 30.0  # for an answer, as in TensorFlow Serving
+_MOST_ANSWERING = 3.0  # seconds of draining in which requests are still answered
+_MOST_REFUSING = 2.0  # seconds after that in which they are refused
 _STOPPING = "the server is stopping"
 _PATIENCE = 60.0
 _HEALTH = "/healthz"
-_METRICS = ("/metrics", "/monitoring/prometheus/metrics")  # the second is where TensorFlow Serving has them
+_METRICS = ("/metrics", "/monitoring/prometheus/metrics")  # the second as in TensorFlow Serving
 
-_NAMED = "model_spec"  # in the query of a request whose answer is to have it
+_NAMED = "model_spec"  # in the query: the answer shall have it
 
 _T = TypeVar("_T")
 
@@ -104,26 +104,26 @@ class HttpPort:
         await self._connections.start(listeners, tls)
 
     def leave(self) -> None:
-        """Another process goes on with the listeners. Every answer ends its connection from now on."""
+        """Stop listening, as another process has the listeners; from now on every answer ends its connection."""
         self._leaving = True
         self._connections.stop_listening(handed_on=True)
 
     def __len__(self) -> int:
-        """How many connections there are."""
+        """The number of connections."""
         return len(self._connections)
 
     def drain(self) -> None:
-        """/healthz says so from now on, and every answer ends its connection. What comes is still answered."""
+        """From now on /healthz answers 503, and every answer ends its connection. Requests are still answered."""
         self._draining = True
 
     async def close(self, *, grace: float, quiet_seconds: float) -> None:
-        """Stop within the grace, without a loss.
+        """Stop within the grace, without losing a request.
 
-        A connection that is being made while the port is closed is reset: so that has to happen while nobody calls.
+        A connection that is being made while the port is closed is reset, so the port is closed while nobody calls:
 
-        1. What comes is answered, until nothing did for a while.
-        2. Where clients call again and again, they are told to call somebody else, until they do.
-        3. The port is closed, then connections that say nothing; what is being answered is answered to its end.
+        1. Answer requests until none has come for a while.
+        2. If clients call again and again, refuse their requests, so that they call another server.
+        3. Close the port, then idle connections; finish the answers that are under way.
         """
         self.drain()
         loop = asyncio.get_running_loop()
@@ -135,7 +135,7 @@ class HttpPort:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _quiet(self, seconds: float, *, most: float) -> bool:
-        """Whether, before too many seconds were over, nothing came for some."""
+        """Wait until no request has come for some `seconds`, or `most` are over. Whether it became quiet."""
         loop = asyncio.get_running_loop()
         end = loop.time() + most
         seen = -1
@@ -208,9 +208,9 @@ class HttpPort:
         return reply(200, await self._on_thread(lambda: body(self._models, asked)))
 
     def _check(self, request: web.BaseRequest, call: str | None) -> None:
-        """Of a request, and the call of KServe's that it means. Raises NotAllowedError, UnauthenticatedError."""
+        """Check that the caller may do this; `call` is KServe's. Raises NotAllowedError, UnauthenticatedError."""
         is_file = self._page is not None and self._page.is_file(request.rel_url.raw_path)
-        effect = Effect.HEALTH if is_file else _effect(request, call)  # a browser has no token yet
+        effect = Effect.HEALTH if is_file else _effect(request, call)  # a browser that loads the page has no token yet
         what, caller = f"{request.method} {request.rel_url.raw_path[:200]}", caller_of(request)
         if effect is not Effect.CHANGES:
             check_host(what, request, self._access, self._hosts)
@@ -241,7 +241,7 @@ class HttpPort:
             async with self._intake.body(request, share) as content:
                 resident = call.take()
                 question = await self._read(call, resident, content, share)
-                small = len(content) <= _SMALL  # so is what the answer repeats of it, such as an id
+                small = len(content) <= _SMALL  # then parts that the answer repeats, such as an id, are small too
             del content
             signature = question.signature
             share.need(max(share.size, _BESIDE * weight(question.inputs)))
@@ -272,10 +272,10 @@ class HttpPort:
             if self._metrics.spans is not None:
                 requested = partial(self._metrics.spans.requested, call.route, request.headers, status=STATUS[code])
                 requested = partial(requested, model=call.model, signature=signature, version=version, seconds=seconds)
-                asyncio.get_running_loop().call_soon(requested)  # once the answer is sent
+                asyncio.get_running_loop().call_soon(requested)  # after the answer is sent
 
     async def _called(self, call: str, message: Message, request: web.BaseRequest, share: MemoryShare) -> web.Response:
-        """A call of KServe's gRPC service, answered as JSON."""
+        """Answer a call of KServe's gRPC service as JSON."""
         if self._refusing or (self._draining and call == "ServerReady"):
             return failed(503, _STOPPING)
         if request.method == "POST":
@@ -316,12 +316,12 @@ class HttpPort:
         return {name.title(): value for name, value in trailers(resident, self._clock())}
 
     async def _on_thread(self, work: Callable[[], _T]) -> _T:
-        """Does what takes long off the event loop."""
+        """Run long work off the event loop."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
 
 def _effect(request: web.BaseRequest, call: str | None) -> Effect:
-    """What a request does. One that is no GET and no prediction, and means no call that reads, changes something."""
+    """What a request does: it changes something, unless it is a GET, a prediction, or a call that reads."""
     if call is not None:
         return effect_of(f"{SERVICE}/{call}")
     reads = request.method in ("GET", "HEAD") or request.rel_url.raw_path.lower().startswith("/v1/")
@@ -329,7 +329,7 @@ def _effect(request: web.BaseRequest, call: str | None) -> Effect:
 
 
 class _Caller:
-    """What a call of the gRPC service asks about its caller, who gives no deadline by HTTP."""
+    """The context of a call for the gRPC servicer: HTTP has no deadline."""
 
     def time_remaining(self) -> float:
         return _SECONDS
@@ -344,5 +344,5 @@ def _refusal(error: Exception, headers: Mapping[str, str] | None = None) -> web.
         headers = {**(headers or {}), "Accept-Encoding": KNOWN}
     last = status is not None or isinstance(
         error, (BusyError, NotAllowedError)
-    )  # the rest of its body would be taken for a request
+    )  # or the rest of the body would be taken for a request
     return failed(status or STATUS[code], text, headers, last=last)

@@ -1,4 +1,4 @@
-"""What HTTP requests are answered with; from gRPC's status codes to those of HTTP, as in TensorFlow Serving."""
+"""HTTP answers, and the HTTP status of each gRPC status code, as in TensorFlow Serving."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SERVER = "paramsync"
 
 
 def reply(status: int, body: bytes, headers: Mapping[str, str] | None = None, *, last: bool = False) -> web.Response:
-    """With `last` the connection ends: what else comes on it cannot be told from the rest of this request."""
+    """`last` ends the connection: what comes next could be the rest of this request."""
     response = web.Response(
         status=status, body=body, headers={"Content-Type": JSON, "Server": _SERVER, **(headers or {})}
     )
@@ -28,7 +28,7 @@ def failed(status: int, text: str, headers: Mapping[str, str] | None = None, *, 
 
 
 def bare(status: int, text: str) -> bytes:
-    """All that is sent where no request was read, after which the connection ends."""
+    """The bytes of an answer to a connection of which no request was read, and which ends after it."""
     body = _error(text)
     head = (
         f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nServer: {_SERVER}\r\nConnection: close\r\n"

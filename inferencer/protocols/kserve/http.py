@@ -28,7 +28,7 @@ from . import tensors
 from .infer import SIGNATURE, question_of, taken
 
 JSON_LENGTH = "Inference-Header-Content-Length"
-"""Names how many bytes of a body are JSON; tensors follow."""
+"""The header that says how many bytes of a body are JSON; tensors follow."""
 
 _BINARY = "binary_data"
 _ALL_BINARY = "binary_data_output"
@@ -59,20 +59,22 @@ _PATHS = [
 
 
 def request_of(method: str, path: str) -> tuple[str, Any]:
-    """The call of the gRPC service that a path means, and its request. Raises RequestError where it means none."""
+    """The gRPC call of a path, and its request. Raises RequestError for an unknown path."""
     for of, pattern, call in _PATHS:
         if re.fullmatch(of, method) and (match := pattern.fullmatch(path)):
             message = message_factory.GetMessageClass(_SERVICE.methods_by_name[call].input_type)()
             for field, part in match.groupdict().items():
                 named = f"model_{field}" if call == "ModelInfer" else field
-                if part is not None and named in message.DESCRIPTOR.fields_by_name:  # what is not offered has none
+                if (
+                    part is not None and named in message.DESCRIPTOR.fields_by_name
+                ):  # calls that are not offered have no fields
                     setattr(message, named, unquote(part))
             return call, message
     raise RequestError(f"request: expected a path of KServe's protocol, found {method} {path[:200]}")
 
 
 def add_body(message: Message, content: bytes) -> None:
-    """What the body of a call of the repository says, which may be empty. Raises InputError, RequestError."""
+    """Add the body of a repository call, which may be empty, to its message. Raises InputError, RequestError."""
     fields = Body(content).fields if content else {}
     if isinstance(message, pb.RepositoryIndexRequest):
         message.ready = fields.get("ready") is True
@@ -89,7 +91,7 @@ def body_of(message: Message) -> bytes:
 
 
 def _plain(message: Any) -> Any:
-    """As JSON has it: numbers are numbers, which protobuf's own way writes as strings."""
+    """A message as JSON values. protobuf's own conversion writes 64-bit numbers as strings."""
     if isinstance(message, str | int | float):
         return message
     if isinstance(message, Message):
@@ -98,20 +100,20 @@ def _plain(message: Any) -> Any:
 
 
 class Infer:
-    """One request to `infer`: read, asked and written by these three, which any thread may call."""
+    """One request to `infer`. Any thread may call its methods."""
 
     protocol = "kserve_http"
     route = "/v2/models/{model}/infer"
 
     def __init__(self, models: Models, request: pb.ModelInferRequest, json_length: str | None) -> None:
-        """`json_length` is what the header of this name says. Raises InputError."""
+        """`json_length` is the value of the header JSON_LENGTH. Raises InputError."""
         if json_length is not None and not re.fullmatch("[0-9]{1,18}", json_length):
             raise InputError(JSON_LENGTH, expected="how many bytes of the body are JSON", found=repr(json_length))
         self.model = request.model_name
         self._models = models
         self._request = request
         self._json_length = None if json_length is None else int(json_length)
-        self._outputs: dict[str, bool] = {}  # those asked for, and whether as bytes
+        self._outputs: dict[str, bool] = {}  # the requested outputs: True for raw bytes
         self._binary = False
 
     def take(self) -> Resident:
@@ -119,7 +121,7 @@ class Infer:
         return taken(self._models, self._request.model_name, self._request.model_version)
 
     def bytes_to_read(self, content: bytes) -> int:
-        """How much `read` takes at most, beside the content."""
+        """How many bytes `read` takes at most, beside the content."""
         end = len(content) if self._json_length is None else min(self._json_length, len(content))
         return parsed_bytes(content[:end]) + len(content) - end
 
@@ -149,7 +151,7 @@ class Infer:
         return question_of(request, resident, lambda heads: _arrays(heads, inputs, body, rest), latest)
 
     def write(self, question: Question, answer: Answer) -> tuple[bytes, Mapping[str, str]]:
-        """The body and its headers. Raises InputError for what JSON cannot say."""
+        """The body and its headers. Raises InputError for values that JSON lacks."""
         version = str(question.resident.version.number)
         head = {"model_name": question.model, "model_version": version}
         if self._request.id:
@@ -189,7 +191,7 @@ def _arrays(
             if type(length) is not int or not 0 <= length <= len(behind) - at:
                 expected = f"at most the {len(behind) - at} bytes that are left"
                 raise InputError(f"{head}, {_SIZE}", expected=expected, found=length)
-            array = tensors.of_raw(head, bytes(behind[at : at + length]))  # a copy is aligned
+            array = tensors.of_raw(head, bytes(behind[at : at + length]))  # a copy, which is aligned
             at += length
         arrays[name] = array.reshape(head.shape)
     if at < len(behind):
@@ -198,7 +200,7 @@ def _arrays(
 
 
 def _objects(what: str, values: Any) -> list[dict[str, Any]]:
-    """The elements of a list, which are objects. Raises RequestError."""
+    """A list of objects. Raises InputError."""
     if not isinstance(values, list):
         raise InputError(what, expected="a list of objects", found=kind(values))
     check_count(what, values)
@@ -209,7 +211,7 @@ def _objects(what: str, values: Any) -> list[dict[str, Any]]:
 
 
 def _object(what: str, value: Any) -> dict[str, Any]:
-    """An object, or an empty one where there is none. Raises InputError."""
+    """An object, or an empty one for None. Raises InputError."""
     if value is not None and not isinstance(value, dict):
         raise InputError(f"{what}, parameters", expected="an object", found=kind(value))
     return value or {}
@@ -224,7 +226,7 @@ def _shape(what: str, value: Any) -> list[int]:
 
 
 def _add_parameters(tensor: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Those that a message of gRPC would have, so that the same of them are refused."""
+    """Add the parameters to the message, so that the same ones are refused as by gRPC."""
     parameters = _object(f"{tensor.name!r}", given.get("parameters"))
     for name in parameters:
         tensor.parameters[text("the name of a parameter", name)].string_param = ""

@@ -1,4 +1,4 @@
-"""ModelInfer of KServe's protocol: its request as a question, and the answer as its response."""
+"""ModelInfer of KServe's protocol: from request to question, and from answer to response."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ SIGNATURE = "signature"
 """The request's parameter that names a signature of the model."""
 
 ReadArrays = Callable[[Mapping[str, TensorHeader]], dict[str, tensors.Array]]
-"""Gives the inputs, whose headers fit the signature by now."""
+"""Makes the arrays of inputs, once their headers were checked."""
 
-_REFUSED = {  # parameters of tensors: to ignore these would be to answer something else
+_REFUSED = {  # parameters of tensors that change the answer, and so cannot be ignored
     "shared_memory_region": "shared memory is not offered; send the contents, and read them from the response",
     "classification": "classification is not offered; ask for the output itself",
 }
 
 _INFER_RESPONSE = pb.ModelStreamInferResponse.INFER_RESPONSE_FIELD_NUMBER
-_FINAL = pb.ModelInferResponse(  # what each response to a request of a stream ends with: there is one to each
+_FINAL = pb.ModelInferResponse(  # the end of each response of a stream: a request has one response
     parameters={"triton_final_response": pb.InferParameter(bool_param=True)}
 ).SerializeToString()
 
@@ -57,7 +57,7 @@ class ModelInfer:
         return [question_of(request, resident, lambda heads: tensors.arrays(request, heads), latest)]
 
     def write(self, request: pb.ModelInferRequest, questions: Sequence[Question], answers: Sequence[Answer]) -> bytes:
-        """Its contents are raw, as clients of Triton expect, unless those of the request were not."""
+        """Contents are raw, as Triton's clients expect, unless the request had typed contents."""
         [question], [answer] = questions, answers
         response = pb.ModelInferResponse(
             model_name=question.model, model_version=str(question.resident.version.number), id=request.id
@@ -74,7 +74,7 @@ def question_of(
     arrays: ReadArrays,
     latest: Callable[[], Resident] | None = None,
 ) -> Question:
-    """What a request asks of this version. Raises InputError, NotImplementedError, and what `arrays` raises."""
+    """The question of a request. Raises InputError, NotImplementedError, and the errors of `arrays`."""
     for what, named in (("inputs", request.inputs), ("outputs", request.outputs)):
         check_count(what, named)
         _check(named)
@@ -87,7 +87,7 @@ def question_of(
 
 
 def taken(models: Models, model: str, version: str) -> Resident:
-    """The version of a model that a request names: by its number, by a label, or not at all.
+    """The version that a request names by number or label, or the one that serves.
 
     Raises InputError, UnknownModelError, UnknownVersionError, UnknownLabelError, NotServingError.
     """
@@ -108,7 +108,7 @@ def _signature(parameters: Mapping[str, pb.InferParameter]) -> str:
 
 
 def _check(named: Iterable[Any]) -> None:
-    """Raise NotImplementedError where one is to be anywhere but in the message, or to be something else."""
+    """Raise NotImplementedError for a parameter that moves or changes a tensor."""
     for tensor in named:
         for parameter, why in _REFUSED.items() if tensor.parameters else ():
             if parameter in tensor.parameters:
@@ -116,7 +116,7 @@ def _check(named: Iterable[Any]) -> None:
 
 
 def _check_outputs(resident: Resident, signature: str, outputs: Sequence[str]) -> None:
-    """Raise InputError where an answer could not be told."""
+    """Raise InputError for an output whose dtype the protocol lacks."""
     given = resident.graph.signatures[signature].outputs
     for name in outputs or given:
         if tensors.datatype(given[name].dtype) is None:
@@ -125,7 +125,7 @@ def _check_outputs(resident: Resident, signature: str, outputs: Sequence[str]) -
 
 
 class ModelStreamInfer:
-    """The same for each request of a stream. One that is refused is told so, and the stream goes on."""
+    """ModelInfer for each request of a stream. After a refused request the stream goes on."""
 
     def __init__(self, prediction: ModelInfer, draining: asyncio.Event) -> None:
         self.prediction = prediction
@@ -135,7 +135,7 @@ class ModelStreamInfer:
         return opening(_INFER_RESPONSE, len(response) + len(_FINAL)) + response + _FINAL
 
     def refused(self, request: bytes, text: str) -> bytes:
-        """With the id, where there is one to be read, which takes no memory however large the request is."""
+        """The response to a refused request, with its id if that can be read without parsing the whole request."""
         try:
             identity = beginning(pb.ModelInferRequest, request).id
         except DecodeError:

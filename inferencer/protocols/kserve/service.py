@@ -22,7 +22,7 @@ from .infer import ModelInfer, ModelStreamInfer, taken
 
 _EXTENSIONS = ("binary_tensor_data", "model_repository", "statistics")
 _PLATFORM = "tensorflow"
-_LOOK_SECONDS = 1.0  # in which a follower that is asked to has surely looked at its store
+_LOOK_SECONDS = 1.0  # in which a follower that is asked to sync has looked at its store
 _STATES = {
     Stage.FOUND: "LOADING",
     Stage.RESTORING: "LOADING",
@@ -57,7 +57,7 @@ class KServe:
         return pb.ServerReadyResponse(ready=not self._models.missing())
 
     async def ModelReady(self, request: pb.ModelReadyRequest, context: Any) -> pb.ModelReadyResponse:
-        """What is not there is not ready, and no error: so do clients of Triton expect it."""
+        """An unknown model or version is not ready, and no error, as Triton's clients expect."""
         try:
             taken(self._models, request.name, request.version)
         except InputError:
@@ -102,7 +102,7 @@ class KServe:
     async def RepositoryModelLoad(
         self, request: pb.RepositoryModelLoadRequest, context: Any
     ) -> pb.RepositoryModelLoadResponse:
-        """Answers once the newest published version serves. Where nothing was published nobody is kept waiting."""
+        """Answer once the newest published version serves, or at once if nothing was published."""
         _check_repository(request.repository_name)
         followers = self._models.followers(request.model_name)
         if request.parameters:
@@ -132,10 +132,10 @@ class KServe:
         )
 
     async def ModelStatistics(self, request: pb.ModelStatisticsRequest, context: Any) -> pb.ModelStatisticsResponse:
-        """Of what answered since the start, and of what may; one that left long ago is not told apart any more."""
+        """Statistics of versions that are in memory, or were among the last that answered."""
         response = pb.ModelStatisticsResponse()
         for model in self._models.some(request.name):
-            counted = await asyncio.to_thread(self._metrics.statistics, model.name)  # other processes may be asked
+            counted = await asyncio.to_thread(self._metrics.statistics, model.name)  # which may ask other processes
             resident = {str(number): Statistics() for number in model.status().resident}
             versions = {**resident, **counted}
             if request.version and request.version not in versions:

@@ -1,7 +1,4 @@
-"""Arrays as the tensors of KServe's protocol, and back.
-
-What a stranger sent is checked before memory is spent on it.
-"""
+"""Arrays as the tensors of KServe's protocol, and back. Headers are checked before memory is spent on contents."""
 
 from __future__ import annotations
 
@@ -37,7 +34,7 @@ _DTYPES: Mapping[str, np.dtype[Any]] = {
     "FP64": np.dtype("<f8"),
     "BYTES": np.dtype(object),
 }
-_FIELDS: Mapping[str, str] = {  # FP16 and BF16 have none: they come raw
+_FIELDS: Mapping[str, str] = {  # FP16 and BF16 have none: they are always raw
     "BOOL": "bool_contents",
     "UINT8": "uint_contents",
     "UINT16": "uint_contents",
@@ -59,12 +56,12 @@ _LENGTH = struct.Struct("<I")
 
 
 def datatype(dtype: str) -> str | None:
-    """KServe's name for one of TensorFlow's dtypes; None where it has none."""
+    """KServe's name for a TensorFlow dtype, or None."""
     return _NAMES.get(dtype)
 
 
 def outlines(tensors: Sequence[pb.ModelInferRequest.InferInputTensor]) -> dict[str, TensorHeader]:
-    """What inputs say of themselves. Raises InputError where one can be no array."""
+    """The headers of inputs: name, dtype, shape. Raises InputError for one that cannot be an array."""
     headers: dict[str, TensorHeader] = {}
     for tensor in tensors:
         what = f"input {tensor.name!r}"
@@ -73,7 +70,7 @@ def outlines(tensors: Sequence[pb.ModelInferRequest.InferInputTensor]) -> dict[s
         dtype = _DTYPES.get(tensor.datatype)
         if dtype is None:
             raise InputError(f"{what}, datatype", expected=f"one of {', '.join(_DTYPES)}", found=repr(tensor.datatype))
-        check_rank(len(tensor.shape), what)  # before a stranger's millions are looked at
+        check_rank(len(tensor.shape), what)  # first: there may be millions of dimensions
         shape = tuple(tensor.shape)
         check_shape(shape, what, dtype.itemsize)
         headers[tensor.name] = TensorHeader(what, dtype, shape)
@@ -81,7 +78,7 @@ def outlines(tensors: Sequence[pb.ModelInferRequest.InferInputTensor]) -> dict[s
 
 
 def arrays(request: pb.ModelInferRequest, heads: Mapping[str, TensorHeader]) -> dict[str, Array]:
-    """What inputs hold whose outlines were found to fit. Raises InputError where it is not what they say."""
+    """The arrays of inputs whose headers were checked. Raises InputError for contents that differ from them."""
     raw = request.raw_input_contents
     typed = [tensor.name for tensor in request.inputs if tensor.HasField("contents")]
     if raw and typed:
@@ -101,7 +98,7 @@ def of_raw(head: TensorHeader, content: bytes) -> Array:
 
 
 def _strings(head: TensorHeader, content: bytes) -> Array:
-    """Each with its length in four bytes before it."""
+    """Strings, each behind its length in four bytes."""
     if head.count * _LENGTH.size > len(content):
         expected = f"{head.count} strings, each after its length in 4 bytes"
         raise InputError(str(head), expected=expected, found=f"{len(content)} bytes of raw_input_contents")
@@ -137,10 +134,7 @@ def _of_contents(head: TensorHeader, tensor: pb.ModelInferRequest.InferInputTens
 
 
 def fill(response: pb.ModelInferResponse, outputs: Mapping[str, Array], *, raw: bool) -> None:
-    """Put outputs into a response in their order: all of them raw, or in the fields of their datatypes.
-
-    Where one of them has no such field, all are raw.
-    """
+    """Add outputs to a response: all raw, or all in the typed fields; all raw if one has no typed field."""
     names = {name: datatype_of(array) for name, array in outputs.items()}
     raw = raw or any(name not in _FIELDS for name in names.values())
     for name, array in outputs.items():
@@ -152,19 +146,19 @@ def fill(response: pb.ModelInferResponse, outputs: Mapping[str, Array], *, raw: 
 
 
 def datatype_of(array: Array) -> str:
-    """KServe's name for what it holds, which has one."""
+    """KServe's name for the dtype of an array, which has one."""
     return _NAMES[dtypes.name(dtypes.from_numpy(array.dtype) or 0)]
 
 
 def to_raw(array: Array) -> bytes:
-    """Its bytes; strings each after its length in four bytes."""
+    """The bytes of an array; strings each behind its length in four bytes."""
     if array.dtype != object:
         return array.tobytes()
     return b"".join(part for string in array.flat for part in (_LENGTH.pack(len(string)), string))
 
 
 def described(specs: Mapping[str, TensorSpec]) -> list[pb.ModelMetadataResponse.TensorMetadata]:
-    """What a model takes or gives. A dtype that KServe has no name for goes by TensorFlow's."""
+    """Inputs or outputs of a model. A dtype that KServe lacks has TensorFlow's name."""
     of = pb.ModelMetadataResponse.TensorMetadata
     return [
         of(

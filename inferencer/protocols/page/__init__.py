@@ -1,1 +1,1 @@
-"""The operator's page, and the API that it is made of: what a server's models do, live, and what is done to them."""
+"""The operator's page and its API: the state of a server's models, and actions on them."""

@@ -1,4 +1,4 @@
-"""What to do about a version in quarantine, by its reason. docs/troubleshooting.md says the same. Pure."""
+"""What to do about a version in quarantine, by the reason. docs/troubleshooting.md has the same texts."""
 
 from __future__ import annotations
 

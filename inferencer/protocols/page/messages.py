@@ -1,4 +1,4 @@
-"""The program's values as the JSON of /api. docs/reference.md names each field."""
+"""The program's values as the JSON of /api, whose fields are in docs/reference.md."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from .advice import advice
 
 _EXACT = (1 << 53) - 1  # the largest whole number that JavaScript holds
 _TEXT = 4000  # characters of a reason
-_NAME = 200  # and of the name of a metric
-_METRICS = 16  # that are told of a version
-_IN_STORE = 50  # versions there that are told, the newest
-_QUARANTINED = 20  # versions in quarantine that are told, the newest
+_NAME = 200  # characters of a metric's name
+_METRICS = 16  # of a version
+_IN_STORE = 50  # the newest versions
+_QUARANTINED = 20  # the newest versions
 
 
 def text(value: Any) -> bytes:
-    """What no number can break: JSON has no NaN."""
+    """Compact JSON. Raises ValueError for NaN, which JSON lacks."""
     return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
 
 
@@ -30,7 +30,7 @@ def short(words: str) -> str:
 
 
 def number(value: int) -> int | str:
-    """A version's, as text where a browser would round it."""
+    """A version's number, as text if a browser would round it."""
     return value if abs(value) <= _EXACT else str(value)
 
 
@@ -39,7 +39,7 @@ def maybe_number(value: int | None) -> int | str | None:
 
 
 def of_metrics(metrics: Mapping[str, float]) -> dict[str, float | None]:
-    """None for what is not finite, which JSON has no word for."""
+    """Metrics of a version; None for values that are not finite."""
     some = list(metrics.items())[:_METRICS]
     return {name[:_NAME]: value if math.isfinite(value) else None for name, value in some}
 
@@ -58,7 +58,7 @@ def of_version(version: Version | None) -> dict[str, Any] | None:
 
 
 def of_status(status: Status) -> dict[str, Any]:
-    """Of one model: what serves and what is published, and all that is wrong with it."""
+    """The status of one model."""
     progress, back = status.restoring_progress, status.back
     return {
         "model": status.model,

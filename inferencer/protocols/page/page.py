@@ -70,7 +70,7 @@ class File:
 
 
 def files() -> dict[str, File]:
-    """By the path that a browser asks for."""
+    """The files by the paths of their URLs."""
     found = {f"/page/{path.name}": File.read(path) for path in sorted(_FILES.iterdir()) if path.suffix in _KINDS}
     return {"/": found.pop("/page/index.html"), **found}
 
@@ -177,7 +177,7 @@ def _object(body: bytes) -> dict[str, Any]:
     """Raises InputError."""
     if len(body) > _MOST_BYTES:
         raise InputError("body", expected=f"at most {_MOST_BYTES} bytes", found="more")
-    with suppress(ValueError, RecursionError):  # the second for lists in lists
+    with suppress(ValueError, RecursionError):
         fields = json.loads(body or b"{}")
         if isinstance(fields, dict):
             return fields
@@ -191,7 +191,7 @@ def _arguments(action: Action, body: dict[str, Any]) -> tuple[int | None, str]:
         raise InputError("version", expected="the number of a version", found="none")
     if (
         isinstance(number, str) and len(number) <= 20 and number.isdecimal() and number.isascii()
-    ):  # as /api tells one that JavaScript rounds
+    ):  # the form in which /api gives numbers that JavaScript rounds
         number = int(number)
     if number is not None and (type(number) is not int or not 0 <= number < 1 << 63):
         raise InputError("version", expected="the number of a version", found=repr(number)[:100])

@@ -1,4 +1,4 @@
-"""paramsync.v1.Sync: what the operator sees and asks for, translated."""
+"""The gRPC service paramsync.v1.Sync, for operators."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ...serving.worker_status import Replaced, WorkerStatus
 from .messages import of_event, of_load, of_progress, of_replaced, of_status, of_worker
 from .trainer_client import TrainerCalls
 
-_MARGIN = 0.1  # seconds before the caller's deadline in which to say why it will not be met
+_MARGIN = 0.1  # seconds before a caller's deadline at which it gets the reason for missing it
 
 
 async def _nobody() -> None:
@@ -28,7 +28,7 @@ async def _nobody() -> None:
 
 
 class SyncService:
-    """Lives on one event loop, and never blocks it: followers answer through futures."""
+    """Lives on one event loop, which it never blocks: followers answer through futures."""
 
     def __init__(
         self,
@@ -41,10 +41,9 @@ class SyncService:
         *,
         trainers: TrainerCalls | None = None,
     ) -> None:
-        """An answer comes once all are `told` what followers report, who are asked elsewhere too.
+        """`told` returns once all workers know what followers report: an answer comes after that.
 
-        `replace` has another process take the place of a worker, and blocks meanwhile; `trainers` is how those are
-        called that are asked to publish.
+        `replace` replaces the process of a worker, and blocks meanwhile; `trainers` calls trainers.
         """
         self._models = models
         self._draining = draining
@@ -100,7 +99,7 @@ class SyncService:
     async def Watch(self, request: pb.WatchRequest, context: Any) -> AsyncIterator[pb.Event]:
         others = self._models.changed
         with Feed(self._models.followers(request.model)) as feed:
-            await context.send_initial_metadata(())  # from here on the caller is told everything
+            await context.send_initial_metadata(())  # from here on the caller misses no event
             ended = asyncio.ensure_future(self._draining.wait())
             changed = asyncio.ensure_future(others.wait())
             news = asyncio.ensure_future(feed.next())
@@ -162,7 +161,7 @@ class SyncService:
         trainer: str | None = getattr(self._models.find(model).settings, "trainer", None)
         if trainer is None:
             raise SyncError(
-                f"nobody is known who could publish for model {model!r}: start the inferencer with --trainer HOST:PORT"
+                f"no trainer is configured for model {model!r}: start the inferencer with --trainer HOST:PORT"
             )
         return trainer
 
@@ -182,16 +181,16 @@ def _restoring(events: list[Event]) -> list[pb.SyncProgress]:
 
 
 def seconds_to_wait(left: float | None) -> float | None:
-    """Of the seconds left to a caller, so that it can be said what was waited for; None without a deadline."""
+    """How long to wait, of the seconds left to a caller, to still send a reason; None without a deadline."""
     return None if left is None else max(0.0, left - min(_MARGIN, left / 5))
 
 
 async def wait(follower: Follower, action: Action, context: Any, number: int | None = None, label: str = "") -> Status:
-    """What the follower answers, or just before the caller's deadline why it has not. Raises as Follower.sync does."""
+    """The follower's answer. Raises as Follower.sync does; TimeoutError, with a reason, just before the deadline."""
     left: float | None = context.time_remaining()
     answer = asyncio.wrap_future(follower.ask(action, number, label))
     try:
         return await asyncio.wait_for(answer, seconds_to_wait(left))
     except asyncio.TimeoutError:
-        late = await asyncio.to_thread(follower.late, number, left)  # which may ask another process
+        late = await asyncio.to_thread(follower.late, number, left)  # it may ask another process
         raise TimeoutError(late) from None

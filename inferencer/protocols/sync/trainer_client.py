@@ -20,12 +20,12 @@ from paramsync.v1 import sync_pb2 as pb
 from ...serving.call_with_timeout import aside
 
 _PUBLISHER = "/paramsync.v1.Publisher/"
-_SECONDS = 30.0  # for a caller who has no deadline
+_SECONDS = 30.0  # for a caller without a deadline
 _OPTIONS = (("grpc.enable_http_proxy", 0),)
 
 
 class TrainerCalls:
-    """How trainers are called: with a token or none, by TLS or not. Lives on one event loop."""
+    """Calls trainers, with a token and TLS if configured. Lives on one event loop."""
 
     def __init__(self, tokens: Tokens | None = None, tls: ClientTls | None = None) -> None:
         self._tokens = tokens
@@ -52,9 +52,9 @@ async def publish(
     store: Path,
     seconds: float | None,
 ) -> int:
-    """The number of the version that the trainer at this address publishes now into the model's store.
+    """Have the trainer at this address publish now, and return the version's number. `shown` are headers of the calls.
 
-    One that publishes into another store is not asked to. It is `shown` these headers. Raises SyncError, TimeoutError.
+    Raises SyncError, also for a trainer that publishes into another store, and TimeoutError.
     """
     deadline = time.monotonic() + (_SECONDS if seconds is None else seconds)
 
@@ -79,12 +79,12 @@ async def publish(
 
 
 def follows(store: Path, trainer: pb.PublisherStatus) -> bool:
-    """Whether what this trainer publishes comes into the store, whatever path that has there: it is the one, or a copy.
+    """Whether the store is the trainer's, under this or another path, or a copy of it.
 
-    Who had the publisher's lock last is the same in both. A copy may be older than that, or without it: then it has the
-    version that was published last, or has no lock, and versions with the same graph.
+    The last owner of the publisher's lock is the same in both. A copy may be older, or lack the lock: then it has the
+    version that was published last, or versions with the same graph.
     """
-    if not trainer.publisher or lock_owner(store) == trainer.publisher:  # the former: of an earlier release
+    if not trainer.publisher or lock_owner(store) == trainer.publisher:  # earlier releases do not name the publisher
         return True
     newest = trainer.published
     try:

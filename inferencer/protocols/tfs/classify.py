@@ -22,7 +22,7 @@ from ...serving.served import Models
 from ...serving.specs import answered, check_count, latest, named, taken
 
 INPUTS, CLASSES, SCORES, OUTPUTS = "inputs", "classes", "scores", "outputs"
-"""What such signatures call their tensors."""
+"""Names of the tensors of classify and regress signatures."""
 
 
 class OneTask:
@@ -49,7 +49,7 @@ class OneTask:
 
 
 class MultiInference:
-    """Several signatures of one version, asked with the same examples. Any thread may call it."""
+    """Several signatures of one version on the same examples. Any thread may call it."""
 
     protocol = "tfs"
 
@@ -85,7 +85,7 @@ class MultiInference:
 
 
 def examples(request: input_pb2.Input) -> np.ndarray[Any, Any]:
-    """The examples, serialised as graphs parse them: one after its context is both in one. Raises InputError."""
+    """The serialised examples; each behind the context, which a parser merges into it. Raises InputError."""
     if request.WhichOneof("kind") == "example_list_with_context":
         listed = request.example_list_with_context.examples
         context = request.example_list_with_context.context.SerializeToString()
@@ -103,12 +103,12 @@ def examples(request: input_pb2.Input) -> np.ndarray[Any, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What Classify and Regress each ask of a signature: its tensors decide, not its method name."""
+    """Classify or Regress: which signatures it takes, by their tensors and not their method names."""
 
     method: str
     field: str
     expected: str
-    outputs: Callable[[Signature], tuple[str, ...]]  # to ask for; none where the signature is of another kind
+    outputs: Callable[[Signature], tuple[str, ...]]  # the outputs to ask for; none for another kind of signature
     result: Callable[[Question, Answer], Any]
     response: type[Message]
 
@@ -120,10 +120,10 @@ def question_of(
     serialised: np.ndarray[Any, Any],
     latest: Callable[[], Resident] | None = None,
 ) -> Question:
-    """What serialised examples ask of a signature. Raises InputError."""
+    """The question that serialised examples ask of a signature. Raises InputError."""
     name = spec.signature_name or DEFAULT_SIGNATURE
     signature = resident.graph.signatures.get(name)
-    if signature is None:  # INVALID_ARGUMENT here, unlike for Predict, as in TensorFlow Serving
+    if signature is None:  # INVALID_ARGUMENT, as in TensorFlow Serving, unlike for Predict
         there = ", ".join(resident.graph.signatures)
         raise InputError("signature", expected=f"one of {there}", found=repr(name))
     outputs = kind.outputs(signature)
@@ -148,7 +148,7 @@ def _regress_outputs(signature: Signature) -> tuple[str, ...]:
 
 
 def check_classified(question: Question, answer: Answer) -> None:
-    """Raise InputError for what are no classes and scores of examples."""
+    """Raise InputError unless the outputs are classes and scores of each example."""
     count = len(question.inputs[INPUTS])
     for name, array in answer.items():
         _check(name, array, "string" if name == CLASSES else "float32", array.ndim == 2 and len(array) == count, count)
@@ -157,7 +157,7 @@ def check_classified(question: Question, answer: Answer) -> None:
 
 
 def check_regressed(question: Question, answer: Answer) -> None:
-    """Raise InputError for what is no value of each example."""
+    """Raise InputError unless the output has one value for each example."""
     count, array = len(question.inputs[INPUTS]), answer[OUTPUTS]
     _check(OUTPUTS, array, "float32", array.shape in ((count,), (count, 1)), f"{count}] or [{count}, 1")
 
@@ -174,7 +174,7 @@ def _classified(question: Question, answer: Answer) -> classification_pb2.Classi
 
 
 def classes_and_scores(answer: Answer) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Both of each example; what the signature lacks is empty, or 0."""
+    """Classes and scores of each example; an output that the signature lacks is empty, or 0."""
     shape = next(iter(answer.values())).shape
     labels = answer[CLASSES] if CLASSES in answer else np.full(shape, b"", object)
     return labels, answer[SCORES] if SCORES in answer else np.zeros(shape, np.float32)
@@ -225,7 +225,7 @@ def _kind(method: str) -> Kind:
 
 
 def _check_tasks(specs: Sequence[model_pb2.ModelSpec]) -> None:
-    """All of one version, and each signature once."""
+    """Raise InputError unless all tasks name one version, and each signature once."""
     first = specs[0]
     for spec in specs:
         if named(spec) != first.name:

@@ -1,4 +1,4 @@
-"""TensorFlow Serving's files, which are protocol buffers as text, and its file of models, which is followed."""
+"""TensorFlow Serving's files, protocol buffers as text; and its file of models, whose changes are applied."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from ...settings import readers
 _log = logging.getLogger("paramsync.inferencer")
 _OPTION = "--model_config_file"
 _LIMIT = 4 << 20  # bytes; a larger one is another file
-_UNTIL_FIRST = 1.0  # seconds between two trials of a file that was never applied: a base path may be mounted later
+_UNTIL_FIRST = 1.0  # seconds between two tries until the first success: a base path may be mounted later
 
 Apply = Callable[..., Coroutine[Any, Any, None]]
 M = TypeVar("M", bound=Message)
 
 
 def read(path: Path, kind: type[M], option: str) -> M:
-    """All that a file says. Raises SettingsError, which begins with the option that named it."""
+    """Parse a file. Raises SettingsError, which begins with the file's option."""
     content = readers.content(option, path, _LIMIT)
     name = f"tensorflow.serving.{kind.DESCRIPTOR.name}"
     try:
@@ -37,10 +37,10 @@ def read(path: Path, kind: type[M], option: str) -> M:
 
 
 class ConfigFile:
-    """A file of models: applied at the start, and whenever something else stands in it. Lives on one event loop."""
+    """A file of models, applied at the start and after each change. Lives on one event loop."""
 
     def __init__(self, path: Path, apply: Apply) -> None:
-        """`apply` takes a ModelServerConfig and `seconds`, and raises where nothing of it came about."""
+        """`apply` takes a ModelServerConfig and `seconds`; if it raises, nothing has changed."""
         self._path = path
         self._apply = apply
         self._applied: model_server_config_pb2.ModelServerConfig | None = None
@@ -49,9 +49,9 @@ class ConfigFile:
         self._complaint = ""
 
     async def run_once(self, now: float) -> None:
-        """What stands in the file is so then, or it is logged, once, why not; what was so before goes on.
+        """Apply the file if it changed. A failure is logged once, and the models stay as they are.
 
-        What could not be applied is tried again, less and less often: each time versions are brought into memory.
+        A failed configuration is tried again with a back-off, as each try may bring versions into memory.
         """
         config = None
         try:
@@ -70,11 +70,11 @@ class ConfigFile:
             self._back_off.failed(now)
             return
         if self._applied is not None:
-            _log.info("%s %s: what it says now is so", _OPTION, self._path)
+            _log.info("%s %s: the change is applied", _OPTION, self._path)
         self._applied, self._complaint = config, ""
 
     async def follow(self, seconds: float | None) -> None:
-        """Look again and again, until cancelled. Without `seconds` until it was applied once."""
+        """Look every so many seconds, until cancelled; without `seconds` until the file was applied once."""
         while seconds is not None or self._applied is None:
             await asyncio.sleep(_UNTIL_FIRST if seconds is None else seconds)
             await self.run_once(asyncio.get_running_loop().time())

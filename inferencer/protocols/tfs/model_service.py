@@ -1,4 +1,4 @@
-"""tensorflow.serving.ModelService: in which state each version of a model is, and which models there are."""
+"""The gRPC service tensorflow.serving.ModelService: states of versions, and configurations of models."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class ModelService:
 def states(
     models: Models, request: get_model_status_pb2.GetModelStatusRequest
 ) -> get_model_status_pb2.GetModelStatusResponse:
-    """Raises what `courses` raises, and UnknownModelError."""
+    """The states of versions. Raises as `courses` does, and UnknownModelError."""
     status = models.find(named(request.model_spec)).status()
     return get_model_status_pb2.GetModelStatusResponse(
         model_version_status=[_state(course) for course in courses(status, request.model_spec)]
@@ -58,9 +58,9 @@ def states(
 
 
 def courses(status: Status, spec: model_pb2.ModelSpec) -> list[Course]:
-    """Of the version that is asked for, or of all: the highest first.
+    """The course of the version that is asked for, or of all, the highest first.
 
-    Raises NotServingError where there is nothing to tell yet, UnknownVersionError, UnknownLabelError.
+    Raises NotServingError before there is a version, UnknownVersionError, UnknownLabelError.
     """
     by_number = {course.number: course for course in status.courses()}
     if not by_number:
@@ -71,7 +71,7 @@ def courses(status: Status, spec: model_pb2.ModelSpec) -> list[Course]:
     if choice == "version_label" and spec.version_label not in status.labels:
         raise UnknownLabelError(status.model, spec.version_label, status.labels)
     number = status.labels[spec.version_label] if choice == "version_label" else spec.version.value
-    if choice == "version" and number == 0 not in by_number:  # some clients say so when they name none
+    if choice == "version" and number == 0 not in by_number:  # some clients send 0 for any version
         return list(by_number.values())
     if number not in by_number:
         raise UnknownVersionError(f"model {status.model!r}", number, by_number)
@@ -80,7 +80,7 @@ def courses(status: Status, spec: model_pb2.ModelSpec) -> list[Course]:
 
 def _state(course: Course) -> get_model_status_pb2.ModelVersionStatus:
     message = _Message(version=course.number, state=_STATES[course.stage])
-    message.status.SetInParent()  # OK, where nothing is said
+    message.status.SetInParent()  # OK
     if course.reason:
         message.status.error_code = grpc.StatusCode.FAILED_PRECONDITION.value[0]
         message.status.error_message = course.reason

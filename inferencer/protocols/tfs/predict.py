@@ -1,4 +1,4 @@
-"""tensorflow.serving.PredictionService: predictions and what a model expects, translated."""
+"""The gRPC service tensorflow.serving.PredictionService: predictions, and the signatures of models."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from .classify import CLASSIFY, REGRESS, MultiInference, OneTask
 
 FIELD = "signature_def"
 _PREDICT = "tensorflow/serving/predict"
-_TENSORFLOW = {"float32": "float", "float64": "double", "float16": "half"}  # where numpy's word is another one
+_TENSORFLOW = {"float32": "float", "float64": "double", "float16": "half"}  # names that differ from numpy's
 
 
 class PredictionService:
-    """Lives on one event loop; what predicts is called from threads too."""
+    """Lives on one event loop; predictions are read and written on threads too."""
 
     def __init__(self, models: Models) -> None:
         self._models = models
@@ -84,7 +84,7 @@ class Predict:
 
 
 def _plain(request: predict_pb2.PredictRequest, signature: Signature | None) -> dict[str, np.ndarray[Any, Any]] | None:
-    """The inputs, where all fit the signature and none has to be looked at more closely."""
+    """The inputs, if all fit the signature and are in the simple forms of `tensor_proto.plain`; else None."""
     if signature is None or len(request.inputs) != len(signature.inputs):
         return None
     inputs = {}
@@ -97,16 +97,16 @@ def _plain(request: predict_pb2.PredictRequest, signature: Signature | None) -> 
     return inputs
 
 
-_PACKED: Mapping[int, tuple[int, np.dtype[Any]]] = {  # by dtype: a field of TensorProto, and its values on the wire
+_PACKED: Mapping[int, tuple[int, np.dtype[Any]]] = {  # by dtype: a field of TensorProto, and the dtype on the wire
     1: (5, np.dtype("<f4")),
     2: (6, np.dtype("<f8")),
 }
 
 
 def encoded(array: npt.NDArray[Any]) -> tuple[bytes, bytes]:
-    """An output as a TensorProto on the wire, cut in two where its values begin, which are copied once.
+    """An output as a TensorProto on the wire, in two parts: the head, and the values, which are copied once.
 
-    They are in the typed fields that clients of TensorFlow Serving are used to.
+    Values are in the typed fields, as in TensorFlow Serving.
     """
     number = dtypes.from_numpy(array.dtype)
     assert number is not None  # TensorFlow made it
@@ -127,7 +127,7 @@ def encoded(array: npt.NDArray[Any]) -> tuple[bytes, bytes]:
 
 @lru_cache(1024)
 def _head(number: int, shape: tuple[int, ...]) -> bytes:
-    """Dtype and shape as they are on the wire."""
+    """Dtype and shape on the wire."""
     proto = tensor_pb2.TensorProto(dtype=number)
     proto.tensor_shape.SetInParent()  # a scalar has a shape too
     for size in shape:
@@ -138,26 +138,26 @@ def _head(number: int, shape: tuple[int, ...]) -> bytes:
 
 @lru_cache(1024)
 def _entry(name: str, head: bytes, size: int) -> bytes:
-    """An output in a PredictResponse up to the values, which take so many bytes."""
+    """An output in a PredictResponse up to its values, which take `size` bytes."""
     entry = packed(1, name.encode()) + opening(2, len(head) + size) + head
     return opening(1, len(entry) + size) + entry
 
 
 @lru_cache(1024)
 def _spec(model: str, signature: str, version: int) -> bytes:
-    """The rest of a PredictResponse: what answered."""
+    """The rest of a PredictResponse: model, version and signature."""
     response = predict_pb2.PredictResponse(model_spec=answered(model, version, signature))
     content: bytes = response.SerializeToString()
     return content
 
 
-# What a version expects and gives, by signature ----------------------------------------------------------------------
+# The signatures of a version ----------------------------------------------------------------------
 
 
 def metadata(
     models: Models, request: get_model_metadata_pb2.GetModelMetadataRequest
 ) -> get_model_metadata_pb2.GetModelMetadataResponse:
-    """Raises InputError, and what `taken` raises."""
+    """The signatures of a version. Raises InputError, and as `taken` does."""
     if set(request.metadata_field) != {FIELD}:
         raise InputError("metadata_field", expected=[FIELD], found=list(request.metadata_field))
     resident = taken(models, request.model_spec)

@@ -1,4 +1,4 @@
-"""HandleReloadConfigRequest: a configuration of TensorFlow Serving becomes the models served, their pins and labels."""
+"""HandleReloadConfigRequest: applies a configuration of TensorFlow Serving: models, pins and labels."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from ..sync.service import seconds_to_wait
 _PLATFORM = "tensorflow"
 _MOST_RESIDENT = 64
 _MOST_MODELS = 256  # each has a thread, and a watch on its store
-_MOST_REMEMBERED = 1024  # models whose choices are remembered, whether they are served still or not
+_MOST_REMEMBERED = 1024  # models whose choices are remembered, also after they are served no more
 
 
 @dataclass(frozen=True, slots=True)
 class ConfiguredChoices:
-    """The pin and labels that a configuration chose for a model. The next one takes back what it does not repeat."""
+    """The pin and labels that a configuration chose for a model; the next one undoes what it does not repeat."""
 
     pin: bool = False
     labels: Collection[str] = ()
@@ -49,11 +49,11 @@ class ReloadPlan:
 
 
 Apply: TypeAlias = "Callable[[Sequence[AnySettings], Mapping[str, Change]], Awaitable[None]]"
-"""Has these models served from now on, with these changes, and nothing else. See `Registry.apply`."""
+"""Serves these models from now on, with these changes, and no others. See `Registry.apply`."""
 
 
 class Configures(Protocol):
-    """Who applies configurations: a `Configuring`, or whoever asks one in another process."""
+    """A `Configuring`, or a proxy of one in another process."""
 
     async def apply(
         self,
@@ -65,10 +65,10 @@ class Configures(Protocol):
 
 
 class Configuring:
-    """One configuration at a time. Lives on one event loop."""
+    """Applies one configuration at a time. Lives on one event loop."""
 
     def __init__(self, models: Iterable[Served], apply: Apply, *, trust: tuple[Path, ...] = ()) -> None:
-        """Models that are added are served under these keys to `trust`, and those of the models that are there now."""
+        """New models are served under these keys to `trust`, and the keys of the models that are there now."""
         self._models = models
         self._apply_models = apply
         self._lock = asyncio.Lock()
@@ -83,11 +83,11 @@ class Configuring:
         seconds: float | None = None,
         roots: ReloadRoots | None = None,
     ) -> None:
-        """Returns once all of it is so: where it raises, nothing changed, unless the caller had no more `seconds`.
+        """Return once all of it is in effect. If this raises, nothing has changed, except for TimeoutError.
 
-        `roots` is where callers may have stores served; without it anywhere. What was begun is ended also when its
-        caller leaves. Raises RequestError for what is wrong with the configuration, NotAllowedError for stores
-        elsewhere, SyncError where a version that it needs cannot be used, TimeoutError, NotServingError.
+        Stores must be below `roots`, if given. A configuration is applied to its end even if its caller leaves. Raises
+        RequestError for a wrong configuration, NotAllowedError for stores elsewhere, SyncError if a version that it
+        needs cannot be used, TimeoutError after `seconds`, NotServingError.
         """
         task = asyncio.ensure_future(self._apply(config, roots))
         self._tasks.add(task)
@@ -100,7 +100,7 @@ class Configuring:
     def _over(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # nobody else asks for it where the caller left
+            task.exception()  # asyncio logs an exception that nobody asked for, as when the caller left
 
     async def _apply(self, config: model_server_config_pb2.ModelServerConfig, roots: ReloadRoots | None) -> None:
         async with self._lock:
@@ -129,10 +129,10 @@ def read(
     *,
     trust: tuple[Path, ...] = (),
 ) -> ReloadPlan:
-    """Translates a configuration, where `there` is served now and `choices` were made by the configurations before it.
+    """Translate a configuration: `there` is served now, `choices` were made by earlier configurations.
 
-    Other stores are served under the keys to `trust`, too: nobody's configuration is a way around them.
-    Looks at base paths. Raises RequestError.
+    New stores are served under the keys to `trust`, so that no configuration is a way around them. Looks at base
+    paths. Raises RequestError, NotAllowedError.
     """
     if config.WhichOneof("config") != "model_config_list":
         raise InputError("config", expected="a model_config_list", found=config.WhichOneof("config") or "none")
@@ -150,7 +150,7 @@ def read(
 
 
 def _trusted(models: Iterable[AnySettings]) -> tuple[Path, ...]:
-    """The files of keys that any of these is served under."""
+    """The key files under which these models are served."""
     return tuple(path for model in models if isinstance(model, ModelSettings) for path in model.trust)
 
 
@@ -186,7 +186,7 @@ def _check_path(where: str, path: str, roots: ReloadRoots | None) -> None:
     if not path.startswith("/") or "\0" in path:
         raise InputError(f"{where}, base_path", expected="an absolute path", found=repr(path))
     if roots is not None:
-        roots.check(f"{where}, base_path", Path(path))  # first: callers are not told what is elsewhere
+        roots.check(f"{where}, base_path", Path(path))  # first: callers must not learn what exists elsewhere
     try:
         is_there = Path(path).is_dir()
     except OSError:  # too long
@@ -196,7 +196,7 @@ def _check_path(where: str, path: str, roots: ReloadRoots | None) -> None:
 
 
 def _change(config: Any, before: ConfiguredChoices) -> Change:
-    """The pin and labels that it names, without those that only the one before it named."""
+    """The pin and labels that a configuration names, without those that only the one before it named."""
     where = f"config of model {config.name!r}, model_version_policy"
     labels = dict(config.version_labels)
     if len(labels) > MOST_LABELS:

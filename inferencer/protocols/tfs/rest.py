@@ -55,7 +55,7 @@ class Route:
     label: str = ""
 
     def spec(self, signature: str = "") -> model_pb2.ModelSpec:
-        """The same as gRPC says it."""
+        """The route as a ModelSpec of gRPC."""
         spec = model_pb2.ModelSpec(name=self.model, signature_name=signature)
         if self.label:
             spec.version_label = self.label
@@ -65,7 +65,7 @@ class Route:
 
 
 def route(method: str, path: str) -> Route:
-    """The path as it came, without its query. Raises RequestError for what begins with /v1/ and means nothing."""
+    """Parse a path without its query. Raises RequestError for an unknown path."""
     match = {"POST": _CALL, "GET": _LOOK}.get(method, _LOOK).fullmatch(path)
     if match is None or method not in ("GET", "POST"):
         expected = (
@@ -107,12 +107,12 @@ _ROWS, _COLUMNS = "instances", "inputs"
 
 
 class RestPrediction:
-    """One request: read, asked and written by these three, which any thread may call."""
+    """One request. Any thread may call its methods."""
 
     protocol = "rest"
 
     def __init__(self, models: Models, route: Route, *, named: bool) -> None:
-        """`named` has the answer say what answered."""
+        """With `named`, the answer names model, version and signature."""
         self.model = route.model
         self.route = f"/v1/models/{{model}}:{route.call}"
         self._models = models
@@ -126,7 +126,7 @@ class RestPrediction:
         return self._models.find(self.model).take(self._route.version, self._route.label)
 
     def bytes_to_read(self, content: bytes) -> int:
-        """How much `read` takes at most, beside the content."""
+        """How many bytes `read` takes at most, beside the content."""
         return parsed_bytes(content)
 
     def read(self, resident: Resident, content: bytes) -> Question:
@@ -147,7 +147,7 @@ class RestPrediction:
         return question
 
     def write(self, question: Question, answer: Answer) -> tuple[bytes, Mapping[str, str]]:
-        """The body and its headers. Raises InputError for what JSON cannot say, and for what is no result."""
+        """The body and its headers. Raises InputError for values that JSON lacks, or that are no results."""
         key, check, values = _FORMS[self._form]
         if check is not None:
             check(question, answer)
@@ -219,7 +219,7 @@ def _examples(body: Body) -> input_pb2.Input:
 def _example(what: str, value: Any, example: example_pb2.Example) -> None:
     if not isinstance(value, dict):
         raise InputError(what, expected="an object of features", found=kind(value))
-    check_count(f"{what}, features", value)  # an example is written in one step, during which nobody else has the GIL
+    check_count(f"{what}, features", value)  # an example is written in one step, which holds the GIL
     example.features.SetInParent()
     for name, values in value.items():
         some = values if isinstance(values, list) else [values]
@@ -234,7 +234,7 @@ def _entry(example: example_pb2.Example, name: str) -> feature_pb2.Feature:
 
 
 def _feature(what: str, values: list[Any], feature: feature_pb2.Feature) -> None:
-    """Of the kind that its values have; whole numbers among others are taken for such."""
+    """Fill a feature of the kind of its values; integers among floats are floats."""
     kinds = {_KINDS.get(type(value)) for value in values}
     if kinds == {"int64", "float"}:
         kinds = {"float"}
@@ -259,7 +259,7 @@ _KINDS = {bool: "int64", int: "int64", float: "float", str: "bytes", dict: "byte
 
 
 def _columns(answer: Answer) -> Iterator[bytes]:
-    """A bare value where there is one output, else an object. Raises InputError for a dtype that JSON lacks."""
+    """The only output's value, or an object of outputs. Raises InputError for a dtype that JSON lacks."""
     if len(answer) == 1:
         yield from nested(*next(iter(answer.items())))
         return
@@ -270,7 +270,7 @@ def _columns(answer: Answer) -> Iterator[bytes]:
 
 
 def _rows(answer: Answer) -> Iterator[bytes]:
-    """For each row a bare value where there is one output, else an object. Raises InputError, also without rows."""
+    """For each row the only output's value, or an object of outputs. Raises InputError, also if there are no rows."""
     counts = {array.shape[0] if array.ndim else None for array in answer.values()}
     if len(counts) > 1 or None in counts:
         shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in answer.items())
@@ -288,7 +288,7 @@ def _rows(answer: Answer) -> Iterator[bytes]:
 
 
 def _results(answer: Answer) -> Iterator[bytes]:
-    """Of classify, pairs of class and score for each example; of regress, a value for each."""
+    """For each example pairs of class and score (classify), or a value (regress)."""
     if OUTPUTS in answer:
         yield from nested(OUTPUTS, answer[OUTPUTS].reshape(-1))
         return
